@@ -81,8 +81,8 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'rankxform' has no attribute {name!r}")
     from importlib import import_module
 
-    found = globals()[name] = getattr(import_module(f"rankxform.{module}"), name)
-    return found
+    exported = globals()[name] = getattr(import_module(f"rankxform.{module}"), name)
+    return exported
 
 
 __all__ = [

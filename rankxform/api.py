@@ -72,7 +72,7 @@ def _with_options(names: Callable[[], frozenset[str]]) -> Callable[[F], F]:
 
 
 def _all() -> frozenset[str]:
-    return frozenset(one.name for one in option_table()) | {"files"}
+    return frozenset(option.name for option in option_table()) | {"files"}
 
 
 def _loading() -> frozenset[str]:
@@ -137,16 +137,16 @@ def load(
             request = _request(src, None, src_strategy, dst_strategy, options, _loading())
             return request, _own_rank(rank, request, processes)
 
-        request, own = processes.agree(ask)
-        return loading.load(request, processes, own, lambda total: begin("load", total))
+        request, dst_rank = processes.agree(ask)
+        return loading.load(request, processes, dst_rank, lambda total: begin("load", total))
 
     return _collective(comm, progress, run)
 
 
 def _own_rank(rank: int | None, request: Request, processes: Team) -> int:
     if rank is None:
-        whole = strategies.is_none(request.dst_strategy) and not request.derives
-        return 0 if whole else loading.own_rank(processes, os.environ)
+        is_unsharded = strategies.is_none(request.dst_strategy) and not request.derives
+        return 0 if is_unsharded else loading.own_rank(processes, os.environ)
     return _number("rank", rank)
 
 
@@ -258,8 +258,10 @@ def derive(
 
     unknown = sorted(set(options).difference(DeriveOptions.__annotations__))
     if unknown:
-        meant = nearest(unknown[0], DeriveOptions.__annotations__)
-        raise UsageError(f"unknown option {unknown[0]!r}{meant or '; see help(rankxform.derive)'}")
+        suggestion = nearest(unknown[0], DeriveOptions.__annotations__)
+        raise UsageError(
+            f"unknown option {unknown[0]!r}{suggestion or '; see help(rankxform.derive)'}"
+        )
     texts = {
         "dst_parallel": dst if isinstance(dst, str) else str(dst),
         "src_parallel": src if isinstance(src, str) else None,
@@ -267,12 +269,12 @@ def derive(
     }
     pairs = list(rules.items()) if isinstance(rules, Mapping) else rules
     with storage_errors():
-        given = derive_request(_request("", None, None, None, {**options, **texts}, _all()))
-        assert given is not None
-        sizes = (one if isinstance(one, Parallel) else None for one in (src, dst))
+        request = derive_request(_request("", None, None, None, {**options, **texts}, _all()))
+        assert request is not None
+        sizes = (parallel if isinstance(parallel, Parallel) else None for parallel in (src, dst))
         strategy = strategies.load(_strategy("source", source))
         where = None if shapes is None else _path("shapes", shapes)
-        derived = derive_strategy(stated(given, tuple(sizes), pairs), strategy, where)
+        derived = derive_strategy(stated(request, tuple(sizes), pairs), strategy, where)
         if output is not None:
             target = Path(output).absolute()
             derived = replace(derived, strategy=replace(derived.strategy, label=str(target)))
@@ -313,10 +315,12 @@ def check(
     """
     from rankxform.keywords import SourceOptions
 
-    known = frozenset(SourceOptions.__annotations__)
+    option_names = frozenset(SourceOptions.__annotations__)
 
     def run(processes: Team, begin: Begin) -> Check:
-        request = processes.agree(lambda: _request(src, None, src_strategy, "none", options, known))
+        request = processes.agree(
+            lambda: _request(src, None, src_strategy, "none", options, option_names)
+        )
         return checking.check(request, full, processes, lambda total: begin("check", total))
 
     return _collective(comm, progress, run)
@@ -337,10 +341,12 @@ def contents(
     """
     from rankxform.keywords import SourceOptions
 
-    known = frozenset(SourceOptions.__annotations__)
+    option_names = frozenset(SourceOptions.__annotations__)
 
     def run(processes: Team, begin: Begin) -> Contents:
-        request = processes.agree(lambda: _request(src, None, src_strategy, "none", options, known))
+        request = processes.agree(
+            lambda: _request(src, None, src_strategy, "none", options, option_names)
+        )
         return containing.contents(request, processes)
 
     return _collective(comm, progress, run)
@@ -351,13 +357,13 @@ def _collective(comm: Any, progress: Progress, run: Callable[[Team, Begin], T]) 
     processes = team(comm)
     try:
         with progress_shower(progress, processes) as begin:
-            found = run(processes, begin)
-        _warn(getattr(found, "warnings", ()), processes)
+            outcome = run(processes, begin)
+        _warn(getattr(outcome, "warnings", ()), processes)
     except (RankxformError, RankxformWarning):  # raised on every process
         processes.free()
         raise
     processes.free()
-    return found
+    return outcome
 
 
 def _warn(texts: Iterable[str], processes: Team) -> None:
@@ -394,34 +400,36 @@ def _request(
     src_strategy: PathLike | Strategy | None,
     dst_strategy: PathLike | Strategy | None,
     options: Mapping[str, Any],
-    known: frozenset[str],
+    option_names: frozenset[str],
 ) -> Request:
-    unknown = sorted(set(options).difference(known))
+    unknown = sorted(set(options).difference(option_names))
     if unknown:
-        meant = nearest(unknown[0], {*known, *_GIVEN} - {unknown[0]})
-        raise UsageError(f"unknown option {unknown[0]!r}{meant or _SEE}")
-    given = dict(options)
-    for one in option_table():
-        kind = facts_of(one).kind
-        if one.name not in given:
+        suggestion = nearest(unknown[0], {*option_names, *_GIVEN} - {unknown[0]})
+        raise UsageError(f"unknown option {unknown[0]!r}{suggestion or _SEE}")
+    option_values = dict(options)
+    for option in option_table():
+        kind = facts_of(option).kind
+        if option.name not in option_values:
             continue
-        if not kind.several:
-            given[one.name] = _as_typed(one.name, kind, given[one.name])
+        if not kind.is_tuple:
+            option_values[option.name] = _as_typed(option.name, kind, option_values[option.name])
         else:
-            values = _several(one.name, given[one.name])
+            values = _several(option.name, option_values[option.name])
             numbers = kind.item is int
-            given[one.name] = tuple(_number(one.name, v) if numbers else v for v in values)
-    files = given.get("files")
+            option_values[option.name] = tuple(
+                _number(option.name, v) if numbers else v for v in values
+            )
+    files = option_values.get("files")
     if files is not None:
         if not isinstance(files, Mapping) or not all(hasattr(n, "__index__") for n in files):
             raise UsageError(f"files is {files!r}; expected a mapping of ranks to paths")
-        given["files"] = {index(n): _path(f"files[{n}]", path) for n, path in files.items()}
+        option_values["files"] = {index(n): _path(f"files[{n}]", path) for n, path in files.items()}
     return Request(
         _path("src", src),
         None if dst is None else _path("dst", dst),
         src_strategy=_strategy("src_strategy", src_strategy),
         dst_strategy=_strategy("dst_strategy", dst_strategy),
-        **given,
+        **option_values,
     )
 
 
@@ -448,13 +456,13 @@ def _several(name: str, value: Any) -> tuple[Any, ...]:
 
 def _path(name: str, value: Any) -> str:
     try:
-        found = os.fspath(value)
+        path = os.fspath(value)
     except TypeError:
-        found = b""
-    if not isinstance(found, str) or (name == "dst" and not found):
+        path = b""
+    if not isinstance(path, str) or (name == "dst" and not path):
         raise UsageError(f"{name} is {value!r}; expected a path")
-    return found
+    return path
 
 
-def _strategy(name: str, given: Any) -> str | Strategy | None:
-    return given if given is None or isinstance(given, Strategy) else _path(name, given)
+def _strategy(name: str, strategy: Any) -> str | Strategy | None:
+    return strategy if strategy is None or isinstance(strategy, Strategy) else _path(name, strategy)

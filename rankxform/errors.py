@@ -45,11 +45,11 @@ def _shortened(text: str) -> str:
     >>> _shortened(f"x.json: 'w' is {[7] * 900}, no number").count("7")
     40
     """
-    kept, position = [], 0
+    fragments, position = [], 0
     for start, end in _lists(text):
-        kept += [text[position:start], _cut(text[start:end])]
+        fragments += [text[position:start], _cut(text[start:end])]
         position = end
-    return re.sub(_LONG, lambda match: _cut(match[0]), "".join([*kept, text[position:]]))
+    return re.sub(_LONG, lambda match: _cut(match[0]), "".join([*fragments, text[position:]]))
 
 
 def _cut(text: str) -> str:
@@ -223,9 +223,9 @@ def nearest(word: str, words: Iterable[str]) -> str:
     from difflib import get_close_matches
 
     candidates = list(words)
-    near = [other for other in candidates if word.strip("-") and other.startswith(word)][:1]
-    near = near or get_close_matches(word, candidates, 1, _LIKENESS)
-    return f"; did you mean {near[0]}?" if near else ""
+    matches = [c for c in candidates if word.strip("-") and c.startswith(word)][:1]
+    matches = matches or get_close_matches(word, candidates, 1, _LIKENESS)
+    return f"; did you mean {matches[0]}?" if matches else ""
 
 
 class FormatError(_Told):

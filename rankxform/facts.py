@@ -116,7 +116,7 @@ class Fact(NamedTuple):
     """
 
     kind: str
-    of: str
+    subject: str
     value: Any
     origin: str
     where: str
@@ -141,9 +141,9 @@ class Contradiction(NamedTuple):
     @property
     def parts(self) -> Parts:
         """What differs, and what may be the reason."""
-        kind, of = KINDS[self.id], self.first.of
+        kind, subject = KINDS[self.id], self.first.subject
         first, second = (_written(fact.value) for fact in self)
-        text = f"{kind.words.format(of=of)} {first}, and {second} by {self.second.where}"
+        text = f"{kind.words.format(of=subject)} {first}, and {second} by {self.second.where}"
         return Parts(text, (kind.remedy,), self.first.where)
 
     def __str__(self) -> str:
@@ -161,7 +161,7 @@ def contradictions(facts: Iterable[Fact]) -> Iterator[Contradiction]:
     first: dict[tuple[str, str], Fact] = {}
     differing = set()
     for fact in facts:
-        key = fact.kind, fact.of
+        key = fact.kind, fact.subject
         earlier = first.setdefault(key, fact)
         if key not in differing and not KINDS[fact.kind].agree(earlier.value, fact.value):
             differing.add(key)

@@ -51,8 +51,8 @@ def inspect(place: str, pattern: str = DEFAULT_PATTERN) -> dict[str, Any]:
     if is_path(place):
         place = str(Path(place))
         looks = (_file, _destination, _described, _rank_folders, _folder)
-    found = (look(place, pattern) for look in looks)
-    return next(what for what in found if what is not None)
+    descriptions = (look(place, pattern) for look in looks)
+    return next(description for description in descriptions if description is not None)
 
 
 def recognized(place: str) -> Form | None:
@@ -68,7 +68,7 @@ def _described(place: str, pattern: str) -> Found:
     form = recognized(place) if pattern == DEFAULT_PATTERN else None  # else they are ranks'
     if form is None:
         return None
-    known: dict[str, Any] = {
+    common_fields: dict[str, Any] = {
         "kind": "described",
         "path": place,
         "form": form.name,
@@ -80,13 +80,13 @@ def _described(place: str, pattern: str) -> Found:
     if not source.paths:
         names = listing.files if listing is not None else ()
         files = [_facts(address_of(place, name)) for name in names if name.endswith(suffixes())]
-        return {**known, "step": None, "steps": [], "faults": faults, "shards": files}
+        return {**common_fields, "step": None, "steps": [], "faults": faults, "shards": files}
     rows = []
     for number, row in _rows(place, source).items():
         rank = {"rank": description.ranks[number]} if number in description.ranks else {}
         rows.append({**row, **rank})
     return {
-        **known,
+        **common_fields,
         **_steps(source.selected),
         "ranks": description.strategy.ranks if description.strategy else None,
         "faults": faults,
@@ -99,21 +99,21 @@ def _boxes_in_words(description: Description) -> Iterator[str]:
     """Say what a table has that says box by box where each tensor lies."""
     if not description.boxes:
         return
-    others = sum(dtype == BYTES for dtype, _ in description.declared.values())
-    tensors = len(description.declared) - others
-    boxes = sum(map(len, description.boxes.values())) - others
-    also = f", and {others:,} that are no tensors" if others else ""
+    non_tensor_count = sum(dtype == BYTES for dtype, _ in description.declared.values())
+    tensors = len(description.declared) - non_tensor_count
+    boxes = sum(map(len, description.boxes.values())) - non_tensor_count
+    also = f", and {non_tensor_count:,} that are no tensors" if non_tensor_count else ""
     yield f"{tensors:,} tensors in {boxes:,} boxes{also}"
 
 
 def _rows(place: str, source: Source) -> dict[int, dict[str, Any]]:
     """Describe each file of a checkpoint, or say why it cannot be read."""
     wrong = {fault.file: fault.text for fault in source.faults}
-    known = {**source.indexes, **source.extra}
+    indexes = {**source.indexes, **source.extra}
     return {
         file: {
             "file": address_of(place, name),
-            **(_totals(known[file]) if file in known else {"error": wrong.get(file)}),
+            **(_totals(indexes[file]) if file in indexes else {"error": wrong.get(file)}),
         }
         for file, name in source.selected.names.items()
         if file in source.paths
@@ -151,15 +151,15 @@ def _file(place: str, pattern: str) -> Found:
 
 def glance(path: Path, pattern: str = DEFAULT_PATTERN) -> dict[str, Any] | None:
     """Say what is at `path` without opening checkpoint files; None if it is nothing of interest."""
-    what = None
+    title = None
     try:
         if path.is_file():
-            what = _in_words(path)
+            title = _in_words(path)
         elif path.is_dir():
-            what = _folder_in_words(path, pattern)
+            title = _folder_in_words(path, pattern)
     except (RankxformError, OSError) as error:
-        what = str(error)
-    return {"path": str(path), "what": what} if what else None
+        title = str(error)
+    return {"path": str(path), "what": title} if title else None
 
 
 def _in_words(path: Path) -> str | None:
@@ -196,8 +196,8 @@ def _folder_in_words(path: Path, pattern: str) -> str | None:
 def _is_strategy(path: Path) -> bool:
     """Tell whether a file in a folder is a strategy; one that cannot be read is not known to be."""
     with suppress(RankxformError, OSError):
-        known = path.suffix in strategies.SUFFIXES and path.is_file()
-        return known and strategies.is_strategy(path)
+        may_be_strategy = path.suffix in strategies.SUFFIXES and path.is_file()
+        return may_be_strategy and strategies.is_strategy(path)
     return False
 
 
@@ -205,20 +205,22 @@ def _folder(place: str, pattern: str) -> Found:
     """Describe a folder of strategies, of a rank's files, or with some of these."""
     path = Path(place)
     entries = sorted(entry for entry in path.iterdir() if not is_litter(entry.name))
-    found = [entry for entry in entries if _is_strategy(entry)]
-    files = [e for e in entries if e.suffix in suffixes() and e not in found and e.is_file()]
+    strategy_files = [entry for entry in entries if _is_strategy(entry)]
+    files = [
+        e for e in entries if e.suffix in suffixes() and e not in strategy_files and e.is_file()
+    ]
     folders = (entry for entry in entries if entry.is_dir())
-    if found and not files and not any(glance(one, pattern) for one in folders):
-        return _strategies(path, found)
-    if files and not found:
+    if strategy_files and not files and not any(glance(folder, pattern) for folder in folders):
+        return _strategies(path, strategy_files)
+    if files and not strategy_files:
         return {"kind": "files", "path": place, "shards": [_facts(str(file)) for file in files]}
-    why = {}
+    reason_field = {}
     try:
         _ranks(place, pattern)
     except (RankxformError, OSError) as error:
-        why = {"why": str(error)}
+        reason_field = {"why": str(error)}
     parts = [part for entry in entries if (part := glance(entry, pattern))]
-    return {"kind": "collection", "path": place, **why, "items": parts}
+    return {"kind": "collection", "path": place, **reason_field, "items": parts}
 
 
 def _strategies(path: Path, files: list[Path]) -> dict[str, Any]:
@@ -256,34 +258,34 @@ def _layout(layout: Layout) -> dict[str, Any]:
 
 
 def _checkpoint(path: Path) -> dict[str, Any]:
-    found = index(path)
-    schema = found.schema
+    file_index = index(path)
+    schema = file_index.schema
     return {
         "kind": "checkpoint",
         "path": str(path),
-        **_totals(found),
+        **_totals(file_index),
         "format": container(path).name,
-        "checksum": found.has_checksum,
-        "metadata": dict(found.metadata),
+        "checksum": file_index.has_checksum,
+        "metadata": dict(file_index.metadata),
         "entries": [
             {
                 "name": name,
                 "dtype": dtype,
                 "shape": list(shape),
-                "nbytes": found.nbytes(name),
-                "pieces": len(found.spans(name)),
+                "nbytes": file_index.nbytes(name),
+                "pieces": len(file_index.spans(name)),
             }
             for name, dtype, shape in zip(schema.names, schema.dtypes, schema.shapes)
         ],
     }
 
 
-def _totals(found: Index) -> dict[str, int]:
-    names = found.schema.names
+def _totals(file_index: Index) -> dict[str, int]:
+    names = file_index.schema.names
     return {
         "parameters": len(names),
-        "nbytes": sum(map(found.nbytes, names)),
-        "file_bytes": found.size,
+        "nbytes": sum(map(file_index.nbytes, names)),
+        "file_bytes": file_index.size,
     }
 
 
@@ -306,20 +308,25 @@ def _ranks(place: str, pattern: str) -> Found:
     files_of = _by_rank(Path(place), pattern) if is_path(place) else {}
     if is_path(place) and not files_of:
         return None
-    known = {"kind": "folder", "path": place}
+    common_fields = {"kind": "folder", "path": place}
     source = open_source(Where(absolute(place), DEFAULT_FORM, pattern), SerialTeam())
     if source.paths:
-        rank_of, every = source.selected.rank_of, _rows(place, source)
-        rows = [{"rank": rank_of(file), **row} for file, row in every.items()]
+        rank_of, rows_by_file = source.selected.rank_of, _rows(place, source)
+        rows = [{"rank": rank_of(file), **row} for file, row in rows_by_file.items()]
         rows.sort(key=lambda row: row["rank"])
-        return {**known, **_steps(source.selected), **_newer(source.selected), "shards": rows}
+        return {
+            **common_fields,
+            **_steps(source.selected),
+            **_newer(source.selected),
+            "shards": rows,
+        }
     unclear = source.faults[0].text
     rows = [
         {"rank": rank, **_facts(address_of(place, name))}
         for rank, names in sorted(files_of.items())
         for name in names
     ]
-    return {**known, "step": None, "unclear": unclear, "shards": rows}
+    return {**common_fields, "step": None, "unclear": unclear, "shards": rows}
 
 
 def _newer(selected: Selected) -> dict[str, Any]:
@@ -329,26 +336,32 @@ def _newer(selected: Selected) -> dict[str, Any]:
 def _destination(place: str, pattern: str) -> Found:
     """Describe what rankxform wrote, or began to write, as its own records tell."""
     path = Path(place)
-    known = {"kind": "destination", "path": place}
+    common_fields = {"kind": "destination", "path": place}
     begun = (path / FOLDER_NAME / JOB_NAME).exists()
     if not (path / MANIFEST_NAME).is_file():
         if not begun:
             return None
-        return {**known, "complete": False, "src": None, "shards": []}
+        return {**common_fields, "complete": False, "src": None, "shards": []}
     try:
         record = manifest(path)
     except StorageError as error:
-        return {**known, "complete": False, "src": None, "shards": [], "unclear": str(error)}
+        return {
+            **common_fields,
+            "complete": False,
+            "src": None,
+            "shards": [],
+            "unclear": str(error),
+        }
     files = sorted(record["files"].items(), key=lambda item: item[1]["rank"])
     rows = [_written(path / name, facts) for name, facts in files]
     options = record.get("verify")
     form = FORMS[record.get("form", DEFAULT_FORM)]
     return {
-        **known,
+        **common_fields,
         "form": form.name,
         "form_title": form.title if form.described else None,
-        "faults": [f"{path / name}: {why}" for name, why in faults(path, record).items()],
-        "complete": not begun and not any("error" in one for one in rows),
+        "faults": [f"{path / name}: {reason}" for name, reason in faults(path, record).items()],
+        "complete": not begun and not any("error" in file_row for file_row in rows),
         "src": record["identity"].get("source") or "-",
         "options": list(map(str, options)) if isinstance(options, list) else [],
         "written_at": (path / MANIFEST_NAME).stat().st_mtime,

@@ -115,19 +115,20 @@ def _decimal(text: str) -> float:
 class Kind:
     """A kind of values.
 
-    item: the type of a value, or of each of several; what: what messages call a value that a
+    item: the type of a value, or of each of several; title: what messages call a value that a
     program gives; hint: the type for editors. read: makes a value of a text, or raises ValueError;
-    example: what messages say was expected ("": the error's own words). several: values are tuples;
-    repeated: on the command line the option is, and each time gives one. stands_for: what an option
-    without a value means. choices: the values that there are, or a registry of them; none: any.
+    example: what messages say was expected ("": the error's own words). is_tuple: values are
+    tuples; repeated: on the command line the option is, and each time gives one. stands_for: what
+    an option without a value means. choices: the values that there are, or a registry of them;
+    none: any.
     """
 
     item: type = str
-    what: str = "a text"
+    title: str = "a text"
     hint: str = "str"
     read: Callable[[str], Any] = str
     example: str = ""
-    several: bool = False
+    is_tuple: bool = False
     repeated: bool = False
     stands_for: bool | None = None
     choices: Any = ()
@@ -142,7 +143,7 @@ class Kind:
 
     def accepts(self, value: Any) -> bool:
         """Tell whether a program may give this value."""
-        if self.several:
+        if self.is_tuple:
             return isinstance(value, tuple) and all(type(item) is self.item for item in value)
         if self.item is float and type(value) is int:
             return True
@@ -154,10 +155,10 @@ class Kind:
 TEXT = Kind()
 FLAG = Kind(bool, "true or false", "bool", stands_for=True)
 OFF = Kind(bool, "true or false", "bool", stands_for=False)
-REPEATED = Kind(what="texts", hint="str | Sequence[str]", several=True, repeated=True)
+REPEATED = Kind(title="texts", hint="str | Sequence[str]", is_tuple=True, repeated=True)
 NUMBER = Kind(int, "a number", "int", _number, "a number from 0 on")
-NUMBERS = Kind(int, "numbers", "Sequence[int]", _numbers, "numbers such as 1,0,0", several=True)
-RANKS = Kind(int, "numbers", "Sequence[int]", number_ranges, "numbers such as 0,2-5", several=True)
+NUMBERS = Kind(int, "numbers", "Sequence[int]", _numbers, "numbers such as 1,0,0", is_tuple=True)
+RANKS = Kind(int, "numbers", "Sequence[int]", number_ranges, "numbers such as 0,2-5", is_tuple=True)
 SIZE = Kind(int, "a number of bytes", "int", parse_size, "a size such as 256M")
 LIMIT = Kind(int, "a number of bytes", "int", parse_limit, "a size such as 5GB or 3GiB")
 DECIMAL = Kind(float, "a number", "float", _decimal, "a number above zero")
@@ -170,7 +171,7 @@ class _Some:
         self._registry, self._is_meant = registry, is_meant
 
     def __iter__(self) -> Iterator[str]:
-        return (name for name, one in self._registry.items() if self._is_meant(one))
+        return (name for name, entry in self._registry.items() if self._is_meant(entry))
 
     def __contains__(self, name: object) -> bool:
         return name in [*self]
@@ -185,8 +186,8 @@ def one_of(
 
     also: other words for some of them.
     """
-    meant = choices if is_meant is None else _Some(choices, is_meant)
-    return Kind(choices=meant, read=(lambda text: also.get(text, text)) if also else str)
+    allowed_choices = choices if is_meant is None else _Some(choices, is_meant)
+    return Kind(choices=allowed_choices, read=(lambda text: also.get(text, text)) if also else str)
 
 
 # -- declarations ---------------------------------------------------------------------------------
@@ -252,7 +253,7 @@ def check(part: Any) -> None:
         name, value, kind = declared.name, getattr(part, declared.name), facts_of(declared).kind
         unset = value is None is declared.default
         if not unset and not kind.accepts(value):
-            raise UsageError(f"{name} is {value!r}; expected {kind.what}")
+            raise UsageError(f"{name} is {value!r}; expected {kind.title}")
         if kind.choices and value not in kind.choices and not unset:
             choices = " or ".join(map(str, kind.choices))
             raise UsageError(f"{name} is {value!r}; expected {choices}")
@@ -271,10 +272,10 @@ def _check_meaning(name: str, text: str, kind: Kind) -> None:
             raise UsageError(f"{name} {error}") from error
 
 
-def _check_text(name: str, text: str, several: bool) -> None:
+def _check_text(name: str, text: str, is_element: bool) -> None:
     if "\0" in text:
         raise UsageError(f"{name} {text!r}: holds a NUL, which no name can have")
-    if not several:
+    if not is_element:
         return
     try:
         text.encode()

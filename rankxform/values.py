@@ -73,11 +73,7 @@ def _init(cls: type, fields: tuple[dataclasses.Field[Any], ...]) -> Any:
     positional = tuple(field.name for field in fields if not field.kw_only)
     names, count = tuple(field.name for field in fields), len(positional)
     defaults = {field.name: field.default for field in fields if field.default is not missing}
-    factories = {
-        field.name: field.default_factory
-        for field in fields
-        if field.default_factory is not missing
-    }
+    factories = {f.name: f.default_factory for f in fields if f.default_factory is not missing}
     has_post_init, all_names = hasattr(cls, "__post_init__"), frozenset(names)
 
     def __init__(self: Any, *args: Any, **keywords: Any) -> None:

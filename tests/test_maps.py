@@ -717,7 +717,7 @@ class TestVariants:
         src = written(mixed, tmp_path)
         options = {"map": "deepseek_v3", "config": str(tmp_path / "config.json")}
         report = rankxform.transform(src, tmp_path / "dst", dst_form="huggingface", **options)
-        (left,) = (one for one in report.left_out if "no weight" in one.why)
+        (left,) = (one for one in report.left_out if "no weight" in one.reason)
         assert len(left.names) == 4
 
 

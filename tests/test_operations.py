@@ -194,7 +194,7 @@ def test_a_simulation_counts_the_factors_that_cross(tmp_path):
     dst = reference.write_strategy(tmp_path / "dst.ckpt", stages)
     request = Request(str(src), None, None, str(dst), dtype="bf16", read_method="ranges")
     node, shared = (
-        simulate(request, SerialTeam(), Cluster(2, 2, placement)).found
+        simulate(request, SerialTeam(), Cluster(2, 2, placement)).simulation
         for placement in (NODE, SHARED)
     )
     read = [sum(one.read for one in found.workloads) for found in (node, shared)]

@@ -115,7 +115,9 @@ class Upload:
             }
             for file, (_, nbytes) in self._sent.items()
         }
-        self.left = [remaining(planner, map(planner.whole_file, some), done) for some in files]
+        self.remaining_slices = [
+            remaining(planner, map(planner.whole_file, some), done) for some in files
+        ]
         self._mine = files[team.rank]
 
     def begin(self, team):

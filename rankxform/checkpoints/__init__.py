@@ -12,8 +12,8 @@ from .unified import Unified
 
 FORMS.update(
     {
-        one.name: one
-        for one in (
+        form.name: form
+        for form in (
             RankFolders(),
             Checkpoint2(),
             Unified(),

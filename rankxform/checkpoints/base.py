@@ -97,14 +97,14 @@ class Selected:
         if not self.incomplete:
             return None
         step, lacking = max(self.incomplete.items())
-        which = (
+        ranks_text = (
             f"rank {lacking[0]} has"
             if len(lacking) == 1
             else f"ranks {format_ranges(lacking)} have"
         )
         state = "is newer but not complete" if step != self.step else "is not complete"
-        what = "not all files of it" if self.ranks else "no file of it"
-        return f"epoch {step[0]} step {step[1]} {state}: {which} {what}"
+        files_text = "not all files of it" if self.ranks else "no file of it"
+        return f"epoch {step[0]} step {step[1]} {state}: {ranks_text} {files_text}"
 
 
 @dataclass(frozen=True)
@@ -172,7 +172,7 @@ class Form(Protocol):
         `listing` has what lies directly there, and all files among it.
         """
 
-    def select(self, listing: Listing, where: Where, store: Store, needed: Needed) -> Selected:
+    def select(self, listing: Listing, where: Where, store: Store, rank_filter: Needed) -> Selected:
         """Choose one file for each id, of those that are listed by `pattern`.
 
         Raises UsageError or CheckpointError that lists the candidates; never guesses.
@@ -202,10 +202,10 @@ class Form(Protocol):
         complete. `training` are facts on the training, as in `Description`.
         """
 
-    def foreign_files(self, listing: Listing, own: Collection[str]) -> list[str]:
+    def foreign_files(self, listing: Listing, dst_names: Collection[str]) -> list[str]:
         """Return names of checkpoint files that a reader may take for one of a destination's.
 
-        `listing` is of the destination, by `pattern`; `own` are the names of its own files.
+        `listing` is of the destination, by `pattern`; `dst_names` are the names of its own files.
         """
 
 
@@ -238,7 +238,7 @@ class ReadOnly:
     ) -> Mapping[str, Iterable[bytes]]:
         return {}
 
-    def foreign_files(self, listing: Listing, own: Collection[str]) -> list[str]:
+    def foreign_files(self, listing: Listing, dst_names: Collection[str]) -> list[str]:
         return []
 
 
@@ -250,7 +250,9 @@ DEFAULT_FORM = "ranks"
 
 def recognized(listing: Listing, store: Store, option: str = "--src-form") -> Form:
     """Return the form of what lies at a place. Raises UsageError where two are recognized."""
-    marks = {one.name: mark for one in FORMS.values() if (mark := one.recognizes(listing, store))}
+    marks = {
+        form.name: mark for form in FORMS.values() if (mark := form.recognizes(listing, store))
+    }
     if len(marks) > 1:
         (a, mark_a), (b, mark_b), *_ = marks.items()
         raise UsageError(

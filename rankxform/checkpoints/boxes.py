@@ -32,12 +32,13 @@ DEFAULT_BYTES = 4 << 30
 class Placed(NamedTuple):
     """A box of a tensor in a file: where an item of the file's own table of contents has it.
 
-    there: the item's own shape, in elements. first: the element of the item with which it begins.
+    item_shape: the item's own shape, in elements. first: the element of the item with which it
+    begins.
     """
 
     item: Item
     box: Box
-    there: Shape
+    item_shape: Shape
     first: int = 0
 
 
@@ -52,49 +53,47 @@ class Boxes(NamedTuple):
 def as_stored(table: Table) -> Boxes:
     """Return the boxes of a table, under the names that they have there."""
     boxes = {
-        name: tuple(
-            Placed(one, one.box, one.box.shape) for one in table.items[name] if one.box is not None
-        )
+        name: tuple(Placed(i, i.box, i.box.shape) for i in table.items[name] if i.box is not None)
         for name in table.tensors
     }
-    rest = {name: some[0] for name, some in table.items.items() if name not in boxes and some}
-    return Boxes(table.tensors, boxes, rest)
+    non_tensor_items = {n: i[0] for n, i in table.items.items() if n not in boxes and i}
+    return Boxes(table.tensors, boxes, non_tensor_items)
 
 
 @without_collection()
 def described(
     listing: Listing,
-    found: Boxes,
+    table: Boxes,
     entry_of: EntryOf,
     suffixes: tuple[str, ...],
     below: str,
-    stated: Description,
+    description: Description,
 ) -> tuple[dict[int, str], Description]:
     """Return the files of a checkpoint, by id, and what is stated of it.
 
-    suffixes: those of its files. below: their folder in the place, with a slash. stated: what else
-    is stated, and by what. Raises CheckpointError where a file is not there.
+    suffixes: those of its files. below: their folder in the place, with a slash. description: what
+    else is stated, and by what. Raises CheckpointError where a file is not there.
     """
-    source = stated.source
-    names = _files(listing, found, suffixes, below, source)
+    source = description.source
+    names = _files(listing, table, suffixes, below, source)
     ids = {file: number for number, file in enumerate(names)}
     views: dict[str, dict[tuple[str, int], View]] = {file: {} for file in names}
     boxes: dict[str, tuple[StatedBox, ...]] = {}
-    known: dict[int, tuple[Shape, int, str]] = {}  # most tensors have the same boxes as others
-    for name, some in found.boxes.items():
-        for placed in some:
+    box_cache: dict[int, tuple[Shape, int, str]] = {}  # most tensors have the same boxes as others
+    for name, placed_boxes in table.boxes.items():
+        for placed in placed_boxes:
             box = placed.box
-            if id(box) not in known:
-                known[id(box)] = box.shape, box.size, f"{PLACE}{str(box.start)[1:]}"
+            if id(box) not in box_cache:
+                box_cache[id(box)] = box.shape, box.size, f"{PLACE}{str(box.start)[1:]}"
         _check_name(name, source)
-        full = len({one.box.start for one in some if known[id(one.box)][1]})
-        made, item_bytes = [], item_size(found.tensors[name][0])
-        for item, box, there, first in some:
-            shape, size, suffix = known[id(box)]
-            if (full == 1 and size) or len(some) == 1:
+        full = len({b.box.start for b in placed_boxes if box_cache[id(b.box)][1]})
+        declared_boxes, item_bytes = [], item_size(table.tensors[name][0])
+        for item, box, item_shape, first in placed_boxes:
+            shape, size, suffix = box_cache[id(box)]
+            if (full == 1 and size) or len(placed_boxes) == 1:
                 suffix = ""
             entry = entry_of(item, size * item_bytes)
-            view = View(entry, there, name + suffix, shape, first)
+            view = View(entry, item_shape, name + suffix, shape, first)
             key = (entry, first) if size else (name + suffix, -2)
             if views[item.file].setdefault(key, view) is not view:
                 raise CheckpointError(
@@ -102,26 +101,28 @@ def described(
                     "save again with another serialization",
                     where=source,
                 )
-            made.append(StatedBox(ids[item.file], box, suffix))
-        boxes[name] = tuple(made)
-    rest: dict[str, tuple[str, Shape]] = {}
-    for name, item in found.items.items():
+            declared_boxes.append(StatedBox(ids[item.file], box, suffix))
+        boxes[name] = tuple(declared_boxes)
+    non_tensors: dict[str, tuple[str, Shape]] = {}
+    for name, item in table.items.items():
         shape, entry = (max(0, item.nbytes),), entry_of(item, -1)
         rest_of = View(entry, shape, name, shape, raw=True)
         views[item.file][name, -1] = rest_of if entry else View("", None, name, shape, item.offset)
-        rest[name], boxes[name] = (BYTES, shape), (StatedBox(ids[item.file], Box.whole(shape)),)
-    ends = _ends(found)
+        non_tensors[name], boxes[name] = (
+            (BYTES, shape),
+            (StatedBox(ids[item.file], Box.whole(shape)),),
+        )
+    ends = _ends(table)
     return (
         {number: below + file for file, number in ids.items()},
         replace(
-            stated,
+            description,
             boxes=boxes,
-            declared={**found.tensors, **rest},
-            stated={
-                ids[file]: Stated(tuple(some.values()), ends[file], METADATA)
-                for file, some in views.items()
+            declared={**table.tensors, **non_tensors},
+            declared_files={
+                ids[f]: Stated(tuple(v.values()), ends[f], METADATA) for f, v in views.items()
             },
-            notices=(*stated.notices, *_unused(listing, below, ids, source, suffixes)),
+            notices=(*description.notices, *_unused(listing, below, ids, source, suffixes)),
         ),
     )
 
@@ -131,70 +132,81 @@ def _check_name(name: str, source: str) -> None:
         raise CheckpointError(f"{name!r} is no name that can be told from a box's", where=source)
 
 
-def _ends(found: Boxes) -> dict[str, int]:
+def _ends(table: Boxes) -> dict[str, int]:
     """Return how many bytes each file has at least."""
     ends: dict[str, int] = {}
-    for item in _all_items(found):
+    for item in _all_items(table):
         ends[item.file] = max(ends.get(item.file, 0), item.offset + item.nbytes)
     return ends
 
 
-def _all_items(found: Boxes) -> Iterator[Item]:
-    yield from found.items.values()
-    yield from (one.item for some in found.boxes.values() for one in some)
+def _all_items(table: Boxes) -> Iterator[Item]:
+    yield from table.items.values()
+    yield from (placed.item for placed_boxes in table.boxes.values() for placed in placed_boxes)
 
 
 def _files(
-    listing: Listing, found: Boxes, suffixes: tuple[str, ...], below: str, source: str
+    listing: Listing, table: Boxes, suffixes: tuple[str, ...], below: str, source: str
 ) -> list[str]:
     """Return the files of a checkpoint, in order. Raises CheckpointError where one is not there."""
-    names = sorted({item.file for item in _all_items(found)}, key=natural_sort_key)
-    there = {*folder.own_files(listing, below)} if below else {*listing.entries}
+    names = sorted({item.file for item in _all_items(table)}, key=natural_sort_key)
+    present_names = {*folder.own_files(listing, below)} if below else {*listing.entries}
     for file in names:
         folder.in_folder(file, source, suffixes)
-        if file not in there:
+        if file not in present_names:
             tensors = (
-                name for name, some in found.boxes.items() if any(b.item.file == file for b in some)
+                name
+                for name, placed_boxes in table.boxes.items()
+                if any(b.item.file == file for b in placed_boxes)
             )
-            lost = next((f" ({name} lies there)" for name in tensors), "")
+            tensor_text = next((f" ({name} lies there)" for name in tensors), "")
             raise CheckpointError(
-                f"{listing.at(below + file)} is missing{lost}{listing.searched}",
+                f"{listing.at(below + file)} is missing{tensor_text}{listing.searched}",
                 "copy it into the folder",
             )
     return names
 
 
 def _unused(
-    listing: Listing, below: str, used: Collection[str], source: str, suffixes: Collection[str]
+    listing: Listing,
+    below: str,
+    listed_files: Collection[str],
+    source: str,
+    suffixes: Collection[str],
 ) -> tuple[str, ...]:
     """Return that files of the form lie there of which its table does not speak."""
-    there = folder.own_files(listing, below) if below else listing.entries
-    others = [name for name in there if name.endswith(tuple(suffixes)) and name not in used]
-    if not others:
+    present_names = folder.own_files(listing, below) if below else listing.entries
+    unlisted_files = [
+        n for n in present_names if n.endswith(tuple(suffixes)) and n not in listed_files
+    ]
+    if not unlisted_files:
         return ()
-    more = folder.more(others, "file")
-    return (f"{listing.at(below + others[0])}{more}: {source} does not list it; it was not used",)
+    more_text = folder.more(unlisted_files, "file")
+    return (
+        f"{listing.at(below + unlisted_files[0])}{more_text}: {source} does not list it; it was "
+        "not used",
+    )
 
 
 # -- written --------------------------------------------------------------------------------------
 
 
-def parts_of(planner: Planner, most: int) -> list[Part]:
+def parts_of(planner: Planner, max_bytes: int) -> list[Part]:
     """Return what each file is to hold: each box once, in that of the lowest rank that has it.
 
-    Whole tensors are in files of at most `most` bytes.
+    Whole tensors are in files of at most `max_bytes` bytes.
     """
     if planner.dst.ranks == 1:
-        return [Part(0, frozenset(some)) for some in folder.by_bytes(planner.tensors(0), most)]
-    seen: set[object] = set()
-    found = []
+        return [Part(0, frozenset(n)) for n in folder.by_bytes(planner.tensors(0), max_bytes)]
+    slice_keys: set[object] = set()
+    parts = []
     for rank in range(planner.dst.ranks):
-        held = planner.names(rank)
-        first = [n for n in held if not folder.is_seen(planner, n, held[n], rank, seen)]
-        own = [n for n in first if _has_elements(planner, n, held[n], rank)]
-        if own:
-            found.append(Part(rank, frozenset(own)))
-    return found
+        layouts = planner.names(rank)
+        first = [n for n in layouts if not folder.is_seen(planner, n, layouts[n], rank, slice_keys)]
+        stored_names = [n for n in first if _has_elements(planner, n, layouts[n], rank)]
+        if stored_names:
+            parts.append(Part(rank, frozenset(stored_names)))
+    return parts
 
 
 def _has_elements(planner: Planner, name: str, layout: Any, rank: int) -> bool:
@@ -209,7 +221,7 @@ def table_of(planner: Planner, names: Mapping[int, str], *, places: bool) -> Tab
 
     places: state where items lie in files; else a file's own table of contents says it.
     """
-    found = Table()
+    table = Table()
     lying: dict[str, list[Item]] = {}
     for file, name in names.items():
         tensors = planner.tensors(file)
@@ -217,15 +229,15 @@ def table_of(planner: Planner, names: Mapping[int, str], *, places: bool) -> Tab
         layout = container.lay_out(tensors, {}, False)
         spans = items_of(layout)
         layouts = planner.names(file)
-        for one in tensors:
-            shape, place = planner.parameter(one.name).shape, spans[one.name]
-            if one.dtype == BYTES:
-                lying[one.name] = [Item(name, place.offset, place.nbytes, one.name)]
+        for tensor in tensors:
+            shape, place = planner.parameter(tensor.name).shape, spans[tensor.name]
+            if tensor.dtype == BYTES:
+                lying[tensor.name] = [Item(name, place.offset, place.nbytes, tensor.name)]
                 continue
-            own = layouts[one.name]
-            box = own.grid(shape).box(planner.cell(own, file))
-            at, nbytes = (place.offset, place.nbytes) if places else (0, -1)
-            found.tensors[one.name] = one.dtype, shape
-            lying.setdefault(one.name, []).append(Item(name, at, nbytes, one.name, box))
-    found.items = {name: tuple(some) for name, some in sorted(lying.items())}
-    return found
+            tensor_layout = layouts[tensor.name]
+            box = tensor_layout.grid(shape).box(planner.cell(tensor_layout, file))
+            offset, nbytes = (place.offset, place.nbytes) if places else (0, -1)
+            table.tensors[tensor.name] = tensor.dtype, shape
+            lying.setdefault(tensor.name, []).append(Item(name, offset, nbytes, tensor.name, box))
+    table.items = {name: tuple(stored_items) for name, stored_items in sorted(lying.items())}
+    return table

@@ -83,25 +83,29 @@ class Checkpoint2:
             (n for n in listing.entries if _ITERATION.fullmatch(n) or _FILE.fullmatch(n)), None
         )
 
-    def select(self, listing: Listing, where: Where, store: Store, needed: Needed) -> Selected:
+    def select(self, listing: Listing, where: Where, store: Store, rank_filter: Needed) -> Selected:
         if where.suffix is not None:
             raise UsageError("--suffix chooses among rank files; Checkpoint 2.0 has --step N")
-        chosen = iteration_of(listing, where, store, STEPS_OF)
-        if METADATA not in chosen.names:  # a job of one device has none
-            _check_one_device(chosen)
-            if COMMON not in chosen.names and not any(map(_FILE.fullmatch, chosen.names)):
+        iteration = iteration_of(listing, where, store, STEPS_OF)
+        if METADATA not in iteration.names:  # a job of one device has none
+            _check_one_device(iteration)
+            if COMMON not in iteration.names and not any(map(_FILE.fullmatch, iteration.names)):
                 raise UsageError(
-                    "has no file of a Checkpoint 2.0", "leave out the form", where=chosen.path
+                    "has no file of a Checkpoint 2.0", "leave out the form", where=iteration.path
                 )
-            own = replace(listing, files=tuple(chosen.below + name for name in chosen.names))
-            found = folder.whole_tensors(own, store, None, below=chosen.below)
-            assert found.description is not None
-            training = _training(chosen, store)
-            description = replace(
-                found.description, training=training, facts=_facts(chosen, training)
+            iteration_listing = replace(
+                listing, files=tuple(iteration.below + name for name in iteration.names)
             )
-            return Selected(found.names, chosen.step, chosen.others, description=description)
-        return _described(chosen, store)
+            selected = folder.whole_tensors(iteration_listing, store, None, below=iteration.below)
+            assert selected.description is not None
+            training = _training(iteration, store)
+            description = replace(
+                selected.description, training=training, facts=_facts(iteration, training)
+            )
+            return Selected(
+                selected.names, iteration.step, iteration.skipped_steps, description=description
+            )
+        return _described(iteration, store)
 
     def arrange(self, planner: Planner, naming: Naming) -> Arrangement:
         """Two files for each rank; with `dedup` each slice in that of the lowest rank with it."""
@@ -116,23 +120,29 @@ class Checkpoint2:
         if iteration >= documents.MOST_STEPS:
             raise UsageError(f"iteration {iteration} has too many digits")
         ranks = planner.dst.ranks
-        seen: set[object] = set()
+        slice_keys: set[object] = set()
         split: dict[int, tuple[frozenset[str], ...]] = {}
         names, parts = {}, {}
         prefix = f"{naming.prefix}-" if naming.prefix else ""
         for rank in range(ranks):
-            held = planner.names(rank)
+            layouts = planner.names(rank)
             if naming.options["dedup"]:
-                first = [n for n in held if not folder.is_seen(planner, n, held[n], rank, seen)]
+                first = [
+                    n
+                    for n in layouts
+                    if not folder.is_seen(planner, n, layouts[n], rank, slice_keys)
+                ]
                 kinds = _kinds(planner, first)
             else:
-                kinds = split.get(id(held)) or split.setdefault(id(held), _kinds(planner, held))
-            for kind, some in enumerate(kinds):
-                if some:
+                kinds = split.get(id(layouts)) or split.setdefault(
+                    id(layouts), _kinds(planner, layouts)
+                )
+            for kind, kind_names in enumerate(kinds):
+                if kind_names:
                     names[2 * rank + kind] = (
                         f"{prefix}{KINDS[kind]}-{rank:07}-{ranks:07}.safetensors"
                     )
-                    parts[2 * rank + kind] = Part(rank, some)
+                    parts[2 * rank + kind] = Part(rank, kind_names)
         mark = TRACKER, str(iteration).encode()
         return Arrangement(names, parts, f"iteration_{iteration:08}", mark)
 
@@ -154,8 +164,8 @@ class Checkpoint2:
         slices = Slices.of(planner, arrangement.names)
         return {METADATA: slices.document(), COMMON: [documents.common(training)]}
 
-    def foreign_files(self, listing: Listing, own: Collection[str]) -> list[str]:
-        return folder.foreign_files(listing, own)
+    def foreign_files(self, listing: Listing, dst_names: Collection[str]) -> list[str]:
+        return folder.foreign_files(listing, dst_names)
 
 
 # -- written --------------------------------------------------------------------------------------
@@ -167,53 +177,55 @@ def _kinds(planner: Planner, names: Iterable[str]) -> tuple[frozenset[str], ...]
     Counters go into the optimizer's file if the rank has one: a file that metadata.json does not
     list would not be looked for.
     """
-    every = list(names)
-    parameters = {name: planner.parameter(name) for name in every}
-    states = [name for name, one in parameters.items() if one.state is not None]
-    counters = [n for n, one in parameters.items() if not one.is_weight and one.state is None]
-    rest = [name for name in every if name not in {*states, *counters}]
-    own = (rest, [*states, *counters]) if states or not rest else ([*rest, *counters], [])
-    return tuple(map(frozenset, own))
+    all_names = list(names)
+    parameters = {name: planner.parameter(name) for name in all_names}
+    states = [name for name, parameter in parameters.items() if parameter.state is not None]
+    counters = [n for n, p in parameters.items() if not p.is_weight and p.state is None]
+    weights = [name for name in all_names if name not in {*states, *counters}]
+    names_by_kind = (
+        (weights, [*states, *counters]) if states or not weights else ([*weights, *counters], [])
+    )
+    return tuple(map(frozenset, names_by_kind))
 
 
 # -- found ----------------------------------------------------------------------------------------
 
 
-def _check_one_device(chosen: Iteration) -> None:
+def _check_one_device(iteration: Iteration) -> None:
     """Refuse files of several ranks without metadata, which alone says how they are sharded."""
-    for name in folder.tensor_files(chosen.names):
+    for name in folder.tensor_files(iteration.names):
         match = _FILE.fullmatch(name)
         if match and int(match["of"]) > 1:
             raise CheckpointError(
                 f"has no {METADATA}, and {name} is one of {int(match['of'])} ranks'",
                 f"copy {METADATA} from the original checkpoint",
                 "save that again",
-                where=chosen.path,
+                where=iteration.path,
             )
 
 
-def _training(chosen: Iteration, store: Store) -> dict[str, Any]:
-    if COMMON not in chosen.names:
+def _training(iteration: Iteration, store: Store) -> dict[str, Any]:
+    if COMMON not in iteration.names:
         return {}
-    listed = chosen.listing
-    return folder.training(store, chosen.below + COMMON, chosen.at(COMMON), listed.searched)
+    listed = iteration.listing
+    return folder.training(store, iteration.below + COMMON, iteration.at(COMMON), listed.searched)
 
 
-def _facts(chosen: Iteration, training: Mapping[str, Any]) -> tuple[Fact, ...]:
+def _facts(iteration: Iteration, training: Mapping[str, Any]) -> tuple[Fact, ...]:
     """Return how far the training was, by common.json and by the folder's name.
 
     The folder counts what common.json calls step_num or global_step; they differ where steps were
     skipped because a loss was infinite.
     """
-    common = chosen.at(COMMON)
-    found = folder.steps(training, common)
-    found = [fact for fact in found if fact.value]  # 0 where a trainer does not count so
-    counted = frozenset(fact.value for fact in found if fact.of != "epoch_num")
-    if counted and chosen.number is not None:
-        number = frozenset({chosen.number})
-        found.append(Fact(ITERATION, "", counted, facts.METADATA, common))
-        found.append(Fact(ITERATION, "", number, facts.FOLDER, chosen.path))
-    return tuple(found)
+    common = iteration.at(COMMON)
+    step_statements = folder.steps(training, common)
+    step_statements = [f for f in step_statements if f.value]  # 0 where a trainer does not count so
+    counted = frozenset(fact.value for fact in step_statements if fact.subject != "epoch_num")
+    if counted and iteration.number is not None:
+        number = frozenset({iteration.number})
+        step_statements.append(Fact(ITERATION, "", counted, facts.METADATA, common))
+        step_statements.append(Fact(ITERATION, "", number, facts.FOLDER, iteration.path))
+    return tuple(step_statements)
 
 
 def _more_of_ranks(ranks: Mapping[str, int], named: Collection[str]) -> dict[str, int]:
@@ -234,36 +246,38 @@ def _more_of_ranks(ranks: Mapping[str, int], named: Collection[str]) -> dict[str
     }
 
 
-def _described(chosen: Iteration, store: Store) -> Selected:
+def _described(iteration: Iteration, store: Store) -> Selected:
     """Return the files that metadata.json speaks of, and what it says of them."""
-    path, name = chosen.at(METADATA), chosen.below + METADATA
+    path, name = iteration.at(METADATA), iteration.below + METADATA
     if not store.has(name):
-        store.read(name, chosen.listing.searched)  # says on which node it is not
+        store.read(name, iteration.listing.searched)  # says on which node it is not
     with store.open(name) as file:
         description = metadata.parsed(file.read_at, path)
     for name in description.ranks:
         folder.in_folder(name, path)
-    ranks = {**description.ranks, **_more_of_ranks(description.ranks, chosen.names)}
+    ranks = {**description.ranks, **_more_of_ranks(description.ranks, iteration.names)}
     files = sorted(ranks, key=lambda name: (ranks[name], name))
     ids = {name: number for number, name in enumerate(files)}
-    there = set(chosen.names)
-    lost = [name for name in files if name not in there]
-    others = [name for name in folder.tensor_files(chosen.names) if name not in ids]
-    notices, training = [*chosen.notices], _training(chosen, store)
-    if lost:
+    present_names = set(iteration.names)
+    missing_files = [name for name in files if name not in present_names]
+    unlisted_files = [name for name in folder.tensor_files(iteration.names) if name not in ids]
+    notices, training = [*iteration.notices], _training(iteration, store)
+    if missing_files:
         notices.append(
-            f"{chosen.at(lost[0])}{folder.more(lost, 'file')}: is missing, though {METADATA} "
+            f"{iteration.at(missing_files[0])}{folder.more(missing_files, 'file')}: is missing, "
+            f"though {METADATA} "
             "lists it; its slices can be read only where other files hold copies"
         )
-    if others:
+    if unlisted_files:
         notices.append(
-            f"{chosen.at(others[0])}{folder.more(others, 'file')}: was not used: {METADATA} "
+            f"{iteration.at(unlisted_files[0])}{folder.more(unlisted_files, 'file')}: was not "
+            f"used: {METADATA} "
             "does not list it"
         )
     return Selected(
-        {ids[name]: chosen.below + name for name in files if name in there},
-        chosen.step,
-        chosen.others,
+        {ids[name]: iteration.below + name for name in files if name in present_names},
+        iteration.step,
+        iteration.skipped_steps,
         description=Description(
             path,
             description.strategy,
@@ -271,8 +285,8 @@ def _described(chosen: Iteration, store: Store) -> Selected:
             listed={ids[name]: listed for name, listed in description.listed.items()},
             declared=description.declared,
             training=training,
-            facts=_facts(chosen, training),
-            missing_files={ranks[name]: chosen.at(name) for name in lost},
+            facts=_facts(iteration, training),
+            missing_files={ranks[name]: iteration.at(name) for name in missing_files},
             notices=tuple(notices),
         ),
     )

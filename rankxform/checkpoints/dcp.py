@@ -53,12 +53,12 @@ class Dcp:
             return METADATA
         return next((name for name in listing.entries if name.endswith(SUFFIX)), None)
 
-    def select(self, listing: Listing, where: Where, store: Store, needed: Needed) -> Selected:
+    def select(self, listing: Listing, where: Where, store: Store, rank_filter: Needed) -> Selected:
         folder.check_no_step(self.name, where)
         table = read_table(listing, store, METADATA)
-        stated = Description(listing.at(METADATA), items=self.items)
+        base_description = Description(listing.at(METADATA), items=self.items)
         names, description = boxes.described(
-            listing, boxes.as_stored(table), entry_of, (SUFFIX,), "", stated
+            listing, boxes.as_stored(table), entry_of, (SUFFIX,), "", base_description
         )
         return Selected(names, description=description)
 
@@ -83,8 +83,8 @@ class Dcp:
         table = boxes.table_of(planner, arrangement.names, places=True)
         return {METADATA: torch_metadata.written(table, TORCH_FLAVOR)}
 
-    def foreign_files(self, listing: Listing, own: Collection[str]) -> list[str]:
-        return folder.foreign_files(listing, own, (SUFFIX,))
+    def foreign_files(self, listing: Listing, dst_names: Collection[str]) -> list[str]:
+        return folder.foreign_files(listing, dst_names, (SUFFIX,))
 
 
 def is_megatrons(listing: Listing, store: Store) -> bool:
@@ -116,14 +116,14 @@ def read_table(listing: Listing, store: Store, name: str) -> Table:
     on_another_node = name in listing.entries or name in listing.files
     if not store.has(name) and not on_another_node:
         interrupted = name + ".tmp"
-        why = (
+        reason = (
             f"; {interrupted} lies there, of a save that was interrupted"
             if interrupted in listing.entries or store.has(interrupted)
             else ""
         )
         raise CheckpointError(
             f"is not there{listing.searched}, and without it nothing says where each "
-            f"tensor lies{why}",
+            f"tensor lies{reason}",
             "take another step",
             "save again",
             where=listing.at(name),

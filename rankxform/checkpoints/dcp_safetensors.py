@@ -51,22 +51,22 @@ class DcpSafetensors(ReadOnly):
         named = next((name for name in listing.entries if SHARD.fullmatch(name)), None)
         return named or holds_boxes(listing, store)
 
-    def select(self, listing: Listing, where: Where, store: Store, needed: Needed) -> Selected:
+    def select(self, listing: Listing, where: Where, store: Store, rank_filter: Needed) -> Selected:
         folder.check_no_step(self.name, where)
         names = folder.tensor_files(listing.files)
         if not names:
             raise CheckpointError(
                 f"holds no safetensors file{listing.searched}", where=listing.path
             )
-        stated = {name: _read(store, listing, name) for name in names}
-        table, differing = _table(stated)
+        boxes_by_file = {name: _read(store, listing, name) for name in names}
+        table, differing = _table(boxes_by_file)
         label = f"{KEY} of {listing.at(names[0])}"
         described = Description(label, warnings=_gaps(listing, names), facts=differing)
-        found, description = boxes.described(
+        names_by_id, description = boxes.described(
             listing, boxes.as_stored(table), lambda item, nbytes: item.key, (folder.SUFFIX,), "",
             described,
         )  # fmt: skip
-        return Selected(found, description=description)
+        return Selected(names_by_id, description=description)
 
 
 def holds_boxes(listing: Listing, store: Store) -> str | None:
@@ -94,19 +94,23 @@ def _read(store: Store, listing: Listing, name: str) -> dict[str, tuple[str, Box
 
 
 def _boxes(index: Index) -> dict[str, tuple[str, Box]]:
-    stated = load(index.metadata.get(KEY, "").encode()) if KEY in index.metadata else None
-    if not isinstance(stated, dict):
+    sharding_info = load(index.metadata.get(KEY, "").encode()) if KEY in index.metadata else None
+    if not isinstance(sharding_info, dict):
         raise FormatError(f"has no {KEY}, which other files of the folder have")
-    found = {}
+    boxes_by_name = {}
     schema = index.schema
     for name, dtype, shape in zip(schema.names, schema.dtypes, schema.shapes):
-        one = stated.get(name)
-        at = one.get("saved_offsets") if isinstance(one, dict) else None
-        if not isinstance(at, list) or len(at) != len(shape) or not all(map(_is_place, at)):
+        tensor_info = sharding_info.get(name)
+        offsets = tensor_info.get("saved_offsets") if isinstance(tensor_info, dict) else None
+        if (
+            not isinstance(offsets, list)
+            or len(offsets) != len(shape)
+            or not all(map(_is_place, offsets))
+        ):
             raise FormatError(f"{KEY} does not say where {name!r} lies")
-        start = tuple(at)
-        found[name] = dtype, Box(start, tuple(a + n for a, n in zip(start, shape)))
-    return found
+        start = tuple(offsets)
+        boxes_by_name[name] = dtype, Box(start, tuple(a + n for a, n in zip(start, shape)))
+    return boxes_by_name
 
 
 def _is_place(value: object) -> bool:
@@ -114,37 +118,39 @@ def _is_place(value: object) -> bool:
 
 
 def _table(
-    stated: Mapping[str, Mapping[str, tuple[str, Box]]],
+    boxes_by_file: Mapping[str, Mapping[str, tuple[str, Box]]],
 ) -> tuple[Table, tuple[Fact, ...]]:
     """Return the table of boxes, and types that differ; a tensor ends where its last box does."""
     lying: dict[str, list[Item]] = {}
     types: dict[str, str] = {}
     differing = list[Fact]()
-    for file, tensors in stated.items():
+    for file, tensors in boxes_by_file.items():
         for name, (dtype, box) in tensors.items():
-            known = types.setdefault(name, dtype)
-            if dtype != known:
-                differing.append(Fact(TYPE, name, known, HEADER, "other files"))
+            first_dtype = types.setdefault(name, dtype)
+            if dtype != first_dtype:
+                differing.append(Fact(TYPE, name, first_dtype, HEADER, "other files"))
                 differing.append(Fact(TYPE, name, dtype, HEADER, file))
-            some = lying.setdefault(name, [])
-            if box not in (one.box for one in some if box.size):  # a replica
-                some.append(Item(file, 0, -1, name, box))
+            stored_items = lying.setdefault(name, [])
+            if box not in (i.box for i in stored_items if box.size):  # a replica
+                stored_items.append(Item(file, 0, -1, name, box))
     shapes: dict[str, Shape] = {}
-    for name, some in lying.items():
-        stops = [one.box.stop for one in some if one.box is not None]
+    for name, stored_items in lying.items():
+        stops = [i.box.stop for i in stored_items if i.box is not None]
         shapes[name] = tuple(max(ends) for ends in zip(*stops))
-    whole = {name: (types[name], shape) for name, shape in shapes.items()}
-    return Table(whole, {name: tuple(some) for name, some in lying.items()}), tuple(differing)
+    typed_shapes = {name: (types[name], shape) for name, shape in shapes.items()}
+    return Table(
+        typed_shapes, {name: tuple(tensor_items) for name, tensor_items in lying.items()}
+    ), tuple(differing)
 
 
 def _gaps(listing: Listing, names: Iterable[str]) -> tuple[str, ...]:
     """Return that numbers of shards are left out; a rank that has nothing writes none."""
     matches = (SHARD.fullmatch(name) for name in names)
     numbers = {int(match[1]) for match in matches if match}
-    gone = sorted(set(range(1, max(numbers, default=0) + 1)) - numbers)
-    if not gone:
+    missing_shards = sorted(set(range(1, max(numbers, default=0) + 1)) - numbers)
+    if not missing_shards:
         return ()
     return (
-        f"{listing.path}: no shard {format_ranges(gone)}; is it missing, or had its rank "
+        f"{listing.path}: no shard {format_ranges(missing_shards)}; is it missing, or had its rank "
         "nothing to save?",
     )

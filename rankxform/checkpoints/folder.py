@@ -44,7 +44,7 @@ def in_folder(name: object, source: str, suffixes: Collection[str] = (SUFFIX,)) 
     if isabs(name) or ".." in name.split("/") or normpath(name) != name:
         raise CheckpointError(f"names {name!r}, which is not below its folder", where=source)
     if not name.endswith(tuple(suffixes)):
-        kind = " or ".join(one[1:] for one in suffixes)
+        kind = " or ".join(suffix[1:] for suffix in suffixes)
         raise CheckpointError(f"names {name!r}, which is no {kind} file", where=source)
     return name
 
@@ -60,10 +60,10 @@ def training(store: Store, name: str, path: str, searched: str = "") -> dict[str
         raise CheckpointError.of_parts(error.at(path)) from error
 
 
-def steps(stated: Mapping[str, Any], path: str) -> list[Fact]:
+def steps(members: Mapping[str, Any], path: str) -> list[Fact]:
     """Return how far a training was, as a common.json states it."""
-    known = {name: stated[name] for name in STEPS if stated.get(name) is not None}
-    return [Fact(STEP, name, number, METADATA, path) for name, number in known.items()]
+    numbers_by_name = {name: members[name] for name in STEPS if members.get(name) is not None}
+    return [Fact(STEP, name, number, METADATA, path) for name, number in numbers_by_name.items()]
 
 
 def weight_map(store: Store, listing: Listing, name: str) -> tuple[dict[str, str], Any]:
@@ -73,12 +73,12 @@ def weight_map(store: Store, listing: Listing, name: str) -> tuple[dict[str, str
     """
     total, data = None, store.read(name, listing.searched)
     try:
-        found = load(data)
-        if isinstance(found, dict):
-            more = found.get("metadata")
-            total = more.get("total_size") if isinstance(more, dict) else None
-            found = found.get("weight_map", found)
-        if not isinstance(found, dict) or not found:
+        members = load(data)
+        if isinstance(members, dict):
+            metadata = members.get("metadata")
+            total = metadata.get("total_size") if isinstance(metadata, dict) else None
+            members = members.get("weight_map", members)
+        if not isinstance(members, dict) or not members:
             raise FormatError("holds no weight_map")
     except FormatError as error:
         signature = file_signature(data[:FIRST_BYTES])
@@ -88,7 +88,7 @@ def weight_map(store: Store, listing: Listing, name: str) -> tuple[dict[str, str
             f"expected an index, and it is {signature.title}", *signature.tries,
             where=listing.at(name),
         ) from error  # fmt: skip
-    return {n: in_folder(file, listing.at(name)) for n, file in found.items()}, total
+    return {n: in_folder(file, listing.at(name)) for n, file in members.items()}, total
 
 
 def whole_tensors(
@@ -101,13 +101,13 @@ def whole_tensors(
     """
     if listing.kind == FILE:
         return Selected({0: ""}, description=Description(listing.path))
-    there = own_files(listing, below)
+    present_names = own_files(listing, below)
     searched, listed, facts = listing.searched, dict[str, list[str]](), tuple[Fact, ...]()
     if index is None:
-        names = [name for name in tensor_files(there) if name != untracked]
+        names = [name for name in tensor_files(present_names) if name != untracked]
     else:
-        known, total = weight_map(store, listing, index)
-        for parameter, file in known.items():
+        files_by_parameter, total = weight_map(store, listing, index)
+        for parameter, file in files_by_parameter.items():
             listed.setdefault(file, []).append(parameter)
         if type(total) is int:
             facts = (Fact(BYTES, TENSORS, total, INDEX, listing.at(index)),)
@@ -116,27 +116,30 @@ def whole_tensors(
         raise CheckpointError(
             f"holds no safetensors file{searched}", where=listing.at(below.rstrip("/"))
         )
-    missing = [n for n in names if n not in there and not store.has(below + n)]
+    missing = [n for n in names if n not in present_names and not store.has(below + n)]
     if missing:
         assert index is not None
-        raise _missing_files(listing, index, missing, listed, [n for n in there if n not in names])
-    others = [n for n in tensor_files(there) if n not in names and n != untracked]
+        raise _missing_files(
+            listing, index, missing, listed, [n for n in present_names if n not in names]
+        )
+    unlisted_files = [n for n in tensor_files(present_names) if n not in names and n != untracked]
     notices: tuple[str, ...] = ()
-    if others:
+    if unlisted_files:
         assert index is not None
         notices = (
-            f"{listing.at(others[0])}{more(others, 'file')}: {index} does not list it, and it was "
+            f"{listing.at(unlisted_files[0])}{more(unlisted_files, 'file')}: {index} does not list "
+            "it, and it was "
             "not used",
         )
-    chosen = {number: below + name for number, name in enumerate(names)}
-    if untracked is not None and untracked in there:
-        chosen[len(names)] = below + untracked
+    names_by_id = {number: below + name for number, name in enumerate(names)}
+    if untracked is not None and untracked in present_names:
+        names_by_id[len(names)] = below + untracked
     return Selected(
-        chosen,
+        names_by_id,
         description=Description(
             listing.at(index if index is not None else below.rstrip("/")),
             listed={number: tuple(listed[n]) for number, n in enumerate(names) if n in listed},
-            untracked=len(names) if len(chosen) > len(names) else None,
+            untracked=len(names) if len(names_by_id) > len(names) else None,
             facts=facts,
             notices=notices,
         ),
@@ -151,12 +154,13 @@ def _missing_files(
     present: Sequence[str],
 ) -> CheckpointError:
     """Say which files of an index are missing, and which lie there that it does not list."""
-    others = tensor_files(present)
+    unlisted_files = tensor_files(present)
     tries, details = ["copy the missing files into the folder"], ""
-    if others:
+    if unlisted_files:
         tries.insert(0, f"mv {quote(listing.at(index))} {quote(listing.at(index) + '.old')}")
         details = (
-            f"{others[0]}{more(others, 'file')} lie there, and the index does not list them; "
+            f"{unlisted_files[0]}{more(unlisted_files, 'file')} lie there, and the index does not "
+            "list them; "
             "without an index all files in the folder are converted"
         )
     first = missing[0]
@@ -175,10 +179,14 @@ def own_files(listing: Listing, below: str = "") -> tuple[str, ...]:
     return tuple(name for name in named if "/" not in name)
 
 
-def more(names: Sequence[object], what: str) -> str:
+def more(names: Sequence[object], noun: str) -> str:
     """Say how many there are beside the first."""
-    rest = len(names) - 1
-    return f", and {rest} {what}{'s' if rest > 1 else ''} more" if rest > 0 else ""
+    remaining_count = len(names) - 1
+    return (
+        f", and {remaining_count} {noun}{'s' if remaining_count > 1 else ''} more"
+        if remaining_count > 0
+        else ""
+    )
 
 
 def index_document(files: Mapping[str, Collection[str]], total: int, **style: object) -> bytes:
@@ -191,17 +199,17 @@ def index_document(files: Mapping[str, Collection[str]], total: int, **style: ob
 
 
 def foreign_files(
-    listing: Listing, own: Collection[str], suffixes: Collection[str] = ()
+    listing: Listing, dst_names: Collection[str], suffixes: Collection[str] = ()
 ) -> list[str]:
-    """Return other checkpoint files beside a destination's own: loaders read all that is there.
+    """Return other checkpoint files beside a destination's own: loaders read all that lies there.
 
     suffixes: those of the form's files, if these are no checkpoints by themselves.
     """
-    mine, ends = {*own, *listing.folders}, tuple(suffixes) or suffixes_of_files()
-    return [n for n in listing.entries if n.endswith(ends) and n not in mine]
+    own_entries, ends = {*dst_names, *listing.folders}, tuple(suffixes) or suffixes_of_files()
+    return [n for n in listing.entries if n.endswith(ends) and n not in own_entries]
 
 
-def by_bytes(tensors: Iterable[TensorSpec], most: int) -> list[list[str]]:
+def by_bytes(tensors: Iterable[TensorSpec], max_bytes: int) -> list[list[str]]:
     """Return names by file, in the order of names; one that would exceed the limit opens another.
 
     A tensor over the limit has a file of its own, and the open one stays open.
@@ -209,24 +217,24 @@ def by_bytes(tensors: Iterable[TensorSpec], most: int) -> list[list[str]]:
     files: list[list[str]] = []
     current: list[str] = []
     load = 0
-    for one in sorted(tensors, key=lambda one: natural_sort_key(one.name)):
-        nbytes = content_bytes(one.dtype, one.shape)
-        if nbytes > most:
-            files.append([one.name])
+    for tensor in sorted(tensors, key=lambda spec: natural_sort_key(spec.name)):
+        nbytes = content_bytes(tensor.dtype, tensor.shape)
+        if nbytes > max_bytes:
+            files.append([tensor.name])
             continue
-        if current and load + nbytes > most:
+        if current and load + nbytes > max_bytes:
             files.append(current)
             current, load = [], 0
-        current.append(one.name)
+        current.append(tensor.name)
         load += nbytes
     return [*files, current] if current else files
 
 
-def check_whole(what: str, ranks: int) -> None:
+def check_whole(form: str, ranks: int) -> None:
     """Raise UsageError where a form of whole tensors is to be sharded."""
     if ranks > 1:
         raise UsageError(
-            f"{what} holds whole tensors", "leave out --dst-strategy", "choose another --dst-form"
+            f"{form} holds whole tensors", "leave out --dst-strategy", "choose another --dst-form"
         )
 
 
@@ -241,9 +249,11 @@ def plain_metadata(source: Mapping[str, str], kind: str) -> Mapping[str, str]:
     return {"format": kind} | {k: v for k, v in source.items() if v == INT4}
 
 
-def is_seen(planner: Planner, name: str, layout: Layout, rank: int, seen: set[object]) -> bool:
+def is_seen(
+    planner: Planner, name: str, layout: Layout, rank: int, slice_keys: set[object]
+) -> bool:
     """Tell whether a lower rank holds the same slice; it is known from now on."""
     key = name, planner.cell(layout, rank)
-    known = key in seen
-    seen.add(key)
-    return known
+    is_repeated = key in slice_keys
+    slice_keys.add(key)
+    return is_repeated

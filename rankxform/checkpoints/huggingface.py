@@ -72,17 +72,17 @@ class HuggingFace:
             return None
         return next((name for name in names if name.endswith(folder.SUFFIX)), None)
 
-    def select(self, listing: Listing, where: Where, store: Store, needed: Needed) -> Selected:
+    def select(self, listing: Listing, where: Where, store: Store, rank_filter: Needed) -> Selected:
         folder.check_no_step(self.name, where)
-        found = [name for name in listing.files if name.endswith(INDEX)]
-        if len(found) > 1:
+        indexes = [name for name in listing.files if name.endswith(INDEX)]
+        if len(indexes) > 1:
             raise UsageError(
-                f"holds several indexes ({', '.join(found)}), of which one is meant",
+                f"holds several indexes ({', '.join(indexes)}), of which one is meant",
                 "move the others away",
                 where=listing.path,
             )
-        _check_clear(listing, bool(found))
-        selected = folder.whole_tensors(listing, store, found[0] if found else None)
+        _check_clear(listing, bool(indexes))
+        selected = folder.whole_tensors(listing, store, indexes[0] if indexes else None)
         assert selected.description is not None
         facts = (*selected.description.facts, *_commits(selected, store))
         return replace(selected, description=replace(selected.description, facts=facts))
@@ -90,13 +90,13 @@ class HuggingFace:
     def arrange(self, planner: Planner, naming: Naming) -> Arrangement:
         """In the order of names, by bytes, as huggingface_hub divides them."""
         folder.check_whole(self.name, planner.dst.ranks)
-        most = naming.options["max_shard"] or DEFAULT_BYTES
-        shards = folder.by_bytes(planner.tensors(0), most)
+        max_bytes = naming.options["max_shard"] or DEFAULT_BYTES
+        shards = folder.by_bytes(planner.tensors(0), max_bytes)
         prefix, count = naming.prefix or "", len(shards)
         names = {n: f"{prefix}model-{n + 1:05}-of-{count:05}.safetensors" for n in range(count)}
         if count == 1:
             names = {0: f"{prefix}model.safetensors"}
-        return Arrangement(names, {n: Part(0, frozenset(some)) for n, some in enumerate(shards)})
+        return Arrangement(names, {n: Part(0, frozenset(shard)) for n, shard in enumerate(shards)})
 
     def metadata(self, source: Mapping[str, str]) -> Mapping[str, str]:
         return folder.plain_metadata(source, "pt")
@@ -115,27 +115,35 @@ class HuggingFace:
     ) -> Mapping[str, Iterable[bytes]]:
         if len(arrangement.names) == 1:
             return {}
-        held = {name: planner.tensors(file) for file, name in arrangement.names.items()}
-        total = sum(content_bytes(t.dtype, t.shape) for some in held.values() for t in some)
-        files = {name: [t.name for t in some] for name, some in held.items()}
-        (name,) = self.companion_names(list(held))
+        tensors_by_file = {name: planner.tensors(file) for file, name in arrangement.names.items()}
+        total = sum(
+            content_bytes(t.dtype, t.shape)
+            for file_tensors in tensors_by_file.values()
+            for t in file_tensors
+        )
+        files = {
+            name: [t.name for t in file_tensors] for name, file_tensors in tensors_by_file.items()
+        }
+        (name,) = self.companion_names(list(tensors_by_file))
         content = folder.index_document(files, total, indent=2, sort_keys=True)
         return {name: [content, b"\n"]}
 
-    def foreign_files(self, listing: Listing, own: Collection[str]) -> list[str]:
+    def foreign_files(self, listing: Listing, dst_names: Collection[str]) -> list[str]:
         """Return other tensor files, and indexes of others."""
-        known = self.companion_names(own)
-        indexes = [name for name in listing.entries if name.endswith(INDEX) and name not in known]
-        return [*folder.foreign_files(listing, own), *indexes]
+        own_indexes = self.companion_names(dst_names)
+        indexes = [n for n in listing.entries if n.endswith(INDEX) and n not in own_indexes]
+        return [*folder.foreign_files(listing, dst_names), *indexes]
 
 
 def _commits(selected: Selected, store: Store) -> Iterator[Fact]:
     """Yield the commit that each file was downloaded of, as huggingface_hub notes it."""
     for name in selected.names.values():
-        noted = _DOWNLOADED.format(name=name)
+        metadata_name = _DOWNLOADED.format(name=name)
         with suppress(RankxformError):  # a note of somebody else's, which cannot be read
-            if name and store.has(noted):
-                commit = store.read(noted).partition(b"\n")[0].decode(errors="replace").strip()
+            if name and store.has(metadata_name):
+                commit = (
+                    store.read(metadata_name).partition(b"\n")[0].decode(errors="replace").strip()
+                )
                 yield Fact(COMMIT, "", commit, facts.METADATA, name)
 
 
@@ -144,11 +152,11 @@ def _check_clear(listing: Listing, indexed: bool) -> None:
     files = folder.tensor_files(listing.files)
     matches = {name: match for name in files if (match := _SHARD.fullmatch(name))}
     alone = [name for name, match in matches.items() if match["number"] is None]
-    others = [name for name in files if name not in alone]
-    if alone and (indexed or others or len(alone) > 1):
-        other = "an index" if indexed else (others or alone[1:])[0]
+    other_files = [name for name in files if name not in alone]
+    if alone and (indexed or other_files or len(alone) > 1):
+        rival_text = "an index" if indexed else (other_files or alone[1:])[0]
         raise UsageError(
-            f"holds {alone[0]} and {other}, of which one is meant",
+            f"holds {alone[0]} and {rival_text}, of which one is meant",
             f"name {listing.at(alone[0])} itself",
             "move what is not the model away",
             where=listing.path,
@@ -158,11 +166,11 @@ def _check_clear(listing: Listing, indexed: bool) -> None:
     shards = [match for match in matches.values() if match["of"]]
     for count in {match["of"] for match in shards}:
         have = {int(match["number"]) for match in shards if match["of"] == count}
-        gone = sorted(set(range(1, int(count) + 1)) - have)
-        if gone:
+        missing_numbers = sorted(set(range(1, int(count) + 1)) - have)
+        if missing_numbers:
             raise CheckpointError(
                 f"has {len(have)} of {int(count)} shards, and no index",
-                f"copy number {format_ranges(gone)} into it",
+                f"copy number {format_ranges(missing_numbers)} into it",
                 where=listing.path,
             )
 

@@ -80,35 +80,42 @@ class HyperParallel:
                 for name in listing.entries
                 if name == TRACKER
                 or (name == METADATA and begins_with(store, METADATA, b"hyper_parallel"))
-                or any(one.fullmatch(name) for one in (_FILE, _STEP, _OWN_TABLE))
+                or any(pattern.fullmatch(name) for pattern in (_FILE, _STEP, _OWN_TABLE))
             ),
             None,
         )
 
-    def select(self, listing: Listing, where: Where, store: Store, needed: Needed) -> Selected:
+    def select(self, listing: Listing, where: Where, store: Store, rank_filter: Needed) -> Selected:
         if where.suffix is not None:
             raise UsageError("--suffix chooses among rank files; HyperParallel has --step N")
-        chosen = iteration_of(listing, where, store, STEPS_OF)
-        table, stated = _table(chosen, store)
-        training = {} if chosen.number is None else {"global_step": chosen.number}
-        notices = (*chosen.notices, *stated.notices)
-        stated = replace(stated, items=self.items, training=training, notices=notices)
-        names, description = boxes.described(
-            listing, boxes.as_stored(table), _entry_of, (TENSORS, ITEMS), chosen.below, stated
+        iteration = iteration_of(listing, where, store, STEPS_OF)
+        table, base_description = _table(iteration, store)
+        training = {} if iteration.number is None else {"global_step": iteration.number}
+        notices = (*iteration.notices, *base_description.notices)
+        base_description = replace(
+            base_description, items=self.items, training=training, notices=notices
         )
-        return Selected(names, chosen.step, chosen.others, description=description)
+        names, description = boxes.described(
+            listing,
+            boxes.as_stored(table),
+            _entry_of,
+            (TENSORS, ITEMS),
+            iteration.below,
+            base_description,
+        )
+        return Selected(names, iteration.step, iteration.skipped_steps, description=description)
 
     def arrange(self, planner: Planner, naming: Naming) -> Arrangement:
         """Two files for each rank: what is no tensor has one of its own."""
         names, parts = {}, {}
-        most = naming.options["max_part"] or boxes.DEFAULT_BYTES
-        for number, part in enumerate(boxes.parts_of(planner, most)):
+        max_bytes = naming.options["max_part"] or boxes.DEFAULT_BYTES
+        for number, part in enumerate(boxes.parts_of(planner, max_bytes)):
             assert part.names is not None
-            rest = frozenset(n for n in part.names if planner.parameter(n).dtype == BYTES)
-            for kind, some in enumerate((part.names - rest, rest)):
-                if some:
+            non_tensors = frozenset(n for n in part.names if planner.parameter(n).dtype == BYTES)
+            for kind, kind_names in enumerate((part.names - non_tensors, non_tensors)):
+                if kind_names:
                     names[2 * number + kind] = f"_rank{number}_{(TENSORS, ITEMS)[kind]}"
-                    parts[2 * number + kind] = Part(part.rank, some)
+                    parts[2 * number + kind] = Part(part.rank, kind_names)
         step = naming.options["iteration"]
         step = naming.step if step is None else step
         if step is None:
@@ -132,8 +139,8 @@ class HyperParallel:
         table = boxes.table_of(planner, arrangement.names, places=False)
         return {METADATA: torch_metadata.written(table, HYPER_FLAVOR)}
 
-    def foreign_files(self, listing: Listing, own: Collection[str]) -> list[str]:
-        return folder.foreign_files(listing, own, (TENSORS, ITEMS))
+    def foreign_files(self, listing: Listing, dst_names: Collection[str]) -> list[str]:
+        return folder.foreign_files(listing, dst_names, (TENSORS, ITEMS))
 
 
 def _entry_of(item: Item, nbytes: int) -> str:
@@ -141,43 +148,52 @@ def _entry_of(item: Item, nbytes: int) -> str:
     return item.key if item.box is not None else ""
 
 
-def _table(chosen: Iteration, store: Store) -> tuple[Table, Description]:
+def _table(iteration: Iteration, store: Store) -> tuple[Table, Description]:
     """Read the table of a step, or the tables of all its ranks; return also what states it."""
-    own = {
+    tables_by_rank = {
         int(match[1] or match[2]): name
-        for name in chosen.names
+        for name in iteration.names
         if (match := _OWN_TABLE.fullmatch(name))
     }
-    if METADATA in chosen.names or not own:
-        name, others = chosen.below + METADATA, [*own.values()][:1]
-        told = tuple(f"{chosen.at(other)}: was not used; {METADATA} says it" for other in others)
-        description = Description(chosen.listing.at(name), notices=told)
-        return read_table(chosen.listing, store, name), description
-    gone = sorted(set(range(max(own) + 1)) - {*own})
-    if gone:
-        raise CheckpointError(
-            f"has tables of ranks {format_ranges(sorted(own))}, and none of rank "
-            f"{format_ranges(gone)}",
-            f"copy {own[max(own)].replace(str(max(own)), str(gone[0]))} into it",
-            where=chosen.path,
+    if METADATA in iteration.names or not tables_by_rank:
+        name, unused_tables = iteration.below + METADATA, [*tables_by_rank.values()][:1]
+        notices = tuple(
+            f"{iteration.at(unused_table)}: was not used; {METADATA} says it"
+            for unused_table in unused_tables
         )
-    found, differing = Table(), list[Fact]()
-    for _, name in sorted(own.items()):
-        more = read_table(chosen.listing, store, chosen.below + name)
-        differing += _join(found, more, (chosen.at(own[0]), chosen.at(name)))
-    return found, Description(chosen.at(own[0]), facts=tuple(differing))
+        description = Description(iteration.listing.at(name), notices=notices)
+        return read_table(iteration.listing, store, name), description
+    missing_ranks = sorted(set(range(max(tables_by_rank) + 1)) - {*tables_by_rank})
+    if missing_ranks:
+        last_rank = max(tables_by_rank)
+        missing_name = tables_by_rank[last_rank].replace(str(last_rank), str(missing_ranks[0]))
+        raise CheckpointError(
+            f"has tables of ranks {format_ranges(sorted(tables_by_rank))}, and none of rank "
+            f"{format_ranges(missing_ranks)}",
+            f"copy {missing_name} into it",
+            where=iteration.path,
+        )
+    merged_table, differing = Table(), list[Fact]()
+    for _, name in sorted(tables_by_rank.items()):
+        added_table = read_table(iteration.listing, store, iteration.below + name)
+        differing += _join(
+            merged_table, added_table, (iteration.at(tables_by_rank[0]), iteration.at(name))
+        )
+    return merged_table, Description(iteration.at(tables_by_rank[0]), facts=tuple(differing))
 
 
-def _join(found: Table, more: Table, sources: tuple[str, str]) -> Iterator[Fact]:
+def _join(merged_table: Table, added_table: Table, sources: tuple[str, str]) -> Iterator[Fact]:
     """Add a rank's table, and yield what it and others' state of one tensor, if that differs.
 
     A box that several ranks have is a replica. sources: paths of the others' tables and of this
     one.
     """
-    for name, stated in more.tensors.items():
-        both = found.tensors.setdefault(name, stated), stated
-        for source, (dtype, shape) in zip(sources, both if len({*both}) > 1 else ()):
+    for name, typed_shape in added_table.tensors.items():
+        typed_shapes = merged_table.tensors.setdefault(name, typed_shape), typed_shape
+        for source, (dtype, shape) in zip(
+            sources, typed_shapes if len({*typed_shapes}) > 1 else ()
+        ):
             yield Fact(TYPE, name, dtype, facts.METADATA, source)
             yield Fact(SHAPE, name, shape, facts.METADATA, source)
-    for name, some in more.items.items():
-        found.items[name] = (*found.items.get(name, ()), *some)
+    for name, stored_items in added_table.items.items():
+        merged_table.items[name] = (*merged_table.items.get(name, ()), *stored_items)

@@ -43,7 +43,7 @@ class Iteration:
     below: str
     number: int | None
     names: tuple[str, ...]
-    others: tuple[tuple[int, ...], ...] = ()
+    skipped_steps: tuple[tuple[int, ...], ...] = ()
     notices: tuple[str, ...] = ()
 
     @property
@@ -62,56 +62,62 @@ def iteration_of(listing: Listing, where: Where, store: Store, kind: Steps) -> I
     """Return the iteration that is meant. Raises UsageError, CheckpointError."""
     if listing.kind != FOLDER:
         raise UsageError(f"no such checkpoint folder{listing.searched}", where=listing.path)
-    found: dict[int, list[str]] = {}
+    names_by_number: dict[int, list[str]] = {}
     folders: dict[int, str] = {}
     for name in listing.files:
-        parent, _, own = name.rpartition("/")
+        parent, _, file_name = name.rpartition("/")
         match = kind.expression.fullmatch(parent)
         if match:
-            found.setdefault(int(match[1]), []).append(own)
+            names_by_number.setdefault(int(match[1]), []).append(file_name)
             folders[int(match[1])] = parent + "/"
     direct = tuple(name for name in listing.entries if name not in listing.folders)
     if kind.files(direct):
         match = kind.expression.fullmatch(listing.name)
         number = int(match[1]) if match else None
-        if found or (where.step not in (None, LATEST) and where.step != str(number)):
+        if names_by_number or (where.step not in (None, LATEST) and where.step != str(number)):
             raise UsageError(
                 f"{listing.path}: is one {kind.word}'s folder; --step chooses one in the folder "
                 "above it"
-                if not found
+                if not names_by_number
                 else f"{listing.path}: holds files of a checkpoint beside folders of {kind.word}s; "
                 "name one"
             )
         return Iteration(listing, "", number, direct)
-    if not found:
+    if not names_by_number:
         raise CheckpointError(
             f"holds no {re.sub('{.*}', 'N', kind.name)} folder with files{listing.searched}",
             where=listing.path,
         )
     if kind.is_complete is not None and where.step in (None, LATEST):
-        found = {n: names for n, names in found.items() if kind.is_complete(names)} or found
-        stated = _stated(listing, store, kind)
+        names_by_number = {
+            n: names for n, names in names_by_number.items() if kind.is_complete(names)
+        } or names_by_number
+        tracker_number = _stated(listing, store, kind)
         number, notices = (
-            stated if stated in found else max(found),
-            _doubts(listing, kind, found, stated),
+            tracker_number if tracker_number in names_by_number else max(names_by_number),
+            _doubts(listing, kind, names_by_number, tracker_number),
         )
     else:
-        number, notices = _number(listing, where, store, sorted(found), kind)
-    others = tuple((n,) for n in sorted(found) if n != number)
-    return Iteration(listing, folders[number], number, tuple(found[number]), others, notices)
+        number, notices = _number(listing, where, store, sorted(names_by_number), kind)
+    skipped_steps = tuple((n,) for n in sorted(names_by_number) if n != number)
+    return Iteration(
+        listing, folders[number], number, tuple(names_by_number[number]), skipped_steps, notices
+    )
 
 
 def _doubts(
-    listing: Listing, kind: Steps, complete: Collection[int], stated: int
+    listing: Listing, kind: Steps, complete: Collection[int], tracker_number: int
 ) -> tuple[str, ...]:
     """Return that a tracker names no complete step, or not the newest."""
-    if kind.tracker not in listing.entries or stated == max(complete):
+    if kind.tracker not in listing.entries or tracker_number == max(complete):
         return ()
-    named = f"names {kind.word} {stated}" if stated >= 0 else f"names no {kind.word}"
-    taken = stated if stated in complete else max(complete)
+    named = (
+        f"names {kind.word} {tracker_number}" if tracker_number >= 0 else f"names no {kind.word}"
+    )
+    selected_number = tracker_number if tracker_number in complete else max(complete)
     return (
         f"{listing.at(kind.tracker)}: {named}, and complete are {format_ranges(sorted(complete))}; "
-        f"{kind.word} {taken} is taken (--step says which)",
+        f"{kind.word} {selected_number} is taken (--step says which)",
     )
 
 
@@ -124,13 +130,13 @@ def _stated(listing: Listing, store: Store, kind: Steps) -> int:
 
 
 def _number(
-    listing: Listing, where: Where, store: Store, known: list[int], kind: Steps
+    listing: Listing, where: Where, store: Store, numbers: list[int], kind: Steps
 ) -> tuple[int, tuple[str, ...]]:
     if where.step not in (None, LATEST):
         assert where.step is not None
-        if not _is_number(where.step) or int(where.step) not in known:
+        if not _is_number(where.step) or int(where.step) not in numbers:
             raise UsageError(
-                f"--step {where.step!r}: {listing.path} has {kind.word}s {format_ranges(known)}",
+                f"--step {where.step!r}: {listing.path} has {kind.word}s {format_ranges(numbers)}",
                 "say one of them",
             )
         return int(where.step), ()
@@ -138,17 +144,17 @@ def _number(
         raise CheckpointError(
             f"has no {kind.tracker}, by which a complete {kind.word} is known",
             "name the folder of the one that is meant, such as "
-            f"{listing.at(kind.name.format(known[-1]))}",
+            f"{listing.at(kind.name.format(numbers[-1]))}",
             where=listing.path,
         )
     text = store.read(kind.tracker, listing.searched).decode(errors="replace").strip()
-    if not _is_number(text) or int(text) not in known:
+    if not _is_number(text) or int(text) not in numbers:
         raise CheckpointError(
-            f"says {text[:20]!r}, and the {kind.word}s that are there are {format_ranges(known)}",
+            f"says {text[:20]!r}, and the {kind.word}s that are there are {format_ranges(numbers)}",
             "name the folder of one of them",
             where=listing.at(kind.tracker),
         )
-    newer = [n for n in known if n > int(text)]
+    newer = [n for n in numbers if n > int(text)]
     if newer and where.step == LATEST:
         raise CheckpointError(
             f"{kind.word} {newer[-1]} is newer than {text}, the last complete one by "

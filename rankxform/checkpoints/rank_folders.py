@@ -53,7 +53,7 @@ class RankFolders:
         """Rank folders; a source is taken for some that are spelled otherwise if nothing else."""
         return next((name for name in listing.entries if _FOLDER.fullmatch(name)), None)
 
-    def select(self, listing: Listing, where: Where, store: Store, needed: Needed) -> Selected:
+    def select(self, listing: Listing, where: Where, store: Store, rank_filter: Needed) -> Selected:
         path, searched = listing.path, listing.searched
         if listing.kind == FILE and path.endswith(".json"):
             raise UsageError(
@@ -72,7 +72,9 @@ class RankFolders:
                 "is one rank's folder", f"name the folder above it, {dirname(path)}", where=path
             )
         if not candidates:
-            inside = [(listing.at(one), n) for one, n in listing.inside.items() if n][:_SHOWN]
+            inside = [
+                (listing.at(folder_name), n) for folder_name, n in listing.inside.items() if n
+            ][:_SHOWN]
             named = " or ".join(f"{folder} ({n} ranks)" for folder, n in inside)
             raise CheckpointError(
                 f"holds no checkpoint at {where.pattern} ({' or '.join(suffixes())}){searched}",
@@ -80,21 +82,21 @@ class RankFolders:
                 "--src-pattern, such as 'ckpt_{rank}/*.ckpt'",
                 where=path,
             )
-        wanted = candidates if needed.ranks is None else needed.ranks
-        ranks = [rank for rank in wanted if rank in candidates]
-        others = candidates if needed.among is None else needed.among
+        needed_ranks = candidates if rank_filter.ranks is None else rank_filter.ranks
+        ranks = [rank for rank in needed_ranks if rank in candidates]
+        checkpoint_ranks = candidates if rank_filter.among is None else rank_filter.among
         step = _step(where.step, candidates)
-        found = _choose(candidates, ranks, others, step, where.suffix, where.pattern)
-        if where.step == LATEST and found.newer:
-            assert found.step is not None
-            epoch, number = found.step
+        selected = _choose(candidates, ranks, checkpoint_ranks, step, where.suffix, where.pattern)
+        if where.step == LATEST and selected.newer:
+            assert selected.step is not None
+            epoch, number = selected.step
             raise CheckpointError(
-                found.newer,
+                selected.newer,
                 "bring it",
                 f"--step {epoch}_{number}, which is there for all that is wanted here",
                 where=path,
             )
-        return found if where.step in (None, LATEST) else replace(found, incomplete={})
+        return selected if where.step in (None, LATEST) else replace(selected, incomplete={})
 
     def arrange(self, planner: Planner, naming: Naming) -> Arrangement:
         prefix = DEFAULT_PREFIX if naming.prefix is None else naming.prefix
@@ -106,8 +108,12 @@ class RankFolders:
         return {key: text for key, text in source.items() if (key, text) != ("format", "pt")}
 
     def owns(self, name: str, file: int) -> bool:
-        folder, _, rest = name.partition("/")
-        return folder == f"rank_{file}" and rest not in ("", ".", "..") and not set("/\0") & {*rest}
+        folder, _, file_name = name.partition("/")
+        return (
+            folder == f"rank_{file}"
+            and file_name not in ("", ".", "..")
+            and not set("/\0") & {*file_name}
+        )
 
     def companion_names(self, names: Collection[str]) -> tuple[str, ...]:
         return ()
@@ -117,21 +123,21 @@ class RankFolders:
     ) -> Mapping[str, Iterable[bytes]]:
         return {}
 
-    def foreign_files(self, listing: Listing, own: Collection[str]) -> list[str]:
+    def foreign_files(self, listing: Listing, dst_names: Collection[str]) -> list[str]:
         """Other files in rank folders, among which MindSpore chooses by name or time, and ranks
         beyond the last, which would be taken for ranks of this checkpoint."""
-        mine, folders = set(own), {dirname(name) for name in own}
+        own_names, folders = set(dst_names), {dirname(name) for name in dst_names}
         numbers = [int(match[1]) for folder in folders if (match := _FOLDER.fullmatch(folder))]
-        last = max(numbers, default=-1)
+        last_rank = max(numbers, default=-1)
 
         def is_taken(folder: str) -> bool:
             match = _FOLDER.fullmatch(folder)
-            return folder in folders or (match is not None and int(match[1]) > last >= 0)
+            return folder in folders or (match is not None and int(match[1]) > last_rank >= 0)
 
         return [
             name
             for name in listing.files
-            if name not in mine and is_taken(dirname(name)) and name.endswith(suffixes())
+            if name not in own_names and is_taken(dirname(name)) and name.endswith(suffixes())
         ]
 
 
@@ -158,10 +164,10 @@ def by_rank(listing: Listing, pattern: str) -> dict[int, list[str]]:
         raise UsageError(f"--src-pattern {pattern!r}: {{rank}} must stand for the rank's number")
     parts = [expression_of(part) for part in pattern.split("/")]
     ends = suffixes()
-    found: dict[int, list[str]] = {}
+    names_by_rank: dict[int, list[str]] = {}
     spelled: dict[int, tuple[str, ...]] = {}
     for name in listing.files:
-        matches = (part and part.fullmatch(own) for part, own in zip(parts, name.split("/")))
+        matches = (p and p.fullmatch(c) for p, c in zip(parts, name.split("/")))
         numbers = [number for match in matches if match for number in match.groups()]
         ranks = set(map(int, numbers))
         if len(ranks) != 1 or not name.endswith(ends):
@@ -169,10 +175,10 @@ def by_rank(listing: Listing, pattern: str) -> dict[int, list[str]]:
         rank = ranks.pop()
         spellings = {spelled.setdefault(rank, tuple(numbers)), tuple(numbers)}
         if len(spellings) > 1:
-            a, b = listing.at(name), listing.at(found[rank][0])
+            a, b = listing.at(name), listing.at(names_by_rank[rank][0])
             raise CheckpointError(f"{a} and {b} are both rank {rank}'s", "remove one")
-        found.setdefault(rank, []).append(name)
-    return found
+        names_by_rank.setdefault(rank, []).append(name)
+    return names_by_rank
 
 
 def _candidate(name: str, rank: int, listing: Listing) -> _Candidate:
@@ -198,30 +204,35 @@ def _step(text: str | None, candidates: Mapping[int, Iterable[_Candidate]]) -> S
         )
     if match[1]:
         return int(match[1]), int(match[2])
-    there = {one.step for some in candidates.values() for one in some if one.step}
-    found = sorted(step for step in there if step[1] == int(match[2]))
-    if len(found) > 1:
-        raise UsageError(f"--step {text}: say which; there are {_names(found)}")
-    if not found:
-        raise CheckpointError(f"--step {text}: no such step; {_steps(there)}")
-    return found[0]
+    steps = {
+        candidate.step
+        for rank_candidates in candidates.values()
+        for candidate in rank_candidates
+        if candidate.step
+    }
+    matching_steps = sorted(step for step in steps if step[1] == int(match[2]))
+    if len(matching_steps) > 1:
+        raise UsageError(f"--step {text}: say which; there are {_names(matching_steps)}")
+    if not matching_steps:
+        raise CheckpointError(f"--step {text}: no such step; {_steps(steps)}")
+    return matching_steps[0]
 
 
 def _names(steps: Iterable[Step]) -> str:
     return ", ".join(f"{epoch}_{step}" for epoch, step in steps)
 
 
-def _steps(there: Iterable[Step]) -> str:
+def _steps(steps: Iterable[Step]) -> str:
     """Say which steps the files' names state."""
-    every = sorted(there)
-    if not every:
+    sorted_steps = sorted(steps)
+    if not sorted_steps:
         return "no file's name states one"
-    return f"the steps are {'..., ' if every[8:] else ''}{_names(every[-8:])}"
+    return f"the steps are {'..., ' if sorted_steps[8:] else ''}{_names(sorted_steps[-8:])}"
 
 
 def _choose(
     candidates: Mapping[int, list[_Candidate]],
-    needed: list[int],
+    needed_ranks: list[int],
     among: Collection[int],
     step: Step | None,
     suffix: str | None,
@@ -230,7 +241,7 @@ def _choose(
     """Choose one file for each rank, or all that a pattern of the user's means."""
     is_given = pattern != DEFAULT_PATTERN
     has_parts = is_given and "*" in pattern.rpartition(RANK)[2]
-    kept = {
+    files_by_rank = {
         rank: [
             c
             for c in files
@@ -240,104 +251,119 @@ def _choose(
         for rank, files in candidates.items()
     }
     if has_parts:
-        kept = {rank: _whole_steps(files) for rank, files in kept.items()}
-    for rank in needed:
-        if not kept[rank]:
-            own = {c.step for c in candidates[rank] if c.step}
-            if suffix is None and own:
-                raise CheckpointError(f"rank {rank} lacks that step (--step); {_steps(own)}")
+        files_by_rank = {rank: _whole_steps(files) for rank, files in files_by_rank.items()}
+    for rank in needed_ranks:
+        if not files_by_rank[rank]:
+            present_steps = {c.step for c in candidates[rank] if c.step}
+            if suffix is None and present_steps:
+                raise CheckpointError(
+                    f"rank {rank} lacks that step (--step); {_steps(present_steps)}"
+                )
             raise CheckpointError(
                 f"rank {rank} has no checkpoint that matches --step and --suffix; "
                 + _listing(candidates[rank])
             )
-    every = [c for rank in needed or kept for c in kept[rank]]
-    is_given = has_parts or (is_given and len(every) == len(needed or kept))
-    families = _one_family(every, is_given=is_given)
-    newest = _common_step(kept, needed)
-    chosen: dict[int, list[str]] = {}
-    for rank, files in kept.items():
+    needed_files = [c for rank in needed_ranks or files_by_rank for c in files_by_rank[rank]]
+    is_given = has_parts or (is_given and len(needed_files) == len(needed_ranks or files_by_rank))
+    families = _one_family(needed_files, is_given=is_given)
+    newest = _common_step(files_by_rank, needed_ranks)
+    names_by_rank: dict[int, list[str]] = {}
+    for rank, files in files_by_rank.items():
         match = [
             c for c in files if c.step == newest and families & {c.family, c.starred, c.numbered}
         ]
-        if len(match) > 1 and rank in needed and not has_parts:
+        if len(match) > 1 and rank in needed_ranks and not has_parts:
             raise CheckpointError(f"rank {rank}: several files of one step; {_listing(match)}")
         if match:
-            chosen[rank] = [c.name for c in match[: None if has_parts else 1]]
-    names, ranks = _identified(chosen, 1 + max((*candidates, *needed, *among), default=0))
-    others = sorted({c.step for r in needed for c in kept[r] if c.step and c.step != newest})
-    have = {r: {c.step for c in some} for r, some in kept.items() if r in needed or r in among}
-    there = [c.step for r in have for c in candidates[r] if has_parts]
-    seen = [*there, *(step for some in have.values() for step in some)]
-    known = {step for step in seen if step and newest and step >= newest}
-    lacking = {step: tuple(r for r, some in have.items() if step not in some) for step in known}
-    incomplete = {step: lost for step, lost in lacking.items() if lost}
-    return Selected(names, newest, tuple(others), incomplete, ranks=ranks)
+            names_by_rank[rank] = [c.name for c in match[: None if has_parts else 1]]
+    names, ranks = _identified(
+        names_by_rank, 1 + max((*candidates, *needed_ranks, *among), default=0)
+    )
+    skipped_steps = sorted(
+        {c.step for r in needed_ranks for c in files_by_rank[r] if c.step and c.step != newest}
+    )
+    have = {
+        r: {c.step for c in f} for r, f in files_by_rank.items() if r in needed_ranks or r in among
+    }
+    candidate_steps = [c.step for r in have for c in candidates[r] if has_parts]
+    all_steps = [*candidate_steps, *(step for steps in have.values() for step in steps)]
+    recent_steps = {step for step in all_steps if step and newest and step >= newest}
+    lacking = {s: tuple(r for r, steps in have.items() if s not in steps) for s in recent_steps}
+    incomplete = {step: lacking_ranks for step, lacking_ranks in lacking.items() if lacking_ranks}
+    return Selected(names, newest, tuple(skipped_steps), incomplete, ranks=ranks)
 
 
 def _whole_steps(files: Sequence[_Candidate]) -> list[_Candidate]:
     """Return a rank's files but for those of steps of which it lacks one that another step has."""
-    kinds = {one.family for one in files if one.step is not None}
-    held: dict[Step | None, set[str]] = {}
-    for one in files:
-        held.setdefault(one.step, set()).add(one.family)
-    return [one for one in files if held[one.step] == kinds or one.step is None]
+    kinds = {file.family for file in files if file.step is not None}
+    families_by_step: dict[Step | None, set[str]] = {}
+    for file in files:
+        families_by_step.setdefault(file.step, set()).add(file.family)
+    return [file for file in files if families_by_step[file.step] == kinds or file.step is None]
 
 
 def _identified(
-    chosen: Mapping[int, Sequence[str]], free: int
+    names_by_rank: Mapping[int, Sequence[str]], free: int
 ) -> tuple[dict[int, str], dict[int, int]]:
     """Return files by id, and the rank of each where some rank has several.
 
     A rank's first file has the rank's number, and others have numbers from `free` on, which are no
     rank's, there or not.
     """
-    names = {rank: files[0] for rank, files in chosen.items()}
+    names = {rank: files[0] for rank, files in names_by_rank.items()}
     ranks = {rank: rank for rank in names}
-    for rank, files in chosen.items():
+    for rank, files in names_by_rank.items():
         for name in files[1:]:
             names[free], ranks[free] = name, rank
             free += 1
-    return names, ranks if len(names) > len(chosen) else {}
+    return names, ranks if len(names) > len(names_by_rank) else {}
 
 
-def _one_family(every: list[_Candidate], *, is_given: bool) -> set[str]:
+def _one_family(files: list[_Candidate], *, is_given: bool) -> set[str]:
     """Return the family of names that all files are of. Raises CheckpointError if there is none.
 
     `is_given`: the user's pattern matches one file for each rank, so that there is no question.
     """
-    if len({c.step is None for c in every}) > 1:
+    if len({c.step is None for c in files}) > 1:
         raise CheckpointError(
             "some of the files state an epoch and a step and some do not; choose by --suffix, "
-            "--step or --src-pattern; " + _listing(every)
+            "--step or --src-pattern; " + _listing(files)
         )
     if is_given:
-        return {c.family for c in every}
+        return {c.family for c in files}
     families = min(
-        {c.starred for c in every}, {c.family for c in every}, {c.numbered for c in every}, key=len
+        {c.starred for c in files}, {c.family for c in files}, {c.numbered for c in files}, key=len
     )
     if len(families) > 1:
         raise CheckpointError(
             f"the rank folders hold {len(families)} families of checkpoints "
             f"({', '.join(sorted(families)[:6])}); say which by --suffix, --step or --src-pattern; "
-            + _listing(every)
+            + _listing(files)
         )
     return families
 
 
-def _common_step(kept: Mapping[int, list[_Candidate]], needed: list[int]) -> Step | None:
-    """Return the newest step that all `needed` ranks have, None where files state none."""
-    steps = [{c.step for c in kept[rank]} for rank in needed]
-    in_all = set.intersection(*steps) if steps else {c.step for some in kept.values() for c in some}
+def _common_step(
+    files_by_rank: Mapping[int, list[_Candidate]], needed_ranks: list[int]
+) -> Step | None:
+    """Return the newest step that all `needed_ranks` have, None where files state none."""
+    steps = [{c.step for c in files_by_rank[rank]} for rank in needed_ranks]
+    in_all = (
+        set.intersection(*steps)
+        if steps
+        else {c.step for files in files_by_rank.values() for c in files}
+    )
     if not in_all:
-        rank = next(r for i, r in enumerate(needed) if not set.intersection(*steps[: i + 1]))
+        rank = next(r for i, r in enumerate(needed_ranks) if not set.intersection(*steps[: i + 1]))
         raise CheckpointError(
-            f"no step is there for every rank; rank {needed[0]}: {_listing(kept[needed[0]])}; "
-            f"rank {rank}: {_listing(kept[rank])}"
+            f"no step is there for every rank; rank {needed_ranks[0]}: "
+            f"{_listing(files_by_rank[needed_ranks[0]])}; "
+            f"rank {rank}: {_listing(files_by_rank[rank])}"
         )
     return max(in_all, key=lambda step: step or (-1, -1))
 
 
 def _listing(candidates: Iterable[_Candidate]) -> str:
     paths = [c.path for c in candidates]
-    more = f" and {len(paths) - 8} more" if len(paths) > 8 else ""
-    return "found " + (", ".join(paths[:8]) + more if paths else "nothing")
+    more_text = f" and {len(paths) - 8} more" if len(paths) > 8 else ""
+    return "found " + (", ".join(paths[:8]) + more_text if paths else "nothing")

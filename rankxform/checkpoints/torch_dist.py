@@ -63,32 +63,37 @@ class TorchDist(ReadOnly):
             return BACKEND
         return next((name for name in listing.folders if _STEP.fullmatch(name)), None)
 
-    def select(self, listing: Listing, where: Where, store: Store, needed: Needed) -> Selected:
+    def select(self, listing: Listing, where: Where, store: Store, rank_filter: Needed) -> Selected:
         if where.suffix is not None:
             raise UsageError("--suffix chooses among rank files; torch_dist has --step N")
-        chosen = iteration_of(listing, where, store, STEPS_OF)
-        _check_backend(chosen.at(BACKEND), chosen.below + BACKEND, store)
-        table = read_table(chosen.listing, store, chosen.below + METADATA)
-        source = chosen.at(METADATA)
-        training = {} if chosen.number is None else {"global_step": chosen.number}
-        stated = Description(source, training=training, refused=_raw(table, source))
+        iteration = iteration_of(listing, where, store, STEPS_OF)
+        _check_backend(iteration.at(BACKEND), iteration.below + BACKEND, store)
+        table = read_table(iteration.listing, store, iteration.below + METADATA)
+        source = iteration.at(METADATA)
+        training = {} if iteration.number is None else {"global_step": iteration.number}
+        base_description = Description(source, training=training, refused=_raw(table, source))
         names, description = boxes.described(
-            listing, _of_model(table, stated.refused), entry_of, (SUFFIX,), chosen.below, stated
+            listing,
+            _of_model(table, base_description.refused),
+            entry_of,
+            (SUFFIX,),
+            iteration.below,
+            base_description,
         )
-        return Selected(names, chosen.step, chosen.others, description=description)
+        return Selected(names, iteration.step, iteration.skipped_steps, description=description)
 
 
 def _check_backend(path: str, name: str, store: Store) -> None:
     """Refuse backends that keep tensors otherwise."""
     try:
-        stated = load(store.read(name))
+        backend = load(store.read(name))
     except FormatError as error:
         raise CheckpointError.of_parts(error.at(path)) from error
-    stated = stated if isinstance(stated, dict) else {}
+    backend = backend if isinstance(backend, dict) else {}
     for key, supported in _SUPPORTED.items():
-        if stated.get(key) != supported:
+        if backend.get(key) != supported:
             raise CheckpointError(
-                f"{key} is {stated.get(key)!r}, and {supported!r} can be read",
+                f"{key} is {backend.get(key)!r}, and {supported!r} can be read",
                 "save the checkpoint with --ckpt-format torch_dist",
                 where=path,
             )
@@ -97,22 +102,22 @@ def _check_backend(path: str, name: str, store: Store) -> None:
 def _raw(table: Table, source: str) -> dict[str, str]:
     """Return tensors that are parts of flat buffers, and why they cannot be read."""
     raw = [name for name in table.items if name.startswith(_RAW)]
-    why = (
+    reason = (
         "is a part of an optimizer's flat buffer, whose layout only that job knows; save with "
         "--dist-ckpt-optim-fully-reshardable, or say --weights-only"
     )
-    return {name: f"{source}: {name} {why}" for name in (*table.flattened, *raw)}
+    return {name: f"{source}: {name} {reason}" for name in (*table.flattened, *raw)}
 
 
 def _of_model(table: Table, refused: Collection[str]) -> Boxes:
     """Return the tensors of a model: layers apart, halves joined; without those refused."""
-    kept = {name: one for name, one in table.tensors.items() if name not in refused}
-    lying = {name: some for name, some in table.items.items() if name not in refused}
-    found = boxes.as_stored(Table(kept, lying))
-    tensors, made = dict(found.tensors), dict(found.boxes)
-    for name in found.tensors:
+    model_tensors = {n: s for n, s in table.tensors.items() if n not in refused}
+    lying = {n: i for n, i in table.items.items() if n not in refused}
+    stored_boxes = boxes.as_stored(Table(model_tensors, lying))
+    tensors, boxes_by_name = dict(stored_boxes.tensors), dict(stored_boxes.boxes)
+    for name in stored_boxes.tensors:
         if _STACKED.search(name):
-            _take_apart(name, tensors, made)
+            _take_apart(name, tensors, boxes_by_name)
     for name in [*tensors]:
         match = _HALF.fullmatch(name)
         if (
@@ -122,47 +127,47 @@ def _of_model(table: Table, refused: Collection[str]) -> Boxes:
             and f"{match[1]}_v" in tensors
             and match[1] not in tensors
         ):
-            _join_halves(match[1], tensors, made)
-    return Boxes(tensors, made, found.items)
+            _join_halves(match[1], tensors, boxes_by_name)
+    return Boxes(tensors, boxes_by_name, stored_boxes.items)
 
 
 def _take_apart(
     name: str,
     tensors: dict[str, tuple[str, tuple[int, ...]]],
-    made: dict[str, tuple[Placed, ...]],
+    boxes_by_name: dict[str, tuple[Placed, ...]],
 ) -> None:
     """Put the layers of a tensor in its place, each a tensor without the axis in front."""
-    (dtype, shape), some = tensors.pop(name), made.pop(name)
+    (dtype, shape), placed_boxes = tensors.pop(name), boxes_by_name.pop(name)
     if not shape:
-        tensors[name], made[name] = (dtype, shape), some
+        tensors[name], boxes_by_name[name] = (dtype, shape), placed_boxes
         return
     layers: dict[int, list[Placed]] = {number: [] for number in range(shape[0])}
-    for placed in some:
+    for placed in placed_boxes:
         box = Box(placed.box.start[1:], placed.box.stop[1:])
         for number in range(placed.box.start[0], placed.box.stop[0]):
             first = (number - placed.box.start[0]) * prod(box.shape)
-            layers[number].append(Placed(placed.item, box, placed.there, first))
-    for number, own in layers.items():
+            layers[number].append(Placed(placed.item, box, placed.item_shape, first))
+    for number, layer_boxes in layers.items():
         layer = _STACKED.sub(f"layers.{number}.", name, count=1)
         if layer in tensors:
             raise CheckpointError(f"{layer} is stored by itself, and as a layer of {name}")
-        tensors[layer], made[layer] = (dtype, shape[1:]), tuple(own)
+        tensors[layer], boxes_by_name[layer] = (dtype, shape[1:]), tuple(layer_boxes)
 
 
 def _join_halves(
     name: str,
     tensors: dict[str, tuple[str, tuple[int, ...]]],
-    made: dict[str, tuple[Placed, ...]],
+    boxes_by_name: dict[str, tuple[Placed, ...]],
 ) -> None:
     """Put one tensor, gate before up, in the place of its halves."""
-    (dtype, shape), (_, other) = (tensors.pop(f"{name}_{half}") for half in "wv")
-    first, second = (made.pop(f"{name}_{half}") for half in "wv")
+    (dtype, shape), (_, second_shape) = (tensors.pop(f"{name}_{half}") for half in "wv")
+    first, second = (boxes_by_name.pop(f"{name}_{half}") for half in "wv")
     moved = tuple(
-        one._replace(box=Box(
-            (one.box.start[0] + shape[0], *one.box.start[1:]),
-            (one.box.stop[0] + shape[0], *one.box.stop[1:]),
+        placed._replace(box=Box(
+            (placed.box.start[0] + shape[0], *placed.box.start[1:]),
+            (placed.box.stop[0] + shape[0], *placed.box.stop[1:]),
         ))
-        for one in second
+        for placed in second
     )  # fmt: skip
-    tensors[name] = dtype, (shape[0] + other[0], *shape[1:])
-    made[name] = (*first, *moved)
+    tensors[name] = dtype, (shape[0] + second_shape[0], *shape[1:])
+    boxes_by_name[name] = (*first, *moved)

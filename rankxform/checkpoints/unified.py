@@ -60,23 +60,23 @@ class Unified:
         marks = (MAP, FIRST)
         return next((name for name in marks if name in listing.files), None)
 
-    def select(self, listing: Listing, where: Where, store: Store, needed: Needed) -> Selected:
+    def select(self, listing: Listing, where: Where, store: Store, rank_filter: Needed) -> Selected:
         folder.check_no_step(self.name, where)
         index = MAP if MAP in listing.files else None
         if index is None:
             _check_no_gap(listing)
-        found = folder.whole_tensors(listing, store, index, untracked=LOOSE)
-        assert found.description is not None
+        selected = folder.whole_tensors(listing, store, index, untracked=LOOSE)
+        assert selected.description is not None
         common = listing.at(COMMON)
         training = folder.training(store, COMMON, common) if COMMON in listing.files else {}
-        facts = *found.description.facts, *folder.steps(training, common)
-        told = replace(found.description, training=training, facts=facts)
-        found = replace(found, description=told)
-        parts = len(found.names) - (LOOSE in listing.files)
+        facts = *selected.description.facts, *folder.steps(training, common)
+        description = replace(selected.description, training=training, facts=facts)
+        selected = replace(selected, description=description)
+        parts = len(selected.names) - (LOOSE in listing.files)
         if index is None and parts > 1:
             doubt = f"{listing.path}: has no {MAP}, which is written last; are {parts} parts all?"
-            found = replace(found, description=replace(told, warnings=(doubt,)))
-        return found
+            selected = replace(selected, description=replace(description, warnings=(doubt,)))
+        return selected
 
     def arrange(self, planner: Planner, naming: Naming) -> Arrangement:
         """Assign tensors as MindSpore does, the largest first, to the part with the fewest bytes.
@@ -90,19 +90,19 @@ class Unified:
             for t in planner.tensors(0)
             if t.name not in untracked
         }
-        most = naming.options["max_part"] or DEFAULT_BYTES
-        count = max(1, min(-(-sum(sizes.values()) // most), len(sizes)))
+        max_bytes = naming.options["max_part"] or DEFAULT_BYTES
+        count = max(1, min(-(-sum(sizes.values()) // max_bytes), len(sizes)))
         parts = _balanced(sizes, count)
         while count < len(sizes) and any(
-            some[1:] and sum(sizes[name] for name in some) > most for some in parts
+            part[1:] and sum(sizes[name] for name in part) > max_bytes for part in parts
         ):
             count += 1
             parts = _balanced(sizes, count)
-        names = {number: f"part{number}.safetensors" for number, some in enumerate(parts) if some}
-        held = {number: Part(0, frozenset(parts[number])) for number in names}
+        names = {number: f"part{number}.safetensors" for number, part in enumerate(parts) if part}
+        contents_by_id = {number: Part(0, frozenset(parts[number])) for number in names}
         if untracked:
-            names[count], held[count] = LOOSE, Part(0, frozenset(untracked))
-        return Arrangement(names, held)
+            names[count], contents_by_id[count] = LOOSE, Part(0, frozenset(untracked))
+        return Arrangement(names, contents_by_id)
 
     def metadata(self, source: Mapping[str, str]) -> Mapping[str, str]:
         return folder.plain_metadata(source, "ms")
@@ -116,20 +116,26 @@ class Unified:
     def companions(
         self, planner: Planner, arrangement: Arrangement, training: Mapping[str, Any]
     ) -> Mapping[str, Iterable[bytes]]:
-        held = {
+        tensors_by_file = {
             name: planner.tensors(file) for file, name in arrangement.names.items() if name != LOOSE
         }
-        total = sum(content_bytes(t.dtype, t.shape) for some in held.values() for t in some)
-        files = {name: [t.name for t in some] for name, some in held.items()}
+        total = sum(
+            content_bytes(t.dtype, t.shape)
+            for file_tensors in tensors_by_file.values()
+            for t in file_tensors
+        )
+        files = {
+            name: [t.name for t in file_tensors] for name, file_tensors in tensors_by_file.items()
+        }
         index = {MAP: [folder.index_document(files, total, indent=4)]}  # written last
-        tensors = (tensor for some in held.values() for tensor in some)
+        tensors = (tensor for file_tensors in tensors_by_file.values() for tensor in file_tensors)
         goes_on = any(planner.parameter(tensor.name).state for tensor in tensors)
         if goes_on and training.get("global_step") is not None:
             return {COMMON: [documents.common(training)], **index}
         return index
 
-    def foreign_files(self, listing: Listing, own: Collection[str]) -> list[str]:
-        return folder.foreign_files(listing, own)
+    def foreign_files(self, listing: Listing, dst_names: Collection[str]) -> list[str]:
+        return folder.foreign_files(listing, dst_names)
 
 
 def _balanced(sizes: Mapping[str, int], count: int) -> list[list[str]]:
@@ -147,10 +153,10 @@ def _check_no_gap(listing: Listing) -> None:
     """Refuse parts without a map if one of them is not there."""
     matches = (_PART.fullmatch(name) for name in listing.files)
     numbers = {int(match[1]) for match in matches if match}
-    gone = sorted(set(range(max(numbers, default=0))) - numbers)
-    if gone:
+    missing_parts = sorted(set(range(max(numbers, default=0))) - numbers)
+    if missing_parts:
         raise CheckpointError(
-            f"has no {MAP}, and part {format_ranges(gone)} is not there",
+            f"has no {MAP}, and part {format_ranges(missing_parts)} is not there",
             "bring what is missing",
             where=listing.path,
         )

@@ -34,23 +34,29 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     argv, file = without_file(argv)
     if is_script:
         argv = _as_script(argv)
-    known = parser(None if asking else argv[0], common=asking and EVERYTHING not in argv)
+    main_parser = parser(None if asking else argv[0], common=asking and EVERYTHING not in argv)
     if argv and argv[0].startswith("-n") and argv[0] not in _ASKING:
         raise UsageError("the verb comes first", "rankxform transform -n P ...")
     if argv and not argv[0].startswith("-"):
         _check_known(argv[0], VERBS, "there is no verb", "rankxform --help")
-    options, rest = _parsed(known, [w if w != EVERYTHING else "--help" for w in argv])
-    found = defaults(dict(leaves(known))[argv[0]], argv, file) if _takes_defaults(options) else []
-    if found:
-        argv[1:1] = [word for one in found for word in one.words]
+    options, unplaced_words = _parsed(
+        main_parser, [w if w != EVERYTHING else "--help" for w in argv]
+    )
+    default_options = (
+        defaults(dict(leaves(main_parser))[argv[0]], argv, file) if _takes_defaults(options) else []
+    )
+    if default_options:
+        argv[1:1] = [word for default in default_options for word in default.words]
         try:
-            options, rest = _parsed(known, argv)
+            options, unplaced_words = _parsed(main_parser, argv)
         except UsageError as error:
-            told = "; ".join(f"{' '.join(one.words)} is of {one.origin}" for one in found)
-            error.say(error.parts._replace(details=told))
+            origins_text = "; ".join(
+                f"{' '.join(default.words)} is of {default.origin}" for default in default_options
+            )
+            error.say(error.parts._replace(details=origins_text))
             raise
-    if rest:
-        _refuse_unknown(known, options, rest)
+    if unplaced_words:
+        _refuse_unknown(main_parser, options, unplaced_words)
     if program and options.verb != "launch":
         raise UsageError(
             "arguments after -- are only accepted by `launch`", where=f"{' '.join(program)!r}"
@@ -60,7 +66,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         options.format = "ckpt"  # as the script writes, whatever it reads
     if getattr(options, "quiet", False) and options.progress == "auto":
         options.progress = "none"
-    options.program, options.words, options.defaults = program, words, found
+    options.program, options.words, options.defaults = program, words, default_options
     return options
 
 
@@ -72,61 +78,61 @@ def _takes_defaults(options: argparse.Namespace) -> bool:
 
 
 def _parsed(
-    known: argparse.ArgumentParser, argv: Sequence[str]
+    main_parser: argparse.ArgumentParser, argv: Sequence[str]
 ) -> tuple[argparse.Namespace, list[str]]:
     """Return the options, and the words that are none and have no place."""
-    options, rest = known.parse_known_args(argv)
-    return options, _placed(known, options, rest) if rest else []
+    options, extra_words = main_parser.parse_known_args(argv)
+    return options, _placed(main_parser, options, extra_words) if extra_words else []
 
 
 def _placed(
-    known: argparse.ArgumentParser, options: argparse.Namespace, rest: Sequence[str]
+    main_parser: argparse.ArgumentParser, options: argparse.Namespace, extra_words: Sequence[str]
 ) -> list[str]:
     """Give arguments that stand behind options their places; return what has none.
 
     The parser looks for all of a verb's arguments where the first of them is.
     """
     names = " ".join(filter(None, (options.verb, getattr(options, "action", None))))
-    verb = dict(leaves(known)).get(names)
+    verb = dict(leaves(main_parser)).get(names)
     free = [] if verb is None else [
-        one for one in verb._get_positional_actions()
-        if one.nargs == "?" and getattr(options, one.dest) is None
+        action for action in verb._get_positional_actions()
+        if action.nargs == "?" and getattr(options, action.dest) is None
     ]  # fmt: skip
-    left = []
-    for word in rest:
+    unplaced_words = []
+    for word in extra_words:
         if free and not word.startswith("-"):
             setattr(options, free.pop(0).dest, word)
         else:
-            left.append(word)
-    return left
+            unplaced_words.append(word)
+    return unplaced_words
 
 
-def _check_known(word: str, known: Iterable[str], what: str, see: str) -> None:
+def _check_known(word: str, valid_words: Iterable[str], message: str, see: str) -> None:
     """Raise UsageError for what is not known, with the nearest that is."""
-    if word in known:
+    if word in valid_words:
         return
-    meant = nearest(word, known)
+    suggestion = nearest(word, valid_words)
     if word in ("--src", "--dst"):
-        meant += " SRC and DST themselves are given without an option"
-    raise UsageError(f"{what} {word}{meant} (see: {see})")
+        suggestion += " SRC and DST themselves are given without an option"
+    raise UsageError(f"{message} {word}{suggestion} (see: {see})")
 
 
 def _refuse_unknown(
-    known: argparse.ArgumentParser, options: argparse.Namespace, rest: Sequence[str]
+    main_parser: argparse.ArgumentParser, options: argparse.Namespace, unknown_words: Sequence[str]
 ) -> NoReturn:
     """Raise UsageError for arguments that a verb, or its action, does not take."""
     verb = " ".join(filter(None, (options.verb, getattr(options, "action", None))))
     see = f"rankxform {verb} --help-all"
-    for word in rest:
+    for word in unknown_words:
         if word.startswith("--"):
-            flags = dict(leaves(known))[verb]._option_string_actions
+            flags = dict(leaves(main_parser))[verb]._option_string_actions
             _check_known(word.partition("=")[0], flags, f"{verb} has no option", see)
-    if verb == "launch" and rest[0].startswith("-n"):
+    if verb == "launch" and unknown_words[0].startswith("-n"):
         raise UsageError(
             "launch takes no -n: the launcher starts as many processes as the job has",
             "mpirun -n 8 python -m rankxform launch --load CKPT ... -- python train.py",
         )
-    words = " ".join(rest)
+    words = " ".join(unknown_words)
     if verb == "launch":
         raise UsageError("the program stands behind --", f"launch ... -- {words}", where=words)
     raise UsageError(
@@ -138,8 +144,8 @@ def _refuse_unknown(
 
 def _split(argv: list[str]) -> tuple[list[str], list[str]]:
     """Split the arguments into the command's own and those of the program for `launch`."""
-    at = argv.index("--") if "--" in argv else len(argv)
-    return argv[:at], argv[at + 1 :]
+    position = argv.index("--") if "--" in argv else len(argv)
+    return argv[:position], argv[position + 1 :]
 
 
 def wants_help(argv: Sequence[str]) -> bool:
@@ -164,8 +170,8 @@ def request(options: argparse.Namespace) -> Request:
             raise UsageError("SRC and --shapes: a plan is of a checkpoint, or of shapes alone")
         src = ""
     else:
-        what = _SRC_OR_SHAPES if "shapes" in facts else "SRC"
-        src = _one(what, options.verb, facts["src"], facts.get("src_option"))
+        src_argument = _SRC_OR_SHAPES if "shapes" in facts else "SRC"
+        src = _one(src_argument, options.verb, facts["src"], facts.get("src_option"))
     dst = facts.get("dst") or facts.get("dst_option")
     if options.verb == "verify" or (options.verb == "transform" and not options.dry_run):
         dst = _one("DST", options.verb, facts["dst"], facts["dst_option"])
@@ -213,12 +219,12 @@ _SCRIPT = (
 
 def _as_script(argv: Sequence[str]) -> list[str]:
     """Return a command line of MindFormers' script with its options written out."""
-    found = []
+    words = []
     for word in argv:
         flag, equals, value = word.partition("=")
-        meant = [one for one in _SCRIPT if len(flag) > len("--") and one.startswith(flag)]
-        found.append((meant[0] if len(meant) == 1 else flag) + equals + value)
-    return found
+        matches = [f for f in _SCRIPT if len(flag) > len("--") and f.startswith(flag)]
+        words.append((matches[0] if len(matches) == 1 else flag) + equals + value)
+    return words
 
 
 IGNORED = (
@@ -236,14 +242,14 @@ def ignored(options: argparse.Namespace) -> list[str]:
 def notes_of_script(options: argparse.Namespace) -> list[str]:
     """Return what someone has to know who used the command line of MindSpore's or MindFormers'
     scripts."""
-    flags, found = ignored(options), []
+    flags, notices = ignored(options), []
     if flags:
-        found.append(f"{', '.join(flags)}: not needed, the work is shared among the processes")
+        notices.append(f"{', '.join(flags)}: not needed, the work is shared among the processes")
     if any(_plain(word).startswith("--dst-checkpoint-dir") for word in options.words):
-        found.append(
+        notices.append(
             "rank_N lies in DST; transform_checkpoint.py makes a folder called like SRC there"
         )
-    return found
+    return notices
 
 
 _SRC_OR_SHAPES = "SRC or --shapes"
@@ -254,11 +260,13 @@ _WHAT = {
 }
 
 
-def _one(what: str, verb: str, positional: str | None, option: str | None) -> str:
+def _one(argument: str, verb: str, positional: str | None, option: str | None) -> str:
     if positional and option:
-        raise UsageError(f"{what} is given twice: {positional} and {option}")
+        raise UsageError(f"{argument} is given twice: {positional} and {option}")
     if not positional and not option:
         raise UsageError(
-            f"{verb} has no {what}", f"name {_WHAT[what]}", details=f"see: rankxform {verb} --help"
+            f"{verb} has no {argument}",
+            f"name {_WHAT[argument]}",
+            details=f"see: rankxform {verb} --help",
         )
     return positional or option or ""

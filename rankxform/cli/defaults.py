@@ -31,69 +31,82 @@ class Default(NamedTuple):
 
 def without_file(argv: Sequence[str]) -> tuple[list[str], str | None]:
     """Return the words without ``--config-file FILE``, and the file. Raises UsageError."""
-    for at, word in enumerate(argv):
+    for position, word in enumerate(argv):
         flag, equals, value = word.partition("=")
         if flag == FLAG:
-            rest = argv[at + 1 :]
-            if not equals and not rest:
+            next_words = argv[position + 1 :]
+            if not equals and not next_words:
                 raise UsageError("expected a file", where=FLAG)
-            return [*argv[:at], *(rest if equals else rest[1:])], value if equals else rest[0]
+            return [
+                *argv[:position],
+                *(next_words if equals else next_words[1:]),
+            ], value if equals else next_words[0]
     return list(argv), None
 
 
 def defaults(
-    known: argparse.ArgumentParser, given: Sequence[str], file: str | None
+    verb_parser: argparse.ArgumentParser, words: Sequence[str], file: str | None
 ) -> list[Default]:
-    """Return the options of a verb that the environment or a file states, and `given` does not.
+    """Return the options of a verb that the environment or a file states, and `words` does not.
 
-    known: the verb's parser. given: the words of the command, the verb first. file: what
+    verb_parser: the verb's parser. words: the words of the command, the verb first. file: what
     ``--config-file`` names; else ``rankxform.toml`` is looked for here and in the folders above.
     Raises UsageError.
     """
-    flags = {word.partition("=")[0] for word in given}
-    taken = {one.dest for one in known._actions if flags & {*one.option_strings}}
-    for group in known._mutually_exclusive_groups:
-        names = {one.dest for one in group._group_actions}
-        taken |= names if names & taken else set()
+    flags = {word.partition("=")[0] for word in words}
+    given_dests = {a.dest for a in verb_parser._actions if flags & {*a.option_strings}}
+    for group in verb_parser._mutually_exclusive_groups:
+        names = {action.dest for action in group._group_actions}
+        given_dests |= names if names & given_dests else set()
     file = os.environ.get(f"{_PREFIX}CONFIG_FILE") if file is None else file
     path = Path(file) if file is not None else _found()
-    stated = [*_environment(known), *(_options(given[0], known, path) if path is not None else ())]
-    found = []
-    for flag, value, origin in stated:
-        action = known._option_string_actions[flag]
-        if action.dest not in taken:
-            taken.add(action.dest)
-            found.append(Default(_words(action, flag, value, origin), origin))
-    return [one for one in found if one.words]
+    declared_options = [
+        *_environment(verb_parser),
+        *(_options(words[0], verb_parser, path) if path is not None else ()),
+    ]
+    default_options = []
+    for flag, value, origin in declared_options:
+        action = verb_parser._option_string_actions[flag]
+        if action.dest not in given_dests:
+            given_dests.add(action.dest)
+            default_options.append(Default(_words(action, flag, value, origin), origin))
+    return [default for default in default_options if default.words]
 
 
 def _found() -> Path | None:
-    here = Path.cwd()
-    return next((path for one in (here, *here.parents) if (path := one / FILE).is_file()), None)
+    current_folder = Path.cwd()
+    return next(
+        (
+            path
+            for folder in (current_folder, *current_folder.parents)
+            if (path := folder / FILE).is_file()
+        ),
+        None,
+    )
 
 
-def _environment(known: argparse.ArgumentParser) -> Iterator[tuple[str, str, str]]:
+def _environment(verb_parser: argparse.ArgumentParser) -> Iterator[tuple[str, str, str]]:
     """Yield flag, value and origin of the options that the environment states."""
-    flags = _flags(known)
+    flags = _flags(verb_parser)
     for variable, value in sorted(os.environ.items()):
         flag = flag_of(variable.removeprefix(_PREFIX).lower())
         if variable.startswith(_PREFIX) and flag in flags:
             yield flag, value, variable
 
 
-def _flags(known: argparse.ArgumentParser) -> list[str]:
+def _flags(verb_parser: argparse.ArgumentParser) -> list[str]:
     """Return the flags that something else than the command line may state."""
-    own = ("--help", "--help-all", "--json", FLAG)  # what a program asks for each time
-    every = known._option_string_actions.items()
+    per_call_flags = ("--help", "--help-all", "--json", FLAG)  # what a program asks for each time
+    flag_actions = verb_parser._option_string_actions.items()
     return [
         flag
-        for flag, action in every
-        if flag.startswith("--") and flag not in own and action.dest not in _FOLDERS
+        for flag, action in flag_actions
+        if flag.startswith("--") and flag not in per_call_flags and action.dest not in _FOLDERS
     ]
 
 
 def _options(
-    verb: str, known: argparse.ArgumentParser, path: Path
+    verb: str, verb_parser: argparse.ArgumentParser, path: Path
 ) -> Iterator[tuple[str, Any, str]]:
     """Yield flag, value and origin of what a file states; what is in the verb's table first.
 
@@ -102,24 +115,24 @@ def _options(
     if not path.is_file():
         raise UsageError("no such file of options", where=path)
     document = toml_document(read_bytes(path), str(path))
-    tables = {name: one for name, one in document.items() if isinstance(one, dict)}
+    tables = {name: table for name, table in document.items() if isinstance(table, dict)}
     for name in tables:
         if name not in VERBS:
             raise UsageError(f"there is no verb {name}{nearest(name, VERBS)}", where=path)
     common = {name: value for name, value in document.items() if name not in tables}
-    own, others = _flags(known), set[str]()
-    for some, is_of_verb in ((tables.get(verb, {}), True), (common, False)):
-        for key, value in some.items():
+    verb_flags, conversion_flags = _flags(verb_parser), set[str]()
+    for table, is_of_verb in ((tables.get(verb, {}), True), (common, False)):
+        for key, value in table.items():
             flag = flag_of(key.replace("-", "_"))
-            if flag in own:
+            if flag in verb_flags:
                 yield flag, value, str(path)
                 continue
-            if not is_of_verb and not others:
+            if not is_of_verb and not conversion_flags:
                 parsers = (dict(leaves(parser(name)))[name] for name in CONVERSIONS)
-                others = {one for some in parsers for one in _flags(some)}
-            if is_of_verb or flag not in others:
-                what = f"{verb} has no option {flag}{nearest(flag, own)}"
-                raise UsageError(what, where=path)
+                conversion_flags = {flag for subparser in parsers for flag in _flags(subparser)}
+            if is_of_verb or flag not in conversion_flags:
+                message = f"{verb} has no option {flag}{nearest(flag, verb_flags)}"
+                raise UsageError(message, where=path)
 
 
 def _words(action: argparse.Action, flag: str, value: Any, origin: str) -> tuple[str, ...]:
@@ -136,4 +149,4 @@ def _words(action: argparse.Action, flag: str, value: Any, origin: str) -> tuple
     values = value if isinstance(value, list) else [value]
     if not is_repeated and len(values) > 1:
         values = [",".join(map(str, values))]
-    return tuple(f"{flag}={one}" for one in values)
+    return tuple(f"{flag}={option_value}" for option_value in values)

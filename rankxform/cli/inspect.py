@@ -97,11 +97,11 @@ def run(options: argparse.Namespace, team: Team) -> int:
         refuse(options, "is for --replicas, --src-strategy or --map", ("src_pattern",))
         return inspect(options.path, options.src_pattern)
 
-    found = team.bcast(look)
+    facts = team.bcast(look)
     screen.result(
-        "inspect", lambda: found, partial(inspection, found, options.verbose, options.raw)
+        "inspect", lambda: facts, partial(inspection, facts, options.verbose, options.raw)
     )
-    return CheckpointError.exit_code if found.get("faults") else 0
+    return CheckpointError.exit_code if facts.get("faults") else 0
 
 
 def _request(options: argparse.Namespace, dst: str | None) -> Request:
@@ -111,10 +111,10 @@ def _request(options: argparse.Namespace, dst: str | None) -> Request:
 def _check_page(options: argparse.Namespace) -> None:
     """Refuse what does not belong to a page, and what belongs to one alone."""
     needs = {"beside": "page", "beside_strategy": "beside"}
-    for name, other in needs.items():
-        if getattr(options, name) is not None and getattr(options, other) is None:
-            flag, wanted = flag_of(name), flag_of(other)
-            raise UsageError(f"{flag} is for {wanted}", f"{flag} and {wanted}")
+    for name, needed_name in needs.items():
+        if getattr(options, name) is not None and getattr(options, needed_name) is None:
+            flag, needed_flag = flag_of(name), flag_of(needed_name)
+            raise UsageError(f"{flag} is for {needed_flag}", f"{flag} and {needed_flag}")
     for name in ("check", "compare_replicas", "full", "map", "raw", "verbose"):
         if options.page is not None and getattr(options, name):
             flag = flag_of(name.removeprefix("compare_"))
@@ -129,25 +129,25 @@ def _write_page(options: argparse.Namespace, team: Team, screen: Screen) -> int:
 
     def asked() -> list[Request]:
         first = _request(options, "none")
-        every = [first]
+        requests = [first]
         if options.beside is not None:
-            every.append(Request(options.beside, None, options.beside_strategy, "none"))
-        for one in every:
-            check(options.page, one, "--page")
-        return every
+            requests.append(Request(options.beside, None, options.beside_strategy, "none"))
+        for request in requests:
+            check(options.page, request, "--page")
+        return requests
 
-    every = [contents(one, team) for one in team.bcast(asked)]
-    faults = [text for one in every for text in one.faults]
+    checkpoints = [contents(request, team) for request in team.bcast(asked)]
+    faults = [text for checkpoint in checkpoints for text in checkpoint.faults]
     head: dict[str, Any] = {
-        "title": " | ".join(one.src for one in every),
+        "title": " | ".join(checkpoint.src for checkpoint in checkpoints),
         "what": "Contents",
-        "told": " | ".join(one.in_short() for one in every),
+        "told": " | ".join(checkpoint.in_short() for checkpoint in checkpoints),
         "state": "wrong" if faults else "plan",
         "amounts": [],
     }
-    drawn = [one.facts for one in every]
+    drawn = [checkpoint.facts for checkpoint in checkpoints]
     team.bcast(lambda: save(options.page, {"result": "contents", "head": head, "contents": drawn}))
-    lines = [f"{shown_path(one.src)}: {one.in_short()}" for one in every]
+    lines = [f"{shown_path(checkpoint.src)}: {checkpoint.in_short()}" for checkpoint in checkpoints]
     lines += [*(f"  {text}" for text in faults), labelled_lines("page", shown_path(options.page))]
     facts = {"page": options.page, "faults": faults}
     screen.result("contents", lambda: facts, lambda: "\n".join(lines))
@@ -158,9 +158,9 @@ def _compare_replicas(options: argparse.Namespace, team: Team, screen: Screen) -
     from rankxform.job.replicas import compare_replicas
 
     request = team.bcast(lambda: _request(options, options.src_strategy))
-    found = compare_replicas(request, team, screen.progress)
-    screen.result("replicas", found.as_dict, partial(_replicas, found))
-    return 0 if found.same else DifferenceError.exit_code
+    verdict = compare_replicas(request, team, screen.progress)
+    screen.result("replicas", verdict.as_dict, partial(_replicas, verdict))
+    return 0 if verdict.same else DifferenceError.exit_code
 
 
 def _examine(options: argparse.Namespace, team: Team, screen: Screen) -> int:
@@ -185,203 +185,221 @@ def _check(options: argparse.Namespace, team: Team, screen: Screen) -> int:
     from rankxform.job.check import check
 
     request = team.bcast(lambda: _request(options, "none"))
-    found = check(request, options.full, team, screen.progress)
-    screen.result("check", found.as_dict, partial(_checked, found))
-    if found.same is None:
+    check_result = check(request, options.full, team, screen.progress)
+    screen.result("check", check_result.as_dict, partial(_checked, check_result))
+    if check_result.same is None:
         return DifferenceError.exit_code
-    return 0 if found.same else CheckpointError.exit_code
+    return 0 if check_result.same else CheckpointError.exit_code
 
 
-def _checked(found: Check) -> str:
+def _checked(check: Check) -> str:
     """Write what a check found, what is wrong first."""
     order = ("wrong", "doubtful", "right", "not checked")
-    rows = sorted(found.rows, key=lambda row: order.index(row.state))
-    told = {
+    rows = sorted(check.rows, key=lambda row: order.index(row.state))
+    verdict_text = {
         True: "nothing wrong was found",
         False: red("WRONG"),
         None: "nothing could be compared with anything",
-    }[found.same]
-    what = f"{FORMS[found.form].title}, {format_count(found.files_compared, 'file')}: {told}"
-    reads, passed = format_count(found.reads, "read"), format_seconds(found.seconds)
-    read = f"{reads}, {format_size(found.bytes_read)}, {passed}"
-    lines = [f"{shown_path(found.src)}: {what}"]
+    }[check.same]
+    summary = (
+        f"{FORMS[check.form].title}, {format_count(check.files_compared, 'file')}: {verdict_text}"
+    )
+    reads, passed = format_count(check.reads, "read"), format_seconds(check.seconds)
+    read = f"{reads}, {format_size(check.bytes_read)}, {passed}"
+    lines = [f"{shown_path(check.src)}: {summary}"]
     lines += [labelled_lines(row.check, f"{row.state}: {row.text}") for row in rows]
     return "\n".join([*lines, labelled_lines("looked at", read)])
 
 
 def _evidence(source: Source, evidence: Evidence, facts: Mapping[str, Any]) -> str:
     if evidence.samples:
-        told = f"fits, by {samples_in_words(evidence.facts)}"
+        verdict_text = f"fits, by {samples_in_words(evidence.facts)}"
     else:
-        told = "nothing could be compared: no two files hold slices of one tensor"
+        verdict_text = "nothing could be compared: no two files hold slices of one tensor"
     read = f"{format_count(evidence.reads, 'read')} of {format_size(evidence.bytes_read)}"
     lines = [
         labelled_lines("from", shown_path(source.where.path), catalog_words(source.table)),
-        labelled_lines("strategy", f"{told} ({read})"),
+        labelled_lines("strategy", f"{verdict_text} ({read})"),
         *notes(facts["notices"]),
         *warnings(facts["warnings"]),
     ]
     return "\n".join(lines)
 
 
-def inspection(found: Mapping[str, Any], verbose: bool = False, raw: bool = False) -> str:
+def inspection(facts: Mapping[str, Any], verbose: bool = False, raw: bool = False) -> str:
     """Write what `inspect` found.
 
     verbose: each parameter of a file has a row; raw: device matrices and tensor maps too.
     """
     tables: dict[str, Callable[[Mapping[str, Any]], str]] = {
-        "strategy": lambda found: _strategy(found, raw),
+        "strategy": lambda facts: _strategy(facts, raw),
         "strategies": _parts_table,
         "collection": _parts_table,
-        "checkpoint": lambda found: _checkpoint_table(found, verbose),
+        "checkpoint": lambda facts: _checkpoint_table(facts, verbose),
         "folder": _folder_table,
         "described": _described_table,
         "files": _files_table,
         "destination": _destination_table,
-        "json": lambda found: (
-            f"{shown_path(found['path'])}: JSON, and no strategy; "
-            f"{format_size(found['file_bytes'])}"
+        "json": lambda facts: (
+            f"{shown_path(facts['path'])}: JSON, and no strategy; "
+            f"{format_size(facts['file_bytes'])}"
         ),
     }
-    return tables[found["kind"]](found)
+    return tables[facts["kind"]](facts)
 
 
-def _checkpoint_table(found: Mapping[str, Any], verbose: bool) -> str:
+def _checkpoint_table(facts: Mapping[str, Any], verbose: bool) -> str:
     """Write what a file holds: a row for all layers' parameters of one kind, or for each."""
-    alike: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
-    for entry in sorted(found["entries"], key=lambda entry: natural_sort_key(entry["name"])):
+    entries_by_kind: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
+    for entry in sorted(facts["entries"], key=lambda entry: natural_sort_key(entry["name"])):
         name = entry["name"] if verbose else pattern_of(entry["name"])
-        alike.setdefault((name, entry["dtype"], str(entry["shape"])), []).append(entry)
+        entries_by_kind.setdefault((name, entry["dtype"], str(entry["shape"])), []).append(entry)
     rows = [
-        (dtype, shape, format_size(sum(e["nbytes"] for e in some)),
-         some[0]["name"] if len(some) == 1 else f"{name} ({len(some):,})")
-        for (name, dtype, shape), some in alike.items()
+        (dtype, shape, format_size(sum(e["nbytes"] for e in entries)),
+         entries[0]["name"] if len(entries) == 1 else f"{name} ({len(entries):,})")
+        for (name, dtype, shape), entries in entries_by_kind.items()
     ]  # fmt: skip
-    extra = ", with a checksum" if found["checksum"] else ""
+    extra = ", with a checksum" if facts["checksum"] else ""
     head = (
-        f"{shown_path(found['path'])}: {found['format']}, "
-        f"{format_count(found['parameters'], 'parameter')}, {format_size(found['nbytes'])}{extra}"
+        f"{shown_path(facts['path'])}: {facts['format']}, "
+        f"{format_count(facts['parameters'], 'parameter')}, {format_size(facts['nbytes'])}{extra}"
     )
     return "\n\n".join([head, table(("type", "shape", "bytes", "parameter"), rows)])
 
 
-def _folder_table(found: Mapping[str, Any]) -> str:
-    ranks = len({r["rank"] for r in found["shards"]})
-    step = f", step {found['step']}" if found["step"] else ""
-    others = [one for one in found.get("steps", ()) if one != found["step"]]
-    also = f" (there are {', '.join(others)} too)" if others else ""
-    what = f"checkpoint of {format_count(ranks, 'rank')}{step}{also}, {_sum(found)}"
-    lines = [f"{shown_path(found['path'])}: {what}"]
-    lines += [f"not clear: {found['unclear']}"] if "unclear" in found else []
-    lines += warnings(found.get("warnings", ()))
-    return "\n".join([*lines, "", _rank_rows(found)])
+def _folder_table(facts: Mapping[str, Any]) -> str:
+    ranks = len({r["rank"] for r in facts["shards"]})
+    step = f", step {facts['step']}" if facts["step"] else ""
+    other_steps = [step_name for step_name in facts.get("steps", ()) if step_name != facts["step"]]
+    also = f" (there are {', '.join(other_steps)} too)" if other_steps else ""
+    summary = f"checkpoint of {format_count(ranks, 'rank')}{step}{also}, {_sum(facts)}"
+    lines = [f"{shown_path(facts['path'])}: {summary}"]
+    lines += [f"not clear: {facts['unclear']}"] if "unclear" in facts else []
+    lines += warnings(facts.get("warnings", ()))
+    return "\n".join([*lines, "", _rank_rows(facts)])
 
 
-def _described_table(found: Mapping[str, Any]) -> str:
-    step = f", iteration {found['step']}" if found["step"] else ""
-    others = [one for one in found["steps"] if one != found["step"]]
-    also = f" (there are {', '.join(others)} too)" if others else ""
-    ranks = f" of {format_count(found['ranks'], 'rank')}" if found.get("ranks") else ""
-    files = found["shards"]
-    total = format_size(sum(one.get("nbytes", 0) for one in files))
-    what = f"{found['form_title']}{step}{also}, {format_count(len(files), 'file')}{ranks}, {total}"
-    lines = [f"{shown_path(found['path'])}: {what}"]
-    lines += [f"WRONG: {fault}" for fault in found["faults"]]
-    lines += [f"note: {notice}" for notice in found.get("notices", ())]
+def _described_table(facts: Mapping[str, Any]) -> str:
+    step = f", iteration {facts['step']}" if facts["step"] else ""
+    other_steps = [step_name for step_name in facts["steps"] if step_name != facts["step"]]
+    also = f" (there are {', '.join(other_steps)} too)" if other_steps else ""
+    ranks = f" of {format_count(facts['ranks'], 'rank')}" if facts.get("ranks") else ""
+    files = facts["shards"]
+    total = format_size(sum(file.get("nbytes", 0) for file in files))
+    summary = (
+        f"{facts['form_title']}{step}{also}, {format_count(len(files), 'file')}{ranks}, {total}"
+    )
+    lines = [f"{shown_path(facts['path'])}: {summary}"]
+    lines += [f"WRONG: {fault}" for fault in facts["faults"]]
+    lines += [f"note: {notice}" for notice in facts.get("notices", ())]
     head: tuple[str, ...] = ("parameters", "bytes", "file")
-    rows: list[tuple[object, ...]] = [_numbers(one, found["path"]) for one in files]
-    if any("rank" in one for one in files):
+    rows: list[tuple[object, ...]] = [_numbers(file, facts["path"]) for file in files]
+    if any("rank" in file for file in files):
         head = ("rank", *head)
-        rows = [(one.get("rank", "-"), *row) for one, row in zip(files, rows)]
+        rows = [(file.get("rank", "-"), *row) for file, row in zip(files, rows)]
     return "\n".join([*lines, "", table(head, rows)])
 
 
-def _rank_rows(found: Mapping[str, Any]) -> str:
+def _rank_rows(facts: Mapping[str, Any]) -> str:
     head = ("rank", "parameters", "bytes", "file")
-    if found.get("form_title"):
-        return table(head[1:], [_numbers(r, found["path"]) for r in found["shards"]])
-    return table(head, [(r["rank"], *_numbers(r, found["path"])) for r in found["shards"]])
+    if facts.get("form_title"):
+        return table(head[1:], [_numbers(r, facts["path"]) for r in facts["shards"]])
+    return table(head, [(r["rank"], *_numbers(r, facts["path"])) for r in facts["shards"]])
 
 
-def _numbers(one: Mapping[str, Any], folder: str) -> tuple[object, object, str]:
-    file = one["file"].removeprefix(folder.rstrip("/") + "/")
-    if "error" in one:
-        return "-", "-", f"{file}: {one['error'].removeprefix(one['file'] + ': ')}"
-    return one["parameters"], format_size(one["nbytes"]), file
+def _numbers(file_facts: Mapping[str, Any], folder: str) -> tuple[object, object, str]:
+    file = file_facts["file"].removeprefix(folder.rstrip("/") + "/")
+    if "error" in file_facts:
+        return "-", "-", f"{file}: {file_facts['error'].removeprefix(file_facts['file'] + ': ')}"
+    return file_facts["parameters"], format_size(file_facts["nbytes"]), file
 
 
-def _sum(found: Mapping[str, Any]) -> str:
-    return format_size(sum(one.get("nbytes", 0) for one in found["shards"]))
+def _sum(facts: Mapping[str, Any]) -> str:
+    return format_size(sum(shard.get("nbytes", 0) for shard in facts["shards"]))
 
 
-def _files_table(found: Mapping[str, Any]) -> str:
-    rows = [_numbers(one, found["path"]) for one in found["shards"]]
-    what = format_count(len(rows), "checkpoint file")
-    head = f"{shown_path(found['path'])}: {what}"
+def _files_table(facts: Mapping[str, Any]) -> str:
+    rows = [_numbers(shard, facts["path"]) for shard in facts["shards"]]
+    files_text = format_count(len(rows), "checkpoint file")
+    head = f"{shown_path(facts['path'])}: {files_text}"
     return "\n\n".join([head, table(("parameters", "bytes", "file"), rows)])
 
 
-def _parts_table(found: Mapping[str, Any]) -> str:
-    if not found["items"]:
-        return f"{shown_path(found['path'])}: holds no checkpoint and no strategy"
-    rows = [(Path(part["path"]).name, part["what"]) for part in found["items"]]
-    why = f"\ncannot be read as one: {found['why']}" if "why" in found else ""
-    head = f"{shown_path(found['path'])}: {format_count(len(rows), 'entry')}{why}"
+def _parts_table(facts: Mapping[str, Any]) -> str:
+    if not facts["items"]:
+        return f"{shown_path(facts['path'])}: holds no checkpoint and no strategy"
+    rows = [(Path(part["path"]).name, part["what"]) for part in facts["items"]]
+    reason = f"\ncannot be read as one: {facts['why']}" if "why" in facts else ""
+    head = f"{shown_path(facts['path'])}: {format_count(len(rows), 'entry')}{reason}"
     return "\n\n".join([head, table(("name", "is"), rows)])
 
 
-def _destination_table(found: Mapping[str, Any]) -> str:
-    if found["src"] is None:
-        why = (
-            found.get("unclear")
+def _destination_table(facts: Mapping[str, Any]) -> str:
+    if facts["src"] is None:
+        reason = (
+            facts.get("unclear")
             or "a run that is at work or was stopped; the same command continues it"
         )
-        return f"{shown_path(found['path'])}: unfinished work of rankxform ({why})"
-    when = time.strftime("%Y-%m-%d %H:%M", time.localtime(found["written_at"]))
-    number = len(found["shards"])
-    what = f"checkpoint of {format_count(number, 'rank')}"
-    if found["form_title"]:
-        what = f"{found['form_title']}, {format_count(number, 'file')}"
-    state = "complete" if found["complete"] else "NOT COMPLETE"
+        return f"{shown_path(facts['path'])}: unfinished work of rankxform ({reason})"
+    when = time.strftime("%Y-%m-%d %H:%M", time.localtime(facts["written_at"]))
+    number = len(facts["shards"])
+    summary = f"checkpoint of {format_count(number, 'rank')}"
+    if facts["form_title"]:
+        summary = f"{facts['form_title']}, {format_count(number, 'file')}"
+    state = "complete" if facts["complete"] else "NOT COMPLETE"
     checks = "fingerprints are kept: verify can compare all bytes with them"
     lines = [
-        f"{shown_path(found['path'])}: {what}, {_sum(found)}, {state}",
+        f"{shown_path(facts['path'])}: {summary}, {_sum(facts)}, {state}",
         labelled_lines("written", f"by rankxform, {when}"),
-        labelled_lines("from", found["src"]),
-        labelled_lines("options", shlex.join(found["options"]) or "-"),
-        labelled_lines("checks", checks if found["fingerprints"] else "no fingerprints are kept"),
+        labelled_lines("from", facts["src"]),
+        labelled_lines("options", shlex.join(facts["options"]) or "-"),
+        labelled_lines("checks", checks if facts["fingerprints"] else "no fingerprints are kept"),
     ]
-    lines += [f"WRONG: {fault}" for fault in found["faults"]]
-    if found["begun"]:
+    lines += [f"WRONG: {fault}" for fault in facts["faults"]]
+    if facts["begun"]:
         lines.append(
             "a run into this folder is at work or was stopped; the same command continues it"
         )
-    return "\n".join([*lines, "", _rank_rows(found)])
+    return "\n".join([*lines, "", _rank_rows(facts)])
 
 
-def _strategy(found: Mapping[str, Any], raw: bool) -> str:
+def _strategy(facts: Mapping[str, Any], raw: bool) -> str:
     from rankxform.storage import strategies
 
     from .strategy_report import shown
 
-    return shown(found["path"], strategies.load(found["path"]), raw)
+    return shown(facts["path"], strategies.load(facts["path"]), raw)
 
 
-def _replicas(found: ReplicaVerdict) -> str:
+def _replicas(verdict: ReplicaVerdict) -> str:
     """Say where source ranks that should hold the same bytes do not."""
-    files = format_count(found.files_compared, "file")
-    what = f"{format_size(found.bytes_compared)} in {files}, {format_seconds(found.seconds)}"
-    told = warnings(found.warnings)
-    if found.same is None:
-        return "\n".join([f"NOTHING COMPARED: no bytes are held by several ranks, {what}", *told])
-    if found.same:
+    files = format_count(verdict.files_compared, "file")
+    compared_text = (
+        f"{format_size(verdict.bytes_compared)} in {files}, {format_seconds(verdict.seconds)}"
+    )
+    warning_texts = warnings(verdict.warnings)
+    if verdict.same is None:
         return "\n".join(
-            [*told, labelled_lines("same", f"all bytes that several ranks hold, {what}")]
+            [
+                f"NOTHING COMPARED: no bytes are held by several ranks, {compared_text}",
+                *warning_texts,
+            ]
+        )
+    if verdict.same:
+        return "\n".join(
+            [
+                *warning_texts,
+                labelled_lines("same", f"all bytes that several ranks hold, {compared_text}"),
+            ]
         )
     rows = [
-        (one.name, one.box, " | ".join(first_of_ranks(list(ranks)) for ranks in one.groups))
-        for one in found.differences
+        (
+            difference.name,
+            difference.box,
+            " | ".join(first_of_ranks(list(ranks)) for ranks in difference.groups),
+        )
+        for difference in verdict.differences
     ]
     lines = short_table(("parameter", "region", "ranks with equal bytes"), rows, "places")
-    last = f"{red('DIFFERENT')}: {format_count(len(rows), 'place')}; compared {what}"
-    return "\n".join([lines, *told, last])
+    last_line = f"{red('DIFFERENT')}: {format_count(len(rows), 'place')}; compared {compared_text}"
+    return "\n".join([lines, *warning_texts, last_line])

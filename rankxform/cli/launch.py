@@ -80,19 +80,22 @@ def run(options: argparse.Namespace, team: Team) -> Program:
     def announce(target: Target, fits: bool) -> None:
         _announce(request, target, fits, team, screen)
 
-    done, checkpoint = launch(
+    transform_report, checkpoint = launch(
         request,
         Path(options.output).absolute(),
         team,
         announce,
         partial(screen.begin_writing, request),
     )
-    facts = {"checkpoint": checkpoint, "transform": done.as_dict() if done else None}
+    facts = {
+        "checkpoint": checkpoint,
+        "transform": transform_report.as_dict() if transform_report else None,
+    }
     if options.json:
         screen.done("launch", lambda: facts, str)
-    elif done is not None:
+    elif transform_report is not None:
         verify = partial(report.verify_command, *screen.begun, request, team.size)
-        screen.say(report.summary(done, verify, screen.is_verbose, screen.is_quiet))
+        screen.say(report.summary(transform_report, verify, screen.is_verbose, screen.is_quiet))
     return _program(options, checkpoint, team)
 
 
@@ -107,11 +110,11 @@ def _announce(request: Request, target: Target, fits: bool, team: Team, screen: 
         screen.say(derived_table(target.derived))
     if fits:
         doubts = report.warnings(target.warnings)
-        told = [] if screen.is_quiet else report.notes(target.notices)
-        for text in (*doubts, *told):
+        notice_texts = [] if screen.is_quiet else report.notes(target.notices)
+        for text in (*doubts, *notice_texts):
             screen.say(text)
-        where, wanted = absolute(request.src), target.planner.dst.label
-        screen.say(f"{where}: is sharded as {wanted} wants it; nothing is converted")
+        where, strategy_label = absolute(request.src), target.planner.dst.label
+        screen.say(f"{where}: is sharded as {strategy_label} wants it; nothing is converted")
         for text in doubts:
             screen.say(text)
 

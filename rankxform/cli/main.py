@@ -94,8 +94,8 @@ def main(argv: Sequence[str] | None = None, signals: Signals | None = None) -> i
 
 def _is_alone() -> bool:
     """Whether this process may start others: no launcher did, but for Slurm's of one task."""
-    others = {name: text for name, text in os.environ.items() if not name.startswith("SLURM_")}
-    return launched_size(others) is None and launched_size() in (None, 1)
+    environment = {name: text for name, text in os.environ.items() if not name.startswith("SLURM_")}
+    return launched_size(environment) is None and launched_size() in (None, 1)
 
 
 def _start_processes(argv: Sequence[str]) -> None:
@@ -149,7 +149,7 @@ def _parts(error: BaseException) -> Parts:
     """Return the parts of an error; of a run that can be continued, how."""
     if not isinstance(error, RankxformError):
         return Parts(str(error))
-    is_full = any(os.strerror(one) in error.parts.what for one in (errno.ENOSPC, errno.EDQUOT))
+    is_full = any(os.strerror(code) in error.parts.what for code in (errno.ENOSPC, errno.EDQUOT))
     if not error.resumable:
         tries = ("make room",) if is_full and not error.parts.tries else error.parts.tries
         return error.parts._replace(tries=tries)
@@ -162,7 +162,7 @@ def _in_lines(error: BaseException) -> str:
     parts = _parts(error)
     process = getattr(error, "process", "")
     details = [*parts.details.splitlines(), *([f"met by {process}"] if process else [])]
-    columns, here = width(STDERR), os.getcwd() + os.sep
+    columns, cwd_prefix = width(STDERR), os.getcwd() + os.sep
     lines = [wrap_text(f"{red('rankxform: error:', STDERR)} {parts.line}", columns)]
     for number, text in enumerate(parts.tries):
         lines.append(wrap_text(f"  {'or   ' if number else 'try  '}{text}", columns, _LABEL))
@@ -171,9 +171,9 @@ def _in_lines(error: BaseException) -> str:
     ]
     text = "\n".join(lines) + "\n"
     write_log(text)
-    is_given = any(word.startswith(here) or f"={here}" in word for word in sys.argv)
-    own = rf"(?<![\w/.~-]){re.escape(here)}"  # not in the middle of another path
-    return text if is_given or len(here) < 3 else re.sub(own, "", text)
+    is_given = any(word.startswith(cwd_prefix) or f"={cwd_prefix}" in word for word in sys.argv)
+    cwd_pattern = rf"(?<![\w/.~-]){re.escape(cwd_prefix)}"  # not in the middle of another path
+    return text if is_given or len(cwd_prefix) < 3 else re.sub(cwd_pattern, "", text)
 
 
 def _describe(error: BaseException) -> tuple[str, int]:

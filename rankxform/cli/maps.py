@@ -41,8 +41,8 @@ def add_options(verb: argparse.ArgumentParser) -> None:
         if name == CHECK:
             action.add_argument("src", metavar="CKPT", help="the checkpoint")
             action.add_argument("--src-strategy", metavar="STRATEGY", help="how it is sharded")
-            for one in _CHECKING:
-                add_option(action, option(one))
+            for option_name in _CHECKING:
+                add_option(action, option(option_name))
         add_json(action)
     verb.set_defaults(json=False)
 
@@ -79,11 +79,11 @@ def _listed() -> tuple[str, Any]:
     from rankxform.display.units import table
     from rankxform.storage import maps
 
-    known = {name: maps.load(name) for name in maps.names()}
-    rows = [(name, one.title) for name, one in known.items()]
+    tables_by_name = {name: maps.load(name) for name in maps.names()}
+    rows = [(name, map_table.title) for name, map_table in tables_by_name.items()]
     facts = [
-        {"name": name, "title": one.title, "architectures": one.architectures}
-        for name, one in known.items()
+        {"name": name, "title": map_table.title, "architectures": map_table.architectures}
+        for name, map_table in tables_by_name.items()
     ]
     return table(("map", "what for"), rows), {"maps": facts}
 
@@ -92,41 +92,45 @@ def _shown(name: str) -> tuple[str, Any]:
     """Return a table, as text and as facts."""
     from rankxform.storage import maps
 
-    one = maps.load(name)
-    lines = [f"{one.label}: {one.title or 'a table'}"]
-    if one.architectures:
-        lines.append(f"config.json: {', '.join(one.architectures)}")
-    if one.sizes:
-        width = max(map(len, one.sizes))
+    map_table = maps.load(name)
+    lines = [f"{map_table.label}: {map_table.title or 'a table'}"]
+    if map_table.architectures:
+        lines.append(f"config.json: {', '.join(map_table.architectures)}")
+    if map_table.sizes:
+        width = max(map(len, map_table.sizes))
         lines += ["", "sizes"]
-        lines += [f"  {size:{width}}  {made.text}" for size, made in one.sizes.items()]
-    for choice, ways in one.choices.items():
-        listed = ", ".join(f"{way} ({step})" for way, step in ways.items())
+        lines += [
+            f"  {size:{width}}  {expression.text}" for size, expression in map_table.sizes.items()
+        ]
+    for choice, steps_by_value in map_table.choices.items():
+        listed = ", ".join(
+            f"{option_value} ({step})" for option_value, step in steps_by_value.items()
+        )
         lines += ["", f"--{choice.replace('_', '-')}: {listed}; the first is the default"]
-    for variant, found in one.variants.items():
-        lines += ["", f"--variant {variant}={' or '.join(found)}; the first is the default"]
-    rules = list(_rules(one))
+    for variant, alternatives in map_table.variants.items():
+        lines += ["", f"--variant {variant}={' or '.join(alternatives)}; the first is the default"]
+    rules = list(_rules(map_table))
     for rule in rules:
         lines += ["", rule["tensor"]]
         for part, shape in rule["tensors"].items():
             lines += [f"  {part}", f"      [{', '.join(shape)}]"]
-        more = [*rule["operations"], *rule["marks"]]
-        if more:
-            lines.append("  " + ", ".join(more))
-    for ignored in one.ignored:
+        properties = [*rule["operations"], *rule["marks"]]
+        if properties:
+            lines.append("  " + ", ".join(properties))
+    for ignored in map_table.ignored:
         lines += ["", ignored.name, f"  in {', '.join(ignored.blocks)}: no weight, left out"]
-    for copy in one.copies:
+    for copy in map_table.copies:
         condition = f", if {copy.condition.text}" if copy.condition else ""
-        lines += ["", copy.name, f"  the same as {copy.of}{condition}"]
-    return "\n".join(lines), {"map": one.label, "title": one.title, "rules": rules}
+        lines += ["", copy.name, f"  the same as {copy.tied_to}{condition}"]
+    return "\n".join(lines), {"map": map_table.label, "title": map_table.title, "rules": rules}
 
 
 def _rules(table: MapTable) -> Iterable[dict[str, Any]]:
     from rankxform.formats.map_toml import OTHER
 
     for rule in table.rules:
-        for block in [one.names for one in table.blocks_of(rule)] or [{}]:
-            marks = [f"{variant}={way}" for variant, way in rule.where.items()]
+        for block in [rule_block.names for rule_block in table.blocks_of(rule)] or [{}]:
+            marks = [f"{variant}={alternative}" for variant, alternative in rule.where.items()]
             marks += [f"if {rule.condition.text}"] if rule.condition else []
             if not isinstance(rule.optional, bool):
                 marks.append(f"optional if {rule.optional.text}")
@@ -135,12 +139,12 @@ def _rules(table: MapTable) -> Iterable[dict[str, Any]]:
             yield {
                 "tensor": rule.whole.replace("{block}", block.get(rule.side, "")),
                 "tensors": {
-                    part.replace("{block}", block.get(OTHER[rule.side], "")): [
-                        n.text for n in shape
-                    ]
-                    for part, shape in rule.parts.items()
+                    p.replace("{block}", block.get(OTHER[rule.side], "")): [n.text for n in s]
+                    for p, s in rule.parts.items()
                 },
-                "operations": [f"{step}({of})" if of else step for step, of in rule.steps],
+                "operations": [
+                    f"{step}({argument})" if argument else step for step, argument in rule.steps
+                ],
                 "marks": marks,
             }
 
@@ -148,29 +152,31 @@ def _rules(table: MapTable) -> Iterable[dict[str, Any]]:
 def _checked(source: Source, target: Target) -> tuple[str, Any]:
     """Return what becomes of a checkpoint's tensors, as text and as facts."""
     selection = target.planner.selection
-    alike: dict[tuple[str, ...], list[Parameter]] = {}
-    for one in selection.parameters:
-        sources = dict.fromkeys(pattern_of(name) for name in one.src_names or (one.src_name,))
-        alike.setdefault((pattern_of(one.name), *sources), []).append(one)
+    parameters_by_pattern: dict[tuple[str, ...], list[Parameter]] = {}
+    for parameter in selection.parameters:
+        sources = dict.fromkeys(pattern_of(n) for n in parameter.src_names or (parameter.src_name,))
+        parameters_by_pattern.setdefault((pattern_of(parameter.name), *sources), []).append(
+            parameter
+        )
     lines = [
         f"{source.where.path}: fits {target.map_in_words}",
         f"{len(selection.parameters):,} tensors are made:",
     ]
-    for (name, *others), some in alike.items():
-        first = some[0]
-        count = f" ({len(some):,})" if len(some) > 1 else ""
+    for (name, *src_patterns), parameters in parameters_by_pattern.items():
+        first = parameters[0]
+        count = f" ({len(parameters):,})" if len(parameters) > 1 else ""
         lines += ["", f"{name}{count}  {first.dtype} {list(first.shape)}"]
-        lines += [f"  of {source}" for source in others[:4]]
-        if others[4:]:
-            lines.append(f"  and {len(others) - 4} more")
+        lines += [f"  of {source}" for source in src_patterns[:4]]
+        if src_patterns[4:]:
+            lines.append(f"  and {len(src_patterns) - 4} more")
     entries = [
         {
-            "name": one.name,
-            "dtype": one.dtype,
-            "shape": one.shape,
-            "src_names": one.src_names or (one.src_name,),
+            "name": parameter.name,
+            "dtype": parameter.dtype,
+            "shape": parameter.shape,
+            "src_names": parameter.src_names or (parameter.src_name,),
         }
-        for one in selection.parameters
+        for parameter in selection.parameters
     ]
     facts = {
         "src": source.where.path, "map": target.map_in_words, "entries": entries,

@@ -59,12 +59,12 @@ def add_folders(parser: argparse.ArgumentParser, dst: str = "folder to write ran
 def add_table(parser: argparse.ArgumentParser, verb: str) -> dict[str, argparse._ArgumentGroup]:
     """Add the table's options of a verb; return their groups by title."""
     groups: dict[str, argparse._ArgumentGroup] = {}
-    for one in option_table():
-        if verb in facts_of(one).verbs:
-            title = facts_of(one).group
+    for option_field in option_table():
+        if verb in facts_of(option_field).verbs:
+            title = facts_of(option_field).group
             if title not in groups:
                 groups[title] = parser.add_argument_group(title)
-            add_option(groups[title], one)
+            add_option(groups[title], option_field)
     groups.get(RUN, parser).add_argument(
         FLAG,
         metavar="FILE.toml",
@@ -74,23 +74,29 @@ def add_table(parser: argparse.ArgumentParser, verb: str) -> dict[str, argparse.
     return groups
 
 
-def add_option(group: argparse._ActionsContainer, one: Field[Any], **more: Any) -> None:
-    """Add one option of the table; `more` goes to `argparse` before what the table says."""
-    facts = facts_of(one)
-    flags = (_flag(one), *facts.aliases)
-    known: dict[str, Any] = {"dest": one.name, "default": one.default, "help": facts.help}
-    known.update(more)
+def add_option(
+    group: argparse._ActionsContainer, option_field: Field[Any], **overrides: Any
+) -> None:
+    """Add one option of the table; `overrides` goes to `argparse` before what the table says."""
+    facts = facts_of(option_field)
+    flags = (_flag(option_field), *facts.aliases)
+    keywords: dict[str, Any] = {
+        "dest": option_field.name,
+        "default": option_field.default,
+        "help": facts.help,
+    }
+    keywords.update(overrides)
     if facts.kind.stands_for is not None:
         action = "store_true" if facts.kind.stands_for else "store_false"
-        group.add_argument(*flags, action=action, **known)
+        group.add_argument(*flags, action=action, **keywords)
         return
     if facts.kind.repeated:
-        known.update(action="append", default=[])
+        keywords.update(action="append", default=[])
     if facts.kind.choices:
-        known["choices"] = tuple(facts.kind.choices)
-    if one.name in _ONCE:
-        known["action"] = _Once
-    group.add_argument(*flags, type=_parse(facts.kind), metavar=facts.metavar, **known)
+        keywords["choices"] = tuple(facts.kind.choices)
+    if option_field.name in _ONCE:
+        keywords["action"] = _Once
+    group.add_argument(*flags, type=_parse(facts.kind), metavar=facts.metavar, **keywords)
 
 
 _ONCE = (
@@ -106,10 +112,11 @@ class _Once(argparse.Action):
     def __call__(
         self, parser: object, namespace: argparse.Namespace, value: Any, flag: str | None = None
     ) -> None:
-        given = vars(namespace).setdefault("given_once", {})
-        if given.setdefault(self.dest, value) != value:
+        values_by_dest = vars(namespace).setdefault("given_once", {})
+        if values_by_dest.setdefault(self.dest, value) != value:
             raise UsageError(
-                f"{flag} is given twice: {given[self.dest]!s} and {value!s}", f"give one {flag}"
+                f"{flag} is given twice: {values_by_dest[self.dest]!s} and {value!s}",
+                f"give one {flag}",
             )
         setattr(namespace, self.dest, value)
 
@@ -126,28 +133,30 @@ def _parse(kind: Kind) -> Callable[[str], Any]:
     return str if kind.read is str else parse
 
 
-def _flag(one: Field[Any]) -> str:
-    return flag_of(f"no_{one.name}" if facts_of(one).kind is OFF else one.name)
+def _flag(option_field: Field[Any]) -> str:
+    return flag_of(
+        f"no_{option_field.name}" if facts_of(option_field).kind is OFF else option_field.name
+    )
 
 
-def refuse(options: argparse.Namespace, why: str, known: Sequence[str] = ()) -> None:
-    """Raise UsageError for an option of the table that was given and is not among `known`."""
+def refuse(options: argparse.Namespace, reason: str, allowed_names: Sequence[str] = ()) -> None:
+    """Raise UsageError for a given option of the table that is not among `allowed_names`."""
     for name, value in given(options).items():
-        if name not in known and value not in (option(name).default, ()):
-            raise UsageError(f"{_flag(option(name))} {why}")
+        if name not in allowed_names and value not in (option(name).default, ()):
+            raise UsageError(f"{_flag(option(name))} {reason}")
 
 
 def option(name: str) -> Field[Any]:
     """Return an option of the table."""
-    return next(one for one in option_table() if one.name == name)
+    return next(option_field for option_field in option_table() if option_field.name == name)
 
 
 def given(options: argparse.Namespace) -> dict[str, Any]:
     """Return the options of the table that a verb has, as `Request` takes them."""
-    found = {
-        one.name: getattr(options, one.name) for one in option_table() if hasattr(options, one.name)
+    values_by_name = {
+        f.name: getattr(options, f.name) for f in option_table() if hasattr(options, f.name)
     }
-    return {name: tuple(v) if isinstance(v, list) else v for name, v in found.items()}
+    return {name: tuple(v) if isinstance(v, list) else v for name, v in values_by_name.items()}
 
 
 def add_number(verb: argparse.ArgumentParser) -> None:
@@ -186,11 +195,11 @@ def add_progress(run: argparse._ArgumentGroup) -> None:
 
 
 def add_detail(run: argparse._ActionsContainer) -> None:
-    which = run.add_mutually_exclusive_group()
-    which.add_argument(
+    detail_group = run.add_mutually_exclusive_group()
+    detail_group.add_argument(
         "-v", "--verbose", action="store_true", help="print the names of parameters too"
     )
-    which.add_argument(
+    detail_group.add_argument(
         "-q", "--quiet", action="store_true", help="print errors, warnings and the last line only"
     )
 

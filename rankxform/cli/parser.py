@@ -42,9 +42,9 @@ class _Parser(argparse.ArgumentParser):
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if action.choices is not None and value not in action.choices:
             flag = "/".join(action.option_strings) or str(action.metavar or action.dest)
-            known = ", ".join(map(str, action.choices))
+            choices_text = ", ".join(map(str, action.choices))
             raise UsageError(
-                f"{flag} {value!r} is none of {known}{nearest(str(value), action.choices)}",
+                f"{flag} {value!r} is none of {choices_text}{nearest(str(value), action.choices)}",
                 details=f"see: {self.prog} --help",
             )
 
@@ -100,7 +100,7 @@ def parser(only: str | None = None, common: bool = False) -> argparse.ArgumentPa
     the common options alone.
     """
     facts: dict[str, Any] = {"formatter_class": _Unmeasured} if only in VERBS else {}
-    whole = _Parser(
+    main_parser = _Parser(
         "rankxform",
         description=DESCRIPTION,
         epilog=EPILOG,
@@ -108,10 +108,12 @@ def parser(only: str | None = None, common: bool = False) -> argparse.ArgumentPa
         **{"formatter_class": _Help, **facts},
     )
     version = f"rankxform {rankxform.__version__}"
-    whole.add_argument(
+    main_parser.add_argument(
         "-V", "--version", action="version", version=version, help="print the version"
     )
-    verbs = whole.add_subparsers(dest="verb", metavar="VERB", required=True, parser_class=_Parser)
+    verbs = main_parser.add_subparsers(
+        dest="verb", metavar="VERB", required=True, parser_class=_Parser
+    )
     for name in VERBS:
         if only in VERBS and only != name:
             verbs.add_parser(name, **facts)
@@ -128,20 +130,20 @@ def parser(only: str | None = None, common: bool = False) -> argparse.ArgumentPa
             verb.epilog = "\n\n".join(
                 [*([verb.epilog] if verb.epilog else []), f"example:\n  {module.EXAMPLE}"]
             )
-    return whole
+    return main_parser
 
 
-def leaves(whole: argparse.ArgumentParser) -> Iterator[tuple[str, argparse.ArgumentParser]]:
+def leaves(main_parser: argparse.ArgumentParser) -> Iterator[tuple[str, argparse.ArgumentParser]]:
     """Yield every verb with its parser; in place of one with actions, these."""
-    for name, verb in _inner(whole):
+    for name, verb in _inner(main_parser):
         actions = list(_inner(verb))
-        yield from ((f"{name} {action}", one) for action, one in actions)
+        yield from ((f"{name} {action}", action_parser) for action, action_parser in actions)
         if not actions:
             yield name, verb
 
 
-def _inner(one: argparse.ArgumentParser) -> Iterator[tuple[str, argparse.ArgumentParser]]:
-    for action in one._actions:
+def _inner(parent_parser: argparse.ArgumentParser) -> Iterator[tuple[str, argparse.ArgumentParser]]:
+    for action in parent_parser._actions:
         if isinstance(action, argparse._SubParsersAction):
             yield from action.choices.items()
 

@@ -206,13 +206,13 @@ def _is_short(plan: Plan) -> bool:
 
 def _verdict(plan: Plan, prediction: tuple[float, Costs] | None) -> list[str]:
     """Say whether there is room, what is needed, what is missing, and whose processes write."""
-    each = " a process" if plan.processes > 1 else ""
-    told = [f"needs {needs(plan)}", f"{format_buffer(plan.buffer_bytes)} of buffers{each}"]
+    suffix = " a process" if plan.processes > 1 else ""
+    clauses = [f"needs {needs(plan)}", f"{format_buffer(plan.buffer_bytes)} of buffers{suffix}"]
     if prediction:
-        told.append(f"about {format_seconds(prediction[0])}")
+        clauses.append(f"about {format_seconds(prediction[0])}")
     if plan.absent:
-        told.append(f"{len(plan.absent):,} tensors are in no file")
-    lines = [labelled_lines("NO ROOM" if _is_short(plan) else "fits", ", ".join(told))]
+        clauses.append(f"{len(plan.absent):,} tensors are in no file")
+    lines = [labelled_lines("NO ROOM" if _is_short(plan) else "fits", ", ".join(clauses))]
     if plan.written_by == NODE:
         lines.append(labelled_lines("written", "each file by processes of one node"))
     return lines
@@ -220,10 +220,12 @@ def _verdict(plan: Plan, prediction: tuple[float, Costs] | None) -> list[str]:
 
 def needs(plan: Plan) -> str:
     """Say how much room a destination takes, and how much there is."""
-    needed, free = plan.bytes_stored, plan.bytes_free
-    least = "at least " if needed is not None and needed < plan.bytes_written else ""
-    told = f"{least}{format_size(plan.bytes_written if needed is None else needed)}"
-    return told + (f" ({format_size(free)} free)" if free is not None else "")
+    stored_bytes, free = plan.bytes_stored, plan.bytes_free
+    prefix = "at least " if stored_bytes is not None and stored_bytes < plan.bytes_written else ""
+    size_text = (
+        f"{prefix}{format_size(plan.bytes_written if stored_bytes is None else stored_bytes)}"
+    )
+    return size_text + (f" ({format_size(free)} free)" if free is not None else "")
 
 
 def _sharding(kinds: Sequence[Kind]) -> list[str]:
@@ -261,7 +263,7 @@ def _stages_table(between: Flow) -> str:
     """Write a row for each destination stage."""
     rows = []
     for row, (stage, nbytes) in enumerate(zip(between.rows, between.written)):
-        read = [name for at, name in enumerate(between.columns) if (row, at) in between.cells]
+        read = [n for c, n in enumerate(between.columns) if (row, c) in between.cells]
         number = between.sizes[row]
         rows.append(
             (
@@ -299,12 +301,12 @@ def _prediction(expected: float, slowest: Costs) -> str:
 
 def _simulation_facts(request: Request, cluster: Cluster, simulated: Simulated) -> dict[str, Any]:
     """Return what was simulated for JSON."""
-    source, target, found = simulated
+    source, target, simulation = simulated
     planner = target.planner
     from rankxform.planning.simulate import spread_of
 
-    names = {name: _json_name(name) for name in vars(found.workloads[0])}
-    spread = {names[name]: three for name, three in spread_of(found.workloads).items()}
+    names = {name: _json_name(name) for name in vars(simulation.workloads[0])}
+    spread = {names[name]: three for name, three in spread_of(simulation.workloads).items()}
     return {
         "src": source.where.path,
         "step": source.selected.step_name,
@@ -315,20 +317,20 @@ def _simulation_facts(request: Request, cluster: Cluster, simulated: Simulated) 
         "src_placement": cluster.src_placement,
         "dst_placement": request.dst_placement,
         "read_method": request.read_method,
-        "methods": [asdict(use) for use in found.methods],
+        "methods": [asdict(use) for use in simulation.methods],
         "costs": vars(request.costs or Costs()),
-        "predicted_seconds": found.total,
-        "seconds_of_processes": list(found.seconds),
-        "seconds_of_networks": list(found.network),
-        "between_nodes": [asdict(one) for one in found.between],
+        "predicted_seconds": simulation.total,
+        "seconds_of_processes": list(simulation.seconds),
+        "seconds_of_networks": list(simulation.network),
+        "between_nodes": [asdict(traffic) for traffic in simulation.between],
         "workloads": [
-            {names[name]: value for name, value in vars(one).items()} for one in found.workloads
+            {names[name]: value for name, value in vars(w).items()} for w in simulation.workloads
         ],
-        "least": {name: least for name, (least, _, _) in spread.items()},
+        "least": {name: smallest for name, (smallest, _, _) in spread.items()},
         "mean": {name: mean for name, (_, mean, _) in spread.items()},
         "largest": {name: largest for name, (_, _, largest) in spread.items()},
         "buffer_bytes": request.memory,
-        "peak_memory_bytes": found.memory,
+        "peak_memory_bytes": simulation.memory,
         "notices": target.notices,
         "warnings": target.warnings,
     }
@@ -342,13 +344,13 @@ def _simulation_table(simulated: Simulated, facts: dict[str, Any]) -> str:
     """Write what was simulated for people."""
     from rankxform.planning.simulate import spread_of
 
-    source, target, found = simulated
+    source, target, simulation = simulated
     rows = []
-    for name, (least, mean, largest) in spread_of(found.workloads).items():
+    for name, (smallest, mean, largest) in spread_of(simulation.workloads).items():
         show = "{:,.0f}".format if name in COUNTS else format_size
         times = f"{largest / mean:.2f}" if mean else ""
-        total = sum(getattr(one, name) for one in found.workloads)
-        rows.append((NAMES[name], show(least), show(mean), show(largest), times, show(total)))
+        total = sum(getattr(workload, name) for workload in simulation.workloads)
+        rows.append((NAMES[name], show(smallest), show(mean), show(largest), times, show(total)))
     costs = ", ".join(f"{name} {_cost(name, value)}" for name, value in facts["costs"].items())
     lines = [
         header(source, target, facts["processes"]),
@@ -357,28 +359,28 @@ def _simulation_table(simulated: Simulated, facts: dict[str, Any]) -> str:
         "",
         table(("of a process", "least", "mean", "largest", "over mean", "all"), rows),
         "",
-        methods_table(found.methods),
+        methods_table(simulation.methods),
         "",
-        *_idle(found),
-        f"about {format_seconds(found.total)}: the busiest process "
-        f"{format_seconds(max(found.seconds))}, the "
-        f"busiest node's network {format_seconds(max(found.network))}",
+        *_idle(simulation),
+        f"about {format_seconds(simulation.total)}: the busiest process "
+        f"{format_seconds(max(simulation.seconds))}, the "
+        f"busiest node's network {format_seconds(max(simulation.network))}",
         f"if {costs}",
-        f"Peak memory per process: {format_size(found.memory)} "
+        f"Peak memory per process: {format_size(simulation.memory)} "
         f"({format_buffer(facts['buffer_bytes'])} buffers, the rest plan), excluding MPI.",
     ]
     return "\n".join([*lines, *notes(target.notices), *warnings(target.warnings)])
 
 
-def _idle(found: Simulation) -> list[str]:
+def _idle(simulation: Simulation) -> list[str]:
     """Say how many processes have nothing to write, and why."""
-    slices = [one.slices for one in found.workloads]
+    slices = [workload.slices for workload in simulation.workloads]
     idle = slices.count(0)
     if not idle:
         return []
     many = f"{idle:,} of {len(slices):,} processes write nothing"
-    why = f"{sum(slices):,} slices are shared out by bytes, each whole to one process"
-    return [labelled_lines("idle", f"{many}: {why}")]
+    reason = f"{sum(slices):,} slices are shared out by bytes, each whole to one process"
+    return [labelled_lines("idle", f"{many}: {reason}")]
 
 
 def _cost(name: str, value: float) -> str:

@@ -41,9 +41,11 @@ def add_options(verb: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace, team: Team) -> int:
-    found = _of_checkpoint(options, team) if options.src else _of_strategies(options, team)
-    text = partial(_table, found)
-    Screen(options, team).result("ranks", lambda: {"needed_ranks": found}, text)
+    src_ranks_by_rank = (
+        _of_checkpoint(options, team) if options.src else _of_strategies(options, team)
+    )
+    text = partial(_table, src_ranks_by_rank)
+    Screen(options, team).result("ranks", lambda: {"needed_ranks": src_ranks_by_rank}, text)
     return 0
 
 
@@ -81,7 +83,7 @@ def _of_strategies(options: argparse.Namespace, team: Team) -> dict[int, tuple[i
     return team.bcast(find)
 
 
-def _table(found: Mapping[int, tuple[int, ...]]) -> str:
+def _table(src_ranks_by_rank: Mapping[int, tuple[int, ...]]) -> str:
     """Write which source ranks each destination rank needs."""
-    rows = [(rank, ", ".join(map(str, ranks))) for rank, ranks in found.items()]
+    rows = [(rank, ", ".join(map(str, ranks))) for rank, ranks in src_ranks_by_rank.items()]
     return table(("rank", "needs source ranks"), rows)

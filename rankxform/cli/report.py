@@ -41,13 +41,15 @@ _LONG_SECONDS = 10.0
 def header(source: Source, target: Target, processes: int, verdict: Sequence[str] = ()) -> str:
     """Say which files were found and what is about to happen; behind warnings the verdict."""
     src, dst = source.where.path, target.planner.dst
-    some, every = len(target.ranks), dst.ranks
-    made = (
-        format_count(every, "rank") if some == every else f"{some} of {format_count(every, 'rank')}"
+    selected_count, rank_count = len(target.ranks), dst.ranks
+    dst_text = (
+        format_count(rank_count, "rank")
+        if selected_count == rank_count
+        else f"{selected_count} of {format_count(rank_count, 'rank')}"
     )
     if target.arrangement.parts:
         number = format_count(len(target.files), "file")
-        made = f"{target.form.title}, {number}" + (f" of {made}" if every > 1 else "")
+        dst_text = f"{target.form.title}, {number}" + (f" of {dst_text}" if rank_count > 1 else "")
     derived = []
     if target.derived is not None:
         from .strategy_report import derived_table
@@ -68,7 +70,7 @@ def header(source: Source, target: Target, processes: int, verdict: Sequence[str
             ),
             labelled_lines(
                 "to",
-                f"{shown_path(target.dst)}: {made}" if target.dst else made,
+                f"{shown_path(target.dst)}: {dst_text}" if target.dst else dst_text,
                 strategy_words(dst),
             ),
             *([labelled_lines("names", target.map_in_words)] if target.map_in_words else []),
@@ -87,30 +89,37 @@ def needs(request: Request, target: Target, nbytes: int, processes: int) -> list
         free = f" ({format_size(free_bytes(target.folder))} free)"
     except StorageError:  # what is wrong is met again, where all processes hear of it
         free = ""
-    each = " a process" if processes > 1 else ""
+    suffix = " a process" if processes > 1 else ""
     return [
         labelled_lines(
             "to write",
-            f"{format_size(nbytes)}{free}, {format_buffer(request.memory)} of buffers{each}",
+            f"{format_size(nbytes)}{free}, {format_buffer(request.memory)} of buffers{suffix}",
         )
     ]
 
 
 def samples_in_words(evidence: Mapping[str, int | None]) -> str:
     """Say on what a source's strategy stands, by bytes that were compared."""
-    told, percent = format_count(evidence.get("samples") or 0, "sample"), evidence.get("percent")
-    return told if not percent else f"{told}, of kinds that hold {percent} % of the bytes"
+    samples_text, percent = (
+        format_count(evidence.get("samples") or 0, "sample"),
+        evidence.get("percent"),
+    )
+    return (
+        samples_text
+        if not percent
+        else f"{samples_text}, of kinds that hold {percent} % of the bytes"
+    )
 
 
 def _found(source: Source) -> str:
     description = source.selected.description
     if description is None:
         selected, files = source.selected, f", {format_count(len(source.indexes), 'file')}"
-        found = format_count(len({*map(selected.rank_of, source.indexes)}), "rank")
-        return found + (files if selected.ranks else "")
+        source_text = format_count(len({*map(selected.rank_of, source.indexes)}), "rank")
+        return source_text + (files if selected.ranks else "")
     ranks = len({description.ranks[file] for file in source.indexes if file in description.ranks})
-    found = f"{source.form.title}, {format_count(len(source.indexes), 'file')}"
-    return found + (f" of {format_count(ranks, 'rank')}" if ranks > 1 else "")
+    source_text = f"{source.form.title}, {format_count(len(source.indexes), 'file')}"
+    return source_text + (f" of {format_count(ranks, 'rank')}" if ranks > 1 else "")
 
 
 def _step(source: Source) -> str:
@@ -147,84 +156,98 @@ def catalog_words(catalog: Catalog) -> str:
 
 
 def summary(
-    done: Report, verify: Callable[[], str], verbose: bool = False, quiet: bool = False
+    report: Report, verify: Callable[[], str], verbose: bool = False, quiet: bool = False
 ) -> str:
     """Say what was moved, what was left out, what deserves a look, and how to go on.
 
     verify: returns the command that compares every byte. verbose: with names; quiet: the last line
     alone.
     """
-    told = [] if quiet else _told(done, verbose)
-    if done.files_kept == len(done.files):
-        last = f"{format_count(done.files_kept, 'file')} complete already; nothing was written"
-    else:
-        linked = f" ({done.files_linked} linked to equal ones)" if done.files_linked else ""
-        made = format_count(len(done.files) - done.files_kept, "file")
-        before = ""
-        if done.bytes_before:
-            before = f", of which {format_size(done.bytes_before)} had been written before"
-        last = (
-            f"{format_size(done.bytes_written + done.bytes_before)} in {made}{linked}{before}, "
-            f"{format_seconds(done.seconds)}, "
-            f"{format_size(done.bytes_written / max(done.seconds, 1e-9))}/s"
+    detail_lines = [] if quiet else _told(report, verbose)
+    if report.files_kept == len(report.files):
+        last_line = (
+            f"{format_count(report.files_kept, 'file')} complete already; nothing was written"
         )
-    lines = [*told, labelled_lines("done", last)]
+    else:
+        linked = f" ({report.files_linked} linked to equal ones)" if report.files_linked else ""
+        files = format_count(len(report.files) - report.files_kept, "file")
+        prior = ""
+        if report.bytes_before:
+            prior = f", of which {format_size(report.bytes_before)} had been written before"
+        last_line = (
+            f"{format_size(report.bytes_written + report.bytes_before)} in {files}{linked}{prior}, "
+            f"{format_seconds(report.seconds)}, "
+            f"{format_size(report.bytes_written / max(report.seconds, 1e-9))}/s"
+        )
+    lines = [*detail_lines, labelled_lines("done", last_line)]
     if not quiet:
-        lines += [labelled_lines("next", *_next(done, verify))]
-    return "\n".join(lines + warnings(done.warnings))
+        lines += [labelled_lines("next", *_next(report, verify))]
+    return "\n".join(lines + warnings(report.warnings))
 
 
-def _told(done: Report, verbose: bool) -> list[str]:
+def _told(report: Report, verbose: bool) -> list[str]:
     """Say what was read, what was not written, and what to know."""
-    if done.files_kept == len(done.files):
+    if report.files_kept == len(report.files):
         return []
     lines = []
-    if done.files_kept or done.files_continued:
-        kept = format_count(done.files_kept, "file")
-        text = f"an earlier run: {kept} complete, {done.files_continued} begun"
+    if report.files_kept or report.files_continued:
+        files_text = format_count(report.files_kept, "file")
+        text = f"an earlier run: {files_text} complete, {report.files_continued} begun"
         lines.append(labelled_lines("continued", text))
-    if done.placement:
-        lines.append(labelled_lines("placed", done.placement))
-    sent = f"; sent {format_size(done.bytes_sent)} between processes" if done.bytes_sent else ""
+    if report.placement:
+        lines.append(labelled_lines("placed", report.placement))
+    sent = f"; sent {format_size(report.bytes_sent)} between processes" if report.bytes_sent else ""
     text = (
-        f"{read_and_needed(done.bytes_read, done.bytes_needed)}{sent}; peak memory "
-        f"{format_size(done.peak_memory_bytes)} a process"
+        f"{read_and_needed(report.bytes_read, report.bytes_needed)}{sent}; peak memory "
+        f"{format_size(report.peak_memory_bytes)} a process"
     )
     lines.append(labelled_lines("read", text))
-    if done.strategy:
-        lines.append(labelled_lines("strategy", f"of the destination: {shown_path(done.strategy)}"))
-    if done.bytes_compared:
-        names = done.compared_names
-        some = ", ".join(names if verbose else names[:4]) + (", ..." if names[4:] else "")
-        text = f"between ranks, all bytes: {some} ({format_size(done.bytes_compared)})"
+    if report.strategy:
+        lines.append(
+            labelled_lines("strategy", f"of the destination: {shown_path(report.strategy)}")
+        )
+    if report.bytes_compared:
+        names = report.compared_names
+        names_text = ", ".join(names if verbose else names[:4]) + (", ..." if names[4:] else "")
+        text = f"between ranks, all bytes: {names_text} ({format_size(report.bytes_compared)})"
         lines.append(labelled_lines("compared", text))
-    return [*lines, *left_out(done.left_out, done.absent, verbose), *notes(done.notices)]
+    return [*lines, *left_out(report.left_out, report.absent, verbose), *notes(report.notices)]
 
 
-def left_out(left: Sequence[LeftOut], absent: Sequence[str], verbose: bool = False) -> list[str]:
+def left_out(
+    omitted_groups: Sequence[LeftOut], absent: Sequence[str], verbose: bool = False
+) -> list[str]:
     """Say what is not written; the names of all patterns only if `verbose`."""
     lines = [
-        _some("left out", one.names, one.families, f"{format_size(one.nbytes)}; {one.why}", verbose)
-        for one in left
+        _some(
+            "left out",
+            group.names,
+            group.families,
+            f"{format_size(group.nbytes)}; {group.reason}",
+            verbose,
+        )
+        for group in omitted_groups
     ]
     if absent:
         states = {name: state for name in absent if (state := state_of_name(name)) is not None}
         families = {name: state.family for name, state in states.items()}
-        why = "in the strategies, not in the checkpoint"
-        lines.append(_some("absent", absent, families, why, verbose))
+        reason = "in the strategies, not in the checkpoint"
+        lines.append(_some("absent", absent, families, reason, verbose))
     return lines
 
 
 def _some(
-    label: str, names: Sequence[str], families: Mapping[str, str], why: str, verbose: bool
+    label: str, names: Sequence[str], families: Mapping[str, str], reason: str, verbose: bool
 ) -> str:
     """Say what names there are: states by their family, the others by pattern."""
     counts = Counter(families[name] for name in names if name in families)
-    others = [name for name in names if name not in families]
+    other_names = [name for name in names if name not in families]
     shown = [f"{family} ({count:,})" for family, count in counts.items()]
-    shown += [summarize_names(others, 3)] if others else []
+    shown += [summarize_names(other_names, 3)] if other_names else []
     return labelled_lines(
-        label, f"{', '.join(shown)}: {why}", *(f"  {name}" for name in patterns(names) if verbose)
+        label,
+        f"{', '.join(shown)}: {reason}",
+        *(f"  {name}" for name in patterns(names) if verbose),
     )
 
 
@@ -237,33 +260,35 @@ def verify_command(source: Source, target: Target, request: Request, processes: 
     if request.ranks:
         words += ["--ranks", format_ranges(request.ranks).replace(" ", "")]
     shown = [shown_path(word) if word.startswith("/") else word for word in words]
-    shown[:2] = [f"./{one}" if one.startswith("-") else one for one in shown[:2]]
+    shown[:2] = [f"./{word}" if word.startswith("-") else word for word in shown[:2]]
     return shlex.join(["rankxform", "verify", *number, *shown])
 
 
-def _next(done: Report, verify: Callable[[], str]) -> list[str]:
+def _next(report: Report, verify: Callable[[], str]) -> list[str]:
     """Say how to go on: how to check the destination, and how a slow run would be faster."""
-    if done.form != "ranks":
-        load = f"load {done.dst}"
-    elif done.dst_ranks == 1 < done.src_ranks:
-        load = f"one complete file, for one device: {done.files[0]} (--dst-strategy: for more)"
+    if report.form != "ranks":
+        load = f"load {report.dst}"
+    elif report.dst_ranks == 1 < report.src_ranks:
+        load = f"one complete file, for one device: {report.files[0]} (--dst-strategy: for more)"
     else:
-        container = Path(done.files[0]).suffix.removeprefix(".") if done.files else ""
-        load = f"in the job's YAML, load_checkpoint: {done.dst}, auto_trans_ckpt: False"
+        container = Path(report.files[0]).suffix.removeprefix(".") if report.files else ""
+        load = f"in the job's YAML, load_checkpoint: {report.dst}, auto_trans_ckpt: False"
         load += f", load_ckpt_format: {container}" if container != "ckpt" else ""
-    check = shlex.join(["rankxform", "verify", shown_path(done.dst)])
-    lines = [load, check if done.fingerprints else verify()]
-    if done.processes == 1 and done.seconds > _LONG_SECONDS and (here := cores()) > 1:
-        lines.append(f"{here} cores are here; rankxform transform -n {here} ... uses them all")
+    check = shlex.join(["rankxform", "verify", shown_path(report.dst)])
+    lines = [load, check if report.fingerprints else verify()]
+    if report.processes == 1 and report.seconds > _LONG_SECONDS and (core_count := cores()) > 1:
+        lines.append(
+            f"{core_count} cores are here; rankxform transform -n {core_count} ... uses them all"
+        )
     return lines
 
 
-def profile(done: Report) -> str:
+def profile(report: Report) -> str:
     """Write the seconds that each process spent in each phase."""
-    names = [n for n in done.phases[0] if any(seconds[n] >= 5e-5 for seconds in done.phases)]
+    names = [n for n in report.phases[0] if any(seconds[n] >= 5e-5 for seconds in report.phases)]
     rows = [
         (process, *(f"{seconds[n]:.4f}" for n in names), f"{sum(seconds.values()):.4f}")
-        for process, seconds in enumerate(done.phases)
+        for process, seconds in enumerate(report.phases)
     ]
-    moved = f"moved in {done.move_seconds:.4f} s, from the finished plan to the last file's name"
+    moved = f"moved in {report.move_seconds:.4f} s, from the finished plan to the last file's name"
     return f"\n{table(('process', *names, 'all'), rows)}\n{moved}"

@@ -34,9 +34,7 @@ class Screen:
     def __init__(self, options: argparse.Namespace, team: Team) -> None:
         self._options, self._team = options, team
         self._page = getattr(options, "report", None)
-        self.is_quiet, self.is_verbose = (
-            getattr(options, name, False) for name in ("quiet", "verbose")
-        )
+        self.is_quiet, self.is_verbose = (getattr(options, n, False) for n in ("quiet", "verbose"))
 
     def request(self) -> Request:
         """Return what the options ask for; see that a page may be written. Collective."""
@@ -55,8 +53,8 @@ class Screen:
         self, request: Request, source: Source, target: Target, nbytes: int
     ) -> ShowProgress:
         """Say what is about to be written; return what is shown the progress."""
-        several = self._team.nodes.count > 1 or self._team.rank > 0
-        needs = [] if several else report.needs(request, target, nbytes, self._team.size)
+        may_omit_needs = self._team.nodes.count > 1 or self._team.rank > 0
+        needs = [] if may_omit_needs else report.needs(request, target, nbytes, self._team.size)
         return self.begin(source, target, nbytes, needs)
 
     def begin(
@@ -80,8 +78,11 @@ class Screen:
 
     def defaults(self) -> list[str]:
         """Say which options come from a file or the environment."""
-        found = getattr(self._options, "defaults", ())
-        words = [f"{' '.join(one.words)} ({shown_path(one.origin)})" for one in found]
+        default_options = getattr(self._options, "defaults", ())
+        words = [
+            f"{' '.join(default.words)} ({shown_path(default.origin)})"
+            for default in default_options
+        ]
         return [labelled_lines("options", *words)] if words else []
 
     def progress(self, nbytes: int) -> ShowProgress:

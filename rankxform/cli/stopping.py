@@ -33,10 +33,10 @@ class Stopping:
 
     def reason(self) -> str | None:
         """Return why to stop, or None."""
-        known = self._signals.reason
-        if known is None and self._until is not None and time.monotonic() > self._until:
+        signal_reason = self._signals.reason
+        if signal_reason is None and self._until is not None and time.monotonic() > self._until:
             return "stopped: the time limit is near"
-        return known
+        return signal_reason
 
     def at_work(self, is_at_work: bool) -> None:
         """Say whether work is done that ends by itself when it is asked to."""

@@ -39,9 +39,9 @@ def _derive_options(action: argparse.ArgumentParser) -> None:
     action.add_argument("-o", "--output", required=True, metavar="OUT", help=_OUT)
     _add_shapes(action)
     group = action.add_argument_group(DERIVED)
-    for one in option_table():
-        if facts_of(one).group == DERIVED:
-            add_option(group, one)
+    for option_field in option_table():
+        if facts_of(option_field).group == DERIVED:
+            add_option(group, option_field)
     add_json(action)
 
 
@@ -94,8 +94,8 @@ def _derive(options: argparse.Namespace) -> Outcome:
 
     from . import strategy_report
 
-    wanted = derive_request(Request("", None, **given(options)))
-    if wanted is None:
+    derivation = derive_request(Request("", None, **given(options)))
+    if derivation is None:
         raise UsageError(
             "the sizes of the destination's job are not given",
             "--dst-parallel, such as dp=2,mp=4,pp=2",
@@ -103,7 +103,7 @@ def _derive(options: argparse.Namespace) -> Outcome:
         )
     target = _target(options.output)
     source = strategies.load(options.source)
-    derived = derive_strategy(wanted, source, options.shapes)
+    derived = derive_strategy(derivation, source, options.shapes)
     files = list(map(str, strategies.save(derived.strategy, target)))
     facts = {"files": files, **derived.strategy.facts, **derived.facts}
     table = strategy_report.derived_table(derived)
@@ -158,12 +158,12 @@ def _convert(options: argparse.Namespace) -> Outcome:
     shapes = {}
     if options.shapes is not None:
         extents = extents_at(options.shapes, strategies.load(options.source))
-        shapes = {name: one.shape for name, one in extents.items()}
+        shapes = {name: extent.shape for name, extent in extents.items()}
     files = strategies.convert(options.source, _target(options.output), shapes)
     written = strategies.load(str(files[0] if not files[1:] else files[0].parent))
     facts = {"files": list(map(str, files)), **written.facts}
-    more = f", with {len(files) - 1} files of other stages" if files[1:] else ""
-    return Outcome(facts, f"{files[0]}: {written.extent}{more}")
+    suffix = f", with {len(files) - 1} files of other stages" if files[1:] else ""
+    return Outcome(facts, f"{files[0]}: {written.extent}{suffix}")
 
 
 def _diff(options: argparse.Namespace) -> Outcome:
@@ -173,10 +173,10 @@ def _diff(options: argparse.Namespace) -> Outcome:
     from . import strategy_report
 
     first, second = strategies.load(options.source), strategies.load(options.other)
-    found = strategy_differences(first, second)
-    code = DifferenceError.exit_code if found else 0
-    facts = {"same": not found, "differences": list(map(vars, found))}
-    return Outcome(facts, strategy_report.compared(found, first, second), code)
+    differences = strategy_differences(first, second)
+    code = DifferenceError.exit_code if differences else 0
+    facts = {"same": not differences, "differences": list(map(vars, differences))}
+    return Outcome(facts, strategy_report.compared(differences, first, second), code)
 
 
 def _presets(options: argparse.Namespace) -> Outcome:
@@ -184,18 +184,26 @@ def _presets(options: argparse.Namespace) -> Outcome:
     from rankxform.display.units import table
 
     if options.name is None:
-        known = {name: presets.load(name) for name in presets.names()}
+        presets_by_name = {name: presets.load(name) for name in presets.names()}
         listed = [
-            (name, one.version, len(one.rules), "yes" if one.proven else "no", one.networks)
-            for name, one in known.items()
+            (
+                name,
+                preset.version,
+                len(preset.rules),
+                "yes" if preset.proven else "no",
+                preset.networks,
+            )
+            for name, preset in presets_by_name.items()
         ]
-        facts = {"presets": [_preset_facts(name, one) for name, one in known.items()]}
+        facts = {
+            "presets": [_preset_facts(name, preset) for name, preset in presets_by_name.items()]
+        }
         titles = ("preset", "version", "rules", "proven", "networks")
         return Outcome(facts, table(titles, listed))
     preset = presets.load(options.name)
     rows = [
-        (one["pattern"], one["spec"] or "", one["optimizer"] or "", one["on_stage"] or "")
-        for one in _preset_rules(preset)
+        (rule["pattern"], rule["spec"] or "", rule["optimizer"] or "", rule["on_stage"] or "")
+        for rule in _preset_rules(preset)
     ]
     proof = preset.networks or "not proven"
     head = f"{preset.label}, version {preset.version}: {proof}\n{preset.evidence}\n"
@@ -263,11 +271,14 @@ def add_options(verb: argparse.ArgumentParser) -> None:
     actions = verb.add_subparsers(
         dest="action", metavar="ACTION", required=True, parser_class=type(verb)
     )
-    for name, one in ACTIONS.items():
+    for name, strategy_action in ACTIONS.items():
         action = actions.add_parser(
-            name, help=one.summary, description=one.summary, allow_abbrev=False
+            name,
+            help=strategy_action.summary,
+            description=strategy_action.summary,
+            allow_abbrev=False,
         )
-        one.add_options(action)
+        strategy_action.add_options(action)
 
 
 def run(options: argparse.Namespace, team: Team) -> int:

@@ -33,13 +33,13 @@ def derived_table(derived: Derived) -> str:
 
 def roles_table(roles: Sequence[ShardingRow]) -> str:
     """Write the rows of a role table, grouped by how they are sharded, in words."""
-    alike: dict[tuple[str, str, str], list[str]] = {}
+    names_by_sharding: dict[tuple[str, str, str], list[str]] = {}
     for role in roles:
         key = role.spec, role.src_holds, role.dst_holds
         count = f" ({role.parameters})" if role.parameters > 1 else ""
-        alike.setdefault(key, []).append(role.pattern + count)
+        names_by_sharding.setdefault(key, []).append(role.pattern + count)
     lines = []
-    for (spec, src, dst), names in alike.items():
+    for (spec, src, dst), names in names_by_sharding.items():
         lines += [f"  {f'{src} -> {dst}' if dst else src}; {spec}"]
         lines += [f"      {name}" for name in names]
     return "\n".join(lines)
@@ -57,8 +57,8 @@ def stage_lines(strategy: Strategy) -> list[str]:
             for prefix, n in lists_of(names, outermost=True).items()
         ]
         parts += [name for name in names if not places_in_lists(name)]
-        more = f", and {len(parts) - _FEW} more" if len(parts) > _FEW else ""
-        lines.append(f"  {stage}: {len(names)} parameters: {', '.join(parts[:_FEW])}{more}")
+        suffix = f", and {len(parts) - _FEW} more" if len(parts) > _FEW else ""
+        lines.append(f"  {stage}: {len(names)} parameters: {', '.join(parts[:_FEW])}{suffix}")
     return lines
 
 
@@ -68,19 +68,19 @@ def shown(path: str, strategy: Strategy, raw: bool = False) -> str:
     raw: with device matrices, tensor maps and optimizer shards, as MindSpore has them.
     """
     mark = ", derived by rankxform" if strategy.derived else ""
-    every = [name for layouts in strategy.stages for name in layouts]
-    kinds = [kind for name in every if (kind := strategy.states.kind(name)) is not None]
+    all_names = [name for layouts in strategy.stages for name in layouts]
+    kinds = [kind for name in all_names if (kind := strategy.states.kind(name)) is not None]
     gradients = kinds.count(NEVER_SAVED)
     states = len(kinds) - gradients
-    counted = f"{len(every) - states - gradients:,} parameters, {states:,} optimizer states"
+    counted = f"{len(all_names) - states - gradients:,} parameters, {states:,} optimizer states"
     if gradients:
         counted += f", {gradients:,} gradients that no checkpoint holds"
     rows: list[tuple[object, ...]] = []
-    alike: dict[tuple[str, ...], list[str]] = {}
-    for layout, some in _by_layout(strategy).items():
+    names_by_words: dict[tuple[str, ...], list[str]] = {}
+    for layout, layout_names in _by_layout(strategy).items():
         words = (describe_layout(layout), *((str(entry(layout)),) if raw else ()))
-        alike.setdefault(words, []).extend(some)
-    for words, names in sorted(alike.items(), key=lambda one: -len(one[1])):
+        names_by_words.setdefault(words, []).extend(layout_names)
+    for words, names in sorted(names_by_words.items(), key=lambda group: -len(group[1])):
         rows.append((len(names), *words, _few(patterns(names))))
     head = ("parameters", "each rank holds", *(("layout",) if raw else ()), "such as")
     lines = [
@@ -89,21 +89,23 @@ def shown(path: str, strategy: Strategy, raw: bool = False) -> str:
         *stage_lines(strategy),
         "",
     ]
-    told = [wrap_text(line, width(), 4) for line in lines]
-    return "\n".join([*told, table(head, rows)])
+    wrapped_lines = [wrap_text(line, width(), 4) for line in lines]
+    return "\n".join([*wrapped_lines, table(head, rows)])
 
 
 def _by_layout(strategy: Strategy) -> Mapping[Layout, list[str]]:
-    found: dict[Layout, list[str]] = {}
+    names_by_layout: dict[Layout, list[str]] = {}
     for layouts in strategy.stages:
         for name, layout in layouts.items():
             if strategy.states.of(name) is None:
-                found.setdefault(layout, []).append(name)
-    return found
+                names_by_layout.setdefault(layout, []).append(name)
+    return names_by_layout
 
 
-def _few(some: Sequence[str]) -> str:
-    return some[0] + (f" and {and_more_patterns(len(some) - 1)}" if len(some) > 1 else "")
+def _few(name_patterns: Sequence[str]) -> str:
+    return name_patterns[0] + (
+        f" and {and_more_patterns(len(name_patterns) - 1)}" if len(name_patterns) > 1 else ""
+    )
 
 
 def facts(path: str, strategy: Strategy) -> dict[str, Any]:
@@ -118,35 +120,51 @@ def facts(path: str, strategy: Strategy) -> dict[str, Any]:
     }
 
 
-def compared(found: Sequence[StrategyDifference], a: Strategy, b: Strategy) -> str:
+def compared(differences: Sequence[StrategyDifference], a: Strategy, b: Strategy) -> str:
     """Write where two strategies differ."""
     states = find_states(dict.fromkeys([*a.stages_of, *b.stages_of]))
-    if not found:
+    if not differences:
         return "the same: every rank holds the same boxes of the same parameters"
     lines = []
-    for one in found:
-        some = _with_states(one.names, states)
-        more = [f"      and {and_more_patterns(len(some) - _FEW)}"] if len(some) > _FEW else []
-        lines += [f"  {one.why}", *(f"      {name}" for name in some[:_FEW]), *more]
-    names = {name for one in found for name in one.names}
-    own = sum(states.of(name) is None for name in names)
-    told = f"{own:,} parameters, {len(names) - own:,} optimizer states"
-    return "\n".join([*lines, f"DIFFERENT: {told if names else 'the number of ranks or stages'}"])
+    for difference in differences:
+        summaries = _with_states(difference.names, states)
+        ending_lines = (
+            [f"      and {and_more_patterns(len(summaries) - _FEW)}"]
+            if len(summaries) > _FEW
+            else []
+        )
+        lines += [
+            f"  {difference.why}",
+            *(f"      {name}" for name in summaries[:_FEW]),
+            *ending_lines,
+        ]
+    names = {name for difference in differences for name in difference.names}
+    parameter_count = sum(states.of(name) is None for name in names)
+    counts_text = (
+        f"{parameter_count:,} parameters, {len(names) - parameter_count:,} optimizer states"
+    )
+    return "\n".join(
+        [*lines, f"DIFFERENT: {counts_text if names else 'the number of ranks or stages'}"]
+    )
 
 
-def _with_states(names: Sequence[str], known: States) -> list[str]:
+def _with_states(names: Sequence[str], all_states: States) -> list[str]:
     """Summarize names by pattern, each parameter's states behind it."""
     states: dict[str, dict[str, None]] = {}
     for name in names:
-        own = states.setdefault(known.base_name(name), {})
-        if (kind := known.kind(name)) is not None:
-            own[kind] = None
-    listed, alike = {*names}, dict[tuple[bool, tuple[str, ...]], list[str]]()
-    for parameter, own in states.items():
-        alike.setdefault((parameter in listed, tuple(own)), []).append(parameter)
-    found = []
-    for (is_listed, kinds), some in alike.items():
-        behind = f", with {', '.join(kinds)}" if kinds else ""
-        before = "" if is_listed else f"{', '.join(kinds)} of "
-        found += [f"{before}{one}{behind if is_listed else ''}" for one in patterns(some)]
-    return found
+        state_kinds = states.setdefault(all_states.base_name(name), {})
+        if (kind := all_states.kind(name)) is not None:
+            state_kinds[kind] = None
+    listed, parameters_by_kinds = {*names}, dict[tuple[bool, tuple[str, ...]], list[str]]()
+    for parameter, state_kinds in states.items():
+        parameters_by_kinds.setdefault((parameter in listed, tuple(state_kinds)), []).append(
+            parameter
+        )
+    summaries = []
+    for (is_listed, kinds), parameters in parameters_by_kinds.items():
+        suffix = f", with {', '.join(kinds)}" if kinds else ""
+        prefix = "" if is_listed else f"{', '.join(kinds)} of "
+        summaries += [
+            f"{prefix}{pattern}{suffix if is_listed else ''}" for pattern in patterns(parameters)
+        ]
+    return summaries

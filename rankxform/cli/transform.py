@@ -48,11 +48,11 @@ def run(options: argparse.Namespace, team: Team) -> int:
 
     screen = Screen(options, team)
     request = screen.request()
-    done = transform(request, team, partial(screen.begin_writing, request))
+    transform_report = transform(request, team, partial(screen.begin_writing, request))
     verify = partial(report.verify_command, *screen.begun, request, team.size)
-    text = partial(report.summary, done, verify, screen.is_verbose, screen.is_quiet)
-    screen.done("transform", done.as_dict, text)
+    text = partial(report.summary, transform_report, verify, screen.is_verbose, screen.is_quiet)
+    screen.done("transform", transform_report.as_dict, text)
     if options.profile:
-        screen.say(report.profile(done))
-    screen.page_of_work(request, done=done)
+        screen.say(report.profile(transform_report))
+    screen.page_of_work(request, done=transform_report)
     return 0

@@ -57,10 +57,12 @@ def add_options(verb: argparse.ArgumentParser) -> None:
 def _ignore_writing(verb: argparse.ArgumentParser) -> None:
     """Accept, and ignore, options that concern writing alone, so that `verify` takes the same
     command as `transform`."""
-    for one in option_table():
-        verbs = facts_of(one).verbs
+    for option_field in option_table():
+        verbs = facts_of(option_field).verbs
         if "transform" in verbs and "verify" not in verbs:
-            add_option(verb, one, dest="ignored_" + one.name, help=argparse.SUPPRESS)
+            add_option(
+                verb, option_field, dest="ignored_" + option_field.name, help=argparse.SUPPRESS
+            )
     verb.add_argument("--profile", action="store_true", help=argparse.SUPPRESS)
 
 
@@ -70,15 +72,15 @@ def run(options: argparse.Namespace, team: Team) -> int:
 
     screen = Screen(options, team)
     if team.bcast(lambda: _means_manifest(options)):
-        request, found = None, verify_alone(options.src, team, screen.progress)
+        request, verdict = None, verify_alone(options.src, team, screen.progress)
     else:
         request = screen.request()
-        found = verify(request, team, screen.begin)
-    text = partial(_verdict, found, screen.is_verbose, screen.is_quiet)
-    screen.result("verify", found.as_dict, text)
+        verdict = verify(request, team, screen.begin)
+    text = partial(_verdict, verdict, screen.is_verbose, screen.is_quiet)
+    screen.result("verify", verdict.as_dict, text)
     if request is not None:
-        screen.page_of_work(request, verdict=found)
-    return 0 if found.same else DifferenceError.exit_code
+        screen.page_of_work(request, verdict=verdict)
+    return 0 if verdict.same else DifferenceError.exit_code
 
 
 def _means_manifest(options: argparse.Namespace) -> bool:
@@ -97,78 +99,83 @@ def _means_manifest(options: argparse.Namespace) -> bool:
     return True
 
 
-def _verdict(found: Verdict, verbose: bool = False, quiet: bool = False) -> str:
+def _verdict(verdict: Verdict, verbose: bool = False, quiet: bool = False) -> str:
     """Say whether source and destination hold the same model, and where they do not.
 
     verbose: each slice that differs has a row; quiet: the last line alone.
     """
-    what = _compared(found.files_compared, found.bytes_compared, found.seconds)
-    notices = [] if quiet else notes(found.notices)
-    doubts = warnings(found.warnings)
-    if found.same is None:
-        why = (
-            f"samples alone were compared. {format_count(found.files_compared, 'file')} "
+    compared_text = _compared(verdict.files_compared, verdict.bytes_compared, verdict.seconds)
+    notices = [] if quiet else notes(verdict.notices)
+    doubts = warnings(verdict.warnings)
+    if verdict.same is None:
+        reason = (
+            f"samples alone were compared. {format_count(verdict.files_compared, 'file')} "
             "of the right size "
             "with sound headers; the manifest has no fingerprints (transform --verify --overwrite "
             "keeps them)"
         )
         return "\n".join(
             [
-                labelled_lines("NOT VERIFIED:", why),
-                f"to compare every byte: {found.command}",
+                labelled_lines("NOT VERIFIED:", reason),
+                f"to compare every byte: {verdict.command}",
                 *notices,
                 *doubts,
             ]
         )
-    if found.same:
-        stands = samples_in_words(found.evidence)
-        what = f"every byte compared, {what}"
-        if found.by_manifest:
-            what += "; with the fingerprints of the conversion"
-        elif found.evidence.get("samples"):
-            what += f"; SRC's strategy stands on {stands}"
-        return "\n".join([*notices, labelled_lines("same", what), *doubts])
-    slices = [one for one in found.differences if not one.whole_file]
-    files = {one.rank for one in found.differences if one.whole_file or found.by_manifest}
-    names = {one.name for one in slices}
-    told = [format_count(len(names), "parameter"), format_count(len(slices), "slice")]
+    if verdict.same:
+        stands = samples_in_words(verdict.evidence)
+        compared_text = f"every byte compared, {compared_text}"
+        if verdict.by_manifest:
+            compared_text += "; with the fingerprints of the conversion"
+        elif verdict.evidence.get("samples"):
+            compared_text += f"; SRC's strategy stands on {stands}"
+        return "\n".join([*notices, labelled_lines("same", compared_text), *doubts])
+    slices = [difference for difference in verdict.differences if not difference.whole_file]
+    files = {d.rank for d in verdict.differences if d.whole_file or verdict.by_manifest}
+    names = {difference.name for difference in slices}
+    count_texts = [format_count(len(names), "parameter"), format_count(len(slices), "slice")]
     where = ", ".join(
-        ([] if found.by_manifest or not slices else told)
+        ([] if verdict.by_manifest or not slices else count_texts)
         + ([format_count(len(files), "file")] if files else [])
     )
-    last = f"{red('DIFFERENT')}: {where}; compared {what}"
+    last_line = f"{red('DIFFERENT')}: {where}; compared {compared_text}"
     if quiet:
-        return "\n".join([*doubts, last])
-    rows = _differences(found, verbose)
-    return "\n".join([*notices, rows, *doubts, last])
+        return "\n".join([*doubts, last_line])
+    rows = _differences(verdict, verbose)
+    return "\n".join([*notices, rows, *doubts, last_line])
 
 
 def _compared(files: int, nbytes: int, duration: float) -> str:
     return f"{format_size(nbytes)} in {format_count(files, 'file')}, {format_seconds(duration)}"
 
 
-def _differences(found: Verdict, verbose: bool) -> str:
+def _differences(verdict: Verdict, verbose: bool) -> str:
     """Write a row for each difference, or for all of one kind."""
-    alike: dict[object, list[Difference]] = {}
-    for one in found.differences:
-        key = one.name if one.whole_file else pattern_of(one.name)
-        alike.setdefault(id(one) if verbose else (key, one.why, one.whole_file), []).append(one)
-    head = ("file" if found.names else "rank", "first at", "elements", "what differs")
-    rows = [_row(found, some) for some in alike.values()]
+    differences_by_key: dict[object, list[Difference]] = {}
+    for difference in verdict.differences:
+        key = difference.name if difference.whole_file else pattern_of(difference.name)
+        differences_by_key.setdefault(
+            id(difference) if verbose else (key, difference.why, difference.whole_file), []
+        ).append(difference)
+    head = ("file" if verdict.names else "rank", "first at", "elements", "what differs")
+    rows = [_row(verdict, differences) for differences in differences_by_key.values()]
     return short_table(head, rows, "slices" if verbose else "kinds of difference")
 
 
-def _row(found: Verdict, some: Sequence[Difference]) -> tuple[object, ...]:
-    first = some[0]
-    names = {one.name for one in some}
-    what = first.name if len(names) == 1 else f"{pattern_of(first.name)} ({len(names):,})"
-    ranks = sorted({one.rank for one in some})
+def _row(verdict: Verdict, differences: Sequence[Difference]) -> tuple[object, ...]:
+    first = differences[0]
+    names = {difference.name for difference in differences}
+    title = first.name if len(names) == 1 else f"{pattern_of(first.name)} ({len(names):,})"
+    ranks = sorted({difference.rank for difference in differences})
     where = (
-        first_of_ranks([found.names.get(rank, "-") for rank in ranks])
-        if found.names
+        first_of_ranks([verdict.names.get(rank, "-") for rank in ranks])
+        if verdict.names
         else format_ranges(ranks)
     )
     if first.index is None:
-        return where, "", "", f"{what}: {first.why}"
-    differ, every = sum(one.count for one in some), sum(one.size for one in some)
-    return where, str(list(first.index)), f"{differ:,} of {every:,}", what
+        return where, "", "", f"{title}: {first.why}"
+    differ, all_elements = (
+        sum(difference.count for difference in differences),
+        sum(difference.size for difference in differences),
+    )
+    return where, str(list(first.index)), f"{differ:,} of {all_elements:,}", title

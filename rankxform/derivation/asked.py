@@ -119,8 +119,8 @@ def _sizes(
         _check_same(options)
     else:
         dst = parse_parallel(text, "--dst-parallel")
-    stated = {"optimizer_shard": _shard(options.optimizer_shard), "threshold": options.threshold}
-    return src, merged(dst, stated), keep_mesh
+    overrides = {"optimizer_shard": _shard(options.optimizer_shard), "threshold": options.threshold}
+    return src, merged(dst, overrides), keep_mesh
 
 
 def _check_same(options: DeriveOptions) -> None:
@@ -138,9 +138,9 @@ def _check_same(options: DeriveOptions) -> None:
 
 
 def _shard(text: str | None) -> bool | int | None:
-    known = {None: None, "on": True, "off": False}
-    if text in known:
-        return known[text]
+    shards_by_word = {None: None, "on": True, "off": False}
+    if text in shards_by_word:
+        return shards_by_word[text]
     if text is None or not text.isdecimal() or not 2 <= int(text[:9]) <= 1 << 20:
         raise UsageError(
             f"--optimizer-shard {text!r}: expected on, off, or a number from 2 on (MindSpore "
@@ -184,29 +184,29 @@ def _places(options: DeriveOptions, preset: Preset | None, config: JobConfig | N
     )
 
 
-def derive_from(given: DeriveRequest, source: Strategy, schemas: Mapping[int, Schema]) -> Derived:
+def derive_from(request: DeriveRequest, source: Strategy, schemas: Mapping[int, Schema]) -> Derived:
     """Derive the destination's strategy; `schemas` are the source files', by global rank.
 
     Raises DerivationError, UsageError.
     """
     label = "derived from "
     if isinstance(source, WholeStrategy):
-        check_whole(given)
+        check_whole(request)
         return derive(
-            replace(given, extents=whole_extents(schemas.values())), label + "the checkpoint"
+            replace(request, extents=whole_extents(schemas.values())), label + "the checkpoint"
         )
     extents = full_extents(source, schemas)
     source, absent = _present(source, extents, schemas)
-    derived = derive(complete_question(given, source, extents), label + source.label)
+    derived = derive(complete_question(request, source, extents), label + source.label)
     if not absent:
         return derived
-    told = f"Left out, because no file holds them: {summarize_names(absent, 4)}."
-    return replace(derived, assumptions=(*derived.assumptions, told))
+    assumption = f"Left out, because no file holds them: {summarize_names(absent, 4)}."
+    return replace(derived, assumptions=(*derived.assumptions, assumption))
 
 
-def check_whole(given: DeriveRequest) -> None:
+def check_whole(request: DeriveRequest) -> None:
     """Refuse to keep the mesh of a source that has none. Raises UsageError."""
-    if given.keep_mesh:
+    if request.keep_mesh:
         raise UsageError(
             "--dst-parallel same: there is no source strategy whose mesh could stay",
             "give the source's strategy, or the sizes, such as dp=2,mp=4",
@@ -238,35 +238,38 @@ def _present(
     ]
     if not absent or len(absent) == len(source.stages_of):
         return source, []
-    gone = set(absent)
-    stages = tuple({n: one for n, one in some.items() if n not in gone} for some in source.stages)
+    absent_names = set(absent)
+    stages = tuple(
+        {n: layout for n, layout in layouts.items() if n not in absent_names}
+        for layouts in source.stages
+    )
     return replace(source, stages=stages), absent
 
 
 def complete_question(
-    given: DeriveRequest, source: Strategy, extents: Mapping[str, Extent]
+    request: DeriveRequest, source: Strategy, extents: Mapping[str, Extent]
 ) -> DeriveRequest:
     """Return a question with its source and the full extents that are known.
 
     Raises UsageError where the sizes of the source's job are missing.
     """
-    if given.src is None and not given.keep_mesh:
+    if request.src is None and not request.keep_mesh:
         raise UsageError(
             "the sizes of the source's job are not given, and explain its strategy",
             "--src-parallel, such as dp=8,mp=4,pp=2",
             "--src-config FILE",
             "--dst-parallel same"
-            + (f" in the place of {given.dst_flag}" if given.dst_flag != DST_SIZES else "")
+            + (f" in the place of {request.dst_flag}" if request.dst_flag != DST_SIZES else "")
             + ", if the mesh of a stage stays as it is",
             where=source.label,
         )
-    source = strategies.folded(source, {name: one.shape for name, one in extents.items()})
+    source = strategies.folded(source, {name: extent.shape for name, extent in extents.items()})
     strategies.check_folded(source)
-    dst = given.dst
-    if given.keep_mesh:
-        pp = len(source.stages) if given.keep_stages else dst.pp
+    dst = request.dst
+    if request.keep_mesh:
+        pp = len(source.stages) if request.keep_stages else dst.pp
         dst = replace(dst, dp=source.stage_size, pp=pp)
-    return replace(given, source=source, extents=extents, dst=dst)
+    return replace(request, source=source, extents=extents, dst=dst)
 
 
 def whole_extents(schemas: Iterable[Schema]) -> dict[str, Extent]:
@@ -280,20 +283,20 @@ def whole_extents(schemas: Iterable[Schema]) -> dict[str, Extent]:
 
 def full_extents(source: Strategy, schemas: Mapping[int, Schema]) -> dict[str, Extent]:
     """Return the full extents of listed parameters, from the slices in the files."""
-    found: dict[str, Extent] = {}
-    alike: set[tuple[int, Schema]] = set()
+    extents: dict[str, Extent] = {}
+    handled_schemas: set[tuple[int, Schema]] = set()
     for rank, schema in schemas.items():
         stage = source.stage_of(rank)
-        if stage >= len(source.stages) or (stage, schema) in alike:
+        if stage >= len(source.stages) or (stage, schema) in handled_schemas:
             continue
-        alike.add((stage, schema))
+        handled_schemas.add((stage, schema))
         for name, dtype, shape in zip(schema.names, schema.dtypes, schema.shapes):
             layout = source.stages[stage].get(name)
-            if layout is None or name in found:
+            if layout is None or name in extents:
                 continue
             try:
                 full = layout.fold(shape, slices=True).full_shape(shape)
             except RequestError as error:
                 raise RequestError(f"{name!r}: {error}", where=source.label) from error
-            found[name] = Extent(full, content_bytes(dtype, full))
-    return found
+            extents[name] = Extent(full, content_bytes(dtype, full))
+    return extents

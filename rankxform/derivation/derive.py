@@ -52,16 +52,16 @@ def derive(request: DeriveRequest, label: str = "derived") -> Derived:
         refusals.add("there is no parameter", "Give the strategy or the shapes of a network")
     _check_patterns(request, parameters, refusals)
     _check_preset(request, parameters, refusals)
-    found = _meanings(request, parameters, refusals)
+    specs_by_name = _meanings(request, parameters, refusals)
     takes_part = taking_part(request, parameters, refusals)
     stages = place(request.stage_layers, parameters, rules, request.dst.pp, refusals)
     layouts: dict[str, Layout] = {}
-    for name, one in parameters.items():
-        plain = _plain(request, name, one, found.get(name), refusals)
+    for name, parameter in parameters.items():
+        plain = _plain(request, name, parameter, specs_by_name.get(name), refusals)
         if plain is None:
             continue
         shared = len(stages.get(name, ())) > 1
-        layout = with_optimizer(request, name, one, plain, takes_part[name], shared, refusals)
+        layout = with_optimizer(request, name, parameter, plain, takes_part[name], shared, refusals)
         if layout is not None:
             layouts[name] = layout
     if refusals:
@@ -70,7 +70,7 @@ def derive(request: DeriveRequest, label: str = "derived") -> Derived:
         tries = [f"--preset {name}, which knows all names" for name in fitting]
         raise DerivationError.of(refusals.texts(), tries=tries)
     strategy = _strategy(request, parameters, layouts, stages, label)
-    roles = _roles(request, parameters, found, takes_part, layouts)
+    roles = _roles(request, parameters, specs_by_name, takes_part, layouts)
     return Derived(strategy, roles, _assumptions(request))
 
 
@@ -80,8 +80,8 @@ def _check_patterns(
     """Refuse what the user says of names that are not there."""
     rules = (*request.rules, *request.places.placed)
     labelled = [(rule.label, rule.names) for rule in rules]
-    for flag, some in (("--opt-on", request.opt_on), ("--opt-off", request.opt_off)):
-        labelled += [(f"{flag} {one.pattern!r}", one) for one in some]
+    for flag, patterns in (("--opt-on", request.opt_on), ("--opt-off", request.opt_off)):
+        labelled += [(f"{flag} {regex.pattern!r}", regex) for regex in patterns]
     for label, pattern in labelled:
         if not any(pattern.search(name) for name in parameters):
             refusals.add(f"{label} matches no parameter", "Change it, or leave it out")
@@ -98,9 +98,9 @@ def _check_preset(
     # A rule may state a stage or the optimizer alone, and leave the rest to the source's strategy.
     is_matched = any(rule.names.search(name) for name in parameters for rule in request.all_rules)
     if parameters and not is_matched:
-        others = " or ".join(f"--preset {name}" for name in presets.fitting(parameters))
+        options_text = " or ".join(f"--preset {name}" for name in presets.fitting(parameters))
         text = f"{preset.label} has no rule for any parameter"
-        answer = f"Give {others}" if others else "Choose the network's own preset"
+        answer = f"Give {options_text}" if options_text else "Choose the network's own preset"
         raise DerivationError.of([f"{answer}:\n     {text}"])
     if unknown and preset.complete:
         refusals.add(
@@ -109,19 +109,19 @@ def _check_preset(
             *unknown,
         )
     shapes = {name: extent for name, extent in request.shapes.items() if name in parameters}
-    for name, wanted in mismatched_shapes(preset.rules, shapes).items():
+    for name, expected_shape in mismatched_shapes(preset.rules, shapes).items():
         refusals.add(
-            f"has shape {list(shapes[name])}, which {preset.label} expects as {wanted}",
+            f"has shape {list(shapes[name])}, which {preset.label} expects as {expected_shape}",
             "Choose the preset of this network and version",
             name,
         )
     experts, ep = sizes_by_name(preset.rules, shapes).get("experts", 0), request.dst.ep
     if experts % ep:
         refusals.add(f"{experts} experts do not divide by ep={ep}", f"Change {refusals.dst_flag}")
-    for name, value, why in preset.requires:
+    for name, value, reason in preset.requires:
         if getattr(request.dst, name) is not value and request.dst.mp > 1 and not request.keep_mesh:
             refusals.add(
-                f"{preset.label} is proven for {name}={str(value).lower()} only, because {why}",
+                f"{preset.label} is proven for {name}={str(value).lower()} only, because {reason}",
                 f"State {name}={str(value).lower()} in {refusals.dst_flag}, if that is so; else "
                 "compile the destination's strategy",
             )
@@ -135,13 +135,15 @@ def _meanings(
     if request.keep_mesh:
         return {}
     if source is None:
-        known = bool(request.preset and request.preset.complete)  # unknown names are refused then
-        return _meanings_by_rule(parameters, rules, None if known else refusals)
+        is_complete = bool(
+            request.preset and request.preset.complete
+        )  # unknown names are refused then
+        return _meanings_by_rule(parameters, rules, None if is_complete else refusals)
     assert src is not None
     if not fits(source, src, refusals):
         return {}
-    found = explain(parameters, src, rules, request.shapes, refusals)
-    check_hidden(found, rules, src, dst, request.unsharded, refusals)
+    specs_by_name = explain(parameters, src, rules, request.shapes, refusals)
+    check_hidden(specs_by_name, rules, src, dst, request.unsharded, refusals)
     for flag in ("vocab_emb_dp", "use_seq_parallel"):
         before, after = getattr(src, flag), getattr(dst, flag)
         if before != after and request.preset is None and max(src.mp, dst.mp) > 1:
@@ -150,12 +152,12 @@ def _meanings(
                 "which parameters depend on it, only a preset knows",
                 f"Give --preset; or state {flag} for both, if it is the same",
             )
-    _check_vocabulary(request, found, refusals)
-    return found
+    _check_vocabulary(request, specs_by_name, refusals)
+    return specs_by_name
 
 
 def _check_vocabulary(
-    request: DeriveRequest, found: Mapping[str, tuple[Meaning, ...]], refusals: Refusals
+    request: DeriveRequest, specs_by_name: Mapping[str, tuple[Meaning, ...]], refusals: Refusals
 ) -> None:
     """Refuse to guess vocab_emb_dp where the source replicates what looks like a vocabulary.
 
@@ -164,9 +166,9 @@ def _check_vocabulary(
     src, dst = request.src, request.dst
     if src is None or dst.vocab_emb_dp is not None or min(src.mp, dst.mp) == 1:
         return
-    repeats = in_layers(found)
-    for name, several in found.items():
-        plain = several and len(several[0].spec) > 1 and not any(one.axes for one in several)
+    repeats = in_layers(specs_by_name)
+    for name, specs in specs_by_name.items():
+        plain = specs and len(specs[0].spec) > 1 and not any(mesh_spec.axes for mesh_spec in specs)
         if plain and name not in repeats and not rule_for(request.all_rules, name, "spec"):
             refusals.add(
                 f"is replicated although mp={src.mp}, as with vocab_emb_dp; whether the "
@@ -184,7 +186,7 @@ def _flag(value: bool | None) -> str:
 def _meanings_by_rule(
     parameters: Mapping[str, Parameter], rules: Sequence[Rule], refusals: Refusals | None
 ) -> dict[str, tuple[Meaning, ...]]:
-    found: dict[str, tuple[Meaning, ...]] = {}
+    specs_by_name: dict[str, tuple[Meaning, ...]] = {}
     for name in parameters:
         rule = rule_for(rules, name, "spec")
         if rule is None:
@@ -197,42 +199,44 @@ def _meanings_by_rule(
             )
             continue
         assert rule.spec is not None
-        found[name] = (Meaning(rule.meshes()[0], rule.spec),)
-    return found
+        specs_by_name[name] = (Meaning(rule.meshes()[0], rule.spec),)
+    return specs_by_name
 
 
 def _plain(
     request: DeriveRequest,
     name: str,
-    one: Parameter,
-    found: tuple[Meaning, ...] | None,
+    parameter: Parameter,
+    specs: tuple[Meaning, ...] | None,
     refusals: Refusals,
 ) -> Layout | None:
     """Return a parameter's layout at the destination, without the optimizer's shard."""
     if request.keep_mesh:
-        assert one.layout is not None
-        if (one.layout.field or one.layout.split_rows) and may_shard(request):
+        assert parameter.layout is not None
+        if (parameter.layout.field or parameter.layout.split_rows) and may_shard(request):
             refusals.add(
                 "an embedding in fields or uneven rows is the network's own",
                 "Leave --optimizer-shard out, or compile the destination's strategy",
                 name,
             )
-        return without_optimizer(one.layout)
-    if not found:
+        return without_optimizer(parameter.layout)
+    if not specs:
         return None  # refused already
     dst, extent = request.dst, request.extents.get(name)
     rule = rule_for(request.all_rules, name, "spec")
     layouts = []
-    for mesh, spec in found:
+    for mesh, spec in specs:
         try:
-            meant = rule.meaning(mesh, dst, extent.shape if extent else None).spec if rule else spec
-            layouts.append(layout_of(mesh, meant, dst))
+            dst_spec = (
+                rule.meaning(mesh, dst, extent.shape if extent else None).spec if rule else spec
+            )
+            layouts.append(layout_of(mesh, dst_spec, dst))
         except RequestError as error:
             refusals.add(str(error), _answer(str(error), refusals.dst_flag), name)
             return None
-    if not all(same_boxes(layouts[0], other) for other in layouts[1:]):
+    if not all(same_boxes(layouts[0], layout) for layout in layouts[1:]):
         refusals.add(
-            f"is sharded over {' or '.join(map(str, found))}, which have the same sizes in the "
+            f"is sharded over {' or '.join(map(str, specs))}, which have the same sizes in the "
             "source",
             "Give --preset, or --rule 'REGEX=expert' for what belongs to experts",
             name,
@@ -282,41 +286,47 @@ def _strategy(
 ) -> Strategy:
     """Collect the layouts by stage, states beside their parameters."""
     pp = request.dst.pp
-    found: list[dict[str, Layout]] = [{} for _ in range(pp)]
-    before = len(request.source.stages) if request.source else 1
-    for name, one in parameters.items():
+    layouts_by_stage: list[dict[str, Layout]] = [{} for _ in range(pp)]
+    src_pp = len(request.source.stages) if request.source else 1
+    for name, parameter in parameters.items():
         states: list[str] = []
         if not request.predict:
             gradients = f"{NEVER_SAVED}.{name}"
-            states = [state for state in one.states if state != gradients]
-            if (pp > 1 and one.trained) or (pp == before == 1 and gradients in one.states):
+            states = [state for state in parameter.states if state != gradients]
+            if (pp > 1 and parameter.trained) or (
+                pp == src_pp == 1 and gradients in parameter.states
+            ):
                 states.append(gradients)
         for stage in stages[name]:
-            found[stage].update((every, layouts[name]) for every in (name, *states))
+            layouts_by_stage[stage].update((n, layouts[name]) for n in (name, *states))
     size = max(layout.ranks for layout in layouts.values()) if layouts else request.dst.stage_size
-    return Strategy(tuple(found), size, label, derived=True)
+    return Strategy(tuple(layouts_by_stage), size, label, derived=True)
 
 
 def _roles(
     request: DeriveRequest,
     parameters: Mapping[str, Parameter],
-    found: Mapping[str, tuple[Meaning, ...]],
+    specs_by_name: Mapping[str, tuple[Meaning, ...]],
     takes_part: Mapping[str, bool | None],
     layouts: Mapping[str, Layout],
 ) -> tuple[ShardingRow, ...]:
     rows: dict[tuple[str, ...], int] = {}
-    nothing = request.predict or request.dst.optimizer_shard is False
+    has_no_shards = request.predict or request.dst.optimizer_shard is False
     words = {True: "yes", False: "no", None: "-"}
-    for name, one in parameters.items():
+    for name, parameter in parameters.items():
         rule = None if request.keep_mesh else rule_for(request.all_rules, name, "spec")
-        spec = "as it is" if request.keep_mesh else _spec_in_words(request, name, found[name], rule)
+        spec = (
+            "as it is"
+            if request.keep_mesh
+            else _spec_in_words(request, name, specs_by_name[name], rule)
+        )
         row = (
             pattern_of(name),
             spec,
-            "-" if nothing else words[takes_part[name]],
-            entry(one.layout) if one.layout else "whole",
+            "-" if has_no_shards else words[takes_part[name]],
+            entry(parameter.layout) if parameter.layout else "whole",
             entry(layouts[name]),
-            describe_layout(one.layout) if one.layout else "whole",
+            describe_layout(parameter.layout) if parameter.layout else "whole",
             describe_layout(layouts[name]),
         )
         rows[row] = rows.get(row, 0) + 1
@@ -324,15 +334,15 @@ def _roles(
 
 
 def _spec_in_words(
-    request: DeriveRequest, name: str, found: tuple[Meaning, ...], rule: Rule | None
+    request: DeriveRequest, name: str, specs: tuple[Meaning, ...], rule: Rule | None
 ) -> str:
     """Write the spec at the destination, and whether a rule replicates the parameter there."""
-    mesh, spec = found[0]
-    extent, more = request.extents.get(name), ""
+    mesh, spec = specs[0]
+    extent, suffix = request.extents.get(name), ""
     if rule and rule.spec is not None:
         spec = rule.meaning(mesh, request.dst, extent.shape if extent else None).spec
-        more = "" if spec == rule.spec else ", replicated"
-    return (mesh if mesh in (EXPERT, FLAT) else "") + print_spec(spec) + more
+        suffix = "" if spec == rule.spec else ", replicated"
+    return (mesh if mesh in (EXPERT, FLAT) else "") + print_spec(spec) + suffix
 
 
 def entry(layout: Layout) -> str:
@@ -352,8 +362,8 @@ def _assumptions(request: DeriveRequest) -> tuple[str, ...]:
             " They may depend on vocab_emb_dp and use_seq_parallel: these are taken as equal."
         )
     if not request.keep_mesh:
-        before = f"; the source's has {request.src}" if request.src else ""
-        texts.insert(0, f"The destination's job has {request.dst}{before}.")
+        src_text = f"; the source's has {request.src}" if request.src else ""
+        texts.insert(0, f"The destination's job has {request.dst}{src_text}.")
     if request.preset:
         proof = (
             f"was proven on {request.preset.networks}" if request.preset.networks else "is yours"

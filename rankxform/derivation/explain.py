@@ -53,11 +53,11 @@ class Refusals:
 
     def texts(self) -> list[str]:
         """Return one text for each reason: the answer, the reason, and whom it concerns."""
-        found = []
+        texts = []
         for (reason, answer), names in self._names.items():
-            of = f":\n     {summarize_names(names, 4)}" if names else ""
-            found.append(f"{answer}:\n     {reason}{of}")
-        return found
+            names_text = f":\n     {summarize_names(names, 4)}" if names else ""
+            texts.append(f"{answer}:\n     {reason}{names_text}")
+        return texts
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ class Parameter:
 
 def parameters_of(source: Strategy, refusals: Refusals) -> dict[str, Parameter]:
     """Return the parameters that a strategy lists, in its order; states belong to theirs."""
-    found: dict[str, Parameter] = {}
+    parameters: dict[str, Parameter] = {}
     states: dict[str, dict[str, None]] = {}
     for stage, layouts in enumerate(source.stages):
         for name, layout in layouts.items():
@@ -94,15 +94,18 @@ def parameters_of(source: Strategy, refusals: Refusals) -> dict[str, Parameter]:
                         name,
                     )
                 continue
-            known = found.get(name)
-            if known and known.layout != layout:
+            previous = parameters.get(name)
+            if previous and previous.layout != layout:
                 refusals.add(
                     "pipeline stages list it with different layouts",
                     "This is not derived: compile the destination's strategy",
                     name,
                 )
-            found[name] = Parameter(layout, (*(known.stages if known else ()), stage))
-    return {name: replace(one, states=tuple(states.get(name, ()))) for name, one in found.items()}
+            parameters[name] = Parameter(layout, (*(previous.stages if previous else ()), stage))
+    return {
+        name: replace(parameter, states=tuple(states.get(name, ())))
+        for name, parameter in parameters.items()
+    }
 
 
 def parameters_in(
@@ -112,11 +115,11 @@ def parameters_in(
 
     Tensors of one element that no rule names, such as a step, are left to "in no strategy".
     """
-    found: dict[str, Parameter] = {}
+    parameters: dict[str, Parameter] = {}
     states: dict[str, list[str]] = {}
-    known = find_states(shapes)
+    relations = find_states(shapes)
     for name, shape in shapes.items():
-        base = known.base_name(name)
+        base = relations.base_name(name)
         if base != name and base in shapes:
             if shapes[base] == shape:
                 states.setdefault(base, []).append(name)
@@ -126,11 +129,11 @@ def parameters_in(
                     "This is not derived: compile the destination's strategy",
                     name,
                 )
-        elif known.kind(name) != NEVER_SAVED and (
-            any(one != 1 for one in shape) or any(rule.names.search(name) for rule in listed)
+        elif relations.kind(name) != NEVER_SAVED and (
+            any(length != 1 for length in shape) or any(rule.names.search(name) for rule in listed)
         ):
-            found[name] = Parameter(None, (0,))
-    return {name: replace(one, states=tuple(states.get(name, ()))) for name, one in found.items()}
+            parameters[name] = Parameter(None, (0,))
+    return {n: replace(p, states=tuple(states.get(n, ()))) for n, p in parameters.items()}
 
 
 def fits(source: Strategy, sizes: Parallel, refusals: Refusals) -> bool:
@@ -165,12 +168,12 @@ def explain(
 
     Several meanings are of different meshes that have equal sizes.
     """
-    known = cache(lambda layout: tuple(meanings(layout, sizes)))
-    found: dict[str, tuple[Meaning, ...]] = {}
-    for name, one in parameters.items():
-        assert one.layout is not None
-        plain = without_optimizer(one.layout)
-        if one.layout.field or one.layout.split_rows:
+    specs_of = cache(lambda layout: tuple(meanings(layout, sizes)))
+    specs_by_name: dict[str, tuple[Meaning, ...]] = {}
+    for name, parameter in parameters.items():
+        assert parameter.layout is not None
+        plain = without_optimizer(parameter.layout)
+        if parameter.layout.field or parameter.layout.split_rows:
             refusals.add(
                 "an embedding in fields or uneven rows is the network's own",
                 "This is not derived: compile the destination's strategy",
@@ -179,14 +182,14 @@ def explain(
             continue
         rule = rule_for(rules, name, "mesh", "spec")
         if rule is None:
-            found[name] = known(plain)
-            if not found[name]:
+            specs_by_name[name] = specs_of(plain)
+            if not specs_by_name[name]:
                 refusals.add(
                     _misfit(plain, sizes), f"Correct {refusals.src_flag}{_OWN_RULES}", name
                 )
             continue
-        found[name] = _by_rule(rule, plain, known(plain), sizes, shapes.get(name))
-        if not found[name]:
+        specs_by_name[name] = _by_rule(rule, plain, specs_of(plain), sizes, shapes.get(name))
+        if not specs_by_name[name]:
             refusals.add(
                 f"{rule.label} contradicts the source, where device matrix "
                 f"{list(plain.device_matrix)} with tensor map {plain.printable_map} was used with "
@@ -195,8 +198,8 @@ def explain(
                 + refusals.src_flag,
                 name,
             )
-    _check_use([some for some in found.values() if some], sizes, refusals)
-    return found
+    _check_use([specs for specs in specs_by_name.values() if specs], sizes, refusals)
+    return specs_by_name
 
 
 _OWN_RULES = (
@@ -208,7 +211,7 @@ _OWN_RULES = (
 def _misfit(layout: Layout, sizes: Parallel) -> str:
     matrix = list(layout.device_matrix)
     axes = [mesh_axes(mesh, sizes) for mesh in MESHES]
-    if any(one and tuple(size for _, size in one) == layout.device_matrix for one in axes):
+    if any(a and tuple(size for _, size in a) == layout.device_matrix for a in axes):
         return (
             f"tensor map {layout.printable_map} on device matrix {matrix} shards it over a data "
             f"axis of {sizes}"
@@ -216,40 +219,47 @@ def _misfit(layout: Layout, sizes: Parallel) -> str:
     return f"device matrix {matrix} fits no mesh of {sizes}"
 
 
-def _check_use(found: Sequence[tuple[Meaning, ...]], sizes: Parallel, refusals: Refusals) -> None:
+def _check_use(
+    all_specs: Sequence[tuple[Meaning, ...]], sizes: Parallel, refusals: Refusals
+) -> None:
     """Refuse stated axes that shard nothing, and sizes by which all parameters are experts'."""
-    used = {axis for several in found for one in several for axis in one.axes}
+    used_axes = {axis for specs in all_specs for mesh_spec in specs for axis in mesh_spec.axes}
     option = refusals.src_flag
-    if found and all(one.mesh == EXPERT for several in found for one in several):
+    if all_specs and all(mesh_spec.mesh == EXPERT for specs in all_specs for mesh_spec in specs):
         refusals.add(f"with {sizes} every parameter would be an expert's", f"Correct {option}")
     for axis, name, size in (("tp", "mp", sizes.mp), ("ep", "ep", sizes.ep)):
-        if size > 1 and axis not in used:
+        if size > 1 and axis not in used_axes:
             refusals.add(f"no parameter is sharded over {name}={size}", f"Correct {option}")
 
 
 def _by_rule(
-    rule: Rule, plain: Layout, known: Sequence[Meaning], sizes: Parallel, shape: Shape | None
+    rule: Rule, plain: Layout, src_specs: Sequence[Meaning], sizes: Parallel, shape: Shape | None
 ) -> tuple[Meaning, ...]:
     """Return what a rule says, if the source's layout agrees with it on every axis longer than 1.
 
     What of the source's job is not known may be either way.
     """
     if rule.spec is None:
-        return tuple(one for one in known if one.mesh == rule.mesh)
-    likely = [one.mesh for one in known]
-    ways = [sizes]
+        return tuple(mesh_spec for mesh_spec in src_specs if mesh_spec.mesh == rule.mesh)
+    likely = [mesh_spec.mesh for mesh_spec in src_specs]
+    possible_sizes = [sizes]
     if rule.replicated_if and sizes.vocab_emb_dp is None:
-        ways = [replace(sizes, vocab_emb_dp=way) for way in (True, False)]
+        possible_sizes = [replace(sizes, vocab_emb_dp=flag) for flag in (True, False)]
     axes = len(rule.spec)
-    either = [(sizes.mp * sizes.cp,) * axes, (1,) * axes]  # an extent that divides, and one not
-    known_shapes = either if shape is None and rule.replicated_if else [shape]
-    for way, extents in product(ways, known_shapes):
+    example_shapes = [
+        (sizes.mp * sizes.cp,) * axes,
+        (1,) * axes,
+    ]  # an extent that divides, and one not
+    known_shapes = example_shapes if shape is None and rule.replicated_if else [shape]
+    for job_sizes, extents in product(possible_sizes, known_shapes):
         for mesh in rule.meshes(likely):
             try:
-                meant = layout_of(mesh, rule.meaning(mesh, way, extents).spec, way)
+                rule_layout = layout_of(
+                    mesh, rule.meaning(mesh, job_sizes, extents).spec, job_sizes
+                )
             except RequestError:
                 continue
-            if same_boxes(meant, plain):
+            if same_boxes(rule_layout, plain):
                 return (Meaning(mesh, rule.spec),)
     return ()
 
@@ -260,7 +270,7 @@ def rule_for(rules: Iterable[Rule], name: str, *stated_by: str) -> Rule | None:
         (
             rule
             for rule in rules
-            if any(getattr(rule, what) is not None for what in stated_by)
+            if any(getattr(rule, field_name) is not None for field_name in stated_by)
             and rule.names.search(name)
         ),
         None,
@@ -268,7 +278,7 @@ def rule_for(rules: Iterable[Rule], name: str, *stated_by: str) -> Rule | None:
 
 
 def check_hidden(
-    found: Mapping[str, tuple[Meaning, ...]],
+    specs_by_name: Mapping[str, tuple[Meaning, ...]],
     rules: Sequence[Rule],
     src: Parallel,
     dst: Parallel,
@@ -276,12 +286,14 @@ def check_hidden(
     refusals: Refusals,
 ) -> None:
     """Refuse axes that have size 1 in the source, where they cannot be seen, and more in `dst`."""
-    experts = any(one.mesh == EXPERT for several in found.values() for one in several)
-    for name, several in found.items():
-        if rule_for(rules, name, "spec") or not several:
+    experts = any(
+        mesh_spec.mesh == EXPERT for specs in specs_by_name.values() for mesh_spec in specs
+    )
+    for name, specs in specs_by_name.items():
+        if rule_for(rules, name, "spec") or not specs:
             continue
-        seen = all(one.mesh in (LAYOUT, EXPERT) for one in several)
-        grown = [("mp", src.mp, dst.mp)] if not seen else []
+        has_all_axes = all(mesh_spec.mesh in (LAYOUT, EXPERT) for mesh_spec in specs)
+        grown = [("mp", src.mp, dst.mp)] if not has_all_axes else []
         grown += [("ep", src.ep, dst.ep)] if not experts else []
         for axis, before, after in grown:
             if before == 1 and after > 1:
@@ -292,7 +304,7 @@ def check_hidden(
                     "above 1",
                     name,
                 )
-        if dst.cp > 1 and not seen and "cp" not in unsharded:
+        if dst.cp > 1 and not has_all_axes and "cp" not in unsharded:
             refusals.add(
                 f"the source does not show whether cp={dst.cp} shards it",
                 "Give --preset, --rule, or --unsharded cp if cp shards no parameter (Llama's "

@@ -87,8 +87,8 @@ class Parallel:
 
     def __str__(self) -> str:
         sizes = ("dp", "mp", "pp", "cp", "ep")
-        given = [f"{n}={getattr(self, n)}" for n in sizes if n in ("dp", "mp") or self[n] > 1]
-        return ",".join(given)
+        size_texts = [f"{n}={getattr(self, n)}" for n in sizes if n in ("dp", "mp") or self[n] > 1]
+        return ",".join(size_texts)
 
     def __getitem__(self, name: str) -> int:
         return int(getattr(self, name))
@@ -131,15 +131,15 @@ SRC_SIZES, DST_SIZES = "--src-parallel", "--dst-parallel"
 """The options that give the sizes of both jobs, where no configuration does."""
 
 
-def parse_parallel(text: str, option: str, known: Parallel | None = None) -> Parallel:
-    """Read sizes such as ``dp=2,mp=4,pp=2``, over those already `known`. Raises UsageError.
+def parse_parallel(text: str, option: str, base_sizes: Parallel | None = None) -> Parallel:
+    """Read sizes such as ``dp=2,mp=4,pp=2``, over `base_sizes`. Raises UsageError.
 
     >>> parse_parallel("dp=2,tp=4,vocab_emb_dp=true", "--dst-parallel").vocab_emb_dp
     True
     """
-    found: dict[str, int | bool] = {}
+    sizes: dict[str, int | bool] = {}
     for part in text.split(",") if text else ():
-        name, equals, value = (one.strip() for one in part.partition("="))
+        name, equals, value = (token.strip() for token in part.partition("="))
         name = _SPELLINGS.get(name, name)
         flag = name in _FLAGS
         read = _WORDS.get(value.lower()) if flag else _size(value)
@@ -148,10 +148,10 @@ def parse_parallel(text: str, option: str, known: Parallel | None = None) -> Par
                 f"{option} {text!r}: {part!r}: expected sizes such as dp=2,mp=4,pp=2",
                 details="also cp and ep; vocab_emb_dp and use_seq_parallel are true or false",
             )
-        if name in found:
+        if name in sizes:
             raise UsageError(f"{option} {text!r}: gives {name} twice")
-        found[name] = read
-    return replace(known or Parallel(), **found)  # type: ignore[arg-type]
+        sizes[name] = read
+    return replace(base_sizes or Parallel(), **sizes)  # type: ignore[arg-type]
 
 
 def _size(text: str) -> int | None:
@@ -200,8 +200,10 @@ def parse_spec(text: str, where: str | None = None) -> Spec:
     if not match:
         raise UsageError("expected a spec such as (tp, None)", where=where)
     dims: list[object] = []
-    for several, one in _DIM.findall(match[1]):
-        dims.append(one or tuple(part.strip() for part in several.split(",") if part.strip()))
+    for axes_text, axis_name in _DIM.findall(match[1]):
+        dims.append(
+            axis_name or tuple(part.strip() for part in axes_text.split(",") if part.strip())
+        )
     return checked_spec(dims, where)
 
 
@@ -217,8 +219,8 @@ def checked_spec(dims: object, where: object) -> Spec:
             if name not in AXES:
                 raise UsageError(f"{name!r} is none of the axes {', '.join(AXES)}", where=where)
         spec.append(tuple(names))
-    used = [name for names in spec for name in names]
-    if len(set(used)) < len(used):
+    used_axes = [name for names in spec for name in names]
+    if len(set(used_axes)) < len(used_axes):
         raise UsageError("uses one axis twice", where=where)
     return tuple(spec)
 
@@ -227,8 +229,8 @@ def mesh_axes(mesh: str, parallel: Parallel) -> tuple[tuple[str, int], ...] | No
     """Return the axes of a mesh, slowest first; None where the ranks do not divide into it."""
     ranks = parallel.stage_size
     if mesh == TUPLE:
-        both = (("dp", parallel.dp * parallel.cp), ("tp", parallel.mp))
-        return tuple(axis for axis in both if axis[1] > 1) or (("all", 1),)
+        axes = (("dp", parallel.dp * parallel.cp), ("tp", parallel.mp))
+        return tuple(axis for axis in axes if axis[1] > 1) or (("all", 1),)
     if mesh == LAYOUT:
         return ("dp", parallel.dp), ("cp", parallel.cp), ("tp", parallel.mp)
     if mesh == EXPERT:
@@ -256,11 +258,11 @@ def layout_of(mesh: str, spec: Spec, parallel: Parallel) -> Layout:
         raise RequestError(
             f"ep={parallel.ep} does not divide the {parallel.stage_size} ranks of a stage"
         )
-    position = {name: len(axes) - 1 - at for at, (name, _) in enumerate(axes)}
+    position = {name: len(axes) - 1 - index for index, (name, _) in enumerate(axes)}
     sizes = sizes_of(parallel)
-    lost = [n for names in spec for n in names if n not in position and sizes[n] > 1]
-    if lost:
-        raise RequestError(f"the mesh {mesh!r} has no axis {lost[0]}")
+    missing_axes = [n for names in spec for n in names if n not in position and sizes[n] > 1]
+    if missing_axes:
+        raise RequestError(f"the mesh {mesh!r} has no axis {missing_axes[0]}")
     tensor_map = tuple(tuple(position[n] for n in names if n in position) for names in spec)
     return Layout(tuple(size for _, size in axes), tensor_map)
 
@@ -270,7 +272,7 @@ def meanings(layout: Layout, parallel: Parallel) -> list[Meaning]:
 
     A mesh is left out if its data axes would shard the parameter, which only the optimizer does.
     """
-    found = []
+    candidates = []
     for mesh in MESHES:
         axes = mesh_axes(mesh, parallel)
         if axes is None or tuple(size for _, size in axes) != layout.device_matrix:
@@ -278,13 +280,13 @@ def meanings(layout: Layout, parallel: Parallel) -> list[Meaning]:
         names = [name for name, _ in reversed(axes)]
         spec = tuple(tuple(names[axis] for axis in dims) for dims in layout.tensor_map)
         if not any(name in _DATA for dims in spec for name in dims):
-            found.append(Meaning(mesh, spec))
-    return found
+            candidates.append(Meaning(mesh, spec))
+    return candidates
 
 
-def merged(known: Parallel, given: Mapping[str, object]) -> Parallel:
+def merged(sizes: Parallel, overrides: Mapping[str, object]) -> Parallel:
     """Return sizes with those fields replaced that are given (not None)."""
     fields_given = {
-        f.name: given[f.name] for f in fields(Parallel) if given.get(f.name) is not None
+        f.name: overrides[f.name] for f in fields(Parallel) if overrides.get(f.name) is not None
     }
-    return replace(known, **fields_given)  # type: ignore[arg-type]
+    return replace(sizes, **fields_given)  # type: ignore[arg-type]

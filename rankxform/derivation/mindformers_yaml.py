@@ -69,16 +69,16 @@ def parse(data: bytes, label: str) -> JobConfig:
                 raise UsageError(
                     f"{key} is {repr(value)}, {usual} is {sizes[usual]!r}", where=label
                 )
-    given = {field: sizes[key] for key, field in _SIZES.items() if sizes.get(key) is not None}
-    for key, value in given.items():
+    sizes_by_field = {f: sizes[key] for key, f in _SIZES.items() if sizes.get(key) is not None}
+    for key, value in sizes_by_field.items():
         if type(value) is not int:
             raise UsageError(f"{key} is {repr(value)}; expected a number", where=label)
     if document.get("use_parallel") is False:
-        given = {}
+        sizes_by_field = {}
     optimizer = _table(config, "parallel_optimizer_config", label)
     return JobConfig(
         Parallel(
-            **given,
+            **sizes_by_field,
             vocab_emb_dp=_flag(sizes, "vocab_emb_dp", True, label),
             use_seq_parallel=_flag(sizes, "use_seq_parallel", False, label),
             optimizer_shard=_optimizer_shard(config, optimizer, label),
@@ -148,13 +148,15 @@ def _refuse_misspelt(sizes: Mapping[str, Any], label: str) -> None:
     """Refuse a size under a key that MindFormers does not know, and would ignore."""
     from difflib import get_close_matches
 
-    known = (*_SIZES, *_SYNONYMS, *_OTHERS)
+    known_keys = (*_SIZES, *_SYNONYMS, *_OTHERS)
     for key in sizes:
-        near = get_close_matches(str(key), known, 1, _LIKENESS) if key not in known else []
-        if near and near[0] not in _OTHERS:
+        matches = (
+            get_close_matches(str(key), known_keys, 1, _LIKENESS) if key not in known_keys else []
+        )
+        if matches and matches[0] not in _OTHERS:
             raise UsageError(
                 f"parallel_config.{key} is no key of MindFormers",
-                f"{near[0]}: {sizes[key]!r}, if that was meant",
+                f"{matches[0]}: {sizes[key]!r}, if that was meant",
                 where=label,
             )
 
@@ -165,10 +167,10 @@ def _optimizer_shard(
     if not _flag(config, "enable_parallel_optimizer", False, label):
         return False
     key = "optimizer_weight_shard_size"
-    sizes = {_number(one, key, -1, label) for one in (config, optimizer) if key in one}
+    sizes = {_number(table, key, -1, label) for table in (config, optimizer) if key in table}
     if len(sizes) > 1:
-        both = " and ".join(map(str, sorted(sizes)))
-        raise UsageError(f"{key} is {both}", "leave one out", where=label)
+        sizes_text = " and ".join(map(str, sorted(sizes)))
+        raise UsageError(f"{key} is {sizes_text}", "leave one out", where=label)
     size = next(iter(sizes), -1)
     return size if size > 1 else True  # MindSpore ignores 1
 
@@ -184,15 +186,15 @@ def _interleave(config: Mapping[str, Any], model: Mapping[str, Any], label: str)
 
 def _offset(model: Mapping[str, Any], label: str) -> tuple[int, ...]:
     """Return the layers that stages have beyond an even share, round after round."""
-    given = model.get("offset")
-    if given in (None, 0):
+    offset = model.get("offset")
+    if offset in (None, 0):
         return ()
-    rows = given if isinstance(given, list) else [given]
+    rows = offset if isinstance(offset, list) else [offset]
     if any(isinstance(n, list) for row in rows if isinstance(row, list) for n in row):
-        raise UsageError(f"offset is {repr(given)}; expected a list of numbers", where=label)
+        raise UsageError(f"offset is {repr(offset)}; expected a list of numbers", where=label)
     flat = [n for row in rows for n in (row if isinstance(row, list) else [row])]
-    if not isinstance(given, list) or not all(type(n) is int for n in flat):
-        raise UsageError(f"offset is {repr(given)}; expected a list of numbers", where=label)
+    if not isinstance(offset, list) or not all(type(n) is int for n in flat):
+        raise UsageError(f"offset is {repr(offset)}; expected a list of numbers", where=label)
     return tuple(flat) if any(flat) else ()
 
 

@@ -94,9 +94,9 @@ class DeriveOptions:
 
     def check_derives(self) -> None:
         """Raise UsageError for options of a derivation where none is asked for."""
-        for one in options_of(DeriveOptions):
-            if not is_default(self, one.name):
-                flag = flag_of(one.name)
+        for option_field in options_of(DeriveOptions):
+            if not is_default(self, option_field.name):
+                flag = flag_of(option_field.name)
                 raise UsageError(
                     f"{flag} is for --dst-parallel or --dst-config", "give one of them"
                 )

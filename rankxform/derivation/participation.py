@@ -19,26 +19,28 @@ def taking_part(
     request: DeriveRequest, parameters: Mapping[str, Parameter], refusals: Refusals
 ) -> dict[str, bool | None]:
     """Tell which parameters take part in the optimizer's shard; None where that is not known."""
-    seen = _seen_taking_part(request, parameters, refusals)
-    found: dict[str, bool | None] = {}
+    shown_by_name = _seen_taking_part(request, parameters, refusals)
+    takes_part: dict[str, bool | None] = {}
     by_pattern: dict[str, set[bool]] = {}
-    for name, value in seen.items():
+    for name, value in shown_by_name.items():
         if value is not None:
             by_pattern.setdefault(pattern_of(name), set()).add(value)
     for name in parameters:
-        alike = by_pattern.get(pattern_of(name), set())
-        value = seen.get(name)
-        if value is None and len(alike) == 1:
-            value = next(iter(alike))
-        found[name] = _stated(request, name, value, refusals)
-    return found
+        pattern_flags = by_pattern.get(pattern_of(name), set())
+        value = shown_by_name.get(name)
+        if value is None and len(pattern_flags) == 1:
+            value = next(iter(pattern_flags))
+        takes_part[name] = _stated(request, name, value, refusals)
+    return takes_part
 
 
 def _stated(
-    request: DeriveRequest, name: str, seen: bool | None, refusals: Refusals
+    request: DeriveRequest, name: str, src_takes_part: bool | None, refusals: Refusals
 ) -> bool | None:
     """Return what the user or a rule says of a parameter, or else what was seen."""
-    on, off = (any(one.search(name) for one in some) for some in (request.opt_on, request.opt_off))
+    on, off = (
+        any(pattern.search(name) for pattern in p) for p in (request.opt_on, request.opt_off)
+    )
     if on and off:
         refusals.add("--opt-on and --opt-off both match it", "Change one of them", name)
     rule = rule_for(request.all_rules, name, "optimizer")
@@ -46,11 +48,11 @@ def _stated(
     if decided is None and rule is not None:
         decided, who = rule.optimizer, rule.label
     if decided is None:
-        return seen
-    if seen is not None and seen is not decided:
+        return src_takes_part
+    if src_takes_part is not None and src_takes_part is not decided:
         refusals.add(
             f"{who} contradicts the source, where it "
-            + ("takes part" if seen else "does not take part")
+            + ("takes part" if src_takes_part else "does not take part")
             + " in the optimizer's shard",
             "Change the rule, or use another version of the preset",
             name,
@@ -63,8 +65,8 @@ def _seen_taking_part(
 ) -> dict[str, bool | None]:
     """Tell what the source's layouts show: a shard, or none although one was possible."""
     source, src = request.source, request.src or Parallel()
-    layouts = {name: one.layout for name, one in parameters.items() if one.layout}
-    sharded = [one for one in layouts.values() if one.opt_shards > 1]
+    layouts = {name: parameter.layout for name, parameter in parameters.items() if parameter.layout}
+    sharded = [layout for layout in layouts.values() if layout.opt_shards > 1]
     if source is None or not sharded:
         return {}
     if src.optimizer_shard is False:
@@ -75,11 +77,11 @@ def _seen_taking_part(
     threshold = src.threshold_bytes
     repeats = in_layers(parameters)
     smallest = _smallest_sharded(request, layouts)
-    found: dict[str, bool | None] = {}
+    takes_part: dict[str, bool | None] = {}
     for name, layout in layouts.items():
         extent = request.extents.get(name)
         if layout.opt_shards > 1:
-            found[name] = True
+            takes_part[name] = True
             if extent and extent.nbytes < threshold and may_shard(request):
                 refusals.add(
                     f"is sharded by the optimizer, although it is smaller than "
@@ -88,17 +90,17 @@ def _seen_taking_part(
                     name,
                 )
             continue
-        least = threshold if src.threshold is not None else max(threshold, smallest)
-        possible = extent is not None and extent.nbytes >= least and len(extent.shape) > 0
+        min_bytes = threshold if src.threshold is not None else max(threshold, smallest)
+        possible = extent is not None and extent.nbytes >= min_bytes and len(extent.shape) > 0
         if not possible or _may_be_tied(request, parameters[name], name in repeats):
-            found[name] = None
+            takes_part[name] = None
             continue
         assert extent is not None
         limits = _limits(sharded, layout.free_ranks)
-        would_be = [divide(without_optimizer(layout), extent.shape[0], one) for one in limits]
-        certain = bool(would_be) and all(one.opt_shards > 1 for one in would_be)
-        found[name] = False if certain else None
-    return found
+        would_be = [divide(without_optimizer(layout), extent.shape[0], limit) for limit in limits]
+        certain = bool(would_be) and all(divided.opt_shards > 1 for divided in would_be)
+        takes_part[name] = False if certain else None
+    return takes_part
 
 
 def _limits(sharded: Sequence[Layout], ranks: int) -> list[int | None]:
@@ -107,10 +109,10 @@ def _limits(sharded: Sequence[Layout], ranks: int) -> list[int | None]:
     `ranks` hold the same slice of the parameter in question. None stands for no limit. There is no
     answer where every shard that is seen goes to all ranks, and they are fewer than these.
     """
-    sizes = [one.opt_size for one in sharded]
+    sizes = [layout.opt_size for layout in sharded]
     if -1 in sizes:
         return [None]
-    exact = [one.opt_size for one in sharded if one.opt_size < one.free_ranks]
+    exact = [layout.opt_size for layout in sharded if layout.opt_size < layout.free_ranks]
     if exact:
         return [max(exact)]
     return [None] if ranks <= max(sizes) else []
@@ -125,23 +127,23 @@ def may_shard(request: DeriveRequest) -> bool:
 
 def _smallest_sharded(request: DeriveRequest, layouts: Mapping[str, Layout]) -> int:
     """Return the bytes of the smallest parameter with a shard: the threshold is not above it."""
-    sharded = (request.extents.get(n) for n, one in layouts.items() if one.opt_shards > 1)
+    sharded = (request.extents.get(n) for n, layout in layouts.items() if layout.opt_shards > 1)
     return min((extent.nbytes for extent in sharded if extent), default=0)
 
 
-def _may_be_tied(request: DeriveRequest, one: Parameter, is_layer: bool) -> bool:
+def _may_be_tied(request: DeriveRequest, parameter: Parameter, is_layer: bool) -> bool:
     """Tell whether stages may share a parameter, which then has no shard in spite of its flag."""
     assert request.source is not None
     if len(request.source.stages) == 1:
         return False
-    outside = one.stages == (0,) and not is_layer
-    return len(one.stages) > 1 or (outside and request.dst.pp == 1)
+    outside = parameter.stages == (0,) and not is_layer
+    return len(parameter.stages) > 1 or (outside and request.dst.pp == 1)
 
 
 def with_optimizer(
     request: DeriveRequest,
     name: str,
-    one: Parameter,
+    parameter: Parameter,
     plain: Layout,
     takes_part: bool | None,
     shared: bool,
@@ -150,7 +152,7 @@ def with_optimizer(
     """Return a parameter's layout with the optimizer's shard; None if it is refused."""
     dst = replace(request.dst, optimizer_shard=False) if request.predict else request.dst
     if dst.optimizer_shard is None and request.keep_mesh:
-        return one.layout
+        return parameter.layout
     if dst.optimizer_shard is False or takes_part is False or plain.free_ranks == 1:
         return plain
     extent = request.extents.get(name)
@@ -181,7 +183,7 @@ def with_optimizer(
             name,
         )
         return None
-    if shared and not any(one.search(name) for one in (*request.opt_on, *request.opt_off)):
+    if shared and not any(pattern.search(name) for pattern in (*request.opt_on, *request.opt_off)):
         refusals.add(
             "is shared by two pipeline stages, and whether MindSpore then shards it differs",
             "Give --opt-on REGEX or --opt-off REGEX",

@@ -23,22 +23,22 @@ def places_in_lists(name: str) -> dict[str, int]:
     >>> places_in_lists("model.layers.12.experts.3.weight")
     {'model.layers': 12, 'model.layers.12.experts': 3}
     """
-    found, at = {}, 0
-    while match := _NUMBERED.search(name, at):
-        found[name[: match.start()]] = int(match[1])
-        at = match.end() - 1
-    return found
+    numbers_by_list, position = {}, 0
+    while match := _NUMBERED.search(name, position):
+        numbers_by_list[name[: match.start()]] = int(match[1])
+        position = match.end() - 1
+    return numbers_by_list
 
 
 def lists_of(names: Iterable[str], *, outermost: bool = False) -> dict[str, set[int]]:
     """Return the numbers in each numbered list of the names."""
-    found: dict[str, set[int]] = {}
+    numbers_by_list: dict[str, set[int]] = {}
     for name in names:
         for prefix, number in places_in_lists(name).items():
-            found.setdefault(prefix, set()).add(number)
+            numbers_by_list.setdefault(prefix, set()).add(number)
             if outermost:
                 break
-    return found
+    return numbers_by_list
 
 
 def homogeneous(names: Iterable[str]) -> set[str]:
@@ -50,18 +50,18 @@ def homogeneous(names: Iterable[str]) -> set[str]:
     items: dict[str, dict[int, set[str]]] = {}
     for name in names:
         for prefix, number in places_in_lists(name).items():
-            rest = name[len(f"{prefix}.{number}.") :]
-            items.setdefault(prefix, {}).setdefault(number, set()).add(rest)
+            suffix = name[len(f"{prefix}.{number}.") :]
+            items.setdefault(prefix, {}).setdefault(number, set()).add(suffix)
             break
-    return {prefix for prefix, some in items.items() if set.intersection(*some.values())}
+    return {p for p, n in items.items() if set.intersection(*n.values())}
 
 
 def in_layers(names: Iterable[str]) -> set[str]:
     """Return the names of parameters in layers: of homogeneous lists, or one of several alike."""
-    every = list(names)
-    layers = tuple(f"{prefix}." for prefix in homogeneous(every))
-    count = Counter(map(pattern_of, every))
-    return {name for name in every if name.startswith(layers) or count[pattern_of(name)] > 1}
+    all_names = list(names)
+    layers = tuple(f"{prefix}." for prefix in homogeneous(all_names))
+    count = Counter(map(pattern_of, all_names))
+    return {name for name in all_names if name.startswith(layers) or count[pattern_of(name)] > 1}
 
 
 def spread(
@@ -94,20 +94,21 @@ def spread(
     if interleave < 1 or parts > max(layers, stages):
         rounds = f"{interleave} rounds"
         raise RequestError(f"{layers} layers do not spread over {stages} stages in {rounds}")
-    more = list(offset) or [0] * parts
-    if len(more) != parts:
+    extra_layers = list(offset) or [0] * parts
+    if len(extra_layers) != parts:
         raise RequestError(
-            f"offset {_text(offset)} has {len(more)} numbers; expected one for each of {stages} "
+            f"offset {_text(offset)} has {len(extra_layers)} numbers; expected one for each of "
+            f"{stages} "
             f"stages" + (f", or for each of {interleave} rounds of them" if interleave > 1 else "")
         )
-    every = [layers // parts + extra for extra in more]
-    if min(every) < 0 or sum(every) != layers:
+    layer_counts = [layers // parts + extra for extra in extra_layers]
+    if min(layer_counts) < 0 or sum(layer_counts) != layers:
         raise RequestError(
             f"{layers} layers do not spread over {stages} stages"
             + (f" in {interleave} rounds" if interleave > 1 else "")
-            + f" as {_text(every)}, which is {sum(every)} layers"
+            + f" as {_text(layer_counts)}, which is {sum(layer_counts)} layers"
         )
-    return [part % stages for part, count in enumerate(every) for _ in range(count)]
+    return [part % stages for part, count in enumerate(layer_counts) for _ in range(count)]
 
 
 def _text(numbers: Sequence[int]) -> str:

@@ -18,16 +18,16 @@ class StageLayers:
     """What the user says of the pipeline.
 
     layers: the numbered list that the stages divide, such as ``model.layers``. counts: layers of
-    each stage; or offset and interleave, as MindFormers has them. stated: whether a configuration
-    says these, so that the source's stages are no guide. placed: rules of the user's own that say
-    the stage of parameters outside the list.
+    each stage; or offset and interleave, as MindFormers has them. from_config: whether a
+    configuration says these, so that the source's stages are no guide. placed: rules of the user's
+    own that say the stage of parameters outside the list.
     """
 
     layers: str | None = None
     counts: tuple[int, ...] = ()
     offset: tuple[int, ...] = ()
     interleave: int = 1
-    stated: bool = False
+    from_config: bool = False
     placed: tuple[Rule, ...] = ()
 
     def of(self, name: str) -> str | None:
@@ -38,7 +38,7 @@ class StageLayers:
     @property
     def says_counts(self) -> bool:
         """Whether it is said how many layers a stage has; the source's stages are no guide then."""
-        return bool(self.counts or self.offset or self.interleave > 1 or self.stated)
+        return bool(self.counts or self.offset or self.interleave > 1 or self.from_config)
 
 
 def place(
@@ -49,17 +49,20 @@ def place(
     refusals: Refusals,
 ) -> dict[str, tuple[int, ...]]:
     """Return the stages of each parameter; what is not known is refused."""
-    before = max((stage for one in parameters.values() for stage in one.stages), default=0) + 1
+    src_stage_count = (
+        max((stage for parameter in parameters.values() for stage in parameter.stages), default=0)
+        + 1
+    )
     first: tuple[int, ...] = (0,)
     nowhere = dict.fromkeys(parameters, first)
     if stages == 1:
         if len(places.counts) > 1:
             refusals.add("--layers-per-stage lists several stages, the job has one", "Leave it out")
         return nowhere
-    if stages == before and not places.says_counts:
+    if stages == src_stage_count and not places.says_counts:
         moved = {name: _stages_of(places.of(name), stages) for name in parameters}
-        return {name: moved[name] or one.stages for name, one in parameters.items()}
-    divided = _list(places, parameters, before, refusals)
+        return {name: moved[name] or parameter.stages for name, parameter in parameters.items()}
+    divided = _list(places, parameters, src_stage_count, refusals)
     if divided is None:
         return nowhere
     lists = lists_of(parameters)
@@ -81,41 +84,43 @@ def place(
             str(error), "Give --layers-per-stage, or `offset` in a rules file, as the job has it"
         )
         return nowhere
-    found: dict[str, tuple[int, ...]] = {}
-    for name, one in parameters.items():
+    stages_by_name: dict[str, tuple[int, ...]] = {}
+    for name, parameter in parameters.items():
         numbered = places_in_lists(name)
         if divided in numbered:
-            found[name] = (stage_of[numbered[divided]],)
+            stages_by_name[name] = (stage_of[numbered[divided]],)
             continue
-        several = any(len(over[prefix]) > 1 for prefix in numbered)
+        is_in_split_list = any(len(over[prefix]) > 1 for prefix in numbered)
         rule = rule_for(rules, name, "stage")
         where = places.of(name) or (rule.stage if rule else None)
-        found[name] = _outside(where, name, one, before, stages, refusals, several)
-    for stage in sorted(set(range(stages)).difference(*found.values())):
+        stages_by_name[name] = _outside(
+            where, name, parameter, src_stage_count, stages, refusals, is_in_split_list
+        )
+    for stage in sorted(set(range(stages)).difference(*stages_by_name.values())):
         refusals.add(
             f"pipeline stage {stage} would hold no parameter",
             "Give --layers-per-stage, or fewer stages",
         )
-    return found
+    return stages_by_name
 
 
 def _stages_of(where: str | None, stages: int) -> tuple[int, ...]:
-    known = {FIRST: (0,), LAST: (stages - 1,), SHARED: (0, stages - 1)}
-    return known.get(where or "", ())
+    stages_by_word = {FIRST: (0,), LAST: (stages - 1,), SHARED: (0, stages - 1)}
+    return stages_by_word.get(where or "", ())
 
 
 def _stages_of_lists(parameters: Mapping[str, Parameter]) -> dict[str, set[int]]:
-    found: dict[str, set[int]] = {}
-    for name, one in parameters.items():
+    stages_by_list: dict[str, set[int]] = {}
+    for name, parameter in parameters.items():
         for prefix in places_in_lists(name):
-            found.setdefault(prefix, set()).update(one.stages)
-    return found
+            stages_by_list.setdefault(prefix, set()).update(parameter.stages)
+    return stages_by_list
 
 
 def _list(
     places: StageLayers,
     parameters: Mapping[str, Parameter],
-    before: int,
+    src_stage_count: int,
     refusals: Refusals,
 ) -> str | None:
     """Return the numbered list that the pipeline divides; None if it is refused."""
@@ -124,16 +129,17 @@ def _list(
         if places.layers in lists:
             return places.layers
         candidates = []
-    elif before > 1:
+    elif src_stage_count > 1:
         over = _stages_of_lists(parameters)
-        candidates = [name for name, some in over.items() if len(some) > 1]
+        candidates = [name for name, list_stages in over.items() if len(list_stages) > 1]
     else:
         candidates = _like_layers(parameters, lists)
     if len(candidates) == 1:
         return candidates[0]
-    known = " or ".join(patterns(lists)) or "none"
+    lists_text = " or ".join(patterns(lists)) or "none"
     refusals.add(
-        f"which numbered list of layers the pipeline stages divide is not known (there is {known})",
+        "which numbered list of layers the pipeline stages divide is not known (there is "
+        f"{lists_text})",
         "Say it in a rules file (--preset FILE.toml): [preset] layers = 'model.layers'",
     )
     return None
@@ -145,27 +151,27 @@ def _like_layers(parameters: Mapping[str, Parameter], lists: Mapping[str, set[in
     A list within the items of another counts only if these have no parameter in common, as the
     items of a container of unlike cells.
     """
-    alike = homogeneous(parameters)
+    layer_lists = homogeneous(parameters)
     outermost = list(lists_of(parameters, outermost=True))
-    unlike = tuple(f"{name}." for name in outermost if name not in alike)
+    unlike = tuple(f"{name}." for name in outermost if name not in layer_lists)
     return outermost + [name for name in lists if name.startswith(unlike)]
 
 
 def _outside(
     where: str | None,
     name: str,
-    one: Parameter,
-    before: int,
+    parameter: Parameter,
+    src_stage_count: int,
     stages: int,
     refusals: Refusals,
-    several: bool,
+    is_in_split_list: bool,
 ) -> tuple[int, ...]:
     """Return the stages of a parameter that is not in the list.
 
-    where: what the user or a rule says. several: whether it is in another list that several stages
-    of the source divide.
+    where: what the user or a rule says. is_in_split_list: whether it is in another list that
+    several stages of the source divide.
     """
-    if where is None and several:
+    if where is None and is_in_split_list:
         refusals.add(
             "several pipeline stages divide another list, too",
             "Give a rule with stage = 'first' or 'last' where that is right (--preset FILE.toml), "
@@ -173,12 +179,16 @@ def _outside(
             name,
         )
         return (0,)
-    if where is None and before > 1:
-        known = {(0,): FIRST, (before - 1,): LAST, (0, before - 1): SHARED}
-        where = known.get(one.stages)
-    found = _stages_of(where, stages)
-    if found:
-        return found
+    if where is None and src_stage_count > 1:
+        words_by_stages = {
+            (0,): FIRST,
+            (src_stage_count - 1,): LAST,
+            (0, src_stage_count - 1): SHARED,
+        }
+        where = words_by_stages.get(parameter.stages)
+    dst_stages = _stages_of(where, stages)
+    if dst_stages:
+        return dst_stages
     refusals.add(
         "its pipeline stage is not known",
         "Give a rule with stage = 'first', 'last', or 'shared' if both have it (--preset "

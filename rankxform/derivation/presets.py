@@ -25,7 +25,7 @@ def fitting(parameters: Collection[str]) -> list[str]:
         name
         for name in (names() if parameters else ())
         for rules in [load(name).rules]
-        if all(any(rule.names.search(one) for rule in rules) for one in parameters)
+        if all(any(rule.names.search(parameter) for rule in rules) for parameter in parameters)
     ]
 
 

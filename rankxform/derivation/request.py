@@ -106,7 +106,7 @@ class Derived(Result):
         return self.strategy.in_short()
 
     def amounts(self) -> dict[str, str]:
-        return {one.pattern: f"{one.src_holds} -> {one.dst_holds}" for one in self.roles}
+        return {role.pattern: f"{role.src_holds} -> {role.dst_holds}" for role in self.roles}
 
     @property
     def facts(self) -> dict[str, Any]:

@@ -109,7 +109,8 @@ class Preset:
     requires: values that fields of `Parallel` must have if the network is sharded over mp, with the
     reason. layers: the numbered list that the pipeline divides; offset, interleave: how, as in
     MindFormers (0: it is not said). complete: whether every parameter of the network matches a
-    rule. label: where it came from. own: how many of the rules, the first ones, are a file's own.
+    rule. label: where it came from. own_rule_count: how many of the rules, the first ones, are a
+    file's own.
     """
 
     label: str
@@ -123,12 +124,12 @@ class Preset:
     complete: bool = True
     offset: tuple[int, ...] = ()
     interleave: int = 0
-    own: int = 0
+    own_rule_count: int = 0
 
     @property
     def placed(self) -> tuple[Rule, ...]:
         """The file's own rules that say on which stages parameters are."""
-        return tuple(rule for rule in self.rules[: self.own] if rule.stage not in (None, LAYER))
+        return tuple(r for r in self.rules[: self.own_rule_count] if r.stage not in (None, LAYER))
 
 
 def parse_rule(text: str, option: str = "--rule") -> Rule:
@@ -137,9 +138,9 @@ def parse_rule(text: str, option: str = "--rule") -> Rule:
     >>> parse_rule("experts=expert(ep, None)").mesh
     'expert'
     """
-    names, equals, rest = text.rpartition("=")
-    mesh, bracket, spec = rest.partition("(")
-    if not equals or not names or not rest.strip():
+    names, equals, mesh_and_spec = text.rpartition("=")
+    mesh, bracket, spec = mesh_and_spec.partition("(")
+    if not equals or not names or not mesh_and_spec.strip():
         raise UsageError(f"{option} {text!r}: expected REGEX=(tp, None) or REGEX=MESH")
     return Rule(
         compile_regex(names, option),
@@ -151,16 +152,16 @@ def parse_rule(text: str, option: str = "--rule") -> Rule:
 
 def rule_of(facts: Mapping[str, object], where: str) -> Rule:
     """Make a rule of a table of a rules file. Raises UsageError, which names `where`."""
-    known = {"names", "mesh", "spec", "optimizer", "stage", "shape", "replicated_if"}
+    rule_keys = {"names", "mesh", "spec", "optimizer", "stage", "shape", "replicated_if"}
     for key in facts:
-        if key not in known:
-            raise UsageError(f"{key!r} is none of {', '.join(sorted(known))}", where=where)
+        if key not in rule_keys:
+            raise UsageError(f"{key!r} is none of {', '.join(sorted(rule_keys))}", where=where)
     names, spec, shape = facts.get("names"), facts.get("spec"), facts.get("shape", [])
     replicated_if, optimizer = facts.get("replicated_if", []), facts.get("optimizer")
     if not isinstance(names, str) or not names:
         raise UsageError(f"names is {names!r}; expected a regular expression", where=where)
     for key, value in (("shape", shape), ("replicated_if", replicated_if)):
-        if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
+        if not isinstance(value, list) or not all(isinstance(text, str) for text in value):
             raise UsageError(f"{key} is {value!r}; expected a list of texts", where=where)
     if not isinstance(optimizer, (bool, type(None))):
         raise UsageError(f"optimizer is {optimizer!r}; expected true or false", where=where)
@@ -196,14 +197,17 @@ def mismatched_shapes(rules: Sequence[Rule], shapes: Mapping[str, Shape]) -> dic
     alone, or alone with a number.
     """
     values: dict[str, tuple[int, str]] = {}
-    found: dict[str, str] = {}
+    expected_by_name: dict[str, str] = {}
     checked = []
     for name, shape in shapes.items():
-        rule = next((one for one in rules if one.shape and one.names.search(name)), None)
+        rule = next(
+            (candidate for candidate in rules if candidate.shape and candidate.names.search(name)),
+            None,
+        )
         if rule is None:
             continue
         if len(shape) != len(rule.shape):
-            found[name] = f"({', '.join(rule.shape)})"
+            expected_by_name[name] = f"({', '.join(rule.shape)})"
             continue
         for extent, text in zip(shape, rule.shape):
             checked.append((name, extent, text))
@@ -213,24 +217,27 @@ def mismatched_shapes(rules: Sequence[Rule], shapes: Mapping[str, Shape]) -> dic
     for name, extent, text in checked:
         number, words = _product(text)
         if all(word in values for word in words):
-            wanted = number * prod(values[word][0] for word in words)
-            if wanted != extent and name not in found:
-                seen = "; ".join(f"{word} is {values[word][0]} in {values[word][1]!r}"
+            expected_extent = number * prod(values[word][0] for word in words)
+            if expected_extent != extent and name not in expected_by_name:
+                sizes_text = "; ".join(f"{word} is {values[word][0]} in {values[word][1]!r}"
                                  for word in words)  # fmt: skip
-                found[name] = f"{text} = {wanted} ({seen})"
-    return found
+                expected_by_name[name] = f"{text} = {expected_extent} ({sizes_text})"
+    return expected_by_name
 
 
 def sizes_by_name(rules: Sequence[Rule], shapes: Mapping[str, Shape]) -> dict[str, int]:
     """Return the sizes that rules name, such as ``experts``, as the shapes have them."""
-    found: dict[str, int] = {}
+    sizes_by_word: dict[str, int] = {}
     for name, shape in shapes.items():
-        rule = next((one for one in rules if one.shape and one.names.search(name)), None)
+        rule = next(
+            (candidate for candidate in rules if candidate.shape and candidate.names.search(name)),
+            None,
+        )
         for extent, text in zip(shape, rule.shape if rule else ()):
             number, words = _product(text)
             if len(words) == 1 and number == 1:
-                found.setdefault(words[0], extent)
-    return found
+                sizes_by_word.setdefault(words[0], extent)
+    return sizes_by_word
 
 
 def _product(text: str) -> tuple[int, list[str]]:

@@ -50,8 +50,8 @@ def parse(data: bytes, label: str, preset: Callable[[str], Preset] | None = None
         if key not in ("preset", "rules"):
             raise UsageError(f"{key!r} is neither preset nor rules", where=label)
     facts, tables = document.get("preset", {}), document.get("rules", [])
-    told = isinstance(facts, dict) and (tables or set(facts) & _ALONE)
-    if not isinstance(facts, dict) or not isinstance(tables, list) or not told:
+    has_content = isinstance(facts, dict) and (tables or set(facts) & _ALONE)
+    if not isinstance(facts, dict) or not isinstance(tables, list) or not has_content:
         raise UsageError("expected [[rules]], and [preset] with what is known of them", where=label)
     for key, value in facts.items():
         kind = _KINDS.get(key)
@@ -76,12 +76,15 @@ def parse(data: bytes, label: str, preset: Callable[[str], Preset] | None = None
         networks=facts.get("networks", base.networks),
         evidence=facts.get("evidence", base.evidence),
         rules=(*rules, *base.rules),
-        requires=(*(_required(one, label) for one in facts.get("requires", [])), *base.requires),
+        requires=(
+            *(_required(requirement, label) for requirement in facts.get("requires", [])),
+            *base.requires,
+        ),
         layers=facts.get("layers", base.layers),
         complete=facts.get("complete", base.complete),
         offset=_offset(facts, label) or base.offset,
         interleave=_interleave(facts, label) or base.interleave,
-        own=len(rules) if preset is not None else 0,
+        own_rule_count=len(rules) if preset is not None else 0,
     )
 
 
@@ -107,10 +110,10 @@ def _interleave(facts: Mapping[str, Any], label: str) -> int:
 
 
 def _required(facts: Any, label: str) -> tuple[str, bool, str]:
-    known = ("vocab_emb_dp", "use_seq_parallel")
+    flag_names = ("vocab_emb_dp", "use_seq_parallel")
     if (
         not isinstance(facts, Mapping)
-        or facts.get("field") not in known
+        or facts.get("field") not in flag_names
         or not isinstance(facts.get("value"), bool)
         or not isinstance(facts.get("why"), str)
     ):

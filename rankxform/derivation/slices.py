@@ -37,54 +37,59 @@ Slices = Mapping[str, tuple[Shape, str]]
 class Bytes(NamedTuple):
     """What files hold, as far as it is asked for.
 
-    same: tells whether two ranks of a stage hold the same bytes of a parameter; None where bytes
-    say nothing. may_repeat: tells, by a name and how many axes it has, whether slices may be equal.
+    holds_same: tells whether two ranks of a stage hold the same bytes of a parameter; None where
+    bytes say nothing. may_repeat: tells, by a name and how many axes it has, whether slices may be
+    equal.
     """
 
-    same: Callable[[str, int, int], bool | None]
+    holds_same: Callable[[str, int, int], bool | None]
     may_repeat: Callable[[str, int], bool]
 
 
 def derive_of_slices(
-    given: DeriveRequest, schemas: Mapping[int, Schema], label: str, held: Bytes
+    request: DeriveRequest, schemas: Mapping[int, Schema], label: str, slice_bytes: Bytes
 ) -> Derived:
     """Derive the strategy of the job that wrote files.
 
     Args:
-        given: the job's sizes as its `dst`, and what shards its parameters.
+        request: the job's sizes as its `dst`, and what shards its parameters.
         schemas: of one file of each pipeline stage, or of more, by global rank.
         label: what messages call the strategy.
-        held: looks into files.
+        slice_bytes: looks into files.
 
     Raises:
         DerivationError: the slices do not make one network, or more than one.
     """
     slices = {
         name: (shape, dtype)
-        for one in dict.fromkeys(schemas.values())
-        for name, shape, dtype in zip(one.names, one.shapes, one.dtypes)
+        for schema in dict.fromkeys(schemas.values())
+        for name, shape, dtype in zip(schema.names, schema.shapes, schema.dtypes)
     }
     states = find_states({name: shape for name, (shape, _) in slices.items()})
-    slices = {name: one for name, one in slices.items() if name not in states.counters}
-    free, size = _without_shapes(given), given.dst.stage_size
+    slices = {n: d for n, d in slices.items() if n not in states.counters}
+    free, size = _without_shapes(request), request.dst.stage_size
     largest = {n: tuple(k * size for k in s) if _is_cut(s) else s for n, (s, _) in slices.items()}
     try:
         full = _settled(free, slices, largest)
-        full = _decided(free, given.all_rules, slices, full, held)
-        found = derive(replace(given, extents=_extents(slices, full)), label)
-        _check_bytes(given, found.strategy, slices, held)
+        full = _decided(free, request.all_rules, slices, full, slice_bytes)
+        derived = derive(replace(request, extents=_extents(slices, full)), label)
+        _check_bytes(request, derived.strategy, slices, slice_bytes)
     except DerivationError as error:
         if not error.reasons:
             raise
-        what = f"the files' slices are not those of the job that {given.dst_flag} describes"
-        job = f"{given.dst_flag} FILE of the job that wrote them, with its --preset"
-        more = "--exclude REGEX for what is no parameter of the network"
-        raise DerivationError.of(error.reasons, what, [job, more]) from None
+        message = f"the files' slices are not those of the job that {request.dst_flag} describes"
+        job = f"{request.dst_flag} FILE of the job that wrote them, with its --preset"
+        exclude_option = "--exclude REGEX for what is no parameter of the network"
+        raise DerivationError.of(error.reasons, message, [job, exclude_option]) from None
     saved = (
-        {n: one for n, one in some.items() if found.strategy.states.kind(n) != NEVER_SAVED}
-        for some in found.strategy.stages
+        {
+            n: layout
+            for n, layout in layouts.items()
+            if derived.strategy.states.kind(n) != NEVER_SAVED
+        }
+        for layouts in derived.strategy.stages
     )
-    return replace(found, strategy=replace(found.strategy, stages=tuple(saved)))
+    return replace(derived, strategy=replace(derived.strategy, stages=tuple(saved)))
 
 
 def _is_cut(shape: Shape) -> bool:
@@ -92,12 +97,12 @@ def _is_cut(shape: Shape) -> bool:
     return any(extent != 1 for extent in shape)
 
 
-def _without_shapes(given: DeriveRequest) -> DeriveRequest:
+def _without_shapes(request: DeriveRequest) -> DeriveRequest:
     """Return a question whose rules say nothing of shapes, which are not known yet."""
-    if given.preset is None:
-        return given
-    rules = tuple(replace(rule, shape=()) for rule in given.preset.rules)
-    return replace(given, preset=replace(given.preset, rules=rules))
+    if request.preset is None:
+        return request
+    rules = tuple(replace(rule, shape=()) for rule in request.preset.rules)
+    return replace(request, preset=replace(request.preset, rules=rules))
 
 
 def _extents(slices: Slices, shapes: Mapping[str, Shape]) -> dict[str, Extent]:
@@ -105,20 +110,20 @@ def _extents(slices: Slices, shapes: Mapping[str, Shape]) -> dict[str, Extent]:
 
 
 def _layouts(
-    given: DeriveRequest, slices: Slices, shapes: Mapping[str, Shape]
+    request: DeriveRequest, slices: Slices, shapes: Mapping[str, Shape]
 ) -> dict[str, Layout]:
     """Return how parameters of these full shapes would be sharded, of those that files hold."""
-    strategy = derive(replace(given, extents=_extents(slices, shapes))).strategy
-    found = {name: layout for some in strategy.stages for name, layout in some.items()}
-    return {name: layout for name, layout in found.items() if name in slices}
+    strategy = derive(replace(request, extents=_extents(slices, shapes))).strategy
+    layouts_by_name = {
+        name: layout for stage_layouts in strategy.stages for name, layout in stage_layouts.items()
+    }
+    return {name: layout for name, layout in layouts_by_name.items() if name in slices}
 
 
 def _made(slices: Slices, counts: Mapping[str, Shape]) -> dict[str, Shape]:
     """Return the full shapes that slices make, each so many times along each axis."""
     return {
-        name: tuple(
-            extent * times for extent, times in zip(shape, counts.get(name, (1,) * len(shape)))
-        )
+        name: tuple(e * t for e, t in zip(shape, counts.get(name, (1,) * len(shape))))
         for name, (shape, _) in slices.items()
     }
 
@@ -128,10 +133,10 @@ def _settled(free: DeriveRequest, slices: Slices, first: Mapping[str, Shape]) ->
     shapes = dict(first)
     for _ in range(_ROUNDS):
         layouts = _layouts(free, slices, shapes)
-        made = _made(slices, {name: one.counts for name, one in layouts.items()})
-        if made == shapes:
+        full_shapes = _made(slices, {name: layout.counts for name, layout in layouts.items()})
+        if full_shapes == shapes:
             return shapes
-        shapes = made
+        shapes = full_shapes
     raise DerivationError(
         "the full shapes of the files' slices cannot be told",
         "--src-strategy FILE of the job that wrote them",
@@ -143,7 +148,7 @@ def _decided(
     rules: Sequence[Rule],
     slices: Slices,
     full: Mapping[str, Shape],
-    held: Bytes,
+    slice_bytes: Bytes,
 ) -> dict[str, Shape]:
     """Choose where slices fit without the optimizer's shard as well.
 
@@ -153,36 +158,41 @@ def _decided(
     """
     layouts = _layouts(free, slices, full)
     states = find_states(full)
-    sharded = {name: one for name, one in layouts.items() if one.opt_shards > 1}
-    own, counts = {n: slices[n] for n in sharded}, {n: a.map_counts for n, a in sharded.items()}
-    plain = _made(own, counts)
-    others = _layouts(free, slices, {**full, **plain})
+    sharded = {name: layout for name, layout in layouts.items() if layout.opt_shards > 1}
+    sharded_slices, counts = (
+        {n: slices[n] for n in sharded},
+        {n: a.map_counts for n, a in sharded.items()},
+    )
+    plain = _made(sharded_slices, counts)
+    plain_layouts = _layouts(free, slices, {**full, **plain})
     unsure: dict[_Kind, list[str]] = {}
     for name in sharded:
-        if others[name].opt_shards == 1 and states.of(name) is None:
+        if plain_layouts[name].opt_shards == 1 and states.of(name) is None:
             unsure.setdefault(_Kind(pattern_of(name), full[name], plain[name]), []).append(name)
-    found = dict(full)
-    known = _one_of_each(full, {name for names in unsure.values() for name in names})
+    decided_shapes = dict(full)
+    known_shapes = _one_of_each(full, {name for names in unsure.values() for name in names})
     while unsure:
-        told = {
-            kind: way for kind, names in unsure.items() if (way := kind.way(names, known, rules))
+        shapes_by_kind = {
+            kind: shape
+            for kind, names in unsure.items()
+            if (shape := kind.way(names, known_shapes, rules))
         }
-        if not told:
+        if not shapes_by_kind:
             kind, names = next(iter(unsure.items()))
-            same = _is_same(names, sharded[names[0]], held)
-            if same is None or (same and held.may_repeat(names[0], len(kind.full))):
+            is_equal = _is_same(names, sharded[names[0]], slice_bytes)
+            if is_equal is None or (is_equal and slice_bytes.may_repeat(names[0], len(kind.full))):
                 raise DerivationError(
                     f"whether the optimizer shards {summarize_names(names, 2)} cannot be told by "
                     "slices",
                     "--opt-on REGEX or --opt-off REGEX for them",
                     "--src-strategy FILE of the job that wrote them",
                 )
-            told = {kind: kind.plain if same else kind.full}
-        for kind, way in told.items():
+            shapes_by_kind = {kind: kind.plain if is_equal else kind.full}
+        for kind, shape in shapes_by_kind.items():
             names = unsure.pop(kind)
-            found.update(dict.fromkeys(names, way))
-            known[names[0]] = way
-    return {name: found.get(states.base_name(name), shape) for name, shape in found.items()}
+            decided_shapes.update(dict.fromkeys(names, shape))
+            known_shapes[names[0]] = shape
+    return {n: decided_shapes.get(states.base_name(n), s) for n, s in decided_shapes.items()}
 
 
 class _Kind(NamedTuple):
@@ -194,58 +204,62 @@ class _Kind(NamedTuple):
     plain: Shape
 
     def way(
-        self, names: Sequence[str], known: Mapping[str, Shape], rules: Sequence[Rule]
+        self, names: Sequence[str], known_shapes: Mapping[str, Shape], rules: Sequence[Rule]
     ) -> Shape | None:
         """Return the shape that does not contradict what is known, if the other one does."""
         name = names[0]
-        ways = [
-            way
-            for way in (self.full, self.plain)
-            if name not in mismatched_shapes(rules, {**known, name: way})
+        fitting_shapes = [
+            shape
+            for shape in (self.full, self.plain)
+            if name not in mismatched_shapes(rules, {**known_shapes, name: shape})
         ]
-        return ways[0] if len(ways) == 1 else None
+        return fitting_shapes[0] if len(fitting_shapes) == 1 else None
 
 
 def _one_of_each(shapes: Mapping[str, Shape], without: Collection[str]) -> dict[str, Shape]:
     """Return the shapes of one parameter of each kind, which are all that the rules' sizes need."""
-    seen: dict[tuple[str, Shape], str] = {}
+    names_by_kind: dict[tuple[str, Shape], str] = {}
     states = find_states(shapes)
     for name, shape in shapes.items():
         if states.of(name) is None and name not in without:
-            seen.setdefault((pattern_of(name), shape), name)
-    return {name: shapes[name] for name in seen.values()}
+            names_by_kind.setdefault((pattern_of(name), shape), name)
+    return {name: shapes[name] for name in names_by_kind.values()}
 
 
-def _is_same(names: Sequence[str], layout: Layout, held: Bytes) -> bool | None:
+def _is_same(names: Sequence[str], layout: Layout, slice_bytes: Bytes) -> bool | None:
     """Tell whether two ranks hold the same of parameters, which the optimizer divides among them,
     or which each of them has."""
     plain = without_optimizer(layout)
-    first, *more = plain.holders[plain.cell(0)]
-    others = [rank for rank in more if layout.cell(rank) != layout.cell(first)] or more
-    told = (held.same(name, first, others[0]) for name in names[:_LOOKED_AT])
-    return next((one for one in told if one is not None), None)
+    first, *other_ranks = plain.holders[plain.cell(0)]
+    differing_ranks = [
+        rank for rank in other_ranks if layout.cell(rank) != layout.cell(first)
+    ] or other_ranks
+    answers = (slice_bytes.holds_same(n, first, differing_ranks[0]) for n in names[:_LOOKED_AT])
+    return next((answer for answer in answers if answer is not None), None)
 
 
-def _check_bytes(given: DeriveRequest, strategy: Strategy, slices: Slices, held: Bytes) -> None:
+def _check_bytes(
+    request: DeriveRequest, strategy: Strategy, slices: Slices, slice_bytes: Bytes
+) -> None:
     """Refuse a strategy whose replicas differ, or whose slices are replicas; one kind at a time.
 
     What the user says with --opt-on is believed: slices that are equal may be meant.
     """
     kinds: dict[tuple[str, Layout], list[str]] = {}
-    for some in strategy.stages:
-        for name, layout in some.items():
+    for stage_layouts in strategy.stages:
+        for name, layout in stage_layouts.items():
             is_weight = name in slices and strategy.states.of(name) is None
             is_matrix = is_weight and len(layout.tensor_map) > 1
             if is_matrix and layout.free_ranks > 1:
                 kinds.setdefault((pattern_of(name), layout), []).append(name)
-    refusals = Refusals(dst_flag=given.dst_flag)
+    refusals = Refusals(dst_flag=request.dst_flag)
     for (_, layout), names in kinds.items():
-        same = _is_same(names, layout, held)
-        meant = any(one.search(names[0]) for one in given.opt_on)
-        if same is None or same == (layout.opt_shards == 1) or (same and meant):
+        is_equal = _is_same(names, layout, slice_bytes)
+        is_requested = any(pattern.search(names[0]) for pattern in request.opt_on)
+        if is_equal is None or is_equal == (layout.opt_shards == 1) or (is_equal and is_requested):
             continue
-        what = "the same bytes where they would hold different slices"
-        what = what if same else "different bytes where they would hold replicas"
-        refusals.add(f"two ranks hold {what}", f"Correct {given.dst_flag}", *names)
+        bytes_text = "the same bytes where they would hold different slices"
+        bytes_text = bytes_text if is_equal else "different bytes where they would hold replicas"
+        refusals.add(f"two ranks hold {bytes_text}", f"Correct {request.dst_flag}", *names)
     if refusals:
         raise DerivationError.of(refusals.texts())

@@ -40,8 +40,8 @@ class Repeats:
              f.stride)
             for f in work.fetches
         ]  # fmt: skip
-        same, self._left = read == self._left, read
-        return same
+        is_in_arena, self._left = read == self._left, read
+        return is_in_arena
 
 
 def reads_of(turns: Iterable[Turn]) -> Iterator[Read]:

@@ -73,8 +73,8 @@ def typed(region: Region, part: Box, kind: np.dtype[Any]) -> Words:
 
 def _word(a: Box, b: Box, part: Box, item: int) -> int:
     """Return the largest number of bytes that divides every position on the last axis."""
-    last = (a.start[-1] - b.start[-1], part.start[-1] - a.start[-1], part.shape[-1])
-    return gcd(*(n * item for n in (*last, a.shape[-1], b.shape[-1])))
+    positions = (a.start[-1] - b.start[-1], part.start[-1] - a.start[-1], part.shape[-1])
+    return gcd(*(n * item for n in (*positions, a.shape[-1], b.shape[-1])))
 
 
 def _words(region: Region, item: int, word: int) -> Words:
@@ -84,5 +84,5 @@ def _words(region: Region, item: int, word: int) -> Words:
 
 
 def _index(part: Box, frame: Box, item: int, word: int) -> tuple[slice, ...]:
-    *outer, last = part.relative_to(frame).slices()
-    return (*outer, slice(last.start * item // word, last.stop * item // word))
+    *outer, inner = part.relative_to(frame).slices()
+    return (*outer, slice(inner.start * item // word, inner.stop * item // word))

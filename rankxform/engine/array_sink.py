@@ -43,14 +43,14 @@ class Arrays:
 
     def take(self) -> dict[str, Any]:
         """Return the arrays, by name; a text as a str."""
-        found: dict[str, Any] = {}
+        arrays_by_name: dict[str, Any] = {}
         for name, dtype, shape in self._tensors:
             data = self._bytes[name]
             if dtype == TEXT:
-                found[name] = _text(name, data.tobytes())
+                arrays_by_name[name] = _text(name, data.tobytes())
             else:
-                found[name] = data.view(numpy_type(dtype)).reshape(shape)
-        return found
+                arrays_by_name[name] = data.view(numpy_type(dtype)).reshape(shape)
+        return arrays_by_name
 
 
 def _text(name: str, data: bytes) -> str:
@@ -64,8 +64,8 @@ def numpy_type(dtype: str) -> np.dtype[Any]:
     """Return the numpy type that represents MindSpore's `dtype` here."""
     if dtype == "BFloat16":
         try:
-            found: np.dtype[Any] = np.dtype(import_module("ml_dtypes").bfloat16)
+            numpy_dtype: np.dtype[Any] = np.dtype(import_module("ml_dtypes").bfloat16)
         except ImportError:
-            found = moved_type(dtype)
-        return found
+            numpy_dtype = moved_type(dtype)
+        return numpy_dtype
     return moved_type(dtype)

@@ -31,8 +31,8 @@ _MANY_SCHEDULES = 256
 class Step:
     """Tiles of a schedule that differ in their place only; worked out for an arena when needed."""
 
-    def __init__(self, schedule: Schedule, alike: TileRun, arenas: Sequence[Bytes]) -> None:
-        self._schedule, self._alike, self._arenas = schedule, alike, arenas
+    def __init__(self, schedule: Schedule, tile_run: TileRun, arenas: Sequence[Bytes]) -> None:
+        self._schedule, self._alike, self._arenas = schedule, tile_run, arenas
         self._made: dict[int, TileWork] = {}
 
     def on(self, arena: int) -> TileWork:
@@ -53,7 +53,7 @@ class MovedStep:
         work = self._step.on(arena)
         return replace(
             work,
-            fetches=[self._moved(one) for one in work.fetches],
+            fetches=[self._moved(fetch) for fetch in work.fetches],
             direct=[(self._moved(fetch), write) for fetch, write in work.direct],
         )
 
@@ -83,10 +83,10 @@ class ScheduleCache:
             for step, repeat in self.steps(transfer):
                 yield transfer, step, repeat
             return
-        for some in zip_longest(*map(self.steps, transfers)):
-            for transfer, one in zip(transfers, some):
-                if one:
-                    yield transfer, *one
+        for step_repeats in zip_longest(*map(self.steps, transfers)):
+            for transfer, step_repeat in zip(transfers, step_repeats):
+                if step_repeat:
+                    yield transfer, *step_repeat
 
     def steps(self, transfer: Transfer) -> Iterable[tuple[Step | MovedStep, int]]:
         """Return what is done for `transfer`, in order, each with the number of its repetition."""
@@ -100,17 +100,17 @@ class ScheduleCache:
         if exchange:
             key = key, exchange.receivers, exchange.senders, exchange.forwarder
         if key in self._kept:
-            kept, known = self._kept[key]
-            if start == known:
-                return kept
-            return [(MovedStep(step, start - known), repeat) for step, repeat in kept]
+            cached_steps, cached_start = self._kept[key]
+            if start == cached_start:
+                return cached_steps
+            return [(MovedStep(s, start - cached_start), r) for s, r in cached_steps]
         kind = PieceSchedule if parameter.composed else Schedule
-        made = self._steps(kind(transfer, self._method, self._checked))
+        steps = self._steps(kind(transfer, self._method, self._checked))
         first = []
-        for step in made:
+        for step in steps:
             first.append(step)
             if len(first) > _MANY_TILES:
-                return chain(first, made)
+                return chain(first, steps)
         if len(self._kept) >= _MANY_SCHEDULES:
             self._kept.clear()
         self._kept[key] = first, start
@@ -122,16 +122,16 @@ class ScheduleCache:
         return arena(self._large)
 
     def _steps(self, schedule: Schedule) -> Iterator[tuple[Step, int]]:
-        made: dict[int, Step] = {}  # by the id of the tiles, which the step keeps
+        steps_by_run_id: dict[int, Step] = {}  # by the id of the tiles, which the step keeps
         arenas = self._arenas
         if schedule.permutes and len(arenas) == 1:
             arenas = [self._large_arena]
-        for alike, repeat in schedule.repeats(len(arenas[0])):
-            if id(alike) not in made:
-                made[id(alike)] = Step(schedule, alike, arenas)
-            yield made[id(alike)], repeat
-            if repeat + 1 == alike.count:
-                del made[id(alike)]
+        for tile_run, repeat in schedule.repeats(len(arenas[0])):
+            if id(tile_run) not in steps_by_run_id:
+                steps_by_run_id[id(tile_run)] = Step(schedule, tile_run, arenas)
+            yield steps_by_run_id[id(tile_run)], repeat
+            if repeat + 1 == tile_run.count:
+                del steps_by_run_id[id(tile_run)]
 
 
 def _place_in_stack(transfer: Transfer) -> tuple[object, int] | None:
@@ -146,13 +146,13 @@ def _place_in_stack(transfer: Transfer) -> tuple[object, int] | None:
     if composed is None or any(parameter.steps) or len(transfer.readers) != 1:
         return None
     grid, (cell,) = composed.pieces, transfer.readers
-    held, piece = grid.source_box(cell), grid.piece(cell)
+    source_box, piece = grid.source_box(cell), grid.piece(cell)
     first = piece.src_start
     steps = [step for axis, step in zip(piece.axes, piece.src_step) if axis == 0]
     if len(grid.assembly.pieces) > 1 or len(first) < 2 or steps not in ([], [1]):
         return None
     shared = (
-        cell, held, grid.box(cell), parameter.shape, piece.shape, piece.dst_start, piece.dst_step,
-        first[1:], piece.src_step, piece.axes,
+        cell, source_box, grid.box(cell), parameter.shape, piece.shape, piece.dst_start,
+        piece.dst_step, first[1:], piece.src_step, piece.axes,
     )  # fmt: skip
-    return shared, first[0] * prod(held.shape[1:]) * item_size(parameter.src_dtype)
+    return shared, first[0] * prod(source_box.shape[1:]) * item_size(parameter.src_dtype)

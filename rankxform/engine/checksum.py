@@ -72,19 +72,19 @@ class Fingerprint:
         state = blake2b(f"{self._seed} {name}".encode(), digest_size=8)
         return int.from_bytes(state.digest(), "little") | 1
 
-    def of(self, shape: Shape, item: int, held: Box, data: Bytes, part: Box) -> int:
+    def of(self, shape: Shape, item: int, data_box: Box, data: Bytes, part: Box) -> int:
         """Return the fingerprint of `part` of a tensor of `shape`, with `item` bytes an element.
 
-        `data` are the elements of the box `held`, row-major; `part` lies in it.
+        `data` are the elements of the box `data_box`, row-major; `part` lies in it.
         """
         if not shape:
-            shape, held, part = (1,), Box((0,), (1,)), Box((0,), (1,))
+            shape, data_box, part = (1,), Box((0,), (1,)), Box((0,), (1,))
         if not part.size:
             return 0
         if part.size * item <= _SMALL:
-            return _weighted(*self.may_exchange(shape, item, held, data, part))
-        word = _word(shape, item, held, part)
-        view = _view(data, held, part, item, word)
+            return _weighted(*self.may_exchange(shape, item, data_box, data, part))
+        word = _word(shape, item, data_box, part)
+        view = _view(data, data_box, part, item, word)
         axis = _row_axis(shape, item)
         rows = self._row_keys(shape[:axis], part.start[:axis], part.stop[:axis])
         table = view.reshape(len(rows), -1)
@@ -102,13 +102,13 @@ class Fingerprint:
         return self._long_rows(row, np.ones(1, np.uint64), 0, word)
 
     def may_exchange(
-        self, shape: Shape, item: int, held: Box, data: Bytes, part: Box
+        self, shape: Shape, item: int, data_box: Box, data: Bytes, part: Box
     ) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
         """Return the words of a small region, as a view of `data`, and the key of each."""
         if not shape:
-            shape, held, part = (1,), Box((0,), (1,)), Box((0,), (1,))
-        word = _word(shape, item, held, part)
-        view = _view(data, held, part, item, word)
+            shape, data_box, part = (1,), Box((0,), (1,)), Box((0,), (1,))
+        word = _word(shape, item, data_box, part)
+        view = _view(data, data_box, part, item, word)
         return view, self._small(shape, item, part, word).reshape(view.shape)
 
     def _small(self, shape: Shape, item: int, part: Box, word: int) -> npt.NDArray[Any]:
@@ -121,8 +121,8 @@ class Fingerprint:
                 inner = Box(part.start[axis:], part.stop[axis:])
                 columns = self._columns(shape[axis:], item, inner, word)
             else:
-                first, last = (n[-1] * item // word for n in (part.start, part.stop))
-                columns = self._keys_at(np.arange(first, last), word)
+                first, stop = (n[-1] * item // word for n in (part.start, part.stop))
+                columns = self._keys_at(np.arange(first, stop), word)
             if self._kept > _KEPT:
                 self._weights.clear()
                 self._kept = 0
@@ -152,14 +152,14 @@ class Fingerprint:
 
     def _long_rows(self, table: npt.NDArray[Any], rows: _Keys, first: int, word: int) -> int:
         """Return the fingerprint of rows that are longer than a unit, from word `first` on."""
-        unit, total, done = _UNIT * _WORD // word, 0, 0
-        while done < table.shape[1]:
-            number, at = divmod(first + done, unit)
-            count = min(unit - at, table.shape[1] - done)
-            part = table[:, done : done + count]
+        unit, total, column = _UNIT * _WORD // word, 0, 0
+        while column < table.shape[1]:
+            number, position = divmod(first + column, unit)
+            count = min(unit - position, table.shape[1] - column)
+            part = table[:, column : column + count]
             scale = _mixed(np.array([number], np.uint64), self._seed, 2)
-            total += _total(part, self._table(word)[at : at + count], rows * scale)
-            done += count
+            total += _total(part, self._table(word)[position : position + count], rows * scale)
+            column += count
         return total % MODULUS
 
     def _table(self, word: int) -> _Keys:
@@ -179,15 +179,15 @@ def _row_axis(shape: Shape, item: int) -> int:
     return axis
 
 
-def _word(shape: Shape, item: int, held: Box, part: Box) -> int:
+def _word(shape: Shape, item: int, data_box: Box, part: Box) -> int:
     """Return the largest of 4, 2, 1 bytes that divides every position on the last axis."""
-    places = (shape[-1], held.start[-1], held.shape[-1], part.start[-1], part.shape[-1])
+    places = (shape[-1], data_box.start[-1], data_box.shape[-1], part.start[-1], part.shape[-1])
     return gcd(_WORD, *(n * item for n in places))
 
 
-def _view(data: Bytes, held: Box, part: Box, item: int, word: int) -> npt.NDArray[Any]:
-    words = data.view(f"u{word}").reshape(*held.shape[:-1], held.shape[-1] * item // word)
-    return words[_words(part.relative_to(held), item, word)]
+def _view(data: Bytes, data_box: Box, part: Box, item: int, word: int) -> npt.NDArray[Any]:
+    words = data.view(f"u{word}").reshape(*data_box.shape[:-1], data_box.shape[-1] * item // word)
+    return words[_words(part.relative_to(data_box), item, word)]
 
 
 def _weighted(words: npt.NDArray[Any], keys: npt.NDArray[Any]) -> int:
@@ -196,8 +196,8 @@ def _weighted(words: npt.NDArray[Any], keys: npt.NDArray[Any]) -> int:
 
 
 def _words(box: Box, item: int, word: int) -> tuple[slice, ...]:
-    *outer, last = box.slices()
-    return (*outer, slice(last.start * item // word, last.stop * item // word))
+    *outer, inner = box.slices()
+    return (*outer, slice(inner.start * item // word, inner.stop * item // word))
 
 
 def _total(table: npt.NDArray[Any], columns: _Keys, rows: _Keys) -> int:
@@ -247,9 +247,9 @@ class IntegrityChecker:
         """Add what was assembled for the tile's write of this number."""
         if not work.targets:  # slices without elements
             return
-        found = self._sum(transfer, work, repeat, work.targets[number])
+        fingerprint = self._sum(transfer, work, repeat, work.targets[number])
         cell, sums = work.writes[number].cell, self._after.setdefault(id(transfer), {})
-        sums[cell] = sums.get(cell, 0) + found
+        sums[cell] = sums.get(cell, 0) + fingerprint
 
     def append_checksum(self, message: Buffer, name: str) -> None:
         """Write its checksum at the end of a message with content of `name`."""
@@ -267,8 +267,8 @@ class IntegrityChecker:
 
     def _checksum_of(self, message: Buffer, name: str) -> bytes:
         content = np.frombuffer(message, np.uint8)[:-CHECKSUM_BYTES]
-        found = self._messages.of_bytes(content) + self._messages.name_key(name)
-        return (found % MODULUS).to_bytes(CHECKSUM_BYTES, "little")
+        checksum = self._messages.of_bytes(content) + self._messages.name_key(name)
+        return (checksum % MODULUS).to_bytes(CHECKSUM_BYTES, "little")
 
     def _sum(self, transfer: Transfer, work: TileWork, repeat: int, region: Region) -> int:
         """Return the fingerprint of a region's part, in the destination's type.
@@ -280,17 +280,17 @@ class IntegrityChecker:
             return _weighted(ready[1], ready[2])
         parameter = transfer.parameter
         shape, item = parameter.shape, item_size(parameter.dtype)
-        held, part = work.at(repeat, region.box), work.at(repeat, region.part)
+        data_box, part = work.at(repeat, region.box), work.at(repeat, region.part)
         data = region.data
         converts = region.raw and parameter.dtype != parameter.src_dtype
         if converts:
             values = typed(region, region.part, word_type(parameter.src_dtype))
             converted = np.empty(values.shape, word_type(parameter.dtype))
             converter(parameter.src_dtype, parameter.dtype)(converted, values)
-            held, data = part, converted.reshape(-1).view(np.uint8)
+            data_box, data = part, converted.reshape(-1).view(np.uint8)
         if converts or not 0 < part.size * item <= _SMALL:
-            return self._prints.of(shape, item, held, data, part)
-        words, keys = self._prints.may_exchange(shape, item, held, data, part)
+            return self._prints.of(shape, item, data_box, data, part)
+        words, keys = self._prints.may_exchange(shape, item, data_box, data, part)
         if self._kept > _KEPT:
             self._ready.clear()
             self._kept = 0
@@ -305,12 +305,12 @@ class IntegrityChecker:
         parameter, piece = transfer.parameter, region.piece
         assert piece is not None
         box, kind = piece.dst_box(region.part), moved_type(parameter.dtype)
-        made = np.zeros(box.shape, kind)
+        composed = np.zeros(box.shape, kind)
         index = tuple(slice(None, None, step or 1) for step in piece.dst_step)
         values = region.values(moved_type(parameter.src_dtype))
         places = [place_of(piece, region.part)]
-        copy(parameter, work.convert, [(made[index] if index else made, values)], places)
-        data = made.reshape(-1).view(np.uint8)
+        copy(parameter, work.convert, [(composed[index] if index else composed, values)], places)
+        data = composed.reshape(-1).view(np.uint8)
         return self._prints.of(parameter.shape, item_size(parameter.dtype), box, data, box)
 
     def _sum_of_value(self, transfer: Transfer, work: TileWork) -> int:
@@ -321,8 +321,8 @@ class IntegrityChecker:
             return 0
         for region in work.targets:
             data = np.full(region.part.shape, value, moved_type(parameter.dtype))
-            held, item = data.reshape(-1).view(np.uint8), item_size(parameter.dtype)
-            total += self._prints.of(parameter.shape, item, region.part, held, region.part)
+            content, item = data.reshape(-1).view(np.uint8), item_size(parameter.dtype)
+            total += self._prints.of(parameter.shape, item, region.part, content, region.part)
         return total
 
     def check(self, transfer: Transfer) -> None:
@@ -330,11 +330,11 @@ class IntegrityChecker:
         sums = self._after.pop(id(transfer), {})
         before, after = self._before.pop(id(transfer), 0) % MODULUS, sum(sums.values()) % MODULUS
         key = self._prints.name_key(transfer.parameter.name)
-        for cell, found in sums.items():
+        for cell, fingerprint in sums.items():
             for rank in transfer.targets[cell]:
-                self.sums[rank] = (self.sums.get(rank, 0) + key * found) % MODULUS
+                self.sums[rank] = (self.sums.get(rank, 0) + key * fingerprint) % MODULUS
         if before != after:
-            ranks = sorted(rank for some in transfer.targets.values() for rank in some)
+            ranks = sorted(rank for cell_ranks in transfer.targets.values() for rank in cell_ranks)
             shown = ", ".join(map(str, ranks[:8])) + (", ..." if ranks[8:] else "")
             raise DifferenceError(
                 f"what was assembled for destination rank {shown} is not what was read",
@@ -345,8 +345,8 @@ class IntegrityChecker:
 
     def take(self) -> dict[int, int]:
         """Return the sums since the last call, by rank."""
-        taken, self.sums = self.sums, {}
-        return taken
+        sums, self.sums = self.sums, {}
+        return sums
 
 
 def sum_of_file(
@@ -361,18 +361,20 @@ def sum_of_file(
     slices: by name the full shape, and the type and box of what the file holds of it.
     """
     room, total = np.empty(_BLOCK, np.uint8), 0
-    for name, (shape, one) in slices.items():
-        item, found = item_size(one.dtype), 0
-        for alike in (
-            split_into_tiles(shape, one.box, [[one.box]], _BLOCK // item) if one.box.size else ()
+    for name, (shape, expected) in slices.items():
+        item, fingerprint = item_size(expected.dtype), 0
+        for tile_run in (
+            split_into_tiles(shape, expected.box, [[expected.box]], _BLOCK // item)
+            if expected.box.size
+            else ()
         ):
-            for tile in alike:
-                piece = tile.intersect(one.box)
+            for tile in tile_run:
+                piece = tile.intersect(expected.box)
                 assert piece is not None
-                start = first_element(piece.relative_to(one.box), one.box.shape) * item
+                start = first_element(piece.relative_to(expected.box), expected.box.shape) * item
                 data = room[: piece.size * item]
                 file.read(rank, name, start, data.data)
-                found += prints.of(shape, item, piece, data, piece)
+                fingerprint += prints.of(shape, item, piece, data, piece)
                 on_progress(len(data))
-        total += prints.name_key(name) * found
+        total += prints.name_key(name) * fingerprint
     return total % MODULUS

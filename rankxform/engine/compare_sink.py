@@ -53,21 +53,21 @@ class ComparingSink:
         self.differences: dict[str, Difference] = {}
         self.written = 0
         self._room = memoryview(bytearray(_BLOCK))
-        for one in mismatches(index, rank, slices):
-            self.differences[one.name] = one
+        for difference in mismatches(index, rank, slices):
+            self.differences[difference.name] = difference
 
     def put(self, name: str, start: int, data: Buffer) -> None:
         """Compare content of `name` from its content byte `start` on."""
-        known = self.differences.get(name)
-        if known is not None and known.index is None:
+        difference = self.differences.get(name)
+        if difference is not None and difference.index is None:
             return
-        for at in range(0, len(data), _BLOCK):
-            part = data[at : at + _BLOCK]
+        for offset in range(0, len(data), _BLOCK):
+            part = data[offset : offset + _BLOCK]
             room = self._room[: len(part)]
-            self._file.read(self._rank, name, start + at, room)
+            self._file.read(self._rank, name, start + offset, room)
             self.written += len(part)
             if not _equal(part, room):
-                self._note(name, start + at, part, room)
+                self._note(name, start + offset, part, room)
 
     def share(self, name: str, start: int, source: Position, nbytes: int) -> bool:
         return False
@@ -75,37 +75,41 @@ class ComparingSink:
     def finish(self) -> None:
         """Nothing is kept back."""
 
-    def _note(self, name: str, start: int, data: Buffer, found: Buffer) -> None:
+    def _note(self, name: str, start: int, data: Buffer, file_content: Buffer) -> None:
         expected = self._slices[name]
         item = item_size(expected.dtype)
         first = start % item  # a block may start within an element; so may its end be
-        differ = np.flatnonzero(np.frombuffer(data, np.uint8) != np.frombuffer(found, np.uint8))
+        differ = np.flatnonzero(
+            np.frombuffer(data, np.uint8) != np.frombuffer(file_content, np.uint8)
+        )
         elements = np.unique((differ + first) // item)
-        known = self.differences.get(name)
-        if known is None:
+        difference = self.differences.get(name)
+        if difference is None:
             place = np.unravel_index(start // item + int(elements[0]), expected.box.shape or (1,))
             index = tuple(int(i) + o for i, o in zip(place, expected.box.start))
-            known = Difference(name, self._rank, "differs", index, 0, prod(expected.box.shape))
-            self.differences[name] = known
-        known.count += len(elements)
+            difference = Difference(name, self._rank, "differs", index, 0, prod(expected.box.shape))
+            self.differences[name] = difference
+        difference.count += len(elements)
 
 
 def mismatches(index: Index, rank: int, slices: Mapping[str, Expected]) -> list[Difference]:
     """Return the parameters that are missing, unexpected, or of a wrong type or shape."""
-    found = index.schema
-    schema = {n: (d, s) for n, d, s in zip(found.names, found.dtypes, found.shapes)}
-    reasons = {name: _mismatch(schema.get(name), one) for name, one in slices.items()}
+    file_schema = index.schema
+    schema = {
+        n: (d, s) for n, d, s in zip(file_schema.names, file_schema.dtypes, file_schema.shapes)
+    }
+    reasons = {name: _mismatch(schema.get(name), expected) for name, expected in slices.items()}
     reasons.update((name, "should not be here") for name in schema if name not in slices)
-    return [Difference(name, rank, why) for name, why in reasons.items() if why]
+    return [Difference(name, rank, reason) for name, reason in reasons.items() if reason]
 
 
-def _mismatch(found: tuple[str, tuple[int, ...]] | None, expected: Expected) -> str:
-    if found is None:
+def _mismatch(header_entry: tuple[str, tuple[int, ...]] | None, expected: Expected) -> str:
+    if header_entry is None:
         return "is missing"
-    if found[0] != expected.dtype:
-        return f"is of type {found[0]}, not {expected.dtype}"
-    if found[1] != expected.box.shape:
-        return f"has shape {list(found[1])}, not {list(expected.box.shape)}"
+    if header_entry[0] != expected.dtype:
+        return f"is of type {header_entry[0]}, not {expected.dtype}"
+    if header_entry[1] != expected.box.shape:
+        return f"has shape {list(header_entry[1])}, not {list(expected.box.shape)}"
     return ""
 
 

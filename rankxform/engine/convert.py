@@ -98,29 +98,29 @@ def blockwise(convert: Convert | None) -> Convert:
     Squares of the two last axes are first copied into the cache as they lie in memory.
     """
 
-    def done(into: Words, out: Words) -> None:
-        inner = out.ndim >= 2 and min(out.shape[-2:]) > 1
-        if inner and abs(out.strides[-2]) < abs(out.strides[-1]):
-            if out.ndim > 2:
-                for one, other in zip(into, out):
-                    done(one, other)
+    def done(dst_words: Words, src_words: Words) -> None:
+        inner = src_words.ndim >= 2 and min(src_words.shape[-2:]) > 1
+        if inner and abs(src_words.strides[-2]) < abs(src_words.strides[-1]):
+            if src_words.ndim > 2:
+                for dst_row, src_row in zip(dst_words, src_words):
+                    done(dst_row, src_row)
                 return
-            rows, columns = out.shape
+            rows, columns = src_words.shape
             for i in range(0, rows, _SQUARE):
                 for j in range(0, columns, _SQUARE):
-                    part = out[i : i + _SQUARE, j : j + _SQUARE]
+                    part = src_words[i : i + _SQUARE, j : j + _SQUARE]
                     square = np.ascontiguousarray(part.T).T
-                    (convert or _copy)(into[i : i + _SQUARE, j : j + _SQUARE], square)
+                    (convert or _copy)(dst_words[i : i + _SQUARE, j : j + _SQUARE], square)
         elif convert:
-            convert(into, out)
+            convert(dst_words, src_words)
         else:
-            into[...] = out
+            dst_words[...] = src_words
 
     return done
 
 
-def _copy(into: Words, out: Words) -> None:
-    into[...] = out
+def _copy(dst_words: Words, src_words: Words) -> None:
+    dst_words[...] = src_words
 
 
 def _plain(source: np.dtype[Any], dst: str, src: str) -> Convert:
@@ -131,13 +131,13 @@ def _plain(source: np.dtype[Any], dst: str, src: str) -> Convert:
     if source.kind == "f" and dst == HALF:
         return _in_blocks(_to_half, target)
     if source.kind == "f" and target.kind in "iu":
-        return lambda into, out: _to_integer(into, out, src, dst)
+        return lambda dst_words, src_words: _to_integer(dst_words, src_words, src, dst)
     return _copy_values
 
 
-def _copy_values(into: Words, out: Words) -> None:
+def _copy_values(dst_words: Words, src_words: Words) -> None:
     with np.errstate(over="ignore", invalid="ignore"):
-        into[...] = out
+        dst_words[...] = src_words
 
 
 def _in_blocks(
@@ -151,51 +151,51 @@ def _in_blocks(
     It is given room for as many 32-bit words as there are elements in the block.
     """
 
-    def done(into: Words, out: Words) -> None:
-        if into.flags.c_contiguous and out.flags.c_contiguous:
-            into, out = into.reshape(-1), out.reshape(-1)
-        elif into.ndim > 1 and into[0].size * 2 > _BLOCK:
-            for one, other in zip(into, out):
-                done(one, other)
+    def done(dst_words: Words, src_words: Words) -> None:
+        if dst_words.flags.c_contiguous and src_words.flags.c_contiguous:
+            dst_words, src_words = dst_words.reshape(-1), src_words.reshape(-1)
+        elif dst_words.ndim > 1 and dst_words[0].size * 2 > _BLOCK:
+            for dst_row, src_row in zip(dst_words, src_words):
+                done(dst_row, src_row)
             return
-        rows = max(1, _BLOCK // max(1, into[:1].size)) if into.ndim else 1
-        if not into.ndim:
-            into, out = into.reshape(1), out.reshape(1)
-        room = np.empty(min(into.size, max(_BLOCK, rows * into[:1].size)), "<u4")
-        for at in range(0, len(into), rows):
-            part = out[at : at + rows]
+        rows = max(1, _BLOCK // max(1, dst_words[:1].size)) if dst_words.ndim else 1
+        if not dst_words.ndim:
+            dst_words, src_words = dst_words.reshape(1), src_words.reshape(1)
+        room = np.empty(min(dst_words.size, max(_BLOCK, rows * dst_words[:1].size)), "<u4")
+        for first_row in range(0, len(dst_words), rows):
+            part = src_words[first_row : first_row + rows]
             with np.errstate(over="ignore", invalid="ignore"):
                 block = np.ascontiguousarray(part, dtype=first or part.dtype)
-            target = into[at : at + rows]
+            target = dst_words[first_row : first_row + rows]
             if target.flags.c_contiguous and target.dtype == result:
                 convert(target.reshape(-1), block.reshape(-1), room[: block.size])
             else:
-                found = np.empty(block.shape, result)
-                convert(found.reshape(-1), block.reshape(-1), room[: block.size])
-                then(target, found)
+                cast_block = np.empty(block.shape, result)
+                convert(cast_block.reshape(-1), block.reshape(-1), room[: block.size])
+                then(target, cast_block)
 
     return done
 
 
-def _to_bfloat16(into: Words, out: Words, room: Words) -> None:
+def _to_bfloat16(dst_words: Words, src_words: Words, room: Words) -> None:
     """Round Float32 to its upper half, to nearest even."""
-    bits = out.view("<u4")
+    bits = src_words.view("<u4")
     np.right_shift(bits, _16, out=room)
     np.bitwise_and(room, _1, out=room)
     np.add(room, _HALF, out=room)
     np.add(room, bits, out=room)  # a NaN may overflow; it is put right below
     np.right_shift(room, _16, out=room)
-    np.copyto(into, room, casting="unsafe")
-    if _has_nan(out):
-        into[out != out] = _QUIET_NAN
+    np.copyto(dst_words, room, casting="unsafe")
+    if _has_nan(src_words):
+        dst_words[src_words != src_words] = _QUIET_NAN
 
 
-def _from_bfloat16(into: Words, out: Words, room: Words) -> None:
-    bits = into.view("<u4")
-    np.copyto(bits, out)
+def _from_bfloat16(dst_words: Words, src_words: Words, room: Words) -> None:
+    bits = dst_words.view("<u4")
+    np.copyto(bits, src_words)
     np.left_shift(bits, _16, out=bits)
-    if _has_nan(into):
-        bits[into != into] = np.uint32(0x7FC00000)
+    if _has_nan(dst_words):
+        bits[dst_words != dst_words] = np.uint32(0x7FC00000)
 
 
 def _has_nan(values: Words) -> bool:
@@ -207,8 +207,8 @@ def _from_table(dtype: str) -> Convert:
     """Return the conversion of 8-bit floats, each of which is looked up."""
     values = _float8_values(dtype)
 
-    def convert(into: Words, out: Words) -> None:
-        into[...] = values[out]
+    def convert(dst_words: Words, src_words: Words) -> None:
+        dst_words[...] = values[src_words]
 
     return convert
 
@@ -238,50 +238,50 @@ def _float8_values(dtype: str) -> Any:
     return np.where(bits >> 7, -values, values)
 
 
-def _to_half(into: Words, out: Words, room: Words) -> None:
+def _to_half(dst_words: Words, src_words: Words, room: Words) -> None:
     with np.errstate(over="ignore", invalid="ignore"):
-        np.copyto(into, out, casting="unsafe")
-    if _has_nan(out):
-        wrong = out != out
-        sign = np.where(np.signbit(out[wrong]), _HALF_SIGN, np.uint16(0))
-        into.view("<u2")[wrong] = sign | _HALF_NAN
+        np.copyto(dst_words, src_words, casting="unsafe")
+    if _has_nan(src_words):
+        wrong = src_words != src_words
+        sign = np.where(np.signbit(src_words[wrong]), _HALF_SIGN, np.uint16(0))
+        dst_words.view("<u2")[wrong] = sign | _HALF_NAN
 
 
 def not_finite(words: Words, dtype: str) -> Words | None:
     """Return where values of a floating type are infinite or NaN; None if none is."""
     if dtype in (HALF, BRAIN):
-        least = _HALF_INFINITE if dtype == HALF else _INFINITE
-        found = (words.view("<u2") & _UNSIGNED) >= least
+        infinity_bits = _HALF_INFINITE if dtype == HALF else _INFINITE
+        mask = (words.view("<u2") & _UNSIGNED) >= infinity_bits
     else:
-        found = ~np.isfinite(words)
-    return found if found.any() else None
+        mask = ~np.isfinite(words)
+    return mask if mask.any() else None
 
 
-def became_infinite(into: Words, out: Words, wrong: Words, dtype: str) -> bool:
-    """Tell whether a value is infinite that was finite (`out`, before the change).
+def became_infinite(dst_words: Words, src_words: Words, wrong: Words, dtype: str) -> bool:
+    """Tell whether a value is infinite that was finite (`src_words`, before the change).
 
-    wrong: where values of `into`, of type `dtype`, are not finite.
+    wrong: where values of `dst_words`, of type `dtype`, are not finite.
     """
-    found, before = into[wrong], out[wrong]
+    dst_values, src_values = dst_words[wrong], src_words[wrong]
     if dtype in (HALF, BRAIN):
-        endless = (found.view("<u2") & _UNSIGNED) == (
+        endless = (dst_values.view("<u2") & _UNSIGNED) == (
             _HALF_INFINITE if dtype == HALF else _INFINITE
         )
     else:
-        endless = np.isinf(found)
-    if before.dtype == "<u2":  # BFloat16
-        return bool((endless & ((before & _UNSIGNED) < _INFINITE)).any())
-    return bool((endless & np.isfinite(before)).any())
+        endless = np.isinf(dst_values)
+    if src_values.dtype == "<u2":  # BFloat16
+        return bool((endless & ((src_values & _UNSIGNED) < _INFINITE)).any())
+    return bool((endless & np.isfinite(src_values)).any())
 
 
-def _to_integer(into: Words, out: Words, src: str, dst: str) -> None:
+def _to_integer(dst_words: Words, src_words: Words, src: str, dst: str) -> None:
     """Truncate, where every value has one in the type. Raises CheckpointError."""
-    limits = np.iinfo(into.dtype)
+    limits = np.iinfo(dst_words.dtype)
     with np.errstate(invalid="ignore"):
-        whole = np.trunc(out)
+        truncated = np.trunc(src_words)
         top = float(limits.max) + 1.0  # exact: a power of two
-        good = (whole >= float(limits.min)) & (whole < top)
+        good = (truncated >= float(limits.min)) & (truncated < top)
     if not good.all():
-        value = out[~good].flat[0]
+        value = src_words[~good].flat[0]
         raise CheckpointError(f"{src} {value!r} is no value of {dst}", "leave the type as it is")
-    into[...] = whole
+    dst_words[...] = truncated

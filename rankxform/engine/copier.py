@@ -69,29 +69,29 @@ class Copier:
         """
         stepped = any(parameter.steps)
         if not stepped and not convert:
-            for into, out in copies:
-                into[...] = out
+            for dst_words, src_words in copies:
+                dst_words[...] = src_words
             return
-        for number, (into, out) in enumerate(copies):
+        for number, (dst_words, src_words) in enumerate(copies):
             place = places[number] if places else None
             if place and place.source < 0:
-                into[...] = out
+                dst_words[...] = src_words
                 continue
             if stepped:
                 assert place is not None
-                self._with_step(parameter, into, out, place)
+                self._with_step(parameter, dst_words, src_words, place)
             else:
                 assert convert is not None
-                convert(into, out)
+                convert(dst_words, src_words)
             if parameter.dtype in FLOATS:
-                self._look_at(parameter, into, out)
+                self._look_at(parameter, dst_words, src_words)
 
-    def _look_at(self, parameter: Parameter, into: Words, out: Words) -> None:
+    def _look_at(self, parameter: Parameter, dst_words: Words, src_words: Words) -> None:
         """See that no finite value has become infinite, and note what else is no number."""
         name, dtype = parameter.name, parameter.dtype
-        known = self.values.get(name, Values())
-        wrong = not_finite(into, dtype)
-        if wrong is not None and became_infinite(into, out, wrong, dtype):
+        stats = self.values.get(name, Values())
+        wrong = not_finite(dst_words, dtype)
+        if wrong is not None and became_infinite(dst_words, src_words, wrong, dtype):
             raise CheckpointError(
                 f"a value is beyond {dtype}'s largest, {_LARGEST[dtype]}, and would become "
                 "infinite",
@@ -99,39 +99,41 @@ class Copier:
                 "keep its type (--keep-dtype)",
                 where=f"{name!r}",
             )
-        bad = known.not_finite + (0 if wrong is None else int(wrong.sum()))
+        bad = stats.not_finite + (0 if wrong is None else int(wrong.sum()))
         with np.errstate(invalid="ignore"):  # of a signaling NaN
-            had = known.had_values or bool(out.any())
-            has = known.has_values or bool(into.any())
+            had = stats.had_values or bool(src_words.any())
+            has = stats.has_values or bool(dst_words.any())
         self.values[name] = Values(bad, had, has)
 
-    def _with_step(self, parameter: Parameter, into: Words, out: Words, place: Place) -> None:
+    def _with_step(
+        self, parameter: Parameter, dst_words: Words, src_words: Words, place: Place
+    ) -> None:
         """Copy block by block of rows, in Float64, and round once."""
         step = parameter.steps[place.source]
         exact = converter(parameter.src_dtype, EXACT)
         rounded = converter(EXACT, parameter.dtype)
         if step is None:
-            converter(parameter.src_dtype, parameter.dtype)(into, out)
+            converter(parameter.src_dtype, parameter.dtype)(dst_words, src_words)
             return
         # in blocks that stay in the cache; products and factors are exact to half an ulp of the
         # result
-        rows = max(1, _BLOCK // max(1, out[:1].size)) if out.ndim else 1
-        for at in range(0, len(out), rows):
-            part = out[at : at + rows]
+        rows = max(1, _BLOCK // max(1, src_words[:1].size)) if src_words.ndim else 1
+        for first_row in range(0, len(src_words), rows):
+            part = src_words[first_row : first_row + rows]
             values = np.empty(part.shape, np.float64)
             exact(values, part)
-            here = _rows_of(place, slice(at, at + rows))
+            block_place = _rows_of(place, slice(first_row, first_row + rows))
             if isinstance(step, LowRank):
-                values += self._product(step, here)
+                values += self._product(step, block_place)
             else:
-                values *= self._factors(step, here)
-            rounded(into[at : at + rows], values)
+                values *= self._factors(step, block_place)
+            rounded(dst_words[first_row : first_row + rows], values)
 
     def _product(self, step: LowRank, place: Place) -> Any:
         """Return the low-rank product for the elements of a place, in the order of the copy."""
         assert self._operands is not None
         get, shape = self._operands.get, self._operands.shape
-        if step.each:
+        if step.is_stacked:
             return self._products(step, place)
         rows, columns = place.ranges if not step.transposed else place.ranges[::-1]
         rank = shape(step.a)[0]
@@ -146,25 +148,25 @@ class Copier:
         """Return the products of a stack's matrices, likewise."""
         assert self._operands is not None
         get, rank = self._operands.get, self._operands.shape(step.a)[2]
-        some, rows, columns = place.ranges
-        box_a = Box((some.start, rows.start, 0), (some.stop, rows.stop, rank))
-        box_b = Box((some.start, 0, columns.start), (some.stop, rank, columns.stop))
+        matrices, rows, columns = place.ranges
+        box_a = Box((matrices.start, rows.start, 0), (matrices.stop, rows.stop, rank))
+        box_b = Box((matrices.start, 0, columns.start), (matrices.stop, rank, columns.stop))
         a, b = get(step.a, box_a), get(step.b, box_b)
-        found = a[:: some.step, :: rows.step] @ b[:: some.step, :, :: columns.step]
+        products = a[:: matrices.step, :: rows.step] @ b[:: matrices.step, :, :: columns.step]
         moving = [axis for axis in place.axes if axis != BROADCAST_AXIS]
         order = [*moving, *(axis for axis in range(len(place.ranges)) if axis not in moving)]
         shape = [1 if axis == BROADCAST_AXIS else len(place.ranges[axis]) for axis in place.axes]
-        return step.scale * found.transpose(order).reshape(shape)
+        return step.scale * products.transpose(order).reshape(shape)
 
     def _factors(self, step: Dequantize, place: Place) -> Any:
         """Return the factor of each element of a place, in the order of the copy."""
         assert self._operands is not None
         axes = len(self._operands.shape(step.scales))  # fewer than two: of rows, or one of all
-        blocks = [
-            np.arange(r.start, r.stop, r.step) // size for r, size in zip(place.ranges, step.block)
-        ]
-        kept = blocks[:axes]
-        box = Box(tuple(int(b[0]) for b in kept), tuple(int(b[-1]) + 1 for b in kept))
+        blocks = [np.arange(r.start, r.stop, r.step) // s for r, s in zip(place.ranges, step.block)]
+        scale_blocks = blocks[:axes]
+        box = Box(
+            tuple(int(b[0]) for b in scale_blocks), tuple(int(b[-1]) + 1 for b in scale_blocks)
+        )
         scales = self._operands.get(step.scales, box)
         scales = scales.reshape(*scales.shape, *(1,) * (2 - axes))
         factors = scales[np.ix_(*(b - b[0] for b in blocks))]

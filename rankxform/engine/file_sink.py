@@ -70,12 +70,12 @@ class Writer:
     """
 
     def __init__(
-        self, path: Path, descriptors: Descriptors, buffer: Buffer, behind: bool = False
+        self, path: Path, descriptors: Descriptors, buffer: Buffer, is_write_behind: bool = False
     ) -> None:
-        """With `behind`, written data starts to go to the device while the work continues."""
+        """With `is_write_behind`, written data goes to the device while the work continues."""
         self._path, self._descriptors, self._buffer = path, descriptors, buffer
         self._start = self._fill = 0
-        self._behind, self._begun = behind, 0
+        self._behind, self._begun = is_write_behind, 0
         self.written = 0
 
     @property
@@ -87,11 +87,11 @@ class Writer:
         """Write `data` at `offset`, and `head` right before it; both may stay in the buffer until
         `flush`."""
         if head:
-            fill, behind = self._fill, self._fill + len(head)
-            end = behind + len(data)
+            fill, data_start = self._fill, self._fill + len(head)
+            end = data_start + len(data)
             if offset - len(head) == self._start + fill and end <= len(self._buffer):
-                self._buffer[fill:behind] = head
-                self._buffer[behind:end] = data
+                self._buffer[fill:data_start] = head
+                self._buffer[data_start:end] = data
                 self._fill = end
                 return
             self.put(offset - len(head), head)
@@ -133,23 +133,23 @@ class Writer:
         write_from(fd, self._path, self._start, self._buffer[: self._fill], data)
         self.written += nbytes
         if self._behind and self.written - self._begun >= _BEHIND:
-            done = self.written - self._begun
-            start_writing(fd, self._start + nbytes - done, done)
+            pending_bytes = self.written - self._begun
+            start_writing(fd, self._start + nbytes - pending_bytes, pending_bytes)
             self._begun = self.written
 
 
 def file_sinks(
-    outputs: Mapping[int, Output], parts: Descriptors, memory: int, behind: bool
+    outputs: Mapping[int, Output], parts: Descriptors, memory: int, is_write_behind: bool
 ) -> dict[int, FileSink]:
     """Return a sink for each of `outputs`, by destination rank.
 
-    `memory`, in bytes, bounds their buffers. With `behind` the device writes while the work goes
-    on, for files that are synced in the end.
+    `memory`, in bytes, bounds their buffers. With `is_write_behind` the device writes while the
+    work goes on, for files that are synced in the end.
     """
     room = min(_BUFFER, max(_LEAST_BUFFER, memory // max(1, len(outputs))))
     buffers = memoryview(bytearray(room * len(outputs)))
     return {
-        rank: FileSink(output, parts, buffers[i * room : (i + 1) * room], behind)
+        rank: FileSink(output, parts, buffers[i * room : (i + 1) * room], is_write_behind)
         for i, (rank, output) in enumerate(outputs.items())
     }
 
@@ -157,12 +157,14 @@ def file_sinks(
 class FileSink:
     """One destination file while it is written (`rankxform.engine.pipeline.Sink`)."""
 
-    def __init__(self, output: Output, parts: Descriptors, buffer: Buffer, behind: bool) -> None:
+    def __init__(
+        self, output: Output, parts: Descriptors, buffer: Buffer, is_write_behind: bool
+    ) -> None:
         layout = output.layout
         self._spans, self._heads, self._tails = layout.spans, layout.heads, layout.tails
         self._shares = not layout.tails  # until the file system does not
         self._crcs: dict[str, int] = {}  # of tensors with a tail, until all is put
-        self._writer = Writer(output.part, parts, buffer, behind)
+        self._writer = Writer(output.part, parts, buffer, is_write_behind)
 
     @property
     def written(self) -> int:
@@ -185,13 +187,13 @@ class FileSink:
             if name in self._tails:
                 self._put_tail(name, start, data)
             return
-        done = 0
+        position = 0
         for span in locate(spans, start, len(data)) if len(data) else spans:
             head = self._heads.get(span.offset)
             if head is not None:
                 put(span.offset - len(head), head)
-            put(span.offset, data[done : done + span.nbytes])
-            done += span.nbytes
+            put(span.offset, data[position : position + span.nbytes])
+            position += span.nbytes
 
     def _put_tail(self, name: str, start: int, data: Buffer) -> None:
         """Sum content that was put, and write what stands behind it when that was the last."""

@@ -44,35 +44,37 @@ class Operands:
             values = self._brought[name][box.slices()].view(moved_type(parameter.src_dtype))
         else:
             values = read_box(parameter, box, sources)
-        found = np.empty(values.shape, np.float64)
-        converter(parameter.src_dtype, EXACT)(found, values)
-        return found
+        exact_values = np.empty(values.shape, np.float64)
+        converter(parameter.src_dtype, EXACT)(exact_values, values)
+        return exact_values
 
 
 def read_box(parameter: Parameter, box: Box, sources: Sources) -> Any:
     """Return a box of a source tensor as an array of the type that `moved_type` names."""
     kind = moved_type(parameter.src_dtype)
-    found = np.empty(box.shape, kind)
-    for cell, held in parameter.sharding.files.items():
-        whole = parameter.grid.box(cell)
-        part = whole.intersect(box)
+    box_values = np.empty(box.shape, kind)
+    for cell, files in parameter.sharding.files.items():
+        cell_box = parameter.grid.box(cell)
+        part = cell_box.intersect(box)
         if part is None:
             continue
         values = np.empty(part.size, kind)
-        _read_runs(parameter, cell, held[0], part.relative_to(whole), whole.shape, values, sources)
-        found[part.relative_to(box).slices()] = values.reshape(part.shape)
-    return found
+        _read_runs(
+            parameter, cell, files[0], part.relative_to(cell_box), cell_box.shape, values, sources
+        )
+        box_values[part.relative_to(box).slices()] = values.reshape(part.shape)
+    return box_values
 
 
 def read_made(parameter: Parameter, box: Box, sources: Sources) -> Any:
     """Return a box of a parameter as Float64, whether it lies in the files or is made of others."""
     if parameter.composed is None:
         values = read_box(parameter, box, sources)
-        found = np.empty(values.shape, np.float64)
-        converter(parameter.src_dtype, EXACT)(found, values)
-        return found
+        exact_values = np.empty(values.shape, np.float64)
+        converter(parameter.src_dtype, EXACT)(exact_values, values)
+        return exact_values
     pieces = parameter.composed.pieces
-    found = np.zeros(box.shape)
+    exact_values = np.zeros(box.shape)
     for number, piece in enumerate(pieces.assembly.pieces):
         inside = piece.inside(box)
         if inside is None:
@@ -81,28 +83,28 @@ def read_made(parameter: Parameter, box: Box, sources: Sources) -> Any:
             part = pieces.box(cell).intersect(inside) if cell[0] == number else None
             if part is None:
                 continue
-            whole, around = pieces.source_box(cell), piece.src_box(part)
+            source_box, around = pieces.source_box(cell), piece.src_box(part)
             values = np.empty(around.size, moved_type(parameter.src_dtype))
-            _read_runs(parameter, cell, files[0], around.relative_to(whole), whole.shape, values,
-                       sources)  # fmt: skip
+            region_box = around.relative_to(source_box)
+            _read_runs(parameter, cell, files[0], region_box, source_box.shape, values, sources)
             region = PieceRegion(around, values.view(np.uint8), part, True, piece)
             exact = np.empty(part.shape)
             converter(parameter.src_dtype, EXACT)(exact, region.values(values.dtype))
-            at = piece.dst_box(part).relative_to(box)
-            steps = zip(at.start, at.stop, piece.dst_step)
-            found[tuple(slice(a, b, step or 1) for a, b, step in steps)] = exact
-    return found
+            dst_box = piece.dst_box(part).relative_to(box)
+            steps = zip(dst_box.start, dst_box.stop, piece.dst_step)
+            exact_values[tuple(slice(a, b, step or 1) for a, b, step in steps)] = exact
+    return exact_values
 
 
 def _read_runs(
     parameter: Parameter, cell: Cell, file: int, box: Box, shape: Shape, values: Any,
     sources: Sources,
 ) -> None:  # fmt: skip
-    data, done, item = values.view(np.uint8).data, 0, item_size(parameter.src_dtype)
+    data, position, item = values.view(np.uint8).data, 0, item_size(parameter.src_dtype)
     for start, count in contiguous_runs(box, shape):
-        room = data[done : done + count * item]
+        room = data[position : position + count * item]
         sources.read(file, parameter.entry(cell, file), start * item, room)
-        done += count * item
+        position += count * item
 
 
 def correlation(a: Any, b: Any) -> float:

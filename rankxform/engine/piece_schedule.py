@@ -66,17 +66,15 @@ class PieceRegion(Region):
         values = self.data.view(kind).reshape(self.box.shape)
         if not self.stored:
             return values[part.relative_to(self.box).slices()] if part.ndim else values
-        at = piece.src_box(part).relative_to(self.box)
-        steps = {
-            axis: step for axis, step in zip(piece.axes, piece.src_step) if axis != BROADCAST_AXIS
-        }
+        src_box = piece.src_box(part).relative_to(self.box)
+        steps = {a: s for a, s in zip(piece.axes, piece.src_step) if a != BROADCAST_AXIS}
         places: list[Any] = [
             slice(a, b, steps[axis]) if axis in steps else a
-            for axis, (a, b) in enumerate(zip(at.start, at.stop))
+            for axis, (a, b) in enumerate(zip(src_box.start, src_box.stop))
         ]
         picked = values[tuple([*places, ...])]  # a view, even where no axis is left  # noqa: C409
-        left = sorted(steps)  # the axes of the source that are left
-        order = [left.index(axis) for axis in piece.axes if axis != BROADCAST_AXIS]
+        moving_axes = sorted(steps)  # the axes of the source that are left
+        order = [moving_axes.index(axis) for axis in piece.axes if axis != BROADCAST_AXIS]
         picked = picked.transpose(order)
         if piece.is_broadcast:
             index = tuple(None if axis == BROADCAST_AXIS else slice(None) for axis in piece.axes)
@@ -87,10 +85,10 @@ class PieceRegion(Region):
 class PieceRows(RowIndex[T], Generic[T]):
     """Things with boxes that count in pieces, looked up by the rows of a tile."""
 
-    def __init__(self, grid: PieceTiling, things: Iterable[tuple[T, Cell, Box]]) -> None:
-        self._things = [(thing, grid.piece(at), box) for thing, at, box in things]
-        made = [piece.dst_box(box) for _, piece, box in self._things]
-        self._numbers: RowIndex[int] = RowIndex(enumerate(made))
+    def __init__(self, grid: PieceTiling, keyed_boxes: Iterable[tuple[T, Cell, Box]]) -> None:
+        self._things = [(box_key, grid.piece(cell), box) for box_key, cell, box in keyed_boxes]
+        dst_boxes = [piece.dst_box(box) for _, piece, box in self._things]
+        self._numbers: RowIndex[int] = RowIndex(enumerate(dst_boxes))
         super().__init__(())
 
     def over(self, tile: Box) -> Iterator[tuple[T, Box]]:
@@ -99,11 +97,11 @@ class PieceRows(RowIndex[T], Generic[T]):
         The tile may cross the edges of their boxes.
         """
         for number in self._numbers.touching(tile):
-            thing, piece, box = self._things[number]
+            box_key, piece, box = self._things[number]
             inside = piece.inside(tile)
             part = box.intersect(inside) if inside is not None else None
             if part is not None:
-                yield thing, part
+                yield box_key, part
 
 
 class PieceSchedule(Schedule):
@@ -116,7 +114,7 @@ class PieceSchedule(Schedule):
         assert composed is not None
         self._pieces_of = composed.pieces
         self._steps = transfer.parameter.steps
-        self._many_axes = not all(one.is_ordered for one in composed.pieces.assembly.pieces)
+        self._many_axes = not all(piece.is_ordered for piece in composed.pieces.assembly.pieces)
         self._factors: dict[Cell, int] = {}
         super().__init__(transfer, method, checked)
         parameter = transfer.parameter
@@ -135,21 +133,25 @@ class PieceSchedule(Schedule):
         """Whether axes are exchanged, so that a large arena makes longer runs."""
         return self._many_axes
 
-    def _rows(self, things: Iterable[tuple[T, Cell, Box]]) -> RowIndex[T]:
-        return PieceRows(self._pieces_of, things)
+    def _rows(self, keyed_boxes: Iterable[tuple[T, Cell, Box]]) -> RowIndex[T]:
+        return PieceRows(self._pieces_of, keyed_boxes)
 
-    def _group(self, own: Routes, exchange: Exchange, process: int) -> list[Box]:
+    def _group(self, routes: Routes, exchange: Exchange, process: int) -> list[Box]:
         """Return the boxes, in the made tensor, of all that a process has in its arena."""
         grid = self._pieces_of
-        served = [box for cell, box in self._all.items() if process in exchange.receivers[cell]]
+        dst_boxes = [box for cell, box in self._all.items() if process in exchange.receivers[cell]]
         if self._is_local:
-            return served
-        read = [(at, self._boxes[at, cell]) for at, cell in own.read]
-        pieces = [(piece[0], self._boxes[piece]) for piece in own.in_messages]
+            return dst_boxes
+        read = [(src_cell, self._boxes[src_cell, cell]) for src_cell, cell in routes.read]
+        pieces = [(piece[0], self._boxes[piece]) for piece in routes.in_messages]
         return [
-            *(grid.destination_box(at, box) for at, box in [*read, *pieces]),
-            *(grid.destination_box(at, box) for at, box in read for _ in range(self._most(at) - 1)),
-            *served,
+            *(grid.destination_box(src_cell, box) for src_cell, box in [*read, *pieces]),
+            *(
+                grid.destination_box(src_cell, box)
+                for src_cell, box in read
+                for _ in range(self._most(src_cell) - 1)
+            ),
+            *dst_boxes,
         ]
 
     # -- tiles ------------------------------------------------------------------------------------
@@ -164,7 +166,7 @@ class PieceSchedule(Schedule):
         groups, parts = self._groups, max(map(len, self._groups))
         if self._is_local:  # its pieces never overlap, so they are no larger than what is served
             times = 1 + max(self._factors.values(), default=1)
-            groups = [[box for box in some for _ in range(times)] for some in self._groups]
+            groups = [[box for box in group for _ in range(times)] for group in self._groups]
             parts = len(self._boxes) + len(self._all)
         room = arena - (ALIGN + self._trailer) * parts
         if room < arena // _LEAST_SHARE:
@@ -175,9 +177,9 @@ class PieceSchedule(Schedule):
         if self._is_local and not self._many_axes:
             room = min(room, SMALL_TILE)
         limit = max(1, room // max(self._item, self._src_item))
-        for alike in split_into_tiles(self._shape, region, groups, limit):
-            for tile in alike:
-                yield TileRun(tile, alike.axis, 1)
+        for tile_run in split_into_tiles(self._shape, region, groups, limit):
+            for tile in tile_run:
+                yield TileRun(tile, tile_run.axis, 1)
 
     # -- one tile ---------------------------------------------------------------------------------
 
@@ -187,91 +189,91 @@ class PieceSchedule(Schedule):
 
     def _factor(self, cell: Cell, need: Box) -> int:
         """Return how many times as much as is wanted of a cell may be read for a tile."""
-        least = prod(self._pieces_of.piece(cell).src_step) or 1
+        stride_factor = prod(self._pieces_of.piece(cell).src_step) or 1
         rows = self._block(cell, need)
         factor = -(-rows.size // max(1, need.size))
-        return max(least, factor if factor <= _MOST_SIEVED else 1)
+        return max(stride_factor, factor if factor <= _MOST_SIEVED else 1)
 
     def _around(self, cell: Cell, need: Box) -> Box:
         """Return the box of the source with `need`; strides are filled up, so that the pieces that
         lie in between are read by the same read."""
-        piece, held = self._pieces_of.piece(cell), self._pieces_of.source_box(cell)
+        piece, source_box = self._pieces_of.piece(cell), self._pieces_of.source_box(cell)
         box = piece.src_box(need)
         start, stop = list(box.start), list(box.stop)
         for axis, step in zip(piece.axes, piece.src_step):
             if step > 1:
-                start[axis] -= (start[axis] - held.start[axis]) % step
+                start[axis] -= (start[axis] - source_box.start[axis]) % step
                 count = -(-(stop[axis] - start[axis]) // step)
-                stop[axis] = min(start[axis] + count * step, held.stop[axis])
+                stop[axis] = min(start[axis] + count * step, source_box.stop[axis])
         return Box(tuple(start), tuple(stop))
 
     def _block(self, cell: Cell, need: Box) -> Box:
         """Return the whole rows of the source with `need`, which lie in one piece in the file."""
-        box, held = self._around(cell, need), self._pieces_of.source_box(cell)
-        return Box(box.start[:1] + held.start[1:], box.stop[:1] + held.stop[1:])
+        box, source_box = self._around(cell, need), self._pieces_of.source_box(cell)
+        return Box(box.start[:1] + source_box.start[1:], box.stop[:1] + source_box.stop[1:])
 
-    def _fetch(self, cell: Cell, need: Box, alike: TileRun, fetches: list[Fetch]) -> Region:
-        held, item = self._pieces_of.source_box(cell), self._src_item
+    def _fetch(self, cell: Cell, need: Box, tile_run: TileRun, fetches: list[Fetch]) -> Region:
+        source_box, item = self._pieces_of.source_box(cell), self._src_item
         box, block = self._around(cell, need), self._block(cell, need)
         if block.size <= self._factors[cell] * need.size:
             box = self._method.box(box, block, item)
-        data, done = self._take(box.size * item), 0
-        sparse, part = box != block, box.relative_to(held)
-        first, run, stride, count = strided_runs(part, held.shape)
+        data, position = self._take(box.size * item), 0
+        sparse, part = box != block, box.relative_to(source_box)
+        first, run, stride, count = strided_runs(part, source_box.shape)
         if count > 1:
             room = data.data
             fetches.append(Fetch(cell, first * item, 0, room, sparse, run * item, stride * item))
             return PieceRegion(box, data, need, True, self._pieces_of.piece(cell))
-        for first, run in contiguous_runs(part, held.shape):
-            room = data[done : done + run * item].data
+        for first, run in contiguous_runs(part, source_box.shape):
+            room = data[position : position + run * item].data
             fetches.append(Fetch(cell, first * item, 0, room, sparse))
-            done += run * item
+            position += run * item
         return PieceRegion(box, data, need, True, self._pieces_of.piece(cell))
 
-    def _stored(self, tile: Box, held: Mapping[Any, Region]) -> Iterator[tuple[Cell, Box]]:
+    def _stored(self, tile: Box, regions: Mapping[Any, Region]) -> Iterator[tuple[Cell, Box]]:
         """Yield parts that stay in the cache until they are written, where they are copies."""
         for cell, target in self._wanting.over(tile):
-            parts = list(self._regions(cell, target, held))
+            parts = list(self._regions(cell, target, regions))
             if len(parts) == 1 and self._is_made(parts[0], target):
                 yield cell, target
                 continue
-            for alike in split_into_tiles(
+            for tile_run in split_into_tiles(
                 self._shape, target, [[target]], max(1, _STORED // self._item)
             ):
-                for part in alike:
+                for part in tile_run:
                     inside = part.intersect(target)
                     assert inside is not None
                     yield cell, inside
 
     def _regions(
-        self, cell: Cell, target: Box, held: Mapping[Any, Region]
+        self, cell: Cell, target: Box, regions: Mapping[Any, Region]
     ) -> Iterator[PieceRegion]:
         """Yield what `target`, of a destination cell, is made of."""
-        for at, part in self._parts[cell].over(target):
-            found = held[at]
-            assert isinstance(found, PieceRegion)
-            yield PieceRegion(found.box, found.data, part, True, found.piece, found.stored)
+        for region_key, part in self._parts[cell].over(target):
+            region = regions[region_key]
+            assert isinstance(region, PieceRegion)
+            yield PieceRegion(region.box, region.data, part, True, region.piece, region.stored)
 
     def _assemble(
-        self, cell: Cell, target: Box, held: Mapping[Any, Region]
+        self, cell: Cell, target: Box, regions: Mapping[Any, Region]
     ) -> tuple[Region, list[View], list[Place], Sequence[Region]]:
-        sources = list(self._regions(cell, target, held))
+        sources = list(self._regions(cell, target, regions))
         if len(sources) == 1 and self._is_made(sources[0], target):
             return Region(target, sources[0].data, target, raw=False), [], [], sources
         data = self._take(target.size * self._item)
         values = data.view(self._target_type).reshape(target.shape)
         copies: list[View] = []
         places: list[Place] = []
-        if sum(one.part.size for one in sources) < target.size:
+        if sum(source.part.size for source in sources) < target.size:
             copies.append((values, self._rest))
             places.append(Place(-1))
-        for one in sources:
-            assert one.piece is not None
-            place = one.piece.dst_box(one.part).relative_to(target)
-            bounds = zip(place.start, place.stop, one.piece.dst_step)
+        for source in sources:
+            assert source.piece is not None
+            place = source.piece.dst_box(source.part).relative_to(target)
+            bounds = zip(place.start, place.stop, source.piece.dst_step)
             index: tuple[Any, ...] = (*(slice(a, b, step or 1) for a, b, step in bounds), ...)
-            copies.append((values[index], one.values(self._source_type)))
-            places.append(place_of(one.piece, one.part))
+            copies.append((values[index], source.values(self._source_type)))
+            places.append(place_of(source.piece, source.part))
         return Region(target, data, target, raw=False), copies, places, sources
 
     def _is_made(self, source: Region, target: Box) -> bool:
@@ -292,8 +294,8 @@ class PieceSchedule(Schedule):
         assert isinstance(source, PieceRegion)
         return place.values(self._source_type), source.some(place.part, self._source_type)
 
-    def _placed(self, at: Cell, box: Box, data: Bytes) -> Region:
-        return PieceRegion(box, data, box, True, self._pieces_of.piece(at), False)
+    def _placed(self, src_cell: Cell, box: Box, data: Bytes) -> Region:
+        return PieceRegion(box, data, box, True, self._pieces_of.piece(src_cell), False)
 
     def _is_whole(self, region: Region, box: Box) -> bool:
         return False  # messages are in the order of the tensor that is made

@@ -109,7 +109,7 @@ class Inputs(NamedTuple):
     sources: Sources
     p2p: Messenger | None = None
     operands: Operands | None = None
-    before: Traffic = Traffic()
+    operand_traffic: Traffic = Traffic()
 
 
 def execute(
@@ -127,7 +127,7 @@ def execute(
     raise to stop; `on_complete` is called with every transfer that is complete. A `checker`
     compares what is put with what was read, and messages with what was sent.
     """
-    sources, p2p, operands, before = inputs
+    sources, p2p, operands, operand_traffic = inputs
     memory = work.memory // (4 if sources.ahead else 2)
     depth = max(2, min(_MOST_IN_FLIGHT, memory // _ARENA)) if p2p else 1
     schedules = ScheduleCache(memory, depth, work.policy.method, checked=checker is not None)
@@ -152,7 +152,7 @@ def execute(
     pipeline.finish()
     notices = sources.check_unchanged()
     written = sum(sink.written for sink in sinks.values())
-    return before + Traffic(
+    return operand_traffic + Traffic(
         sources.nbytes,
         written,
         pipeline.sent,
@@ -164,12 +164,12 @@ def execute(
 
 def _turns(work: WorkPlan, schedules: ScheduleCache, depth: int) -> Iterator[Turn]:
     """Yield the tiles of transfers in order; each is worked out for the next of `depth` arenas."""
-    number, each = 0, ([transfer] for transfer in work.transfers)
-    for some in each if work.ascending else in_turn(work.transfers):
-        for transfer, step, repeat in schedules.turns(some):
+    number, single_groups = 0, ([transfer] for transfer in work.transfers)
+    for row_group in single_groups if work.ascending else in_turn(work.transfers):
+        for transfer, step, repeat in schedules.turns(row_group):
             yield transfer, step.on(number % depth), repeat
             number += 1
-        for transfer in some:
+        for transfer in row_group:
             yield transfer, None, 0
 
 
@@ -231,7 +231,7 @@ class Pipeline:
     def _pass_on(self, transfer: Transfer, work: TileWork, repeat: int) -> None:
         """Carry out a tile of which each write is what one fetch reads: share blocks or copy."""
         self._repeats.forget()
-        parameter, done, sources = transfer.parameter, 0, self._sources
+        parameter, written_bytes, sources = transfer.parameter, 0, self._sources
         name = parameter.name
         for fetch, write in work.direct:
             began = perf_counter()
@@ -240,19 +240,21 @@ class Pipeline:
             first, start = fetch.start + repeat * fetch.step, write.start + repeat * write.step
             place, nbytes = sources.place(file, src_name, first), len(write.data)
             sinks = [self._sinks[rank] for rank in transfer.targets[write.cell]]
-            left = [one for one in sinks if not (place and one.share(name, start, place, nbytes))]
+            unshared_sinks = [
+                sink for sink in sinks if not (place and sink.share(name, start, place, nbytes))
+            ]
             shared = perf_counter()
-            if left:
+            if unshared_sinks:
                 sources.read(file, src_name, first, fetch.room, fetch.sparse)
             else:
                 sources.nbytes += nbytes
             read = perf_counter()
-            for sink in left:
+            for sink in unshared_sinks:
                 sink.put(name, start, write.data)
             self.seconds["read"] += read - shared
             self.seconds["write"] += shared - began + perf_counter() - read
-            done += nbytes * len(sinks)
-        self._on_progress(done)
+            written_bytes += nbytes * len(sinks)
+        self._on_progress(written_bytes)
 
     def start(self, transfer: Transfer, work: TileWork, repeat: int) -> None:
         """Start the receives of a tile, read for it, and start its sends."""
@@ -260,15 +262,15 @@ class Pipeline:
         messages, p2p = work.messages, self._p2p
         began = perf_counter()
         if messages and p2p:
-            tile.recvs = [p2p.receive(of, room) for of, room in messages.recvs]
-            tile.forwarded = [p2p.receive(of, room, FORWARDED) for of, room in messages.forwarded]
+            tile.recvs = [p2p.receive(sender, room) for sender, room in messages.recvs]
+            tile.forwarded = [p2p.receive(s, r, FORWARDED) for s, r in messages.forwarded]
         self._read(transfer, work, repeat)
-        done = perf_counter()
-        self.seconds["read"] += done - began
+        read_end = perf_counter()
+        self.seconds["read"] += read_end - began
         if messages and p2p:
             name = transfer.parameter.src_name
             tile.sends = self._send(name, messages.packs, messages.sends, DIRECT)
-            self.seconds["exchange"] += perf_counter() - done
+            self.seconds["exchange"] += perf_counter() - read_end
         self.in_flight.append(tile)
 
     def _read(self, transfer: Transfer, work: TileWork, repeat: int) -> None:
@@ -287,8 +289,8 @@ class Pipeline:
         self, name: str, packs: Sequence[View], messages: Sequence[tuple[int, Buffer]], tag: int
     ) -> list[Any]:
         assert self._p2p is not None
-        for into, out in packs:
-            into[...] = out
+        for dst_words, src_words in packs:
+            dst_words[...] = src_words
         for _, message in messages:
             self.sent += len(message)
             if self._checker:
@@ -329,9 +331,9 @@ class Pipeline:
         name, targets, sinks = transfer.parameter.name, transfer.targets, self._sinks
         if checker:
             checker.read(transfer, work, repeat, self._copy)
-        before = perf_counter()
+        began = perf_counter()
         copying = writing = 0.0
-        done = 0
+        written_bytes = 0
         for number, (cell, start, step, data, copies, places) in enumerate(work.writes):
             self._copy(transfer.parameter, work.convert, copies, places)
             if checker:
@@ -339,14 +341,14 @@ class Pipeline:
             copied = perf_counter()
             for rank in targets[cell]:
                 sinks[rank].put(name, start + repeat * step, data)
-                done += len(data)
+                written_bytes += len(data)
             written = perf_counter()
-            copying += copied - before
+            copying += copied - began
             writing += written - copied
-            before = written
+            began = written
         self.seconds["copy"] += copying
         self.seconds["write"] += writing
-        self._on_progress(done)
+        self._on_progress(written_bytes)
         if self._p2p:
             self._p2p.progress()
 

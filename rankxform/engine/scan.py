@@ -53,48 +53,48 @@ def _chosen(index: Index) -> list[int]:
 
 def scan(path: str, index: Index, full: bool, on_progress: OnProgress) -> Scanned:
     """Look through a file: every byte, or a little of some tensors. Raises CheckpointError."""
-    found = Scanned(holes=dict(holes(path, index)))
+    file_scan = Scanned(holes=dict(holes(path, index)))
     schema = index.schema
-    chosen = range(len(schema.names)) if full else _chosen(index)
+    numbers = range(len(schema.names)) if full else _chosen(index)
     with closing(storage_of(path).ranges()) as ranges:
         check_same(path, ranges.version(path), index)
         read = blocks(partial(ranges.read, path))
-        for number in chosen:
+        for number in numbers:
             name, dtype, crc = schema.names[number], schema.dtypes[number], 0
             spans = index.spans(name)
             if not full:
                 spans = (Span(spans[0].offset, min(SAMPLE, spans[0].nbytes)),)
             for part in read(spans):
                 if dtype in FLOATS:
-                    _look_at(found, name, dtype, part)
+                    _look_at(file_scan, name, dtype, part)
                 if full and number in index.sums:
                     crc = crc32(part, crc)
-                found.reads += 1
-                found.nbytes += len(part)
+                file_scan.reads += 1
+                file_scan.nbytes += len(part)
                 on_progress(len(part))
-            found.tensors += 1
+            file_scan.tensors += 1
             if full and number in index.sums:
-                found.sums += 1
+                file_scan.sums += 1
                 if crc != index.sums[number]:
-                    stated = index.sums[number]
-                    text = f"{path}: {name}: CRC-32 is {crc:08x}, the file says {stated:08x}"
-                    found.wrong_sums.append(text)
+                    index_crc = index.sums[number]
+                    text = f"{path}: {name}: CRC-32 is {crc:08x}, the file says {index_crc:08x}"
+                    file_scan.wrong_sums.append(text)
     if not full:
-        found.unchecked_sums += len(index.sums) + (index.has_checksum and not index.sums)
-        return found
-    others = compared_sums(path, replace(index, sums={}), on_progress)  # of no tensor of its own
-    found.sums += len(others)
-    found.wrong_sums += [f"{path}: {wrong}" for wrong in others if wrong]
-    return found
+        file_scan.unchecked_sums += len(index.sums) + (index.has_checksum and not index.sums)
+        return file_scan
+    messages = compared_sums(path, replace(index, sums={}), on_progress)  # of no tensor of its own
+    file_scan.sums += len(messages)
+    file_scan.wrong_sums += [f"{path}: {wrong}" for wrong in messages if wrong]
+    return file_scan
 
 
-def _look_at(found: Scanned, name: str, dtype: str, part: memoryview) -> None:
+def _look_at(file_scan: Scanned, name: str, dtype: str, part: memoryview) -> None:
     values = np.frombuffer(part, moved_type(dtype))
     wrong = not_finite(values, dtype)
     if wrong is None or not wrong.any():
         return
     is_nan = (values & _BRAIN_SIGN) > _BRAIN_NAN if dtype == "BFloat16" else np.isnan(values)
     nans = int(is_nan.sum())
-    for kind, count in ((found.nans, nans), (found.infinite, int(wrong.sum()) - nans)):
+    for kind, count in ((file_scan.nans, nans), (file_scan.infinite, int(wrong.sum()) - nans)):
         if count:
             kind[name] = kind.get(name, 0) + count

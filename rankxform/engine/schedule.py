@@ -72,46 +72,61 @@ class Schedule:
         self._targets = {cell: self._all[cell] for cell in transfer.targets if cell in self._all}
         self._empty = [cell for cell in transfer.targets if cell not in self._all]
         self._boxes = {
-            (at, cell): box
+            (src_cell, cell): box
             for cell in self._all
-            for at, box in overlaps(self._grid, transfer.grid, cell)
+            for src_cell, box in overlaps(self._grid, transfer.grid, cell)
         }
         routes = routes_of(exchange)
-        mine = routes.get(transfer.process, Routes())
-        idle = {p: Routes() for by in exchange.receivers.values() for p in by if p not in routes}
-        every = {**routes, **idle}  # those that only write what nobody reads, such as padding
-        self._groups = [self._group(own, exchange, process) for process, own in every.items()]
+        local_routes = routes.get(transfer.process, Routes())
+        idle = {
+            p: Routes()
+            for ranks_by_process in exchange.receivers.values()
+            for p in ranks_by_process
+            if p not in routes
+        }
+        all_routes = {**routes, **idle}  # those that only write what nobody reads, such as padding
+        self._groups = [self._group(r, exchange, p) for p, r in all_routes.items()]
         self._wanted: dict[Cell, Box] = {}  # of a source cell, the bounding box of what is wanted
-        for at, cell in mine.read:
-            box = self._boxes[at, cell]
-            self._wanted[at] = self._wanted[at].bounding_box(box) if at in self._wanted else box
+        for src_cell, cell in local_routes.read:
+            box = self._boxes[src_cell, cell]
+            self._wanted[src_cell] = (
+                self._wanted[src_cell].bounding_box(box) if src_cell in self._wanted else box
+            )
         self._sends, self._recvs, self._forwards, self._forwarded = (
             {peer: self._pieces(pieces) for peer, pieces in peers.items()}
-            for peers in (mine.sends, mine.recvs, mine.forwards, mine.forwarded)
+            for peers in (
+                local_routes.sends,
+                local_routes.recvs,
+                local_routes.forwards,
+                local_routes.forwarded,
+            )
         )
-        self._passing = self._pieces(mine.every)
-        own = set(mine.own)
+        self._passing = self._pieces(local_routes.every)
+        local_pairs = set(local_routes.read_here)
         self._parts = {
             cell: self._rows(
-                (at if (at, cell) in own else (at, cell), at, box)
-                for at, box in overlaps(self._grid, transfer.grid, cell)
+                (src_cell if (src_cell, cell) in local_pairs else (src_cell, cell), src_cell, box)
+                for src_cell, box in overlaps(self._grid, transfer.grid, cell)
             )
             for cell in self._targets
         }
 
-    def _rows(self, things: Iterable[tuple[T, Cell, Box]]) -> RowIndex[T]:
+    def _rows(self, keyed_boxes: Iterable[tuple[T, Cell, Box]]) -> RowIndex[T]:
         """Return things to be found by tile; the cell tells in whose frame a box is."""
-        return RowIndex((thing, box) for thing, _, box in things)
+        return RowIndex((box_key, box) for box_key, _, box in keyed_boxes)
 
     def _pieces(self, pieces: Iterable[Piece]) -> RowIndex[Piece]:
         return self._rows((piece, piece[0], self._boxes[piece]) for piece in pieces)
 
-    def _group(self, own: Routes, exchange: Exchange, process: int) -> list[Box]:
+    def _group(self, routes: Routes, exchange: Exchange, process: int) -> list[Box]:
         """Return the boxes that a process has in its arena, each as often as it may be there."""
-        read = [self._grid.box(at) for at in dict.fromkeys(at for at, _ in own.read)]
-        pieces = [self._boxes[piece] for piece in own.in_messages]
-        served = [box for cell, box in self._all.items() if process in exchange.receivers[cell]]
-        return [*read, *pieces, *served]
+        read = [
+            self._grid.box(src_cell)
+            for src_cell in dict.fromkeys(src_cell for src_cell, _ in routes.read)
+        ]
+        pieces = [self._boxes[piece] for piece in routes.in_messages]
+        dst_boxes = [box for cell, box in self._all.items() if process in exchange.receivers[cell]]
+        return [*read, *pieces, *dst_boxes]
 
     picks = False
     """Whether tensors are made of pieces of others, which other tensors may be made of too."""
@@ -145,8 +160,8 @@ class Schedule:
     def _is_straight(self) -> bool:
         """Whether only rows are sharded, so that nothing needs copying."""
         return all(
-            box.shape[1:] == self._grid.box(at).shape[1:] == self._all[cell].shape[1:]
-            for (at, cell), box in self._boxes.items()
+            box.shape[1:] == self._grid.box(src_cell).shape[1:] == self._all[cell].shape[1:]
+            for (src_cell, cell), box in self._boxes.items()
         )
 
     def repeats(self, arena: int) -> Iterator[tuple[TileRun, int]]:
@@ -160,74 +175,85 @@ class Schedule:
         its processes would be busy one after another.
         """
         if self._is_local:
-            for alike in self.tiles(arena):
-                for repeat in range(alike.count):
-                    yield alike, repeat
+            for tile_run in self.tiles(arena):
+                for repeat in range(tile_run.count):
+                    yield tile_run, repeat
             return
         receivers = RowIndex((self._exchange.receivers[c], box) for c, box in self._all.items())
-        senders = self._rows((by, c, self._grid.box(c)) for c, by in self._exchange.senders.items())
+        senders = self._rows((p, c, self._grid.box(c)) for c, p in self._exchange.senders.items())
         queues: dict[object, list[tuple[int, tuple[TileRun, int]]]] = {}
-        for alike in self.tiles(arena):
-            writing = frozenset(p for by, _ in receivers.over(alike.first) for p in by)
-            reading = frozenset(p for by, _ in senders.over(alike.first) for p, _ in by.values())
+        for tile_run in self.tiles(arena):
+            writing = frozenset(
+                p
+                for ranks_by_process, _ in receivers.over(tile_run.first)
+                for p in ranks_by_process
+            )
+            reading = frozenset(
+                p
+                for readers_by_process, _ in senders.over(tile_run.first)
+                for p, _ in readers_by_process.values()
+            )
             queue = queues.setdefault((writing, reading), [])
-            queue += [(alike.first.size, (alike, repeat)) for repeat in range(alike.count)]
+            queue += [(tile_run.first.size, (tile_run, repeat)) for repeat in range(tile_run.count)]
         placed = [
-            (middle, number, at, one)
+            (middle, number, position, tile_repeat)
             for number, queue in enumerate(queues.values())
-            for at, (middle, one) in enumerate(interleave(queue))
+            for position, (middle, tile_repeat) in enumerate(interleave(queue))
         ]
-        for *_, (alike, repeat) in sorted(placed, key=lambda one: one[:3]):
-            first = alike.first
-            mine = next(self._passing.over(first), None) or next(self._wanting.over(first), None)
-            if mine or not first.size:
-                yield alike, repeat
+        for *_, (tile_run, repeat) in sorted(placed, key=lambda slot: slot[:3]):
+            first = tile_run.first
+            local_part = next(self._passing.over(first), None) or next(
+                self._wanting.over(first), None
+            )
+            if local_part or not first.size:
+                yield tile_run, repeat
 
     # -- one tile ---------------------------------------------------------------------------------
 
-    def work(self, alike: TileRun, arena: Bytes) -> TileWork:
+    def work(self, tile_run: TileRun, arena: Bytes) -> TileWork:
         """Work out what is done for the first of tiles that are alike, in an arena."""
         self._arena, self._used = arena, 0
-        if not alike.first.size:
-            nothing = arena[:0].data
-            return TileWork(1, (), [Write(cell, 0, 0, nothing, ()) for cell in self._empty])
+        if not tile_run.first.size:
+            empty_buffer = arena[:0].data
+            return TileWork(1, (), [Write(cell, 0, 0, empty_buffer, ()) for cell in self._empty])
         fetches: list[Fetch] = []
-        held: dict[Any, Region] = {
-            cell: self._fetch(cell, need, alike, fetches)
-            for cell, need in self._sources.over(alike.first)
+        regions: dict[Any, Region] = {
+            c: self._fetch(c, n, tile_run, fetches) for c, n in self._sources.over(tile_run.first)
         }
-        messages = None if self._is_local else self._messages(alike.first, held)
+        messages = None if self._is_local else self._messages(tile_run.first, regions)
         writes, targets = [], []
         read: list[Region] = []
-        behind = self._used
-        for cell, target in self._stored(alike.first, held):
-            self._used = behind
-            region, copies, places, sources = self._assemble(cell, target, held)
+        assembly_start = self._used
+        for cell, target in self._stored(tile_run.first, regions):
+            self._used = assembly_start
+            region, copies, places, sources = self._assemble(cell, target, regions)
             box = self._targets[cell]
-            start, step = offset(target, box, self._item), self._step(alike, box, self._item)
+            start, step = offset(target, box, self._item), self._step(tile_run, box, self._item)
             writes.append(Write(cell, start, step, region.data.data, copies, places))
             targets.append(region)
             read += sources
-        direct = _direct(fetches, held, writes, targets) if self._is_local else ()
+        direct = _direct(fetches, regions, writes, targets) if self._is_local else ()
         return TileWork(
-            alike.count, fetches, writes, self._read_for(read), targets, alike.axis, alike.step,
-            messages, self._convert, id(arena) if self.picks else 0, direct,
+            tile_run.count, fetches, writes, self._read_for(read), targets, tile_run.axis,
+            tile_run.step, messages, self._convert, id(arena) if self.picks else 0, direct,
         )  # fmt: skip
 
-    def _stored(self, tile: Box, held: Mapping[Any, Region]) -> Iterator[tuple[Cell, Box]]:
+    def _stored(self, tile: Box, regions: Mapping[Any, Region]) -> Iterator[tuple[Cell, Box]]:
         """Yield what is stored of a tile: the destination cell, and which part of it at a time."""
         return self._wanting.over(tile)
 
     def _read_for(self, sources: Iterable[Region]) -> list[Region]:
         """Return what the integrity check sums of what was read: whole regions where it can."""
-        wanted: dict[Box, list[Region]] = {}
+        regions_by_box: dict[Box, list[Region]] = {}
         for source in sources:
-            wanted.setdefault(source.box, []).append(source)
-        return [one for some in wanted.values() for one in _in_one(some)]
+            regions_by_box.setdefault(source.box, []).append(source)
+        return [
+            region for box_regions in regions_by_box.values() for region in _in_one(box_regions)
+        ]
 
-    def _step(self, alike: TileRun, box: Box, item: int) -> int:
+    def _step(self, tile_run: TileRun, box: Box, item: int) -> int:
         """Return the content bytes from one tile to the next in a slice that holds `box`."""
-        return alike.step * prod(box.shape[alike.axis + 1 :]) * item
+        return tile_run.step * prod(box.shape[tile_run.axis + 1 :]) * item
 
     @cached_property
     def _sources(self) -> RowIndex[Cell]:
@@ -237,29 +263,29 @@ class Schedule:
     def _wanting(self) -> RowIndex[Cell]:
         return RowIndex(self._targets.items())
 
-    def _fetch(self, cell: Cell, need: Box, alike: TileRun, fetches: list[Fetch]) -> Region:
+    def _fetch(self, cell: Cell, need: Box, tile_run: TileRun, fetches: list[Fetch]) -> Region:
         """Plan to read what is wanted of a tile from source `cell`; return where it will be."""
-        held, item = self._grid.box(cell), self._src_item
-        block = alike.first.intersect(held)
+        cell_box, item = self._grid.box(cell), self._src_item
+        block = tile_run.first.intersect(cell_box)
         assert block is not None
         box = self._method.box(need, block, item)
-        start, step = offset(block, held, item), self._step(alike, held, item)
-        data, done, sparse = self._take(box.size * item), 0, box != block
+        start, step = offset(block, cell_box, item), self._step(tile_run, cell_box, item)
+        data, position, sparse = self._take(box.size * item), 0, box != block
         for first, count in contiguous_runs(box.relative_to(block), block.shape):
-            room = data[done : done + count * item].data
+            room = data[position : position + count * item].data
             fetches.append(Fetch(cell, start + first * item, step, room, sparse))
-            done += count * item
+            position += count * item
         return Region(box, data, need)
 
     def _assemble(
-        self, cell: Cell, target: Box, held: Mapping[Any, Region]
+        self, cell: Cell, target: Box, regions: Mapping[Any, Region]
     ) -> tuple[Region, list[View], list[Place], Sequence[Region]]:
         """Plan to assemble `target`, of destination `cell`.
 
         Returns where, the copies with their places, and what they are of.
         """
         parts = list(self._parts[cell].over(target))
-        sources = [Region(held[at].box, held[at].data, part) for at, part in parts]
+        sources = [Region(regions[k].box, regions[k].data, p) for k, p in parts]
         if len(parts) == 1 and sources[0].box == target and not self._types:
             return sources[0], [], [], sources
         region = Region(target, self._take(target.size * self._item), target, raw=False)
@@ -270,42 +296,42 @@ class Schedule:
             return typed(target, part, self._types[0]), typed(source, part, self._types[1])
         return views(target, source, part, self._item)
 
-    def _take(self, nbytes: int, more: int = 0) -> Bytes:
-        """Return aligned room for so many bytes and `more`; each tile uses the arena anew."""
+    def _take(self, nbytes: int, trailer_bytes: int = 0) -> Bytes:
+        """Return aligned room for `nbytes + trailer_bytes` bytes; each tile uses the arena anew."""
         start = -(-self._used // ALIGN) * ALIGN
-        self._used = start + nbytes + more
+        self._used = start + nbytes + trailer_bytes
         assert self._used <= len(self._arena), "a tile's cost was planned too low"
         return self._arena[start : self._used]
 
     # -- messages ---------------------------------------------------------------------------------
 
-    def _messages(self, tile: Box, held: dict[Any, Region]) -> Messages:
+    def _messages(self, tile: Box, regions: dict[Any, Region]) -> Messages:
         packs: list[View] = []
         repacks: list[View] = []
-        sends = self._pack(self._sends, tile, held, packs)
-        recvs = self._expect(self._recvs, tile, held)
-        forwards = self._pack(self._forwards, tile, held, repacks)
-        forwarded = self._expect(self._forwarded, tile, held)
+        sends = self._pack(self._sends, tile, regions, packs)
+        recvs = self._expect(self._recvs, tile, regions)
+        forwards = self._pack(self._forwards, tile, regions, repacks)
+        forwarded = self._expect(self._forwarded, tile, regions)
         return Messages(packs, sends, recvs, repacks, forwards, forwarded)
 
     def _pack(
         self,
         peers: Mapping[int, RowIndex[Piece]],
         tile: Box,
-        held: Mapping[Any, Region],
+        regions: Mapping[Any, Region],
         copies: list[View],
     ) -> list[tuple[int, Buffer]]:
         """Plan messages of what is in the arena; one that equals a region there needs no copy."""
         messages = []
         for to, rows in peers.items():
             parts = list(rows.over(tile))
-            found = [held.get(piece) or held[piece[0]] for piece, _ in parts]
-            if len(parts) == 1 and self._is_whole(found[0], parts[0][1]) and not self._trailer:
-                messages.append((to, found[0].data.data))
+            sources = [regions.get(piece) or regions[piece[0]] for piece, _ in parts]
+            if len(parts) == 1 and self._is_whole(sources[0], parts[0][1]) and not self._trailer:
+                messages.append((to, sources[0].data.data))
             elif parts:
                 message, places = self._message((piece[0], part) for piece, part in parts)
                 messages.append((to, message))
-                for place, source in zip(places, found):
+                for place, source in zip(places, sources):
                     copies.append(self._packed(place, source))
         return messages
 
@@ -314,7 +340,7 @@ class Schedule:
         return views(place, source, place.box, self._src_item)
 
     def _expect(
-        self, peers: Mapping[int, RowIndex[Piece]], tile: Box, held: dict[Any, Region]
+        self, peers: Mapping[int, RowIndex[Piece]], tile: Box, regions: dict[Any, Region]
     ) -> list[tuple[int, Buffer]]:
         """Plan room for messages, and take note where their pieces will be."""
         messages = []
@@ -323,22 +349,22 @@ class Schedule:
             if parts:
                 message, places = self._message((piece[0], part) for piece, part in parts)
                 messages.append((sender, message))
-                held.update((piece, place) for (piece, _), place in zip(parts, places))
+                regions.update((piece, place) for (piece, _), place in zip(parts, places))
         return messages
 
     def _message(self, parts: Iterable[tuple[Cell, Box]]) -> tuple[Buffer, list[Region]]:
         """Plan a message, with its pieces one after another."""
-        every = list(parts)
-        message = self._take(sum(box.size for _, box in every) * self._src_item, self._trailer)
-        done, places = 0, []
-        for at, box in every:
+        cell_boxes = list(parts)
+        message = self._take(sum(box.size for _, box in cell_boxes) * self._src_item, self._trailer)
+        position, places = 0, []
+        for src_cell, box in cell_boxes:
             nbytes = box.size * self._src_item
-            places.append(self._placed(at, box, message[done : done + nbytes]))
-            done += nbytes
+            places.append(self._placed(src_cell, box, message[position : position + nbytes]))
+            position += nbytes
         return message.data, places
 
-    def _placed(self, at: Cell, box: Box, data: Bytes) -> Region:
-        """Return the region of a message that holds a part of source cell `at`."""
+    def _placed(self, src_cell: Cell, box: Box, data: Bytes) -> Region:
+        """Return the region of a message that holds a part of source cell `src_cell`."""
         return Region(box, data, box)
 
     def _is_whole(self, region: Region, box: Box) -> bool:
@@ -348,7 +374,7 @@ class Schedule:
 
 def _direct(
     fetches: Sequence[Fetch],
-    held: Mapping[Any, Region],
+    regions: Mapping[Any, Region],
     writes: Sequence[Write],
     targets: Sequence[Region],
 ) -> Sequence[tuple[Fetch, Write]]:
@@ -358,19 +384,15 @@ def _direct(
     """
     if any(len(write.data) < _LEAST_DIRECT for write in writes):
         return ()
-    if len(fetches) != len(held) or any(write.copies for write in writes):
+    if len(fetches) != len(regions) or any(write.copies for write in writes):
         return ()
-    read = {id(held[fetch.cell].data): fetch for fetch in fetches if not fetch.run}
-    pairs = [
-        (read[id(region.data)], write)
-        for write, region in zip(writes, targets)
-        if id(region.data) in read
-    ]
+    read = {id(regions[fetch.cell].data): fetch for fetch in fetches if not fetch.run}
+    pairs = [(read[id(r.data)], w) for w, r in zip(writes, targets) if id(r.data) in read]
     return pairs if len(pairs) == len(writes) else ()
 
 
 def _in_one(sources: list[Region]) -> list[Region]:
     """Return the whole region if its disjoint parts tile it, otherwise the parts."""
     box, data = sources[0].box, sources[0].data
-    tiled = sum(one.part.size for one in sources) == box.size
+    tiled = sum(source.part.size for source in sources) == box.size
     return [Region(box, data, box)] if tiled else sources

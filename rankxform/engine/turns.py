@@ -17,23 +17,23 @@ _MOST = 4
 
 def in_turn(transfers: Iterable[Transfer]) -> Iterator[list[Transfer]]:
     """Yield transfers in their order: those that are made in turn as one list."""
-    some: list[Transfer] = []
+    row_group: list[Transfer] = []
     for transfer in transfers:
-        if some and not (len(some) < _MOST and _share_rows(some[-1], transfer)):
-            yield some
-            some = []
-        some.append(transfer)
-    if some:
-        yield some
+        if row_group and not (len(row_group) < _MOST and _share_rows(row_group[-1], transfer)):
+            yield row_group
+            row_group = []
+        row_group.append(transfer)
+    if row_group:
+        yield row_group
 
 
 def _share_rows(a: Transfer, b: Transfer) -> bool:
-    one, other = a.parameter.composed, b.parameter.composed
-    if one is None or other is None or a.exchange or b.exchange:
+    composed_a, composed_b = a.parameter.composed, b.parameter.composed
+    if composed_a is None or composed_b is None or a.exchange or b.exchange:
         return False
     if a.parameter.src_names != b.parameter.src_names or a.readers.items() != b.readers.items():
         return False
-    pieces = one.pieces.assembly.pieces, other.pieces.assembly.pieces
+    pieces = composed_a.pieces.assembly.pieces, composed_b.pieces.assembly.pieces
     return len(pieces[0]) == len(pieces[1]) and all(map(_overlap, *pieces))
 
 
@@ -41,5 +41,5 @@ def _overlap(a: Piece, b: Piece) -> bool:
     """Whether two pieces of the same shape take elements of the same rows of the same source."""
     if a.source != b.source or a.shape != b.shape or a.axes != b.axes or not a.src_start:
         return False
-    rows, others = a.src_box(a.box), b.src_box(b.box)
-    return rows.start[0] < others.stop[0] and others.start[0] < rows.stop[0]
+    rows, other_rows = a.src_box(a.box), b.src_box(b.box)
+    return rows.start[0] < other_rows.stop[0] and other_rows.start[0] < rows.stop[0]

@@ -9,4 +9,6 @@ from .distcp import Distcp
 from .raw import Raw
 from .safetensors import Safetensors
 
-FORMATS.update({one.name: one for one in (Ckpt(), Safetensors(), Distcp(), Raw())})
+FORMATS.update(
+    {container.name: container for container in (Ckpt(), Safetensors(), Distcp(), Raw())}
+)

@@ -83,13 +83,13 @@ PLACE = " at ("
 class View(NamedTuple):
     """An entry of a file's own table of contents, or a part of it, under another name.
 
-    entry: its own name. there: the shape that it is stated to have, in elements; None if only where
-    a part of it lies is stated. name, shape: as it is known. first: the element at which a part
-    begins. raw: what is stated is all of its bytes, whatever they are.
+    entry: its own name. entry_shape: the shape that it is stated to have, in elements; None if only
+    where a part of it lies is stated. name, shape: as it is known. first: the element at which a
+    part begins. raw: what is stated is all of its bytes, whatever they are.
     """
 
     entry: str
-    there: Shape | None
+    entry_shape: Shape | None
     name: str
     shape: Shape
     first: int = 0
@@ -166,35 +166,38 @@ class Index:
         """
         if not views:
             return self
-        own, offsets, sums = self.schema, array("q"), {}
+        file_schema, offsets, sums = self.schema, array("q"), {}
         kinds = []
-        for number, (entry, there, name, shape, first, raw) in enumerate(views):
-            at = own.position.get(entry)
-            if at is None:
+        for number, (entry, entry_shape, name, shape, first, raw) in enumerate(views):
+            position = file_schema.position.get(entry)
+            if position is None:
                 raise FormatError("does not lie there", "copy the file again", where=name)
-            if there is not None and own.shapes[at] != there and not raw:
+            if entry_shape is not None and file_schema.shapes[position] != entry_shape and not raw:
                 if entry in self.wrong:
                     tensor, at_box, box = name.partition(PLACE)
                     where = f" (at ({box})" if at_box else ""
                     raise FormatError(f"{self.wrong[entry]}{where}", where=tensor)
                 raise FormatError(
-                    f"is {own.dtypes[at]} {list(own.shapes[at])}, and {list(there)} is stated; "
+                    f"is {file_schema.dtypes[position]} {list(file_schema.shapes[position])}, and "
+                    f"{list(entry_shape)} is stated; "
                     "the files are not of one checkpoint",
                     where=name,
                 )
-            if first + prod(shape) > prod(own.shapes[at]) and not raw:
+            if first + prod(shape) > prod(file_schema.shapes[position]) and not raw:
                 raise FormatError(
                     f"ends at {first + prod(shape):,}, beyond the file's end", where=name
                 )
-            kinds.append(BYTES if raw else own.dtypes[at])
+            kinds.append(BYTES if raw else file_schema.dtypes[position])
             if raw and self.starts is not None:
-                offsets.append(self.starts[at])
+                offsets.append(self.starts[position])
                 continue
-            offsets.append(self.offsets[at] + content_bytes(own.dtypes[at], (first,)))
-            if at in self.sums and prod(shape) == prod(own.shapes[at]):
-                sums[number] = self.sums[at]
+            offsets.append(
+                self.offsets[position] + content_bytes(file_schema.dtypes[position], (first,))
+            )
+            if position in self.sums and prod(shape) == prod(file_schema.shapes[position]):
+                sums[number] = self.sums[position]
         schema = Schema(
-            tuple(one.name for one in views), tuple(kinds), tuple(one.shape for one in views)
+            tuple(view.name for view in views), tuple(kinds), tuple(view.shape for view in views)
         )
         return replace(
             self, schema=schema, offsets=offsets, metadata={}, wrong={}, sums=sums, starts=None,
@@ -226,10 +229,10 @@ class Tail(NamedTuple):
 
     def with_crc(self, crc: int) -> bytes:
         """Return the bytes, of content with this CRC-32."""
-        found = bytearray(self.data)
-        for at in self.crc_at:
-            found[at : at + 4] = crc.to_bytes(4, "little")
-        return bytes(found)
+        tail_bytes = bytearray(self.data)
+        for offset in self.crc_at:
+            tail_bytes[offset : offset + 4] = crc.to_bytes(4, "little")
+        return bytes(tail_bytes)
 
 
 @dataclass(frozen=True)
@@ -252,7 +255,7 @@ class FileLayout:
     @cached_property
     def heads(self) -> Mapping[int, memoryview]:
         """By the byte at which content starts, what comes right before it."""
-        return {at + len(head): memoryview(head) for at, head in self.headers}
+        return {offset + len(head): memoryview(head) for offset, head in self.headers}
 
     @cached_property
     def digest(self) -> str:
@@ -261,8 +264,8 @@ class FileLayout:
         places = (
             (name, *(n for span in spans for n in span)) for name, spans in self.spans.items()
         )
-        state.update(repr(([at for at, _ in self.headers], *places)).encode())
-        state.update(b"".join(one.data for one in self.tails.values()))
+        state.update(repr(([offset for offset, _ in self.headers], *places)).encode())
+        state.update(b"".join(tail.data for tail in self.tails.values()))
         return state.hexdigest()
 
 
@@ -270,13 +273,13 @@ class Format(Protocol):
     """One container. Pure but for the functions it is given; it knows no paths.
 
     name: what ``--format`` calls it, and the suffix of its files. alone: whether a file of it may
-    be a checkpoint, or a rank's; otherwise files are told by what speaks of them. alike: whether
-    most files of a checkpoint differ in content alone.
+    be a checkpoint, or a rank's; otherwise files are told by what speaks of them.
+    has_equal_headers: whether most files of a checkpoint differ in content alone.
     """
 
     name: str
     alone: bool
-    alike: bool
+    has_equal_headers: bool
 
     def read_index(self, read_at: ReadAt, size: int) -> Index:
         """Find every tensor of a file of `size` bytes from its headers; read no content.
@@ -324,7 +327,7 @@ BLOCK = 4096
 
 def suffixes() -> tuple[str, ...]:
     """Return the suffixes of files that may be checkpoints, with the dot."""
-    return tuple("." + name for name, one in FORMATS.items() if one.alone)
+    return tuple("." + name for name, container in FORMATS.items() if container.alone)
 
 
 def format_of(suffix: str) -> Format:
@@ -342,7 +345,7 @@ class Entry:
     spans: tuple[Span, ...]
 
 
-def build(entries: Sequence[Entry], size: int, **rest: object) -> Index:
+def build(entries: Sequence[Entry], size: int, **index_fields: object) -> Index:
     """Check entries against their shapes and make the index. Raises FormatError."""
     for entry in entries:
         _check(entry)
@@ -353,7 +356,7 @@ def build(entries: Sequence[Entry], size: int, **rest: object) -> Index:
     )
     offsets = array("q", (e.spans[0].offset if e.spans else 0 for e in entries))
     pieces = {i: e.spans for i, e in enumerate(entries) if len(e.spans) != 1 and schema.nbytes(i)}
-    return Index(schema, offsets, pieces, size, **rest)  # type: ignore[arg-type]
+    return Index(schema, offsets, pieces, size, **index_fields)  # type: ignore[arg-type]
 
 
 def _check(entry: Entry) -> None:
@@ -381,11 +384,11 @@ def gaps(index: Index) -> Iterator[Span]:
         key=lambda span: (span.offset, span.nbytes),
     )
     end = index.size if index.checksum_at is None else index.checksum_at
-    at = 0
+    position = 0
     for span in [*spans, Span(end, 0)]:
-        if span.offset > at:
-            yield Span(at, span.offset - at)
-        at = max(at, span.offset + span.nbytes)
+        if span.offset > position:
+            yield Span(position, span.offset - position)
+        position = max(position, span.offset + span.nbytes)
 
 
 def locate(spans: Sequence[Span], start: int, nbytes: int) -> Iterator[Span]:

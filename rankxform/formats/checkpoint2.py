@@ -71,35 +71,37 @@ class Metadata:
 
 def parse(read_at: ReadAt) -> Metadata:
     """Read a metadata.json. Raises FormatError, which names the entry that makes no sense."""
-    found = Metadata()
-    same: dict[Any, Any] = {}  # equal values are kept once: most entries are equal to others
+    metadata = Metadata()
+    shared_values: dict[
+        Any, Any
+    ] = {}  # equal values are kept once: most entries are equal to others
 
     def parameter(name: str, facts: Any) -> None:
         try:
-            found.parameters[name] = _stated(facts, same)
+            metadata.parameters[name] = _stated(facts, shared_values)
         except (*_WRONG, FormatError, StrategyError) as error:
             raise FormatError(f"{_why(error)}", where=f"{name!r}") from None
 
     def entry(key: str, entries: Any) -> None:
         try:
             name, number = _slice_of(key)
-            places = tuple((one["file_name"], _storage_rank(one)) for one in entries)
+            places = tuple((replica["file_name"], _storage_rank(replica)) for replica in entries)
             if not all(isinstance(file, str) for file, _ in places):
                 raise FormatError("a file_name is no text")
         except (*_WRONG, FormatError) as error:
             raise FormatError(f"{_why(error)}", where=f"{key!r}") from None
-        slices = found.storage.setdefault(name, {})
+        slices = metadata.storage.setdefault(name, {})
         if number in slices:
             raise FormatError(f"slice {number} of {name!r} is stated twice", where=f"{key!r}")
-        slices[number] = same.setdefault(places, places)
+        slices[number] = shared_values.setdefault(places, places)
 
-    there = read(read_at, {PARAMETERS: (parameter, "\n        },"), STORAGE: (entry, "],")})
+    members = read(read_at, {PARAMETERS: (parameter, "\n        },"), STORAGE: (entry, "],")})
     for section in (PARAMETERS, STORAGE):
-        if section not in there:
+        if section not in members:
             raise FormatError(f"lacks {section!r}; is it the metadata.json of a checkpoint?")
-    if not found.parameters:
+    if not metadata.parameters:
         raise FormatError("lists no parameter")
-    return found
+    return metadata
 
 
 def _why(error: Exception) -> str:
@@ -138,14 +140,14 @@ def _storage_rank(entry: Mapping[str, Any]) -> int:
     return rank
 
 
-def _stated(facts: Any, same: dict[Any, Any]) -> Stated:
+def _stated(facts: Any, shared_values: dict[Any, Any]) -> Stated:
     dtype = _DTYPES.get(str(facts["properties"]["dtype"]).lower())
     if dtype is None:
         raise FormatError(f"dtype {facts['properties']['dtype']!r} is not one of MindSpore's")
     shape, counts = _numbers(facts["global_shape"]), _numbers(facts["axis_fragmentations"])
     layout, ranks = None, range(0)
     if facts["layout"] is not None:
-        layout, ranks = _layout(facts["layout"], same)
+        layout, ranks = _layout(facts["layout"], shared_values)
         if layout.counts != counts:
             raise FormatError(
                 f"axis_fragmentations {list(counts)} are not those of its layout, "
@@ -164,19 +166,19 @@ def _stated(facts: Any, same: dict[Any, Any]) -> Stated:
     if layout is None and any(count != 1 for count in counts):
         raise FormatError(f"is divided by {list(counts)} and has no layout")
     key = dtype, shape, layout, ranks
-    if key not in same:
-        same[key] = Stated(*key)
-    return same[key]  # type: ignore[no-any-return]
+    if key not in shared_values:
+        shared_values[key] = Stated(*key)
+    return shared_values[key]  # type: ignore[no-any-return]
 
 
 def _numbers(values: Any) -> Shape:
-    found = tuple(values)
-    if not all(type(n) is int and 0 <= n < 1 << 48 for n in found):
-        raise FormatError(f"{list(found)[:8]} are no sizes")
-    return found
+    sizes = tuple(values)
+    if not all(type(n) is int and 0 <= n < 1 << 48 for n in sizes):
+        raise FormatError(f"{list(sizes)[:8]} are no sizes")
+    return sizes
 
 
-def _layout(facts: Mapping[str, Any], same: dict[Any, Any]) -> tuple[Layout, range]:
+def _layout(facts: Mapping[str, Any], shared_values: dict[Any, Any]) -> tuple[Layout, range]:
     if facts.get("interleaved_parallel"):
         raise FormatError("an interleaved layout cannot be converted")
     axes = tuple(
@@ -194,29 +196,29 @@ def _layout(facts: Mapping[str, Any], same: dict[Any, Any]) -> tuple[Layout, ran
     if prod(matrix) != len(ranks):
         raise FormatError(f"device_matrix {list(matrix)} is not of the {len(ranks)} in rank_list")
     key = matrix, axes
-    if key not in same:
-        same[key] = Layout(matrix, axes)
-    return same[key], same.setdefault(stage, stage)
+    if key not in shared_values:
+        shared_values[key] = Layout(matrix, axes)
+    return shared_values[key], shared_values.setdefault(stage, stage)
 
 
 def parse_common(data: bytes) -> dict[str, Any]:
     """Read common.json; unknown keys are left out, what is missing is None. Raises FormatError."""
-    found = load(data)
-    if not isinstance(found, dict):
+    members = load(data)
+    if not isinstance(members, dict):
         raise FormatError("is no JSON object")
-    step = found.get("global_step")
+    step = members.get("global_step")
     if step is not None and (type(step) is not int or not 0 <= step < MOST_STEPS):
         raise FormatError(f"global_step is {str(step)[:20]!r}, which is no number of steps")
     for key in COMMON:
-        value = found.get(key)
+        value = members.get(key)
         is_number = type(value) is int and -(1 << 63) <= value < 1 << 63
         if type(value) is float and (key == "loss_scale" or value.is_integer()):
             is_number = isfinite(value) and abs(value) < 1 << 63
-            found[key] = value if key == "loss_scale" else int(value)
+            members[key] = value if key == "loss_scale" else int(value)
         if value is not None and not is_number:
             raise FormatError(f"{key} is {str(value)[:20]!r}, and a counter cannot hold it")
-    more = {CONSUMED: found[CONSUMED]} if type(found.get(CONSUMED)) is int else {}
-    return {**{key: found.get(key) for key in COMMON}, **more}
+    consumed_member = {CONSUMED: members[CONSUMED]} if type(members.get(CONSUMED)) is int else {}
+    return {**{key: members.get(key) for key in COMMON}, **consumed_member}
 
 
 # -- written --------------------------------------------------------------------------------------
@@ -237,11 +239,11 @@ class Written:
         layout = self.layout
         counts = layout.counts
         numbers = [_ravel(layout.cell(rank), counts) for rank in range(len(self.ranks))]
-        seen: dict[int, int] = {}
+        replica_counts: dict[int, int] = {}
         replicas = []
         for number in numbers:
-            replicas.append(seen.get(number, 0))
-            seen[number] = replicas[-1] + 1
+            replicas.append(replica_counts.get(number, 0))
+            replica_counts[number] = replicas[-1] + 1
         local = [n // count for n, count in zip(self.shape, counts)]
         facts = {
             "properties": {
@@ -272,8 +274,8 @@ def _alias(number: int) -> str:
 
 def _ravel(cell: Sequence[int], counts: Sequence[int]) -> int:
     number = 0
-    for at, count in zip(cell, counts):
-        number = number * count + at
+    for coordinate, count in zip(cell, counts):
+        number = number * count + coordinate
     return number
 
 
@@ -296,20 +298,20 @@ def document(
     storage: by name and slice number its holders, and all ranks that have use for the slice.
     """
     yield f'{{\n    "{PARAMETERS}": {{'
-    known: dict[Any, str] = {}
+    text_cache: dict[Any, str] = {}
     separator = "\n        "
-    for name, one in parameters.items():
-        if one not in known:
-            known[one] = one.text
-        yield f"{separator}{json.dumps(name, ensure_ascii=False)}: {known[one]}"
+    for name, parameter in parameters.items():
+        if parameter not in text_cache:
+            text_cache[parameter] = parameter.text
+        yield f"{separator}{json.dumps(name, ensure_ascii=False)}: {text_cache[parameter]}"
         separator = ",\n        "
     yield "\n    },\n" if parameters else "},\n"
     yield f'    "{STORAGE}": {{'
     separator = "\n        "
     for key, places in storage.items():
-        if places not in known:
+        if places not in text_cache:
             holders, group = places
-            known[places] = _indented(
+            text_cache[places] = _indented(
                 [
                     {"file_name": file, "storage_rank": rank, "rank_group": list(group)}
                     for file, rank in holders
@@ -317,7 +319,7 @@ def document(
                 2,
             )
         written = json.dumps(repr((key[0], (key[1],))), ensure_ascii=False)
-        yield f"{separator}{written}: {known[places]}"
+        yield f"{separator}{written}: {text_cache[places]}"
         separator = ",\n        "
     yield "\n    }\n}" if storage else "}\n}"
 

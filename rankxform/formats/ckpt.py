@@ -70,26 +70,26 @@ def read_index(read_at: ReadAt, size: int) -> Index:
         )
     entries: dict[str, Entry] = {}
     at_checksum = None
-    at, last = 0, ""
-    while at < size:
-        if size - at == CRC_BYTES and window.bytes_at(at, len(_CRC_MARK)) == _CRC_MARK:
-            at_checksum = at
+    offset, previous_name = 0, ""
+    while offset < size:
+        if size - offset == CRC_BYTES and window.bytes_at(offset, len(_CRC_MARK)) == _CRC_MARK:
+            at_checksum = offset
             break
-        start = at
-        number, at, end = window.field(at, size)
+        start = offset
+        number, offset, end = window.field(offset, size)
         if number != 1 or end is None:
-            what = "damaged" if start else "no checkpoint"
-            raise FormatError(f"byte {start}: no parameter starts here; the file is {what}")
-        entry = _value(window, at, end)
-        if entry.name == last:
-            entry = _joined(entries[last], entry)
+            defect = "damaged" if start else "no checkpoint"
+            raise FormatError(f"byte {start}: no parameter starts here; the file is {defect}")
+        entry = _value(window, offset, end)
+        if entry.name == previous_name:
+            entry = _joined(entries[previous_name], entry)
         elif entry.name in entries:
             raise FormatError(
                 f"names {entry.name!r} twice: at byte {start} another checkpoint begins",
                 "copy the file again: two files were joined",
             )
         entries[entry.name] = entry
-        at, last = end, entry.name
+        offset, previous_name = end, entry.name
     return build(
         [_finished(e) for e in entries.values()],
         size,
@@ -106,30 +106,30 @@ class _Window:
         self._start, self._data = 0, b""
 
     def bytes_at(self, offset: int, nbytes: int) -> bytes:
-        at = offset - self._start
-        if at < 0 or at + nbytes > len(self._data):
-            self._start, at = offset, 0
+        window_offset = offset - self._start
+        if window_offset < 0 or window_offset + nbytes > len(self._data):
+            self._start, window_offset = offset, 0
             self._data = self._read_at(offset, max(nbytes, _WINDOW))
-        return self._data[at : at + nbytes]
+        return self._data[window_offset : window_offset + nbytes]
 
     def varint(self, offset: int, end: int) -> tuple[int, int]:
-        at = offset - self._start
-        if not 0 <= at <= len(self._data) - 10:
+        window_offset = offset - self._start
+        if not 0 <= window_offset <= len(self._data) - 10:
             self.bytes_at(offset, min(10, max(self._size - offset, 0)))
-            at = offset - self._start
+            window_offset = offset - self._start
         try:
-            value, behind = read_varint(self._data, at)
+            value, value_end = read_varint(self._data, window_offset)
         except FormatError:
             raise FormatError(
                 f"byte {offset}: no complete number here; the file is damaged or cut off"
             ) from None
-        if self._start + behind > end:
+        if self._start + value_end > end:
             raise FormatError(f"byte {offset}: a number runs over its message's end at {end}")
-        return value, self._start + behind
+        return value, self._start + value_end
 
-    def field(self, at: int, end: int) -> tuple[int, int, int | None]:
+    def field(self, offset: int, end: int) -> tuple[int, int, int | None]:
         """Return (number, value's offset, value's end), the end None for a varint."""
-        tag, inside = self.varint(at, end)
+        tag, inside = self.varint(offset, end)
         number, wire_type = tag >> 3, tag & 7
         if wire_type == VARINT:
             return number, inside, None
@@ -138,10 +138,10 @@ class _Window:
         elif wire_type in (FIXED64, FIXED32):
             length = 8 if wire_type == FIXED64 else 4
         else:
-            raise FormatError(f"byte {at}: wire type {wire_type} is not used by this format")
+            raise FormatError(f"byte {offset}: wire type {wire_type} is not used by this format")
         if inside + length > end:
             raise FormatError(
-                f"byte {at}: a field of {length} bytes runs over byte {end}; "
+                f"byte {offset}: a field of {length} bytes runs over byte {end}; "
                 "the file is damaged or cut off"
             )
         return number, inside, inside + length
@@ -155,50 +155,50 @@ class _Window:
             raise FormatError(f"byte {start}: a name is not UTF-8: {error}") from None
 
 
-def _value(window: _Window, at: int, end: int) -> Entry:
-    start, name, tensor = at, None, None
-    while at < end:
-        number, inside, behind = window.field(at, end)
-        if behind is None:
-            _, behind = window.varint(inside, end)
+def _value(window: _Window, offset: int, end: int) -> Entry:
+    start, name, tensor = offset, None, None
+    while offset < end:
+        number, inside, value_end = window.field(offset, end)
+        if value_end is None:
+            _, value_end = window.varint(inside, end)
         elif number == 1:
-            name = window.text(inside, behind, _LONGEST_NAME)
+            name = window.text(inside, value_end, _LONGEST_NAME)
         elif number == 2:
-            tensor = inside, behind
+            tensor = inside, value_end
         elif number == 3:
             raise FormatError(
-                f"byte {at}: {name!r} is a maptensor, which cannot be converted",
+                f"byte {offset}: {name!r} is a maptensor, which cannot be converted",
                 "save the checkpoint without it",
             )
-        at = behind
+        offset = value_end
     if name is None or tensor is None:
         raise FormatError(f"byte {start}: a parameter without {'tensor' if name else 'name'}")
     return _tensor(window, name, *tensor)
 
 
-def _tensor(window: _Window, name: str, at: int, end: int) -> Entry:
-    start, dims, dtype = at, list[int](), ""
+def _tensor(window: _Window, name: str, offset: int, end: int) -> Entry:
+    start, dims, dtype = offset, list[int](), ""
     span: Span | None = None
-    while at < end:
-        number, inside, behind = window.field(at, end)
-        if behind is None:
-            value, behind = window.varint(inside, end)
+    while offset < end:
+        number, inside, value_end = window.field(offset, end)
+        if value_end is None:
+            value, value_end = window.varint(inside, end)
             if number == 1:
                 dims.append(signed(value, 64))
         elif number == 1:
-            while inside < behind and len(dims) <= _MOST_DIMS:
-                value, inside = window.varint(inside, behind)
+            while inside < value_end and len(dims) <= _MOST_DIMS:
+                value, inside = window.varint(inside, value_end)
                 dims.append(signed(value, 64))
         elif number == 2:
-            dtype = window.text(inside, behind, _LONGEST_TYPE)
+            dtype = window.text(inside, value_end, _LONGEST_TYPE)
         elif number == 3:
-            span = Span(inside, behind - inside)
-        at = behind
+            span = Span(inside, value_end - inside)
+        offset = value_end
         if len(dims) > _MOST_DIMS:
             raise FormatError(f"byte {start}: {name!r} has over {_MOST_DIMS} axes; damaged")
     if span is None or not dtype:
-        what = "type" if span else "content"
-        raise FormatError(f"byte {start}: {name!r} has no {what}; the file is damaged")
+        missing_field = "type" if span else "content"
+        raise FormatError(f"byte {start}: {name!r} has no {missing_field}; the file is damaged")
     return Entry(name, dtype, tuple(dims), (span,))
 
 
@@ -234,9 +234,9 @@ def header(name: str, dtype: str, shape: Shape, nbytes: int) -> bytes:
     `shape` is the whole parameter's, also for a piece; ``()`` writes no dims.
     """
     dims = (0,) if dtype == TEXT else shape
-    before = b"".join(key(1, VARINT) + varint(n) for n in dims) + delimited(2, dtype.encode())
+    prefix = b"".join(key(1, VARINT) + varint(n) for n in dims) + delimited(2, dtype.encode())
     content = key(3, BYTES) + varint(nbytes)
-    tensor = key(2, BYTES) + varint(len(before) + len(content) + nbytes) + before + content
+    tensor = key(2, BYTES) + varint(len(prefix) + len(content) + nbytes) + prefix + content
     tag = delimited(1, name.encode())
     return key(1, BYTES) + varint(len(tag) + len(tensor) + nbytes) + tag + tensor
 
@@ -246,7 +246,7 @@ class Ckpt:
 
     name = "ckpt"
     alone = True
-    alike = True
+    has_equal_headers = True
 
     def read_index(self, read_at: ReadAt, size: int) -> Index:
         return read_index(read_at, size)
@@ -261,7 +261,7 @@ class Ckpt:
         checksum: bool,
         begins: int = 0,
     ) -> FileLayout:
-        headers, spans, at = [], {}, 0
+        headers, spans, offset = [], {}, 0
         for name, dtype, shape in tensors:
             if dtype in NOT_MINDSPORES:
                 raise RequestError(
@@ -269,15 +269,15 @@ class Ckpt:
                     "not have",
                     f"leave it out (--exclude '^{re.escape(name)}$') or write --format safetensors",
                 )
-            found = []
+            tensor_spans = []
             for nbytes in pieces(content_bytes(dtype, shape)):
                 head = header(name, dtype, shape, nbytes)
-                headers.append((at, head))
-                found.append(Span(at + len(head), nbytes))
-                at += len(head) + nbytes
-            spans[name] = tuple(found)
+                headers.append((offset, head))
+                tensor_spans.append(Span(offset + len(head), nbytes))
+                offset += len(head) + nbytes
+            spans[name] = tuple(tensor_spans)
         trailer = CRC_BYTES if checksum else 0
-        return FileLayout(tuple(headers), spans, at + trailer, trailer)
+        return FileLayout(tuple(headers), spans, offset + trailer, trailer)
 
     def checksum(self, layout: FileLayout, blocks: Blocks) -> Patch:
         end = layout.size - layout.trailer
@@ -286,11 +286,11 @@ class Ckpt:
     def checksums(
         self, index: Index, read_at: ReadAt, blocks: Blocks
     ) -> Sequence[tuple[str, str, str]]:
-        at = index.checksum_at
-        if at is None:
+        offset = index.checksum_at
+        if offset is None:
             return ()
-        stated = stated_crc(read_at(at, CRC_BYTES))
-        return [(OF_FILE, str(stated), str(crc_of(blocks, [Span(0, at)])))]
+        declared_crc = stated_crc(read_at(offset, CRC_BYTES))
+        return [(OF_FILE, str(declared_crc), str(crc_of(blocks, [Span(0, offset)])))]
 
 
 def crc_of(blocks: Blocks, spans: Iterable[Span], crc: int = 0) -> int:

@@ -32,7 +32,7 @@ class Distcp:
 
     name = "distcp"
     alone = False
-    alike = False
+    has_equal_headers = False
 
     def read_index(self, read_at: ReadAt, size: int) -> Index:
         reader = _Reader(read_at, size)
@@ -52,23 +52,25 @@ class Distcp:
         begins: int = 0,
     ) -> FileLayout:
         """Plan a file. Each item has its CRC-32, whether or not a checksum is asked for."""
-        headers, spans, tails, at = [], {}, {}, 0
-        for name, dtype, shape in sorted(tensors, key=lambda one: self.order(one.name, one.dtype)):
+        headers, spans, tails, offset = [], {}, {}, 0
+        for name, dtype, shape in sorted(
+            tensors, key=lambda spec: self.order(spec.name, spec.dtype)
+        ):
             nbytes = content_bytes(dtype, shape)
             if dtype == BYTES:
-                spans[name] = (Span(at, nbytes),)
-                at += nbytes
+                spans[name] = (Span(offset, nbytes),)
+                offset += nbytes
                 continue
             if dtype == TEXT or dtype not in torch_item.TORCH_NAMES:
                 raise RequestError(
                     f"dcp cannot hold {name!r}, which is {dtype}", "leave it out (--exclude)"
                 )
-            around = torch_item.parts(dtype, shape, at)
-            headers.append((at, around.head))
-            spans[name] = (Span(at + len(around.head), nbytes),)
+            around = torch_item.parts(dtype, shape, offset)
+            headers.append((offset, around.head))
+            spans[name] = (Span(offset + len(around.head), nbytes),)
             tails[name] = Tail(around.tail, around.crc_at)
-            at += len(around.head) + nbytes + len(around.tail)
-        return FileLayout(tuple(headers), spans, at, tails=tails)
+            offset += len(around.head) + nbytes + len(around.tail)
+        return FileLayout(tuple(headers), spans, offset, tails=tails)
 
     def checksum(self, layout: FileLayout, blocks: Blocks) -> Patch:
         return 0, b""  # each item has its own
@@ -78,9 +80,9 @@ class Distcp:
     ) -> Sequence[tuple[str, str, str]]:
         """Return those of tensors, and those of the parts of what is none."""
         parts = [
-            (name, index.spans(name), stated)
-            for at, stated in index.sums.items()
-            for name in (index.schema.names[at],)
+            (name, index.spans(name), declared_crc)
+            for position, declared_crc in index.sums.items()
+            for name in (index.schema.names[position],)
         ]
         reader = _Reader(read_at, index.size)
         for name, dtype in zip(index.schema.names, index.schema.dtypes):
@@ -91,20 +93,22 @@ class Distcp:
                     place = Span(_place(reader, tail, member), member.nbytes)
                     parts.append((f"{name}/{part}", (place,), member.crc))
         return [
-            (f"{name}: CRC-32", f"{stated:08x}", f"{crc_of(blocks, spans):08x}")
-            for name, spans, stated in parts
+            (f"{name}: CRC-32", f"{declared_crc:08x}", f"{crc_of(blocks, spans):08x}")
+            for name, spans, declared_crc in parts
         ]
 
 
 def items_of(layout: FileLayout) -> dict[str, Span]:
     """Return where the item of each tensor of a file lies, from its first byte to its last."""
-    before = {at + len(head): at for at, head in layout.headers}
-    found = {}
-    for name, ((at, nbytes),) in layout.spans.items():
-        start = before.get(at, at)
+    item_starts = {offset + len(head): offset for offset, head in layout.headers}
+    spans_by_name = {}
+    for name, ((content_start, nbytes),) in layout.spans.items():
+        start = item_starts.get(content_start, content_start)
         tail = layout.tails.get(name)
-        found[name] = Span(start, at + nbytes - start + (len(tail.data) if tail else 0))
-    return found
+        spans_by_name[name] = Span(
+            start, content_start + nbytes - start + (len(tail.data) if tail else 0)
+        )
+    return spans_by_name
 
 
 class _Reader:
@@ -114,13 +118,13 @@ class _Reader:
         self._read_at, self.size = read_at, size
         self._at, self._data = 0, b""
 
-    def bytes(self, at: int, nbytes: int) -> bytes:
+    def bytes(self, offset: int, nbytes: int) -> bytes:
         """Return bytes of the file, fewer where it ends."""
-        end = min(at + nbytes, self.size)
-        if not (self._at <= at and end <= self._at + len(self._data)):
-            first = max(0, min(at, end - _WINDOW))
+        end = min(offset + nbytes, self.size)
+        if not (self._at <= offset and end <= self._at + len(self._data)):
+            first = max(0, min(offset, end - _WINDOW))
             self._at, self._data = first, self._read_at(first, max(end, first + _WINDOW) - first)
-        return self._data[at - self._at : max(0, end - self._at)]
+        return self._data[offset - self._at : max(0, end - self._at)]
 
 
 class _Item:
@@ -136,37 +140,37 @@ class _Item:
 
 def _from_the_end(reader: _Reader, begin: int, end: int) -> list[_Item]:
     """Return the items between two bytes of a file, each found by its last."""
-    found: list[_Item] = []
-    same: dict[bytes, torch_item.Described | str] = {}
+    file_items: list[_Item] = []
+    pickle_cache: dict[bytes, torch_item.Described | str] = {}
     while end > begin:
         tail = _tail(reader, begin, end)
-        if len(found) >= _MOST_ITEMS:
+        if len(file_items) >= _MOST_ITEMS:
             raise FormatError(f"it has over {_MOST_ITEMS:,} items")
-        found.append(_item(reader, tail, same))
+        file_items.append(_item(reader, tail, pickle_cache))
         end = tail.start
-    return found[::-1]
+    return file_items[::-1]
 
 
 def _tail(reader: _Reader, begin: int, end: int) -> torch_item.Tail:
     """Return what an item that ends at a byte says of its members. Raises FormatError."""
-    found: torch_item.Tail | int | None = _WINDOW
-    while isinstance(found, int):
-        need = found
+    tail: torch_item.Tail | int | None = _WINDOW
+    while isinstance(tail, int):
+        need = tail
         first = max(0, end - need)
-        found = torch_item.read_tail(reader.bytes(first, end - first), end)
-        if found is None or found == need:
+        tail = torch_item.read_tail(reader.bytes(first, end - first), end)
+        if tail is None or tail == need:
             raise FormatError(
                 f"bytes before {end:,} are no item of a distributed checkpoint; it is cut off, "
                 "or not one"
             )
-    assert isinstance(found, torch_item.Tail)
-    if found.start < begin:
+    assert isinstance(tail, torch_item.Tail)
+    if tail.start < begin:
         raise FormatError(f"the item before byte {end:,} begins before the one before it ends")
-    return found
+    return tail
 
 
 def _item(
-    reader: _Reader, tail: torch_item.Tail, same: dict[bytes, torch_item.Described | str]
+    reader: _Reader, tail: torch_item.Tail, pickle_cache: dict[bytes, torch_item.Described | str]
 ) -> _Item:
     """Return what an item is: a tensor, or bytes if it has no elements of its own."""
     item, content = _Item(tail.start, tail.end), tail.members.get("data/0")
@@ -174,7 +178,7 @@ def _item(
     if content is None or data is None:
         return item
     try:
-        item.described, item.at = _tensor(reader, tail, same), _place(reader, tail, content)
+        item.described, item.at = _tensor(reader, tail, pickle_cache), _place(reader, tail, content)
         item.crc = content.crc
         if item.at + content.nbytes > tail.end:
             raise FormatError("its elements do not lie in its item")
@@ -186,59 +190,59 @@ def _item(
 
 def _place(reader: _Reader, tail: torch_item.Tail, member: torch_item.Member) -> int:
     """Return the first byte of a member's content in the file."""
-    at = tail.start + member.at
-    head = reader.bytes(at, min(_WINDOW, tail.end - at))
-    found = torch_item.content_at(head, member._replace(at=0))
-    if found is None or at + found + member.nbytes > tail.end:
+    header_offset = tail.start + member.header_offset
+    head = reader.bytes(header_offset, min(_WINDOW, tail.end - header_offset))
+    content_offset = torch_item.content_at(head, member._replace(header_offset=0))
+    if content_offset is None or header_offset + content_offset + member.nbytes > tail.end:
         raise FormatError("a member of its ZIP lies beyond it")
-    return at + found
+    return header_offset + content_offset
 
 
 def _tensor(
-    reader: _Reader, tail: torch_item.Tail, same: dict[bytes, torch_item.Described | str]
+    reader: _Reader, tail: torch_item.Tail, pickle_cache: dict[bytes, torch_item.Described | str]
 ) -> torch_item.Described:
     """Return what an item's data.pkl says; most are equal to another's."""
     reader.bytes(tail.start, min(_WINDOW, tail.end - tail.start))
     order = tail.members.get("byteorder")
     if order is not None:
-        stated = reader.bytes(_place(reader, tail, order), min(order.nbytes, 16))
-        if stated != b"little":
-            raise FormatError(f"{stated.decode(errors='replace')}-endian item")
+        byte_order = reader.bytes(_place(reader, tail, order), min(order.nbytes, 16))
+        if byte_order != b"little":
+            raise FormatError(f"{byte_order.decode(errors='replace')}-endian item")
     data = tail.members["data.pkl"]
     words = reader.bytes(_place(reader, tail, data), min(data.nbytes, _WINDOW))
-    if words not in same:
+    if words not in pickle_cache:
         try:
-            same[words] = torch_item.described(words)
+            pickle_cache[words] = torch_item.described(words)
         except FormatError as error:
-            same[words] = str(error)
-    found = same[words]
-    if isinstance(found, str):
-        raise FormatError(found)
-    if found.wrong:
-        raise FormatError(found.wrong)
-    if content_bytes(found.dtype, found.shape) != tail.members["data/0"].nbytes:
+            pickle_cache[words] = str(error)
+    tensor_pickle = pickle_cache[words]
+    if isinstance(tensor_pickle, str):
+        raise FormatError(tensor_pickle)
+    if tensor_pickle.wrong:
+        raise FormatError(tensor_pickle.wrong)
+    if content_bytes(tensor_pickle.dtype, tensor_pickle.shape) != tail.members["data/0"].nbytes:
         raise FormatError(
-            f"its data.pkl says {found.dtype} {list(found.shape)}, and it has "
+            f"its data.pkl says {tensor_pickle.dtype} {list(tensor_pickle.shape)}, and it has "
             f"{tail.members['data/0'].nbytes:,} bytes"
         )
-    return found
+    return tensor_pickle
 
 
 def _index(items: Sequence[_Item], size: int) -> Index:
     schema = Schema(
-        tuple(str(one.start) for one in items),
-        tuple(one.described.dtype for one in items),
-        tuple(one.described.shape for one in items),
+        tuple(str(dcp_item.start) for dcp_item in items),
+        tuple(dcp_item.described.dtype for dcp_item in items),
+        tuple(dcp_item.described.shape for dcp_item in items),
     )
     return Index(
         schema,
-        array("q", (one.at for one in items)),
+        array("q", (dcp_item.at for dcp_item in items)),
         {},
         size,
-        has_checksum=all(one.crc or not _has_content(one) for one in items),
-        wrong={str(one.start): one.described.wrong for one in items if one.described.wrong},
-        sums={n: one.crc for n, one in enumerate(items) if one.crc},
-        starts=array("q", (one.start for one in items)),
+        has_checksum=all(dcp_item.crc or not _has_content(dcp_item) for dcp_item in items),
+        wrong={str(i.start): i.described.wrong for i in items if i.described.wrong},
+        sums={n: dcp_item.crc for n, dcp_item in enumerate(items) if dcp_item.crc},
+        starts=array("q", (dcp_item.start for dcp_item in items)),
     )
 
 
@@ -275,18 +279,20 @@ def _with_safetensors(read_at: ReadAt, size: int, reader: _Reader) -> Index:
         items += [_Item(begin, begin + end + 22)]
         begin += end + 22
 
-    def behind(at: int, nbytes: int) -> bytes:
-        return read_at(begin + at, nbytes)
+    def behind(offset: int, nbytes: int) -> bytes:
+        return read_at(begin + offset, nbytes)
 
-    found = safetensors.read_index(behind, size - begin)
-    own = _index(items, size)
-    names = tuple(f"{begin}/{name}" for name in found.schema.names)
+    tensor_index = safetensors.read_index(behind, size - begin)
+    item_index = _index(items, size)
+    names = tuple(f"{begin}/{name}" for name in tensor_index.schema.names)
     schema = Schema(
-        (*own.schema.names, *names),
-        (*own.schema.dtypes, *found.schema.dtypes),
-        (*own.schema.shapes, *found.schema.shapes),
+        (*item_index.schema.names, *names),
+        (*item_index.schema.dtypes, *tensor_index.schema.dtypes),
+        (*item_index.schema.shapes, *tensor_index.schema.shapes),
     )
-    assert own.starts is not None
-    starts = own.starts + array("q", (begin for _ in found.offsets))
-    offsets = own.offsets + array("q", (begin + at for at in found.offsets))
-    return replace(own, schema=schema, offsets=offsets, starts=starts, metadata=found.metadata)
+    assert item_index.starts is not None
+    starts = item_index.starts + array("q", (begin for _ in tensor_index.offsets))
+    offsets = item_index.offsets + array("q", (begin + offset for offset in tensor_index.offsets))
+    return replace(
+        item_index, schema=schema, offsets=offsets, starts=starts, metadata=tensor_index.metadata
+    )

@@ -39,8 +39,8 @@ FLOATS = ("Float16", "BFloat16", "Float32", "Float64")
 FLOAT8 = ("F8_E4M3", "F8_E5M2", "F8_E8M0")
 NOT_MINDSPORES = FLOAT8
 ITEM_SIZE = {name: size for name, _, size in _TYPES}
-TO_SAFETENSORS = {**{name: other for name, other, _ in _TYPES if other}, INT4: "I8"}
-FROM_SAFETENSORS = {other: name for name, other, _ in _TYPES if other}
+TO_SAFETENSORS = {**{name: code for name, code, _ in _TYPES if code}, INT4: "I8"}
+FROM_SAFETENSORS = {code: name for name, code, _ in _TYPES if code}
 
 
 def item_size(dtype: str) -> int:

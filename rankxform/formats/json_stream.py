@@ -24,12 +24,12 @@ _BLANKS = " \t\n\r"
 
 def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Make a dictionary of the members of a JSON object. Raises FormatError for a name twice."""
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    members = dict(pairs)
+    if len(members) < len(pairs):
         names = [name for name, _ in pairs]
         twice = next(name for name in names if names.count(name) > 1)
         raise FormatError(f"names {twice!r} twice in one object")
-    return found
+    return members
 
 
 def load(data: bytes) -> Any:
@@ -77,9 +77,11 @@ class _Text:
                 return ""
 
     def take(self, expected: str) -> None:
-        found = self.peek()
-        if found != expected:
-            raise FormatError(f"is not JSON: expected {expected!r}, found {found or 'its end'!r}")
+        character = self.peek()
+        if character != expected:
+            raise FormatError(
+                f"is not JSON: expected {expected!r}, found {character or 'its end'!r}"
+            )
         self._at += 1
 
     def value(self) -> Any:
@@ -90,7 +92,7 @@ class _Text:
         self.peek()
         while True:
             try:
-                found, end = self._decode(self._buffer, self._at)
+                decoded, end = self._decode(self._buffer, self._at)
             except json.JSONDecodeError as error:
                 if len(self._buffer) - self._at > MOST_OF_ONE or not self._more():
                     raise FormatError(f"is not JSON: {error.msg}") from None
@@ -101,19 +103,19 @@ class _Text:
                 raise FormatError("is not JSON: nested too deeply") from None
             if end < len(self._buffer) or self._ended or not self._more():
                 self._at = end
-                return found
+                return decoded
 
     def members(self) -> Iterator[str]:
         """Yield the names of an object's members; the value is to be taken before the next."""
         self.take("{")
-        seen: set[str] = set()
+        names: set[str] = set()
         while self.peek() != "}":
-            if seen:
+            if names:
                 self.take(",")
             name = self.value()
-            if not isinstance(name, str) or name in seen:
+            if not isinstance(name, str) or name in names:
                 raise FormatError(f"names {name!r} twice, or by no text")
-            seen.add(name)
+            names.add(name)
             self.take(":")
             yield name
         self.take("}")
@@ -125,15 +127,15 @@ class _Text:
         inside of a value, the text does not make an object, and one member is decoded by itself.
         """
         self.take("{")
-        seen: set[str] = set()
+        names: set[str] = set()
         while self.peek() != "}":
-            if seen:
+            if names:
                 self.take(",")
                 self.peek()
             for name, value in self._many(mark) or [self._one()]:
-                if name in seen:
+                if name in names:
                     raise FormatError(f"names {name!r} twice")
-                seen.add(name)
+                names.add(name)
                 yield name, value
         self.take("}")
 
@@ -143,11 +145,11 @@ class _Text:
             return []
         text = self._buffer[self._at : end + len(mark) - 1]
         try:
-            found = json.loads("{" + text + "}", object_pairs_hook=unique)
+            members = json.loads("{" + text + "}", object_pairs_hook=unique)
         except (ValueError, RecursionError):
             return []
         self._at = end + len(mark) - 1
-        return list(found.items())
+        return list(members.items())
 
     def _one(self) -> tuple[str, Any]:
         name = self.value()
@@ -167,17 +169,17 @@ def read(
     that are no sections, and None for each section that was there. Raises FormatError.
     """
     text = _Text(read_at)
-    found: dict[str, Any] = {}
+    members: dict[str, Any] = {}
     if text.peek() != "{":
         raise FormatError("is no JSON object")
     for name in text.members():
         if name not in sections:
-            found[name] = text.value()
+            members[name] = text.value()
             continue
-        found[name] = None
+        members[name] = None
         take, mark = sections[name]
         for member, value in text.pairs(mark):
             take(member, value)
     if text.peek():
         raise FormatError("goes on after its end")
-    return found
+    return members

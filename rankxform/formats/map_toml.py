@@ -90,18 +90,18 @@ class Expression:
 
     def value(self, sizes: Mapping[str, Any], variables: Mapping[str, int] = NOTHING) -> Any:
         """Return what it comes to; variables come first. Raises UsageError if a size is missing."""
-        known = {name: variables.get(name, sizes.get(name)) for name in self.names}
-        if self.text in known:
-            return known[self.text]
+        values_by_name = {name: variables.get(name, sizes.get(name)) for name in self.names}
+        if self.text in values_by_name:
+            return values_by_name[self.text]
         try:
             # only arithmetic on names and numbers; see `expression`
-            return eval(_compiled(self.text), {"__builtins__": {}}, known)
+            return eval(_compiled(self.text), {"__builtins__": {}}, values_by_name)
         except (TypeError, ZeroDivisionError, IndexError) as error:
-            missing = [name for name in self.names if known[name] is None]
-            which = f"{', '.join(missing)} is missing" if missing else str(error)
+            missing = [name for name in self.names if values_by_name[name] is None]
+            reason = f"{', '.join(missing)} is missing" if missing else str(error)
             if isinstance(error, IndexError):
-                which = "a list is too short"
-            raise UsageError(f"the size {self.text!r} cannot be worked out: {which}") from None
+                reason = "a list is too short"
+            raise UsageError(f"the size {self.text!r} cannot be worked out: {reason}") from None
 
 
 @cache
@@ -182,13 +182,13 @@ class Rule:
 class Copied:
     """A tensor of one side that is the same as another of that side.
 
-    made: whether it is written, or only taken where it is there.
+    is_written: whether it is written, or only taken where it is there.
     """
 
     side: str
     name: str
-    of: str
-    made: bool = True
+    tied_to: str
+    is_written: bool = True
     range: Range | None = None
     condition: Expression | None = None
 
@@ -222,9 +222,7 @@ class MapTable:
     def blocks_of(self, rule: Rule | Ignored) -> list[Block]:
         """Return the blocks that a rule holds for; [] of a rule of its own."""
         return [
-            block
-            for name, block in self.blocks.items()
-            if name in rule.blocks or set(block.also) & set(rule.blocks)
+            b for n, b in self.blocks.items() if n in rule.blocks or set(b.also) & set(rule.blocks)
         ]
 
 
@@ -243,32 +241,32 @@ def parse(data: bytes, label: str, bases: tuple[MapTable, ...] = ()) -> MapTable
     facts = _table(document.get("map", {}), f"{label}: [map]")
     for key, value in facts.items():
         if type(value) is not _MAP.get(key):
-            known = ", ".join(_MAP)
-            raise UsageError(f"map.{key} is {value!r}; expected one of {known}", where=label)
+            keys_text = ", ".join(_MAP)
+            raise UsageError(f"map.{key} is {value!r}; expected one of {keys_text}", where=label)
     sizes = {n: e for base in bases for n, e in base.sizes.items()}
     for name, text in _table(document.get("sizes", {}), f"{label}: [sizes]").items():
         sizes[name] = expression(text, f"{label}: sizes.{name}")
     choices = {n: c for base in bases for n, c in base.choices.items()}
     for name, steps in _table(document.get("choices", {}), f"{label}: [choices]").items():
-        ways = _table(steps, f"{label}: choices.{name}")
-        if not ways or not all(isinstance(step, str) for step in ways.values()):
+        steps_by_choice = _table(steps, f"{label}: choices.{name}")
+        if not steps_by_choice or not all(isinstance(s, str) for s in steps_by_choice.values()):
             raise UsageError(f"choices.{name}: expected a step for each way, as texts", where=label)
-        choices[name] = ways
+        choices[name] = steps_by_choice
     variants = _read_variants(document, label, bases)
     blocks = {n: b for base in bases for n, b in base.blocks.items()}
-    for name, one in _table(document.get("blocks", {}), f"{label}: [blocks]").items():
-        blocks[name] = _block(_table(one, f"{label}: blocks.{name}"), f"{label}: blocks.{name}")
+    for name, table in _table(document.get("blocks", {}), f"{label}: [blocks]").items():
+        blocks[name] = _block(_table(table, f"{label}: blocks.{name}"), f"{label}: blocks.{name}")
     rules = [rule for base in bases for rule in base.rules]
-    for number, one in enumerate(_list(document.get("rules", []), f"{label}: rules"), 1):
+    for number, table in enumerate(_list(document.get("rules", []), f"{label}: rules"), 1):
         where = f"{label}, rule {number}"
-        rules.append(_rule(_table(one, where), where))
-    copies = [one for base in bases for one in base.copies]
-    for number, one in enumerate(_list(document.get("copies", []), f"{label}: copies"), 1):
-        copies.append(_copied(_table(one, f"{label}, copy {number}"), f"{label}, copy {number}"))
-    ignored = [one for base in bases for one in base.ignored]
+        rules.append(_rule(_table(table, where), where))
+    copies = [tied_tensor for base in bases for tied_tensor in base.copies]
+    for number, table in enumerate(_list(document.get("copies", []), f"{label}: copies"), 1):
+        copies.append(_copied(_table(table, f"{label}, copy {number}"), f"{label}, copy {number}"))
+    ignored = [entry for base in bases for entry in base.ignored]
     ignored += _read_ignored(document, label)
     _check_where(rules, variants, label)
-    requires = [one for base in bases for one in base.requires]
+    requires = [condition for base in bases for condition in base.requires]
     requires += [expression(t, f"{label}: requires") for t in facts.get("requires", [])]
     return MapTable(
         label,
@@ -290,8 +288,8 @@ def _read_variants(
     document: Mapping[str, Any], label: str, bases: tuple[MapTable, ...]
 ) -> dict[str, tuple[str, ...]]:
     variants = {n: v for base in bases for n, v in base.variants.items()}
-    for name, ways in _table(document.get("variants", {}), f"{label}: [variants]").items():
-        variants[name] = tuple(_texts(ways, f"{label}: variants.{name}"))
+    for name, variant_names in _table(document.get("variants", {}), f"{label}: [variants]").items():
+        variants[name] = tuple(_texts(variant_names, f"{label}: variants.{name}"))
         if not variants[name]:
             raise UsageError(f"variants.{name}: expected a list of names", where=label)
     return variants
@@ -301,15 +299,15 @@ def _check_where(
     rules: Iterable[Rule], variants: Mapping[str, tuple[str, ...]], label: str
 ) -> None:
     for rule in rules:
-        for name, way in rule.where.items():
-            if way not in variants.get(name, ()):
-                raise UsageError(f"where {name} = {way!r}: no such variant", where=label)
+        for name, variant in rule.where.items():
+            if variant not in variants.get(name, ()):
+                raise UsageError(f"where {name} = {variant!r}: no such variant", where=label)
 
 
 def _read_ignored(document: Mapping[str, Any], label: str) -> Iterator[Ignored]:
-    for number, one in enumerate(_list(document.get("ignored", []), f"{label}: ignored"), 1):
+    for number, table in enumerate(_list(document.get("ignored", []), f"{label}: ignored"), 1):
         where = f"{label}, ignored {number}"
-        yield _ignored(_table(one, where), where)
+        yield _ignored(_table(table, where), where)
 
 
 def _rule(facts: Mapping[str, Any], where: str) -> Rule:
@@ -317,9 +315,9 @@ def _rule(facts: Mapping[str, Any], where: str) -> Rule:
         if key not in _RULE:
             raise UsageError(f"{key!r} is none of {', '.join(sorted(_RULE))}", where=where)
     sides = {side: facts.get(side) for side in SIDES}
-    whole = [side for side, value in sides.items() if isinstance(value, str)]
+    single_sides = [side for side, value in sides.items() if isinstance(value, str)]
     parts = [side for side, value in sides.items() if isinstance(value, dict) and value]
-    if len(whole) != 1 or len(parts) != 1:
+    if len(single_sides) != 1 or len(parts) != 1:
         raise UsageError(
             "expected a name on one side, and on the other a table of names and shapes",
             where=where,
@@ -329,12 +327,10 @@ def _rule(facts: Mapping[str, Any], where: str) -> Rule:
         name: tuple(expression(text, where) for text in _list(shape, f"{where}: {name!r}"))
         for name, shape in facts[parts[0]].items()
     }
-    used = tuple(_texts(facts.get("blocks", []), f"{where}: blocks"))
+    block_names = tuple(_texts(facts.get("blocks", []), f"{where}: blocks"))
     condition = expression(facts["if"], where) if "if" in facts else None
     steps = tuple(_step(text, where) for text in _texts(facts.get("steps", []), where))
-    ranges = tuple(
-        _range(name, one, where) for name, one in _table(facts.get("for", {}), where).items()
-    )
+    ranges = tuple(_range(n, b, where) for n, b in _table(facts.get("for", {}), where).items())
     flags: dict[str, Any] = {}
     for name in ("optional", "vocabulary", "keep_dtype"):
         flags[name] = facts.get(name, False)
@@ -342,8 +338,10 @@ def _rule(facts: Mapping[str, Any], where: str) -> Rule:
             flags[name] = expression(flags[name], where)
         elif not isinstance(flags[name], bool):
             raise UsageError(f"{name} is {flags[name]!r}; expected true or false", where=where)
-    side, variant = whole[0], _table(facts.get("where", {}), f"{where}: where")
-    return Rule(side, facts[side], shapes, used, steps, ranges, condition, where=variant, **flags)
+    side, variant = single_sides[0], _table(facts.get("where", {}), f"{where}: where")
+    return Rule(
+        side, facts[side], shapes, block_names, steps, ranges, condition, where=variant, **flags
+    )
 
 
 def _ignored(facts: Mapping[str, Any], where: str) -> Ignored:
@@ -354,10 +352,10 @@ def _ignored(facts: Mapping[str, Any], where: str) -> Ignored:
 
 
 def _step(text: str, where: str) -> tuple[str, str]:
-    name, opening, rest = text.partition("(")
-    if opening and not rest.endswith(")"):
+    name, opening, argument = text.partition("(")
+    if opening and not argument.endswith(")"):
         raise UsageError(f"step {text!r} has no closing bracket", where=where)
-    return name.strip(), rest[:-1].strip()
+    return name.strip(), argument[:-1].strip()
 
 
 def _copied(facts: Mapping[str, Any], where: str) -> Copied:
@@ -366,10 +364,12 @@ def _copied(facts: Mapping[str, Any], where: str) -> Copied:
     texts = side is not None and isinstance(facts[side], str) and isinstance(facts.get("of"), str)
     if side is None or unknown or not texts:
         raise UsageError("expected mindformers or huggingface, of, made, if, for", where=where)
-    ranges = [_range(n, one, where) for n, one in _table(facts.get("for", {}), where).items()]
+    ranges = [_range(n, bounds, where) for n, bounds in _table(facts.get("for", {}), where).items()]
     condition = expression(facts["if"], where) if "if" in facts else None
-    made = facts.get("made", True)
-    return Copied(side, facts[side], facts["of"], bool(made), next(iter(ranges), None), condition)
+    is_written = facts.get("made", True)
+    return Copied(
+        side, facts[side], facts["of"], bool(is_written), next(iter(ranges), None), condition
+    )
 
 
 def _block(facts: Mapping[str, Any], where: str) -> Block:
@@ -381,9 +381,9 @@ def _block(facts: Mapping[str, Any], where: str) -> Block:
         raise UsageError(f"{where}.unless: expected a name of the configuration")
     if not all(isinstance(name, str) for name in names.values()) or len(variables) != 1:
         raise UsageError("expected mindformers, huggingface, and a variable's range", where=where)
-    known = {side: str(name) for side, name in names.items()}
+    names_by_side = {side: str(name) for side, name in names.items()}
     (variable,) = variables
-    return Block(known, _range(variable, facts[variable], where), also, unless)
+    return Block(names_by_side, _range(variable, facts[variable], where), also, unless)
 
 
 def _range(name: str, value: Any, where: str) -> Range:
@@ -405,7 +405,7 @@ def _list(value: Any, where: str) -> list[Any]:
 
 
 def _texts(value: Any, where: str) -> list[str]:
-    found = _list(value, where)
-    if not all(isinstance(one, str) for one in found):
+    texts = _list(value, where)
+    if not all(isinstance(text, str) for text in texts):
         raise UsageError(f"expected texts, found {value!r}", where=where)
-    return found
+    return texts

@@ -97,31 +97,31 @@ class _Machine:
         """Return the value. The words that tables are full of are here, the others in `_WORDS`."""
         data, stack, memo, marks = self.data, self.stack, self.memo, self.marks
         push, pop, keep = stack.append, stack.pop, memo.append
-        u4, rare, match, at = struct.Struct("<I").unpack_from, _WORDS, _RECORD.match, 0
+        u4, rare, match, position = struct.Struct("<I").unpack_from, _WORDS, _RECORD.match, 0
         while True:
-            word = data[at]
-            at += 1
+            word = data[position]
+            position += 1
             if word == 0x94:  # MEMOIZE
                 keep(stack[-1])
             elif word == 0x4B:  # BININT1
-                push(data[at])
-                at += 1
+                push(data[position])
+                position += 1
             elif word == 0x6A:  # LONG_BINGET
-                push(memo[u4(data, at)[0]])
-                at += 4
+                push(memo[u4(data, position)[0]])
+                position += 4
             elif word == 0x68:  # BINGET
-                push(memo[data[at]])
-                at += 1
+                push(memo[data[position]])
+                position += 1
             elif word == 0x52 or word == 0x81:  # REDUCE, NEWOBJ
                 args = pop()
                 stack[-1] = _made(stack[-1], args)
             elif word == 0x29:  # EMPTY_TUPLE
-                found = match(data, at - 1)
-                if found is None:
+                record_match = match(data, position - 1)
+                if record_match is None:
                     push(())
                 else:
-                    self.record(found)
-                    at = found.end()
+                    self.record(record_match)
+                    position = record_match.end()
             elif word == 0x28:  # MARK
                 marks.append(len(stack))
             elif word == 0x75:  # SETITEMS
@@ -131,32 +131,32 @@ class _Machine:
                 stack[-1].update(zip(pairs[::2], pairs[1::2], strict=True))
             elif word == 0x62:  # BUILD
                 state = pop()
-                made = stack[-1]
-                made.state, made.keys = state, None
+                unbuilt = stack[-1]
+                unbuilt.state, unbuilt.keys = state, None
             elif word == 0x86:  # TUPLE2
-                last = pop()
-                stack[-1] = pair = (stack[-1], last)
-                if type(last) is tuple or type(pair[0]) is tuple:
+                second = pop()
+                stack[-1] = pair = (stack[-1], second)
+                if type(second) is tuple or type(pair[0]) is tuple:
                     _check_depth(pair)
             elif word == 0x2E:  # STOP
                 return pop()
             else:
-                self.at = at
+                self.at = position
                 rare[word](self)
-                at = self.at
+                position = self.at
 
-    def record(self, found: re.Match[bytes]) -> None:
+    def record(self, match: re.Match[bytes]) -> None:
         """Make an object with its state, as its words would one after another."""
-        memo, groups, known, ones = self.memo, found.groups(), self._sizes, self._numbers
+        memo, groups, sizes_by_words, ones = self.memo, match.groups(), self._sizes, self._numbers
         refs = self._refs
         kind = self.stack[-1]
         if type(kind) is not Name:
             raise TypeError
-        self.stack[-1] = made = Made(kind, ())
-        memo += (made, _GONE)
+        self.stack[-1] = unbuilt = Made(kind, ())
+        memo += (unbuilt, _GONE)
         keys, values = [], []
-        for at in range(0, 6 * _FIELDS, 6):
-            key, size, tuple_words, made_size, number, ref = groups[at : at + 6]
+        for first_group in range(0, 6 * _FIELDS, 6):
+            key, size, tuple_words, made_size, number, ref = groups[first_group : first_group + 6]
             if key is None:
                 break
             keys.append(refs[key] if key in refs else self.known(key))
@@ -168,9 +168,9 @@ class _Machine:
                     ones[number] = None if number == b"N" else _numbers(number)[0]
                 values.append(ones[number])
                 continue
-            found_sizes = known.get(tuple_words)
+            found_sizes = sizes_by_words.get(tuple_words)
             if found_sizes is None:
-                found_sizes = known[tuple_words] = _sizes(tuple_words)
+                found_sizes = sizes_by_words[tuple_words] = _sizes(tuple_words)
             values.append(found_sizes)
             if tuple_words[-1] == 0x94:
                 memo.append(found_sizes)
@@ -180,26 +180,26 @@ class _Machine:
                 raise TypeError
             if size and (refs[size] if size in refs else self.known(size)) != _SIZE:
                 raise TypeError
-        made.keys = self._keys.setdefault(tuple(keys), tuple(keys))
-        made.state = tuple(values)
+        unbuilt.keys = self._keys.setdefault(tuple(keys), tuple(keys))
+        unbuilt.state = tuple(values)
 
     def known(self, words: bytes) -> Any:
         """Return what is remembered under a number."""
-        found = self.memo[int.from_bytes(words[1:], "little")]
-        if found is _GONE:
+        memoized = self.memo[int.from_bytes(words[1:], "little")]
+        if memoized is _GONE:
             raise TypeError
-        self._refs[words] = found
-        return found
+        self._refs[words] = memoized
+        return memoized
 
     # -- values -----------------------------------------------------------------------------------
 
     def take(self, nbytes: int) -> bytes:
         """Return the next bytes."""
-        found = self.data[self.at : self.at + nbytes]
-        if len(found) < nbytes:
+        next_bytes = self.data[self.at : self.at + nbytes]
+        if len(next_bytes) < nbytes:
             raise IndexError
         self.at += nbytes
-        return found
+        return next_bytes
 
     def number(self, nbytes: int, *, signed: bool = False) -> int:
         """Return the next bytes as a number."""
@@ -231,17 +231,17 @@ class _Machine:
         first = self.marks.pop() if count is None else len(self.stack) - count
         if first < 0:
             raise IndexError
-        made = tuple(self.stack[first:])
-        _check_depth(made)
+        built_tuple = tuple(self.stack[first:])
+        _check_depth(built_tuple)
         del self.stack[first:]
-        self.stack.append(made)
+        self.stack.append(built_tuple)
 
     def append(self, first: int) -> None:
-        some = self.stack[first:]
+        elements = self.stack[first:]
         del self.stack[first:]
         if type(self.stack[-1]) is not list:
             raise TypeError
-        self.stack[-1].extend(some)
+        self.stack[-1].extend(elements)
 
     def set_item(self) -> None:
         value, key = self.stack.pop(), self.stack.pop()
@@ -313,22 +313,26 @@ _COUNTS = {b")": 0, b"\x85": 1, b"\x86": 2, b"\x87": 3}
 
 def _numbers(words: bytes) -> list[int]:
     """Return the numbers that words push."""
-    at, found = 0, []
-    while at < len(words):
-        nbytes = _WIDTHS[words[at]]
-        found.append(int.from_bytes(words[at + 1 : at + 1 + nbytes], "little", signed=nbytes == 4))
-        at += 1 + nbytes
-    return found
+    position, numbers = 0, []
+    while position < len(words):
+        nbytes = _WIDTHS[words[position]]
+        numbers.append(
+            int.from_bytes(
+                words[position + 1 : position + 1 + nbytes], "little", signed=nbytes == 4
+            )
+        )
+        position += 1 + nbytes
+    return numbers
 
 
 def _sizes(words: bytes) -> tuple[int, ...]:
     """Return the tuple of numbers that a few words make."""
     words = words.removesuffix(b"\x94")
     is_marked = words[:1] == b"("
-    found = _numbers(words[is_marked:-1])
-    if is_marked != (words[-1:] == b"t") or _COUNTS.get(words[-1:], len(found)) != len(found):
+    numbers = _numbers(words[is_marked:-1])
+    if is_marked != (words[-1:] == b"t") or _COUNTS.get(words[-1:], len(numbers)) != len(numbers):
         raise TypeError
-    return tuple(found)
+    return tuple(numbers)
 
 
 def _check_depth(values: tuple[Any, ...]) -> None:
@@ -339,7 +343,7 @@ def _check_depth(values: tuple[Any, ...]) -> None:
     if len(values) > _LONGEST:
         raise FormatError(f"has a tuple of {len(values):,} values")
     deep, level = 1, [values]
-    while level := [one for some in level for one in some if type(one) is tuple]:
+    while level := [child for parent in level for child in parent if type(child) is tuple]:
         deep += 1
         if deep > _MOST_DEEP:
             raise FormatError("is nested deeper than any table")
@@ -352,18 +356,18 @@ def _refused(machine: _Machine) -> None:
 
 def _words() -> Iterator[tuple[int, Callable[[_Machine], None]]]:
     """Yield what the rarer words do."""
-    one = _Machine
+    reader = _Machine
     yield from ((word, _refused) for word in range(256))
     yield from {
-        0x80: one.protocol,
+        0x80: reader.protocol,
         0x95: lambda m: m.take(8) and None,  # FRAME
         0x4E: lambda m: m.stack.append(None),
         0x88: lambda m: m.stack.append(True),
         0x89: lambda m: m.stack.append(False),
         0x4D: lambda m: m.stack.append(m.number(2)),  # BININT2
         0x4A: lambda m: m.stack.append(m.number(4, signed=True)),  # BININT
-        0x8A: one.long,
-        0x47: one.float,
+        0x8A: reader.long,
+        0x47: reader.float,
         0x8C: lambda m: m.text(1),
         0x58: lambda m: m.text(4),
         0x8D: lambda m: m.text(8),
@@ -377,10 +381,10 @@ def _words() -> Iterator[tuple[int, Callable[[_Machine], None]]]:
         0x7D: lambda m: m.container({}),
         0x61: lambda m: m.append(len(m.stack) - 1),  # APPEND
         0x65: lambda m: m.append(m.marks.pop()),  # APPENDS
-        0x73: one.set_item,
-        0x63: one.global_name,
-        0x93: one.stack_name,
-        0x51: one.persistent,
+        0x73: reader.set_item,
+        0x63: reader.global_name,
+        0x93: reader.stack_name,
+        0x51: reader.persistent,
         0x71: lambda m: m.put(1),
         0x72: lambda m: m.put(4),
     }.items()

@@ -15,48 +15,48 @@ class Pickle:
         self._words = bytearray((0x80, protocol))
         self._memo: dict[tuple[str, str], int] = {}
 
-    def values(self, *some: object) -> None:
+    def values(self, *plain_values: object) -> None:
         """Push numbers, texts, None, truth values, and tuples of these."""
         words = self._words
-        for one in some:
-            if one is None:
+        for plain_value in plain_values:
+            if plain_value is None:
                 words += b"N"
-            elif one is True or one is False:
-                words += b"\x88" if one else b"\x89"
-            elif type(one) is int:
-                words += _number(one)
-            elif type(one) is str:
-                data = one.encode()
-                self._once("text", one, b"X" + struct.pack("<I", len(data)) + data)
+            elif plain_value is True or plain_value is False:
+                words += b"\x88" if plain_value else b"\x89"
+            elif type(plain_value) is int:
+                words += _number(plain_value)
+            elif type(plain_value) is str:
+                data = plain_value.encode()
+                self._once("text", plain_value, b"X" + struct.pack("<I", len(data)) + data)
             else:
-                assert type(one) is tuple
-                self._tuple_of(one)
+                assert type(plain_value) is tuple
+                self._tuple_of(plain_value)
 
-    def _tuple_of(self, some: tuple[object, ...]) -> None:
-        if not some:
+    def _tuple_of(self, elements: tuple[object, ...]) -> None:
+        if not elements:
             self._words += b")"
-        elif len(some) <= 3:
-            self.values(*some)
-            self._words += b"\x85\x86\x87"[len(some) - 1 : len(some)]
+        elif len(elements) <= 3:
+            self.values(*elements)
+            self._words += b"\x85\x86\x87"[len(elements) - 1 : len(elements)]
         else:
             self.mark()
-            self.values(*some)
+            self.values(*elements)
             self.tuple()
 
     def name(self, full: str) -> None:
         """Push what is named."""
-        module, _, own = full.rpartition(".")
-        self._once("name", full, f"c{module}\n{own}\n".encode())
+        module, _, short_name = full.rpartition(".")
+        self._once("name", full, f"c{module}\n{short_name}\n".encode())
 
     def _once(self, kind: str, text: str, words: bytes) -> None:
-        known = self._memo.get((kind, text))
-        if known is None:
-            known = self._memo[kind, text] = len(self._memo)
-            put = b"q" + bytes((known,)) if known < _SMALL else b"r" + struct.pack("<I", known)
+        slot = self._memo.get((kind, text))
+        if slot is None:
+            slot = self._memo[kind, text] = len(self._memo)
+            put = b"q" + bytes((slot,)) if slot < _SMALL else b"r" + struct.pack("<I", slot)
             self._words += words + put
         else:
             self._words += (
-                b"h" + bytes((known,)) if known < _SMALL else b"j" + struct.pack("<I", known)
+                b"h" + bytes((slot,)) if slot < _SMALL else b"j" + struct.pack("<I", slot)
             )
 
     def mark(self) -> None:

@@ -17,7 +17,7 @@ class Raw:
 
     name = "bytes"
     alone = False
-    alike = True
+    has_equal_headers = True
 
     def read_index(self, read_at: ReadAt, size: int) -> Index:
         return Index(Schema(("",), (BYTES,), ((size,),)), array("q", (0,)), {}, size)
@@ -32,11 +32,11 @@ class Raw:
         checksum: bool,
         begins: int = 0,
     ) -> FileLayout:
-        spans, at = {}, 0
+        spans, offset = {}, 0
         for name, dtype, shape in tensors:
-            spans[name] = (Span(at, content_bytes(dtype, shape)),)
-            at += content_bytes(dtype, shape)
-        return FileLayout((), spans, at)
+            spans[name] = (Span(offset, content_bytes(dtype, shape)),)
+            offset += content_bytes(dtype, shape)
+        return FileLayout((), spans, offset)
 
     def checksum(self, layout: FileLayout, blocks: Blocks) -> Patch:
         return 0, b""

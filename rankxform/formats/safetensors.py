@@ -88,10 +88,10 @@ def read_index(read_at: ReadAt, size: int) -> Index:
 
 def _header(data: bytes) -> dict[str, Any]:
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        found = dict(pairs)
-        if len(found) < len(pairs):
+        members = dict(pairs)
+        if len(members) < len(pairs):
             raise FormatError("the header names one parameter twice")
-        return found
+        return members
 
     try:
         header = json.loads(data, object_pairs_hook=unique)
@@ -131,18 +131,18 @@ def _entry(name: str, item: Any, metadata: Mapping[str, str], base: int) -> Entr
 
 
 def _check_gapless(entries: Sequence[Entry], base: int, size: int) -> None:
-    at = base
+    data_end = base
     for entry in entries:
         span = entry.spans[0]
-        if span.offset != at:
+        if span.offset != data_end:
             raise FormatError(
-                f"{entry.name!r} starts at byte {span.offset}, the data before it end at {at}"
+                f"{entry.name!r} starts at byte {span.offset}, the data before it end at {data_end}"
             )
-        at += span.nbytes
-    if at != size:
+        data_end += span.nbytes
+    if data_end != size:
         raise FormatError(
-            f"the tensors end at byte {at}, the file at {size}; it is "
-            + ("cut off" if size < at else "longer than its header says")
+            f"the tensors end at byte {data_end}, the file at {size}; it is "
+            + ("cut off" if size < data_end else "longer than its header says")
         )
 
 
@@ -155,16 +155,16 @@ def header(
     of eight bytes, as the safetensors library does, after room for `reserve` more bytes.
     """
     document: dict[str, Any] = {METADATA_KEY: dict(metadata)} if metadata else {}
-    at, begins = 0, array("q")
+    offset, begins = 0, array("q")
     for name, dtype, shape in entries:
-        end = at + content_bytes(dtype, shape)
+        end = offset + content_bytes(dtype, shape)
         document[name] = {
             "dtype": TO_SAFETENSORS[dtype],
             "shape": list(shape),
-            "data_offsets": [at, end],
+            "data_offsets": [offset, end],
         }
-        begins.append(at)
-        at = end
+        begins.append(offset)
+        offset = end
     data = json.dumps(document, separators=(",", ":"), ensure_ascii=False).encode()
     data += b" " * (reserve + -(len(data) + reserve) % 8)
     base = 8 + len(data)
@@ -176,7 +176,7 @@ class Safetensors:
 
     name = "safetensors"
     alone = True
-    alike = True
+    has_equal_headers = True
 
     def read_index(self, read_at: ReadAt, size: int) -> Index:
         return read_index(read_at, size)
@@ -195,24 +195,24 @@ class Safetensors:
         """Plan a file; metadata entries are kept, except those that are no longer true."""
         for name, dtype, _ in tensors:
             if dtype == TEXT or name == METADATA_KEY:
-                what = "texts, such as" if dtype == TEXT else "a parameter named"
+                kind_text = "texts, such as" if dtype == TEXT else "a parameter named"
                 raise RequestError(
-                    f"safetensors cannot hold {what} {name!r}",
+                    f"safetensors cannot hold {kind_text} {name!r}",
                     f"leave it out (--exclude '^{re.escape(name)}$') or write --format ckpt",
                 )
-        order = sorted(tensors, key=lambda one: self.order(one.name, one.dtype))
+        order = sorted(tensors, key=lambda spec: self.order(spec.name, spec.dtype))
         marked = {name for name, dtype, _ in order if dtype != INT4 and metadata.get(name) == INT4}
         untrue = {CRC_KEY, REDUNDANCY_KEY, *marked}
-        kept = {key: value for key, value in metadata.items() if key not in untrue}
+        kept_metadata = {key: value for key, value in metadata.items() if key not in untrue}
         marks = {name: INT4 for name, dtype, _ in order if dtype == INT4}
         reserve = _RESERVE if checksum else 0
-        metadata = {"format": "ms", **kept, **marks}
+        metadata = {"format": "ms", **kept_metadata, **marks}
         head, offsets = header(order, metadata, reserve)
-        sizes = [content_bytes(one.dtype, one.shape) for one in order]
+        sizes = [content_bytes(spec.dtype, spec.shape) for spec in order]
         if sum(sizes) >= _LARGE and begins % 8 == 0:  # so that blocks can be shared with the source
             head, offsets = header(order, metadata, reserve + (begins - len(head)) % BLOCK)
             assert len(head) % BLOCK == begins % BLOCK
-        spans = {one.name: (Span(at, n),) for one, at, n in zip(order, offsets, sizes)}
+        spans = {spec.name: (Span(offset, n),) for spec, offset, n in zip(order, offsets, sizes)}
         return FileLayout(((0, head),), spans, len(head) + sum(sizes))
 
     def checksum(self, layout: FileLayout, blocks: Blocks) -> Patch:

@@ -21,8 +21,8 @@ def parse(data: bytes) -> dict[str, tuple[Shape, str]]:
         if not isinstance(document, dict) or document.get("shards"):
             raise ValueError("neither shapes by name nor what `inspect` says of one complete file")
         if isinstance(document.get("entries"), list):
-            every = [item for item in document["entries"] if isinstance(item, dict)]
-            document = {str(item.get("name")): item for item in every}
+            entries = [item for item in document["entries"] if isinstance(item, dict)]
+            document = {str(item.get("name")): item for item in entries}
         return {name: _entry(name, item) for name, item in document.items()}
     except (ValueError, RecursionError) as error:
         raise FormatError(

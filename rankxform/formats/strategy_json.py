@@ -70,8 +70,7 @@ def _layout(item: Any) -> Layout:
     if not isinstance(written, list):
         raise FormatError("no tensor_map")
     tensor_map = tuple(
-        tuple(a for a in (entry if isinstance(entry, list) else [entry]) if a != -1)
-        for entry in written
+        tuple(a for a in (e if isinstance(e, list) else [e]) if a != -1) for e in written
     )
     if not all(_is_int(a) for axes in tensor_map for a in axes):
         raise FormatError(f"tensor_map {written} must hold integers, or lists of them")

@@ -44,7 +44,7 @@ def parse(data: bytes, label: str) -> StrategyRecord:
     operator_stages: list[int] = []
     derived = False
     layouts: dict[str, Layout] = {}
-    alike: dict[bytes, Layout] = {}  # many parameters have few layouts
+    layouts_by_bytes: dict[bytes, Layout] = {}  # many parameters have few layouts
     for number, value in fields(memoryview(data)):
         if number == 1:
             current_stage = integer(value)
@@ -55,9 +55,9 @@ def parse(data: bytes, label: str) -> StrategyRecord:
             name, content = _layout_item(message(value))
             written = bytes(content)
             try:
-                if written not in alike:
-                    alike[written] = layout(content)
-                layouts[name] = alike[written]
+                if written not in layouts_by_bytes:
+                    layouts_by_bytes[written] = layout(content)
+                layouts[name] = layouts_by_bytes[written]
             except (FormatError, StrategyError) as error:
                 error.say(error.at(repr(name)))
                 raise
@@ -124,7 +124,7 @@ def written(layout: Layout) -> bytes:
              (4, [layout.split_offsets]))  # fmt: skip
     scalars = (5, layout.field), (6, layout.opt_step), (7, layout.opt_size)
     return b"".join(
-        [delimited(n, _written_dims(dims)) for n, every in lists for dims in every]
+        [delimited(n, _written_dims(dims)) for n, dims_lists in lists for dims in dims_lists]
         + [key(n, VARINT) + varint(value) for n, value in scalars]
     )
 
@@ -149,12 +149,12 @@ def stage_file(stage: int, layouts: Mapping[str, Layout], operator: str) -> byte
     MindSpore takes the stage from the operators; it refuses to merge a file without one.
     """
     item = delimited(1, operator.encode()) + delimited(2, key(1, VARINT) + varint(stage))
-    alike: dict[Layout, bytes] = {}
+    bytes_by_layout: dict[Layout, bytes] = {}
     parts = [key(1, VARINT) + varint(_UNMERGED), delimited(2, item)]
-    for name, one in layouts.items():
-        if one not in alike:
-            alike[one] = delimited(2, written(one))
-        parts.append(delimited(3, delimited(1, name.encode()) + alike[one]))
+    for name, layout in layouts.items():
+        if layout not in bytes_by_layout:
+            bytes_by_layout[layout] = delimited(2, written(layout))
+        parts.append(delimited(3, delimited(1, name.encode()) + bytes_by_layout[layout]))
     return b"".join(parts)
 
 

@@ -37,7 +37,7 @@ TORCH = {
     "float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2", "float8_e8m0fnu": "F8_E8M0",
 }  # fmt: skip
 """torch's types, by the names that they have there."""
-TORCH_NAMES = {own: name for name, own in TORCH.items()}
+TORCH_NAMES = {dtype: name for name, dtype in TORCH.items()}
 
 _REBUILD = "torch._utils._rebuild_tensor_v2", "torch._utils._rebuild_tensor_v3"
 _PARAMETER = "torch._utils._rebuild_parameter"
@@ -57,7 +57,7 @@ _MOST_DIRECTORY = 16 << 20
 class Member(NamedTuple):
     """One file of a ZIP: where its local header is, from the ZIP's start; its bytes, and CRC-32."""
 
-    at: int
+    header_offset: int
     nbytes: int
     crc: int
 
@@ -76,22 +76,22 @@ def read_tail(data: bytes, end: int) -> Tail | int | None:
     Returns how many more bytes are needed if `data` are too few, None if it is no ZIP's end. Raises
     FormatError for one that makes no sense.
     """
-    at = len(data) - _END.size
-    if at < 0 or data[at : at + 4] != _EOCD:
+    eocd_start = len(data) - _END.size
+    if eocd_start < 0 or data[eocd_start : eocd_start + 4] != _EOCD:
         return None
-    *_, count, size, offset, comment = _END.unpack_from(data, at)
+    *_, count, size, offset, comment = _END.unpack_from(data, eocd_start)
     if comment:
         return None
-    before = _END64.size + 20 if data[max(0, at - 20) :][:4] == _LOCATOR else 0
-    if before:  # torch writes it whatever the sizes
-        if at < before:
-            return before + _END.size
-        if data[at - before : at - before + 4] != _EOCD64:
+    end64_bytes = _END64.size + 20 if data[max(0, eocd_start - 20) :][:4] == _LOCATOR else 0
+    if end64_bytes:  # torch writes it whatever the sizes
+        if eocd_start < end64_bytes:
+            return end64_bytes + _END.size
+        if data[eocd_start - end64_bytes : eocd_start - end64_bytes + 4] != _EOCD64:
             raise FormatError(f"the ZIP that ends at byte {end:,} has no 64-bit end")
-        *_, count, size, offset = _END64.unpack_from(data, at - before)
+        *_, count, size, offset = _END64.unpack_from(data, eocd_start - end64_bytes)
     elif _FULL in (size, offset):
         raise FormatError(f"the ZIP that ends at byte {end:,} has no 64-bit end")
-    need = size + before + _END.size
+    need = size + end64_bytes + _END.size
     start = end - need - offset
     if start < 0 or count > _MOST_MEMBERS or size > _MOST_DIRECTORY:
         raise FormatError(f"the ZIP that ends at byte {end:,} states sizes beyond the file")
@@ -101,61 +101,61 @@ def read_tail(data: bytes, end: int) -> Tail | int | None:
 
 
 def _members(directory: bytes, count: int) -> dict[str, Member]:
-    found: dict[str, Member] = {}
-    at = 0
+    members: dict[str, Member] = {}
+    position = 0
     for _ in range(count):
-        if directory[at : at + 4] != _DIRECTORY:
+        if directory[position : position + 4] != _DIRECTORY:
             raise FormatError("the directory of a ZIP is damaged")
         try:
-            fields = _ENTRY.unpack_from(directory, at)
+            fields = _ENTRY.unpack_from(directory, position)
         except struct.error:
             raise FormatError("the directory of a ZIP is cut off") from None
         method, crc, stored, nbytes = fields[4], *fields[7:10]
         name_size, extra_size, comment = fields[10:13]
         local = fields[16]
-        at += _ENTRY.size
-        name = directory[at : at + name_size].decode(errors="replace").partition("/")[2]
-        extra = directory[at + name_size : at + name_size + extra_size]
-        at += name_size + extra_size + comment
+        position += _ENTRY.size
+        name = directory[position : position + name_size].decode(errors="replace").partition("/")[2]
+        extra = directory[position + name_size : position + name_size + extra_size]
+        position += name_size + extra_size + comment
         if _FULL in (nbytes, stored, local):
             nbytes, stored, local = _wide(extra, nbytes, stored, local)
         if method or stored != nbytes:
             raise FormatError(f"{name!r} in a ZIP is compressed; torch stores tensors as they are")
-        if name in found:
+        if name in members:
             raise FormatError(f"{name!r} is twice in a ZIP")
-        found[name] = Member(local, nbytes, crc)
-    return found
+        members[name] = Member(local, nbytes, crc)
+    return members
 
 
 def _wide(extra: bytes, *values: int) -> tuple[int, ...]:
     """Return values, of which those that do not fit 32 bits are in an extra field."""
-    at = 0
-    while at + 4 <= len(extra):
-        kind, size = struct.unpack_from("<2H", extra, at)
+    position = 0
+    while position + 4 <= len(extra):
+        kind, size = struct.unpack_from("<2H", extra, position)
         if kind == 1:
-            wide = iter(struct.unpack_from(f"<{size // 8}Q", extra, at + 4))
+            wide = iter(struct.unpack_from(f"<{size // 8}Q", extra, position + 4))
             return tuple(next(wide, value) if value == _FULL else value for value in values)
-        at += 4 + size
+        position += 4 + size
     return values
 
 
 def content_at(head: bytes, member: Member) -> int | None:
     """Return where a member's content is, from its ZIP's start; None if `head` is too short."""
-    if len(head) < member.at + _HEAD.size:
+    if len(head) < member.header_offset + _HEAD.size:
         return None
-    mark, *_, name_size, extra_size = _HEAD.unpack_from(head, member.at)
+    mark, *_, name_size, extra_size = _HEAD.unpack_from(head, member.header_offset)
     if mark != _LOCAL:
         raise FormatError("a member of a ZIP is not where its directory says")
-    return int(member.at + _HEAD.size + name_size + extra_size)
+    return int(member.header_offset + _HEAD.size + name_size + extra_size)
 
 
 def permitted(name: str) -> bool:
     """Tell whether a tensor's pickle may have a name."""
-    module, _, own = name.rpartition(".")
+    module, _, short_name = name.rpartition(".")
     return (
         name in (*_REBUILD, _PARAMETER, _UNTYPED, "collections.OrderedDict")
-        or (module == "torch" and own.removesuffix("Storage") in _STORAGES)
-        or (module == "torch" and own in TORCH)
+        or (module == "torch" and short_name.removesuffix("Storage") in _STORAGES)
+        or (module == "torch" and short_name in TORCH)
     )
 
 
@@ -169,33 +169,33 @@ class Described(NamedTuple):
 
 def described(data: bytes) -> Described:
     """Read a data.pkl. Raises FormatError for one that is no plain tensor's."""
-    made = load(data, permitted)
-    if isinstance(made, Made) and made.kind == _PARAMETER and made.args:
-        made = made.args[0]
+    unbuilt = load(data, permitted)
+    if isinstance(unbuilt, Made) and unbuilt.kind == _PARAMETER and unbuilt.args:
+        unbuilt = unbuilt.args[0]
     try:
-        return _plain(made)
+        return _plain(unbuilt)
     except (AttributeError, IndexError, TypeError, ValueError):
         raise FormatError("has a data.pkl that is no tensor's") from None
 
 
-def _plain(made: Made) -> Described:
+def _plain(unbuilt: Made) -> Described:
     """Return what a call says that makes a tensor. Raises FormatError, and others of nonsense."""
-    if made.kind not in _REBUILD:
-        raise FormatError(f"is made by {made.kind}, and not a plain tensor")
-    storage, first, shape, strides, _, hooks, *rest = made.args
+    if unbuilt.kind not in _REBUILD:
+        raise FormatError(f"is made by {unbuilt.kind}, and not a plain tensor")
+    storage, first, shape, strides, _, hooks, *extra_args = unbuilt.args
     if storage.kind != PERSISTENT:
         raise TypeError
     _, kind, key, _, count = storage.args
     if hooks or not all(map(_is_number, (*shape, *strides, first, count))):
         raise TypeError
-    if made.kind == _REBUILD[1]:
-        dtype = TORCH.get(rest.pop(0).removeprefix("torch."))
+    if unbuilt.kind == _REBUILD[1]:
+        dtype = TORCH.get(extra_args.pop(0).removeprefix("torch."))
     else:
         dtype = _STORAGES.get(kind.removeprefix("torch.").removesuffix("Storage"))
     if dtype is None or key != "0":
         raise FormatError(f"is a tensor of a kind that is not known ({kind})")
     stored = count if kind == _UNTYPED else count * content_bytes(dtype, ())
-    return Described(dtype, shape, _wrong(dtype, shape, strides, first, stored, rest))
+    return Described(dtype, shape, _wrong(dtype, shape, strides, first, stored, extra_args))
 
 
 def _is_number(value: object) -> bool:
@@ -203,7 +203,7 @@ def _is_number(value: object) -> bool:
 
 
 def _wrong(
-    dtype: str, shape: Shape, strides: Shape, first: int, stored: int, rest: list[object]
+    dtype: str, shape: Shape, strides: Shape, first: int, stored: int, extra_args: list[object]
 ) -> str:
     """Return why the bytes are not the elements row by row; "" if they are."""
     plain = row_strides(shape)
@@ -213,7 +213,7 @@ def _wrong(
         return f"stored with strides {strides}, not row by row"
     if first or stored != content_bytes(dtype, shape):
         return f"a view of a larger tensor: {stored:,} bytes from element {first:,} on"
-    if any(rest):
+    if any(extra_args):
         return "stored as a conjugate or a negative"
     return ""
 
@@ -242,8 +242,8 @@ class Parts(NamedTuple):
     crc_at: tuple[int, ...]
 
 
-def parts(dtype: str, shape: Shape, at: int) -> Parts:
-    """Return what stands around the content of a tensor; its item begins at byte `at` of a file."""
+def parts(dtype: str, shape: Shape, item_start: int) -> Parts:
+    """Return what stands around a tensor's content; its item begins at byte `item_start`."""
     nbytes = content_bytes(dtype, shape)
     head, entries = b"", []
     for name, data in (("data.pkl", data_pickle(dtype, shape)), ("byteorder", b"little")):
@@ -251,29 +251,29 @@ def parts(dtype: str, shape: Shape, at: int) -> Parts:
         head += _local(name, len(data), crc32(data)) + data
     entries.append(("data/0", len(head), nbytes, 0))
     room = _HEAD.size + len("archive/data/0") + 4
-    padding = -(at + len(head) + room) % _ALIGNED
+    padding = -(item_start + len(head) + room) % _ALIGNED
     extra = struct.pack("<2s H", b"FB", padding) + b"Z" * padding
     head += _local("data/0", 0, 0, _FLAG, extra)
     wide = nbytes >= _FULL
-    behind = struct.pack("<4s I 2Q" if wide else "<4s 3I", _DESCRIPTOR, 0, nbytes, nbytes)
+    tail = struct.pack("<4s I 2Q" if wide else "<4s 3I", _DESCRIPTOR, 0, nbytes, nbytes)
     crc_at = [4]
     version = b"3\n"
-    entries.append(("version", len(head) + nbytes + len(behind), len(version), crc32(version)))
-    behind += _local("version", len(version), crc32(version)) + version
-    first = len(head) + nbytes + len(behind)
+    entries.append(("version", len(head) + nbytes + len(tail), len(version), crc32(version)))
+    tail += _local("version", len(version), crc32(version)) + version
+    first = len(head) + nbytes + len(tail)
     for name, place, size, crc in entries:
         if name == "data/0":
-            crc_at.append(len(behind) + 16)
-        behind += _directory_entry(name, place, size, crc)
-    listed = len(head) + nbytes + len(behind) - first
+            crc_at.append(len(tail) + 16)
+        tail += _directory_entry(name, place, size, crc)
+    listed = len(head) + nbytes + len(tail) - first
     count, full = len(entries), wide or first >= _FULL
     if full:
         where = first + listed
-        behind += _END64.pack(_EOCD64, 44, 45, 45, 0, 0, count, count, listed, first)
-        behind += struct.pack("<4s I Q I", _LOCATOR, 0, where, 1)
-    stated = _FULL if full else first
-    behind += _END.pack(_EOCD, 0, 0, count, count, listed, stated, 0)
-    return Parts(head, behind, tuple(crc_at))
+        tail += _END64.pack(_EOCD64, 44, 45, 45, 0, 0, count, count, listed, first)
+        tail += struct.pack("<4s I Q I", _LOCATOR, 0, where, 1)
+    directory_offset = _FULL if full else first
+    tail += _END.pack(_EOCD, 0, 0, count, count, listed, directory_offset, 0)
+    return Parts(head, tail, tuple(crc_at))
 
 
 def _local(name: str, nbytes: int, crc: int, flags: int = 0, extra: bytes = b"") -> bytes:
@@ -282,15 +282,15 @@ def _local(name: str, nbytes: int, crc: int, flags: int = 0, extra: bytes = b"")
     return _HEAD.pack(_LOCAL, *sizes) + full + extra
 
 
-def _directory_entry(name: str, at: int, nbytes: int, crc: int) -> bytes:
+def _directory_entry(name: str, header_offset: int, nbytes: int, crc: int) -> bytes:
     """Return a member's entry in the directory; the first bytes of a ZIP are within 32 bits."""
     full, wide = f"archive/{name}".encode(), []
     flags = _FLAG if name == "data/0" else 0
-    size, place = nbytes, at
+    size, place = nbytes, header_offset
     if nbytes >= _FULL:
         wide, size = [nbytes, nbytes], _FULL
-    if at >= _FULL:
-        wide, place = [*wide, at], _FULL
+    if header_offset >= _FULL:
+        wide, place = [*wide, header_offset], _FULL
     extra = struct.pack(f"<2H{len(wide)}Q", 1, 8 * len(wide), *wide) if wide else b""
     version = 45 if wide else 20
     fields = version, version, flags, 0, 0, 0, crc, size, size, len(full), len(extra), 0, 0, 0
@@ -299,24 +299,24 @@ def _directory_entry(name: str, at: int, nbytes: int, crc: int) -> bytes:
 
 def data_pickle(dtype: str, shape: Shape) -> bytes:
     """Return the data.pkl of a tensor that is stored row by row."""
-    storages = {own: name for name, own in _STORAGES.items()}
+    storages = {element_type: name for name, element_type in _STORAGES.items()}
     typed = dtype in storages
     count = prod(shape) if typed else content_bytes(dtype, shape)
-    made = Pickle(2)
-    made.name(_REBUILD[0 if typed else 1])
-    made.mark()
-    made.mark()
-    made.values("storage")
-    made.name(f"torch.{storages[dtype]}Storage" if typed else _UNTYPED)
-    made.values("0", "cpu", count)
-    made.tuple()
-    made.persistent()
-    made.values(0, shape, row_strides(shape), False)
-    made.name("collections.OrderedDict")
-    made.values(())
-    made.reduce()
+    writer = Pickle(2)
+    writer.name(_REBUILD[0 if typed else 1])
+    writer.mark()
+    writer.mark()
+    writer.values("storage")
+    writer.name(f"torch.{storages[dtype]}Storage" if typed else _UNTYPED)
+    writer.values("0", "cpu", count)
+    writer.tuple()
+    writer.persistent()
+    writer.values(0, shape, row_strides(shape), False)
+    writer.name("collections.OrderedDict")
+    writer.values(())
+    writer.reduce()
     if not typed:
-        made.name(f"torch.{TORCH_NAMES[dtype]}")
-    made.tuple()
-    made.reduce()
-    return made.stop()
+        writer.name(f"torch.{TORCH_NAMES[dtype]}")
+    writer.tuple()
+    writer.reduce()
+    return writer.stop()

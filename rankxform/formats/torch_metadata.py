@@ -37,7 +37,7 @@ _CLASSES = (
 )  # fmt: skip
 _MODULES = (
     f"{_TORCH}.metadata", f"{_TORCH}.filesystem", f"{_TORCH}.planner", _OLD, _MEGATRON,
-    *(f"{own}.{end}" for own in _HYPER for end in ("metadata", "storage")),
+    *(f"{package}.{end}" for package in _HYPER for end in ("metadata", "storage")),
 )  # fmt: skip
 _OTHERS = (
     "torch.Size", "torch.serialization._get_layout", "pathlib.PosixPath", "pathlib.Path",
@@ -47,11 +47,11 @@ _OTHERS = (
 
 def permitted(name: str) -> bool:
     """Tell whether a ``.metadata`` may have a name."""
-    module, _, own = name.rpartition(".")
+    module, _, short_name = name.rpartition(".")
     return (
         name in _OTHERS
-        or (module in _MODULES and own in _CLASSES)
-        or (module == "torch" and _is_type(own))
+        or (module in _MODULES and short_name in _CLASSES)
+        or (module == "torch" and _is_type(short_name))
     )
 
 
@@ -92,31 +92,31 @@ def parse(data: bytes) -> Table:
         return _table(load(data, permitted))
 
 
-def _table(made: Any) -> Table:
-    if not isinstance(made, Made) or made.kind.rpartition(".")[2] not in (
+def _table(unbuilt: Any) -> Table:
+    if not isinstance(unbuilt, Made) or unbuilt.kind.rpartition(".")[2] not in (
         "Metadata",
         "MCoreMetadata",
     ):
         raise FormatError("is no table of a distributed checkpoint")
-    version = made.get("version")
+    version = unbuilt.get("version")
     if version not in (None, "1.0", "1.0.0"):
         raise FormatError(f"is of version {_shown(version)}, and not of 1.0")
-    stated, stored = made.get("state_dict_metadata"), made.get("storage_data")
-    if type(stated) is not dict or type(stored) is not dict:
+    declared_by_name, stored = unbuilt.get("state_dict_metadata"), unbuilt.get("storage_data")
+    if type(declared_by_name) is not dict or type(stored) is not dict:
         raise FormatError("lacks state_dict_metadata or storage_data")
-    found = Table()
+    metadata = Table()
     chunks: dict[str, dict[Shape, Shape]] = {}
-    for name, one in stated.items():
-        if type(name) is not str or not isinstance(one, Made):
+    for name, storage_metadata in declared_by_name.items():
+        if type(name) is not str or not isinstance(storage_metadata, Made):
             raise FormatError("names something that is no tensor")
-        if one.kind.endswith(".TensorStorageMetadata"):
+        if storage_metadata.kind.endswith(".TensorStorageMetadata"):
             try:
-                found.tensors[name], chunks[name] = _tensor(one)
+                metadata.tensors[name], chunks[name] = _tensor(storage_metadata)
             except FormatError as error:
                 error.say(error.at(name))
                 raise
     boxes: dict[tuple[Shape, Shape], Box] = {}
-    lying: dict[str, list[Item]] = {name: [] for name in stated}
+    lying: dict[str, list[Item]] = {name: [] for name in declared_by_name}
     while stored:  # what was looked at is let go
         index, info = stored.popitem()
         name, item = _item(index, info, chunks, boxes)
@@ -124,40 +124,44 @@ def _table(made: Any) -> Table:
             raise FormatError("says where it lies, and not what it is", where=name)
         lying[name].append(item)
     for name, sizes in chunks.items():
-        there = {one.box.start for one in lying[name] if one.box is not None}
-        gone = [at for at, size in sizes.items() if prod(size) and at not in there]
-        if gone:
-            raise FormatError(f"box at {gone[0]} is described and nowhere stored", where=name)
-    found.items = {name: tuple(reversed(some)) for name, some in lying.items()}
-    more = made.get("mcore_data") or {}
-    found.flattened = tuple(
+        stored_starts = {i.box.start for i in lying[name] if i.box is not None}
+        missing_starts = [
+            start for start, size in sizes.items() if prod(size) and start not in stored_starts
+        ]
+        if missing_starts:
+            raise FormatError(
+                f"box at {missing_starts[0]} is described and nowhere stored", where=name
+            )
+    metadata.items = {name: tuple(reversed(stored_items)) for name, stored_items in lying.items()}
+    mcore_data = unbuilt.get("mcore_data") or {}
+    metadata.flattened = tuple(
         name
-        for name, one in (more.items() if type(more) is dict else ())
-        if type(one) is dict and "nd_reformulated_orig_global_shape" in one
+        for name, properties in (mcore_data.items() if type(mcore_data) is dict else ())
+        if type(properties) is dict and "nd_reformulated_orig_global_shape" in properties
     )
-    return found
+    return metadata
 
 
-def _tensor(one: Made) -> tuple[tuple[str, Shape], dict[Shape, Shape]]:
+def _tensor(storage_metadata: Made) -> tuple[tuple[str, Shape], dict[Shape, Shape]]:
     """Return type and shape of a tensor, and by offset the sizes of its boxes."""
-    properties = one.get("properties")
+    properties = storage_metadata.get("properties")
     if not isinstance(properties, Made):
         raise FormatError("states no type")
     state = properties.state
-    stated = state[0] if type(state) is tuple and properties.keys is None else None
-    dtype = type_of(properties.get("dtype", stated))
-    shape, some = _shape(one.get("size")), one.get("chunks")
-    if type(some) is not list:
+    positional_dtype = state[0] if type(state) is tuple and properties.keys is None else None
+    dtype = type_of(properties.get("dtype", positional_dtype))
+    shape, chunks = _shape(storage_metadata.get("size")), storage_metadata.get("chunks")
+    if type(chunks) is not list:
         raise FormatError("states no boxes")
     sizes: dict[Shape, Shape] = {}
-    for chunk in some:
+    for chunk in chunks:
         if not isinstance(chunk, Made):
             raise FormatError("states no boxes")
-        at, size = _shape(chunk.get("offsets")), _shape(chunk.get("sizes"))
-        if len(at) != len(shape) or len(size) != len(shape):
-            raise FormatError(f"box at {at} of sizes {size} is not of shape {list(shape)}")
-        if sizes.setdefault(at, size) != size:
-            raise FormatError(f"boxes at {at} have sizes {sizes[at]} and {size}")
+        start, size = _shape(chunk.get("offsets")), _shape(chunk.get("sizes"))
+        if len(start) != len(shape) or len(size) != len(shape):
+            raise FormatError(f"box at {start} of sizes {size} is not of shape {list(shape)}")
+        if sizes.setdefault(start, size) != size:
+            raise FormatError(f"boxes at {start} have sizes {sizes[start]} and {size}")
     return (dtype, shape), sizes
 
 
@@ -169,10 +173,10 @@ def _shown(value: Any) -> str:
 def type_of(value: Any) -> str:
     """Return the type that a framework names. Raises FormatError."""
     text = _shown(value).removeprefix("torch.")
-    known = {**TORCH, **{name.lower(): name for name in ITEM_SIZE if name != TEXT}}
-    if text.lower() not in known:
+    dtypes_by_name = {**TORCH, **{name.lower(): name for name in ITEM_SIZE if name != TEXT}}
+    if text.lower() not in dtypes_by_name:
         raise FormatError(f"element type {text[:40]} is not known")
-    return known[text.lower()]
+    return dtypes_by_name[text.lower()]
 
 
 @lru_cache(maxsize=1 << 16)
@@ -201,7 +205,7 @@ def _item(
     """Return a name, and where something of it lies."""
     if not isinstance(index, Made) or not isinstance(info, Made):
         raise FormatError("storage_data is no table of places")
-    name, at = index.get("fqn"), index.get("offset")
+    name, box_offset = index.get("fqn"), index.get("offset")
     file, offset, nbytes = (info.get(key) for key in ("relative_path", "offset", "length"))
     key = info.get("tensor_key") or name
     if type(name) is not str or type(file) is not str or type(key) is not str:
@@ -214,7 +218,7 @@ def _item(
     sizes = chunks.get(name)
     if sizes is None:
         return name, Item(file, offset, nbytes, key)
-    start = _shape(at if at is not None else ())
+    start = _shape(box_offset if box_offset is not None else ())
     if start not in sizes:
         raise FormatError(f"box at {start} is stored and nowhere described", where=name)
     pair = start, sizes[start]
@@ -227,8 +231,8 @@ def _names_of(transforms: Any) -> Any:
     """Return the names of what a tensor's bytes went through."""
     if type(transforms) is not list:
         return "that are not known"
-    named = [one.get("name") if isinstance(one, Made) else one for one in transforms]
-    return [_shown(one)[:40] for one in named[:4]]
+    named = [t.get("name") if isinstance(t, Made) else t for t in transforms]
+    return [_shown(name)[:40] for name in named[:4]]
 
 
 # -- written --------------------------------------------------------------------------------------
@@ -250,108 +254,108 @@ HYPER_FLAVOR = Flavor(f"{_HYPER[0]}.metadata", f"{_HYPER[0]}.storage", "StorageI
 
 def written(table: Table, flavor: Flavor) -> Iterator[bytes]:
     """Yield a ``.metadata`` in parts of some size."""
-    made = Pickle()
-    made.made(f"{flavor.metadata}.Metadata", None)
-    made.begin_dict()
-    made.values("state_dict_metadata")
-    made.begin_dict()
+    writer = Pickle()
+    writer.made(f"{flavor.metadata}.Metadata", None)
+    writer.begin_dict()
+    writer.values("state_dict_metadata")
+    writer.begin_dict()
     for name, items in table.items.items():
-        made.values(name)
+        writer.values(name)
         if name in table.tensors:
-            _write_tensor(made, flavor, *table.tensors[name], items)
+            _write_tensor(writer, flavor, *table.tensors[name], items)
         else:
-            made.made(f"{flavor.metadata}.BytesStorageMetadata", {})
-        yield from _large(made)
-    made.end_dict()
-    made.values("planner_data")
-    made.begin_dict()
+            writer.made(f"{flavor.metadata}.BytesStorageMetadata", {})
+        yield from _large(writer)
+    writer.end_dict()
+    writer.values("planner_data")
+    writer.begin_dict()
     for name in table.items:
-        made.values(name, (name,))
-    made.end_dict()
-    made.values("storage_data")
-    made.begin_dict()
+        writer.values(name, (name,))
+    writer.end_dict()
+    writer.values("storage_data")
+    writer.begin_dict()
     for name, items in table.items.items():
         for number, item in enumerate(items):
-            _write_place(made, flavor, name, number, item)
-            yield from _large(made)
-    made.end_dict()
+            _write_place(writer, flavor, name, number, item)
+            yield from _large(writer)
+    writer.end_dict()
     if flavor.torch:
-        made.values("storage_meta", None)
-    made.values("version", flavor.version)
-    made.end_dict()
-    made.build()
-    yield made.stop()
+        writer.values("storage_meta", None)
+    writer.values("version", flavor.version)
+    writer.end_dict()
+    writer.build()
+    yield writer.stop()
 
 
-def _large(made: Pickle) -> Iterable[bytes]:
-    return [made.taken()] if made.size > _PART else ()
+def _large(writer: Pickle) -> Iterable[bytes]:
+    return [writer.taken()] if writer.size > _PART else ()
 
 
 def _write_tensor(
-    made: Pickle, flavor: Flavor, dtype: str, shape: Shape, items: Iterable[Item]
+    writer: Pickle, flavor: Flavor, dtype: str, shape: Shape, items: Iterable[Item]
 ) -> None:
-    made.made(f"{flavor.metadata}.TensorStorageMetadata", None)
-    made.begin_dict()
-    made.values("properties")
-    made.made(f"{flavor.metadata}.TensorProperties", None)
+    writer.made(f"{flavor.metadata}.TensorStorageMetadata", None)
+    writer.begin_dict()
+    writer.values("properties")
+    writer.made(f"{flavor.metadata}.TensorProperties", None)
     if flavor.torch:
-        made.mark()
-        made.name(f"torch.{TORCH_NAMES[dtype]}")
-        _call(made, "torch.serialization._get_layout", "torch.strided")
-        made.values(False)
-        _call(made, f"{flavor.metadata}._MEM_FORMAT_ENCODING", 0)
-        made.values(False)
-        made.tuple()
+        writer.mark()
+        writer.name(f"torch.{TORCH_NAMES[dtype]}")
+        _call(writer, "torch.serialization._get_layout", "torch.strided")
+        writer.values(False)
+        _call(writer, f"{flavor.metadata}._MEM_FORMAT_ENCODING", 0)
+        writer.values(False)
+        writer.tuple()
     else:
-        made.begin_dict()
+        writer.begin_dict()
         dtype = f"torch.{TORCH_NAMES[dtype]}"
-        made.values("dtype", dtype, "requires_grad", False, "memory_format", None)
-        made.end_dict()
-    made.build()
-    made.values("size")
-    _size(made, flavor, shape)
-    made.values("chunks")
-    made.begin_list()
+        writer.values("dtype", dtype, "requires_grad", False, "memory_format", None)
+        writer.end_dict()
+    writer.build()
+    writer.values("size")
+    _size(writer, flavor, shape)
+    writer.values("chunks")
+    writer.begin_list()
     for item in items:
         assert item.box is not None
-        made.made(f"{flavor.metadata}.ChunkStorageMetadata", None)
-        made.begin_dict()
-        made.values("offsets")
-        _size(made, flavor, item.box.start)
-        made.values("sizes")
-        _size(made, flavor, item.box.shape)
-        made.end_dict()
-        made.build()
-    made.end_list()
-    made.end_dict()
-    made.build()
+        writer.made(f"{flavor.metadata}.ChunkStorageMetadata", None)
+        writer.begin_dict()
+        writer.values("offsets")
+        _size(writer, flavor, item.box.start)
+        writer.values("sizes")
+        _size(writer, flavor, item.box.shape)
+        writer.end_dict()
+        writer.build()
+    writer.end_list()
+    writer.end_dict()
+    writer.build()
 
 
-def _write_place(made: Pickle, flavor: Flavor, name: str, number: int, item: Item) -> None:
-    made.made(f"{flavor.metadata}.MetadataIndex", None)
-    made.begin_dict()
-    made.values("fqn", name, "offset")
+def _write_place(writer: Pickle, flavor: Flavor, name: str, number: int, item: Item) -> None:
+    writer.made(f"{flavor.metadata}.MetadataIndex", None)
+    writer.begin_dict()
+    writer.values("fqn", name, "offset")
     if item.box is not None:
-        _size(made, flavor, item.box.start)
+        _size(writer, flavor, item.box.start)
     else:
-        made.values(None if flavor.torch else ())
-    made.values("index", number if item.box is not None or not flavor.torch else None)
-    made.end_dict()
-    made.build()
+        writer.values(None if flavor.torch else ())
+    writer.values("index", number if item.box is not None or not flavor.torch else None)
+    writer.end_dict()
+    writer.build()
     place = {"relative_path": item.file, "offset": item.offset, "length": item.nbytes}
     if not flavor.torch:
         place["tensor_key"] = item.key if item.box is not None else None
-    made.made(f"{flavor.storage}.{flavor.info}", place)
+    writer.made(f"{flavor.storage}.{flavor.info}", place)
 
 
-def _size(made: Pickle, flavor: Flavor, shape: Shape) -> None:
+def _size(writer: Pickle, flavor: Flavor, shape: Shape) -> None:
     if flavor.torch:
-        _call(made, "torch.Size", shape)
+        _call(writer, "torch.Size", shape)
     else:
-        made.values(shape)
+        writer.values(shape)
 
 
-def _call(made: Pickle, name: str, *args: object) -> None:
-    made.name(name)
-    made.values(args)
-    made.reduce()
+def _call(writer: Pickle, name: str, *args: object) -> None:
+    writer.name(name)
+    writer.values(args)
+    writer.reduce()

@@ -17,14 +17,14 @@ from rankxform.errors import FormatError
 VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
 
 
-def read_varint(data: bytes | memoryview, at: int) -> tuple[int, int]:
-    """Return the unsigned 64-bit varint at `at` and the position behind it.
+def read_varint(data: bytes | memoryview, offset: int) -> tuple[int, int]:
+    """Return the unsigned 64-bit varint at `offset` and the position behind it.
 
     >>> read_varint(b"\\x96\\x01", 0)
     (150, 2)
     """
     value = shift = 0
-    for position in range(at, min(at + 10, len(data))):
+    for position in range(offset, min(offset + 10, len(data))):
         byte = data[position]
         value |= (byte & 0x7F) << shift
         if byte < 0x80:
@@ -32,7 +32,7 @@ def read_varint(data: bytes | memoryview, at: int) -> tuple[int, int]:
                 break
             return value, position + 1
         shift += 7
-    raise FormatError(f"byte {at}: no complete number here; the file is damaged or cut off")
+    raise FormatError(f"byte {offset}: no complete number here; the file is damaged or cut off")
 
 
 def signed(value: int, bits: int) -> int:
@@ -48,12 +48,12 @@ def varint(value: int) -> bytes:
     (b'\\x96\\x01', 10)
     """
     value &= (1 << 64) - 1
-    out = bytearray()
+    encoded = bytearray()
     while value > 0x7F:
-        out.append(value & 0x7F | 0x80)
+        encoded.append(value & 0x7F | 0x80)
         value >>= 7
-    out.append(value)
-    return bytes(out)
+    encoded.append(value)
+    return bytes(encoded)
 
 
 def key(number: int, wire_type: int) -> bytes:
@@ -70,29 +70,29 @@ def fields(data: memoryview) -> Iterator[tuple[int, int | memoryview]]:
 
     The value is an int for varints and a view of the bytes for the rest. Raises FormatError.
     """
-    at, end = 0, len(data)
-    while at < end:
-        tag, at = read_varint(data, at)
+    offset, end = 0, len(data)
+    while offset < end:
+        tag, offset = read_varint(data, offset)
         number, wire_type = tag >> 3, tag & 7
         if number == 0:
-            raise FormatError(f"byte {at}: field number 0; the file is damaged")
+            raise FormatError(f"byte {offset}: field number 0; the file is damaged")
         if wire_type == VARINT:
-            value, at = read_varint(data, at)
+            value, offset = read_varint(data, offset)
             yield number, value
             continue
         if wire_type == BYTES:
-            length, at = read_varint(data, at)
+            length, offset = read_varint(data, offset)
         elif wire_type in (FIXED64, FIXED32):
             length = 8 if wire_type == FIXED64 else 4
         else:
-            raise FormatError(f"byte {at}: wire type {wire_type} is not used by this format")
-        if at + length > end:
+            raise FormatError(f"byte {offset}: wire type {wire_type} is not used by this format")
+        if offset + length > end:
             raise FormatError(
-                f"byte {at}: a field of {length} bytes ends behind its message's {end} bytes; "
+                f"byte {offset}: a field of {length} bytes ends behind its message's {end} bytes; "
                 "the file is damaged or cut off"
             )
-        yield number, data[at : at + length]
-        at += length
+        yield number, data[offset : offset + length]
+        offset += length
 
 
 def text(value: int | memoryview) -> str:
@@ -123,8 +123,8 @@ def repeated(value: int | memoryview, bits: int = 64) -> list[int]:
     """Decode one occurrence of a repeated number: a single one, or a packed run of them."""
     if isinstance(value, int):
         return [signed(value, bits)]
-    numbers, at = [], 0
-    while at < len(value):
-        number, at = read_varint(value, at)
+    numbers, offset = [], 0
+    while offset < len(value):
+        number, offset = read_varint(value, offset)
         numbers.append(signed(number, bits))
     return numbers

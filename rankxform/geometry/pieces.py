@@ -56,9 +56,7 @@ class Piece:
     @cached_property
     def is_ordered(self) -> bool:
         """Whether the axes of the source follow each other as those of the made tensor do."""
-        moving = [
-            axis for axis, n in zip(self.axes, self.shape) if n > 1 and axis != BROADCAST_AXIS
-        ]
+        moving = [a for a, n in zip(self.axes, self.shape) if n > 1 and a != BROADCAST_AXIS]
         return moving == sorted(moving)
 
     def inside(self, box: Box) -> Box | None:

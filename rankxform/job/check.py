@@ -79,24 +79,30 @@ class Check(Result):
         return self.same
 
     def in_short(self) -> str:
-        told = {True: "nothing wrong was found", False: "WRONG", None: "nothing could be compared"}
+        text_by_verdict = {
+            True: "nothing wrong was found",
+            False: "WRONG",
+            None: "nothing could be compared",
+        }
         read = (
             f"{format_count(self.files_compared, 'file')}, {format_size(self.bytes_read)} looked at"
         )
-        return f"{self.form}: {told[self.same]}; {read}, {format_seconds(self.seconds)}"
+        return f"{self.form}: {text_by_verdict[self.same]}; {read}, {format_seconds(self.seconds)}"
 
     def amounts(self) -> dict[str, str]:
-        found: dict[str, str] = {}
+        text_by_check: dict[str, str] = {}
         for row in self.rows:
             text = f"{row.state}: {row.text}"
-            found[row.check] = f"{found[row.check]}; {text}" if row.check in found else text
-        return {"of": self.src, **found}
+            text_by_check[row.check] = (
+                f"{text_by_check[row.check]}; {text}" if row.check in text_by_check else text
+            )
+        return {"of": self.src, **text_by_check}
 
     def as_dict(self) -> dict[str, Any]:
         """Return the result as ``inspect --check --json`` prints it."""
-        found = asdict(self)
-        found["rows"] = [row._asdict() for row in self.rows]
-        return {**found, "same": self.same}
+        document = asdict(self)
+        document["rows"] = [row._asdict() for row in self.rows]
+        return {**document, "same": self.same}
 
 
 def check(
@@ -120,17 +126,17 @@ def check(
         shapes = {p.name: p.shape for p in source.table.parameters if p.is_weight}
         noticed = [*unusual_tensors(shapes, [*shapes]), *types_by_file(source.table)]
         rows += [Row("tensors", DOUBTFUL, text) for text in noticed]
-    every = {**source.indexes, **source.extra}
-    total = sum(one.size if full else looked_at(one) for one in every.values())
+    all_indexes = {**source.indexes, **source.extra}
+    total = sum(index.size if full else looked_at(index) for index in all_indexes.values())
 
     def mine(on_progress: OnProgress) -> list[Scanned]:
         return [
-            scan(source.paths[file], every[file], full, on_progress)
-            for file in source.reach.partition(every)[team.rank]
+            scan(source.paths[file], all_indexes[file], full, on_progress)
+            for file in source.reach.partition(all_indexes)[team.rank]
         ]
 
-    found = team.work(mine, begin(total))
-    scanned = [one for some in team.allgather(lambda: found) for one in some]
+    local_scans = team.work(mine, begin(total))
+    scanned = [file_scan for scans in team.allgather(lambda: local_scans) for file_scan in scans]
     rows += [*_contents(scanned, full), *team.bcast(lambda: [*_leftovers(source)])]
     return Check(
         source.where.path,
@@ -138,8 +144,8 @@ def check(
         full,
         len(source.paths),
         tuple(rows),
-        evidence.reads + sum(one.reads for one in scanned),
-        evidence.bytes_read + sum(one.nbytes for one in scanned),
+        evidence.reads + sum(file_scan.reads for file_scan in scanned),
+        evidence.bytes_read + sum(file_scan.nbytes for file_scan in scanned),
         time.monotonic() - began,
     )
 
@@ -172,7 +178,7 @@ def _statements(source: Source) -> Iterator[Row]:
         yield Row(
             "statements", RIGHT, f"{format_count(number, 'file')}: they hold what is said of them"
         )
-    elif source.own is not None:
+    elif source.manifest is not None:
         yield Row("statements", RIGHT, f"{format_count(number, 'file')}, as rankxform wrote them")
 
 
@@ -181,35 +187,37 @@ def _ranks(source: Source) -> Iterator[Row]:
     if source.form.described or not source.paths:
         return
     if source.where.strategy is None:
-        gone = sorted({*range(max(source.paths))} - {*source.paths})
-        if gone:
+        missing_ranks = sorted({*range(max(source.paths))} - {*source.paths})
+        if missing_ranks:
             yield Row(
-                "ranks", DOUBTFUL, f"rank {format_ranges(gone)} has no file, and later ones have"
+                "ranks",
+                DOUBTFUL,
+                f"rank {format_ranges(missing_ranks)} has no file, and later ones have",
             )
         return
-    gone = [rank for rank in source.wanted if rank not in source.paths]
-    if not gone:
+    missing_ranks = [rank for rank in source.needed_files if rank not in source.paths]
+    if not missing_ranks:
         return
-    what = f"rank {format_ranges(gone)} of {source.where.strategy.label} has no file"
+    message = f"rank {format_ranges(missing_ranks)} of {source.where.strategy.label} has no file"
     if source.catalog is None:
-        yield Row("ranks", WRONG, what)
+        yield Row("ranks", WRONG, message)
         return
-    lost = lost_slices(source.catalog.parameters)
-    names = [one.name for some in lost.values() for one, _ in some]
+    losses_by_ranks = lost_slices(source.catalog.parameters)
+    names = [parameter.name for losses in losses_by_ranks.values() for parameter, _ in losses]
     names += source.catalog.unreachable
     if names:
         yield Row(
-            "ranks", WRONG, f"{what}, and no other holds slices of {summarize_names(names, 3)}"
+            "ranks", WRONG, f"{message}, and no other holds slices of {summarize_names(names, 3)}"
         )
     else:
-        yield Row("ranks", DOUBTFUL, f"{what}; others hold all that it should")
+        yield Row("ranks", DOUBTFUL, f"{message}; others hold all that it should")
 
 
 def _judged(request: Request, source: Source, team: Team) -> tuple[list[Row], Evidence]:
     """Compare what files hold of the same elements. Collective."""
     try:
-        asked = read_request(request, team)
-        evidence = examine(asked, source, aim(asked, source, team), team)
+        resolved = read_request(request, team)
+        evidence = examine(resolved, source, aim(resolved, source, team), team)
     except RankxformError as error:
         return [Row("copies", WRONG, str(error))], Evidence()
     rows = [Row("copies", DOUBTFUL, text) for text in evidence.warnings]
@@ -224,25 +232,33 @@ def _judged(request: Request, source: Source, team: Team) -> tuple[list[Row], Ev
 
 def _contents(scanned: Iterable[Scanned], full: bool) -> Iterator[Row]:
     """Yield what was found in the files' content."""
-    every = [*scanned]
-    wrong = [text for one in every for text in one.wrong_sums]
+    scans = [*scanned]
+    wrong = [text for file_scan in scans for text in file_scan.wrong_sums]
     for text in wrong[:_SHOWN]:
         yield Row("checksums", WRONG, text)
     if wrong[_SHOWN:]:
         yield Row("checksums", WRONG, f"and {len(wrong) - _SHOWN} more")
-    sums, left = sum(one.sums for one in every), sum(one.unchecked_sums for one in every)
+    sums, unchecked_count = (
+        sum(file_scan.sums for file_scan in scans),
+        sum(file_scan.unchecked_sums for file_scan in scans),
+    )
     if sums and not wrong:
         yield Row("checksums", RIGHT, f"{format_count(sums, 'checksum')} compared with the content")
-    elif left:
+    elif unchecked_count:
         yield Row(
-            "checksums", NOT_CHECKED, f"{format_count(left, 'checksum')}; --full compares them"
+            "checksums",
+            NOT_CHECKED,
+            f"{format_count(unchecked_count, 'checksum')}; --full compares them",
         )
     elif not sums:
         yield Row("checksums", NOT_CHECKED, "the files carry none")
-    looked = format_count(sum(one.tensors for one in every), "tensor") + (
+    tensors_text = format_count(sum(file_scan.tensors for file_scan in scans), "tensor") + (
         "" if full else " looked at"
     )
-    nans, infinite = _joined(one.nans for one in every), _joined(one.infinite for one in every)
+    nans, infinite = (
+        _joined(file_scan.nans for file_scan in scans),
+        _joined(file_scan.infinite for file_scan in scans),
+    )
     if nans:
         values = format_count(sum(nans.values()), "value")
         text = f"{values} of {summarize_names(nans, 3)}: no number (NaN)"
@@ -252,28 +268,28 @@ def _contents(scanned: Iterable[Scanned], full: bool) -> Iterator[Row]:
         text = f"{values} of {summarize_names(infinite, 3)}: infinite"
         yield Row("values", DOUBTFUL, text)
     if not nans and not infinite:
-        rest = "" if full else "; --full looks at all"
-        yield Row("values", RIGHT if full else NOT_CHECKED, f"finite in {looked}{rest}")
-    lost = _joined(one.holes for one in every)
-    if lost:
-        text = f"{sum(lost.values()):,} bytes of {summarize_names(lost, 3)} were never written"
+        suffix = "" if full else "; --full looks at all"
+        yield Row("values", RIGHT if full else NOT_CHECKED, f"finite in {tensors_text}{suffix}")
+    holes = _joined(file_scan.holes for file_scan in scans)
+    if holes:
+        text = f"{sum(holes.values()):,} bytes of {summarize_names(holes, 3)} were never written"
         yield Row("holes", DOUBTFUL, text)
 
 
-def _joined(some: Iterable[dict[str, int]]) -> dict[str, int]:
-    found: dict[str, int] = {}
-    for one in some:
-        for box, number in one.items():
+def _joined(counts_by_box: Iterable[dict[str, int]]) -> dict[str, int]:
+    totals: dict[str, int] = {}
+    for counts in counts_by_box:
+        for box, number in counts.items():
             name = box.partition(PLACE)[0]
-            found[name] = found.get(name, 0) + number
-    return found
+            totals[name] = totals.get(name, 0) + number
+    return totals
 
 
 def _leftovers(source: Source) -> Iterator[Row]:
     """Yield files that a save left behind."""
     names = source.listing.entries if source.listing is not None else ()
-    left = [name for name in names if name.endswith(_LEFT_OVER)]
-    if left:
-        more = f" and {len(left) - 3} more" if left[3:] else ""
-        text = f"{', '.join(left[:3])}{more}: left by a save that was interrupted"
+    leftovers = [name for name in names if name.endswith(_LEFT_OVER)]
+    if leftovers:
+        suffix = f" and {len(leftovers) - 3} more" if leftovers[3:] else ""
+        text = f"{', '.join(leftovers[:3])}{suffix}: left by a save that was interrupted"
         yield Row("leftovers", DOUBTFUL, text)

@@ -72,22 +72,22 @@ def contents(request: Request, team: Team) -> Contents:
 def _facts(source: Source) -> dict[str, Any]:
     catalog = source.catalog
     parameters = sorted(catalog.parameters if catalog else [], key=_by_name)
-    position = {parameter.name: at for at, parameter in enumerate(parameters)}
+    position = {parameter.name: number for number, parameter in enumerate(parameters)}
     faults = [fault.text for fault in source.faults[:_MOST_FAULTS]]
     if source.faults[_MOST_FAULTS:]:
         faults.append(f"and {len(source.faults) - _MOST_FAULTS} more faults")
     if catalog is not None and (lost_slices(parameters) or catalog.unreachable):
         faults.append(str(losses_error(catalog, parameters, catalog.unreachable)))
-    ids = {file: at for at, file in enumerate(source.paths)}
+    ids = {file: number for number, file in enumerate(source.paths)}
     layouts, layout_of = _layouts(source.indexes, ids, position)
-    nbytes = [content_bytes(one.dtype, one.shape) for one in parameters]
-    states = [one.state.kind if one.state else "parameters" for one in parameters]
+    nbytes = [content_bytes(parameter.dtype, parameter.shape) for parameter in parameters]
+    states = [parameter.state.kind if parameter.state else "parameters" for parameter in parameters]
     step = f", step {source.selected.step_name}" if source.selected.step_name else ""
     extent = f"{catalog.extent}, " if catalog and catalog.strategy else ""
-    types = _totals((one.dtype for one in parameters), nbytes)
-    numbers = {dtype: at for at, (dtype, *_) in enumerate(types)}
+    types = _totals((parameter.dtype for parameter in parameters), nbytes)
+    numbers = {dtype: number for number, (dtype, *_) in enumerate(types)}
     shardings = _Shardings(ids)
-    stored = sum(one.size for one in source.indexes.values())
+    stored = sum(index.size for index in source.indexes.values())
     return {
         "title": source.where.path,
         "about": f"{source.form.title}{step}: {extent}"
@@ -97,13 +97,13 @@ def _facts(source: Source) -> dict[str, Any]:
         "kinds": _totals(states, nbytes),
         "types": types,
         "files": [
-            [path, *_rank(catalog, file), one.size if one else None]
+            [path, *_rank(catalog, file), index.size if index else None]
             for file, path in source.paths.items()
-            for one in [source.indexes.get(file)]
+            for index in [source.indexes.get(file)]
         ],
         "tensors": [
-            [one.name, numbers[one.dtype], one.shape, number, shardings.number(one)]
-            for one, number in zip(parameters, nbytes)
+            [tensor.name, numbers[tensor.dtype], tensor.shape, number, shardings.number(tensor)]
+            for tensor, number in zip(parameters, nbytes)
         ],
         "shardings": shardings.every,
         "placements": shardings.placements,
@@ -126,11 +126,13 @@ def _rank(catalog: Catalog | None, file: int) -> tuple[int | None, int | None]:
 
 def _totals(names: Iterable[str], nbytes: Iterable[int]) -> list[list[Any]]:
     """Return how many there are of each name, and their bytes; the largest first."""
-    found: dict[str, list[int]] = defaultdict(lambda: [0, 0])
+    totals_by_name: dict[str, list[int]] = defaultdict(lambda: [0, 0])
     for name, stored in zip(names, nbytes):
-        found[name][0] += 1
-        found[name][1] += stored
-    return sorted(([name, *both] for name, both in found.items()), key=lambda row: -row[2])
+        totals_by_name[name][0] += 1
+        totals_by_name[name][1] += stored
+    return sorted(
+        ([name, *totals] for name, totals in totals_by_name.items()), key=lambda row: -row[2]
+    )
 
 
 def _layouts(
@@ -151,7 +153,7 @@ def _layouts(
             layouts.append({
                 "entries": [position.get(name, name) for name in names],
                 "offsets": index.offsets.tolist(),
-                "nbytes": [index.schema.nbytes(at) for at in range(len(names))],
+                "nbytes": [index.schema.nbytes(number) for number in range(len(names))],
             })  # fmt: skip
         layout_of[ids[file]] = numbers[key]
     return layouts, layout_of
@@ -180,17 +182,17 @@ class _Shardings:
         grid, cells = sharding.grid, sorted(sharding.files)
         boxes = [grid.box(cell) for cell in cells]
         files = [self._place(sharding.files[cell]) for cell in cells]
-        copies = max((len(some) for some in sharding.files.values()), default=0)
+        copies = max((len(holders) for holders in sharding.files.values()), default=0)
         lacking = len(sharding.placement.lacking)
-        held = format_count(len(cells), "slice")
+        text = format_count(len(cells), "slice")
         if [box.shape for box in boxes] == [grid.shape]:
-            held = "whole"
+            text = "whole"
         suffixes = sharding.placement.suffixes
         cuts = [sorted({box.start[axis] for box in boxes}) for axis in range(len(grid.shape))]
         many = sorted(range(len(cuts)), key=lambda axis: (-len(cuts[axis]), axis))[:2]
         axes: list[int | None] = [*sorted(many), None, None]
         return {
-            "holds": f"{held}, in {format_count(copies, 'file')}{' each' if len(cells) > 1 else ''}"
+            "holds": f"{text}, in {format_count(copies, 'file')}{' each' if len(cells) > 1 else ''}"
             + (f"; {lacking:,} in no file" if lacking else ""),
             "axes": axes[:2],
             **(
@@ -229,12 +231,12 @@ def _runs(numbers: Sequence[int]) -> list[int]:
     ([0, 4, 4], [0, 3, 1, 7, 1, 1])
     """
     runs: list[int] = []
-    at = 0
-    while at < len(numbers):
-        end = at + 1
-        step = numbers[end] - numbers[at] if end < len(numbers) else 1
+    start = 0
+    while start < len(numbers):
+        end = start + 1
+        step = numbers[end] - numbers[start] if end < len(numbers) else 1
         while end < len(numbers) and numbers[end] - numbers[end - 1] == step:
             end += 1
-        runs.extend((numbers[at], end - at, step))
-        at = end
+        runs.extend((numbers[start], end - start, step))
+        start = end
     return runs

@@ -42,46 +42,48 @@ class Floor:
     notes: tuple[str, ...] = ()
 
 
-def floor_of(done: Report) -> Floor | None:
+def floor_of(report: Report) -> Floor | None:
     """Return the floor of a move; None if it began with files that were there before."""
-    if done.files_kept or done.files_continued or not done.bytes_written:
+    if report.files_kept or report.files_continued or not report.bytes_written:
         return None
     bytes_of = {
-        "reading": (min(done.bytes_needed, done.bytes_read), done.bytes_read),
-        "writing": (done.bytes_written, done.bytes_written),
+        "reading": (min(report.bytes_needed, report.bytes_read), report.bytes_read),
+        "writing": (report.bytes_written, report.bytes_written),
     }
     rows = []
     for name, (must, moved) in bytes_of.items():
-        spent = sum(_seconds(phases, *_CALLS[name]) for phases in done.phases) / done.processes
+        spent = sum(_seconds(phases, *_CALLS[name]) for phases in report.phases) / report.processes
         if spent and moved:
             rows.append(Resource(name, must, moved, moved / spent, spent * must / moved))
     # The move's seconds are process 0's: another may have begun a moment before it.
     calls = tuple(phase for phases in _CALLS.values() for phase in phases)
-    elapsed = max(done.move_seconds, *(_seconds(phases, *calls) for phases in done.phases))
-    least = sum(row.seconds for row in rows)
-    return Floor(tuple(rows), elapsed, least / elapsed if elapsed else 1.0, tuple(_notes(done)))
+    elapsed = max(report.move_seconds, *(_seconds(phases, *calls) for phases in report.phases))
+    floor_seconds = sum(row.seconds for row in rows)
+    return Floor(
+        tuple(rows), elapsed, floor_seconds / elapsed if elapsed else 1.0, tuple(_notes(report))
+    )
 
 
-def _notes(done: Report) -> list[str]:
+def _notes(report: Report) -> list[str]:
     """Say where memory stood in for storage."""
-    found = []
-    if done.bytes_fetched is not None and done.bytes_fetched < done.bytes_read:
-        cached = format_size(done.bytes_read - done.bytes_fetched)
-        found.append(
+    notes = []
+    if report.bytes_fetched is not None and report.bytes_fetched < report.bytes_read:
+        cached = format_size(report.bytes_read - report.bytes_fetched)
+        notes.append(
             f"At least {cached} of what was read came from memory, as the system counts; not all "
             "network file systems are in its count."
         )
-    if not any(phases.get("fsync") for phases in done.phases):
-        found.append("What was written was not waited for: it may still be on its way to storage.")
-    return found
+    if not any(phases.get("fsync") for phases in report.phases):
+        notes.append("What was written was not waited for: it may still be on its way to storage.")
+    return notes
 
 
 def in_words(floor: Floor) -> list[str]:
     """Say what the floor tells."""
-    told = f"{floor.share:.0%} of the move's {format_seconds(floor.seconds)} is the least that its "
-    told += "reads and writes could take at the rates they had, shared out evenly and with nothing "
-    told += "else."
-    return [told, *floor.notes]
+    text = f"{floor.share:.0%} of the move's {format_seconds(floor.seconds)} is the least that its "
+    text += "reads and writes could take at the rates they had, shared out evenly and with nothing "
+    text += "else."
+    return [text, *floor.notes]
 
 
 def _seconds(phases: Mapping[str, float], *names: str) -> float:

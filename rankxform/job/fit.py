@@ -58,22 +58,22 @@ def _same_slices(planner: Planner) -> bool:
     if src is None or (src.ranks, src.stage_size) != (dst.ranks, dst.stage_size):
         return False
     file_of = {catalog.rank_of(file): file for file in catalog.paths}
-    known: dict[object, bool] = {}
+    fits_by_key: dict[object, bool] = {}
     for rank in range(0, dst.ranks, dst.stage_size):  # all ranks of a stage hold the same names
         ranks = dst.ranks_in(rank // dst.stage_size)
-        for (parameter, _), wanted in zip(planner.slices(rank), planner.names(rank).values()):
+        for (parameter, _), layout in zip(planner.slices(rank), planner.names(rank).values()):
             sharding = parameter.sharding
             if not isinstance(sharding, Sharding):
                 return False
-            key = sharding, wanted, ranks
-            if key not in known:
-                grid, cells_of = wanted.grid(parameter.shape), sharding.placement.cells_of
-                known[key] = all(
-                    [sharding.grid.box(cell) for cell in cells_of.get(file_of.get(one, -1), ())]
-                    == [grid.box(wanted.cell(one - ranks.start))]
-                    for one in ranks
+            key = sharding, layout, ranks
+            if key not in fits_by_key:
+                grid, cells_of = layout.grid(parameter.shape), sharding.placement.cells_of
+                fits_by_key[key] = all(
+                    [sharding.grid.box(c) for c in cells_of.get(file_of.get(stage_rank, -1), ())]
+                    == [grid.box(layout.cell(stage_rank - ranks.start))]
+                    for stage_rank in ranks
                 )
-            if not known[key]:
+            if not fits_by_key[key]:
                 return False
     return True
 

@@ -49,16 +49,16 @@ def launch(
     because training would continue from it.
     """
     request = replace(request, step=request.step or LATEST, dst=None)
-    asked, source, target = prepare(request, team)
-    target = target.with_evidence(examine(asked, source, target, team))
-    fits = already_fits(asked.request, source, target, team)
+    resolved, source, target = prepare(request, team)
+    target = target.with_evidence(examine(resolved, source, target, team))
+    fits = already_fits(resolved.request, source, target, team)
     announce(target, fits)
     if fits:
         return None, source.where.path
     request = with_derived(request, target.derived, output / STRATEGY)
-    kept = keep_strategy(request, output / STRATEGY, team)
+    strategy_folder = keep_strategy(request, output / STRATEGY, team)
     report = transform(replace(request, dst=str(output / CHECKPOINT)), team, begin)
-    kept.write(team)
+    strategy_folder.write(team)
     return report, str(output / CHECKPOINT)
 
 
@@ -80,11 +80,11 @@ def keep_strategy(request: Request, folder: Path, team: Team) -> KeptStrategy:
 
     Raises StorageError where the source's own would be replaced, or another without being told to.
     """
-    kept = KeptStrategy(folder, team.bcast(lambda: _wanted(request, folder)))
-    team.bcast(lambda: kept.check_source(request))
+    strategy_folder = KeptStrategy(folder, team.bcast(lambda: _wanted(request, folder)))
+    team.bcast(lambda: strategy_folder.check_source(request))
     if_other = team.nodes.is_leader(team.rank) and not request.overwrite
-    team.agree(lambda: kept.check_others(request) if if_other else None)
-    return kept
+    team.agree(lambda: strategy_folder.check_others(request) if if_other else None)
+    return strategy_folder
 
 
 def _wanted(request: Request, folder: Path) -> dict[Path, bytes]:
@@ -95,20 +95,22 @@ def _wanted(request: Request, folder: Path) -> dict[Path, bytes]:
     strategy = request.dst_strategy
     if isinstance(strategy, Strategy) and strategy.derived:
         return strategies.encoded(strategy, Path(strategy.label))
-    given = strategies.path_of(strategy)
-    if given is None:
+    strategy_path = strategies.path_of(strategy)
+    if strategy_path is None:
         return {}
-    paths = strategies.files(given)
+    paths = strategies.files(strategy_path)
     if is_same(paths[0].parent, folder):
         return {}
-    found = {folder / path.name: read_bytes(path) for path in paths}
+    content_by_path = {folder / path.name: read_bytes(path) for path in paths}
     stages = [strategies.read(path) for path in paths]
-    several = len({one.stage for one in stages}) > 1 and not any(one.merged for one in stages)
-    kinds = {one.json for one in stages}
-    if several and len(kinds) == 1:
+    has_stage_files = len({record.stage for record in stages}) > 1 and not any(
+        record.merged for record in stages
+    )
+    kinds = {record.json for record in stages}
+    if has_stage_files and len(kinds) == 1:
         merged = folder / (MERGED + (".json" if kinds.pop() else ".ckpt"))
-        found[merged] = strategies.merged(given, merged)[1]
-    return found
+        content_by_path[merged] = strategies.merged(strategy_path, merged)[1]
+    return content_by_path
 
 
 @dataclass(frozen=True)
@@ -120,12 +122,12 @@ class KeptStrategy:
 
     def check_source(self, request: Request) -> None:
         """Refuse a folder in which the source's own strategy would be replaced by another."""
-        given = strategies.path_of(request.src_strategy)
-        if not self.files or given is None:
+        strategy_path = strategies.path_of(request.src_strategy)
+        if not self.files or strategy_path is None:
             return
-        own = {inode(path) for path in strategies.files(given)}
+        src_inodes = {inode(path) for path in strategies.files(strategy_path)}
         for old in self._others():
-            if inode(old) in own:
+            if inode(old) in src_inodes:
                 raise StorageError(
                     f"is the source's strategy, and another belongs in {self.folder} now",
                     f"choose another folder, such as --output {self.folder.parent}_new",
@@ -134,8 +136,8 @@ class KeptStrategy:
 
     def check_others(self, request: Request) -> None:
         """Refuse a folder that holds another strategy than what is wanted there."""
-        given = request.dst_strategy
-        name = given.label if isinstance(given, Strategy) else str(given)
+        dst_strategy = request.dst_strategy
+        name = dst_strategy.label if isinstance(dst_strategy, Strategy) else str(dst_strategy)
         for old in self._others() if self.files else ():
             raise StorageError(
                 f"is of another strategy than {name}, which belongs here now",
@@ -146,9 +148,9 @@ class KeptStrategy:
             )
 
     def _others(self) -> list[Path]:
-        there = strategies.in_folder(self.folder) if self.folder.is_dir() else []
-        found = [path for path in there if strategies.is_strategy(path)]
-        return [old for old in found if read_bytes(old) != self.files.get(old)]
+        candidates = strategies.in_folder(self.folder) if self.folder.is_dir() else []
+        strategy_paths = [path for path in candidates if strategies.is_strategy(path)]
+        return [old for old in strategy_paths if read_bytes(old) != self.files.get(old)]
 
     def write(self, team: Team) -> None:
         """Write the files on every node, and remove other strategies from the folder. Collective.

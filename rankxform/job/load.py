@@ -52,7 +52,7 @@ class Parameters(dict[str, Any]):
         self,
         arrays: Mapping[str, Any],
         rank: int,
-        known: Mapping[str, Parameter],
+        parameters: Mapping[str, Parameter],
         left_over: Sequence[str],
         bytes_read: int,
         notices: Sequence[str],
@@ -60,8 +60,8 @@ class Parameters(dict[str, Any]):
     ) -> None:
         super().__init__(arrays)
         self.rank = rank
-        self.dtypes = {name: one.dtype for name, one in known.items()}
-        self.full_shapes = {name: one.shape for name, one in known.items()}
+        self.dtypes = {name: parameter.dtype for name, parameter in parameters.items()}
+        self.full_shapes = {name: parameter.shape for name, parameter in parameters.items()}
         self.left_over, self.bytes_read = tuple(left_over), bytes_read
         self.notices, self.warnings = tuple(notices), tuple(warnings)
 
@@ -71,12 +71,15 @@ class Parameters(dict[str, Any]):
     def _repr_html_(self) -> str:
         """Return what a notebook shows: the first slices, with their types and shapes."""
         rows = [
-            (name, self.dtypes[name], f"{list(one.shape)} of {list(self.full_shapes[name])}")
-            for name, one in islice(self.items(), _SHOWN)
+            (name, self.dtypes[name], f"{list(array.shape)} of {list(self.full_shapes[name])}")
+            for name, array in islice(self.items(), _SHOWN)
             if name in self.dtypes
         ]
-        more = len(self) - _SHOWN
-        return as_table(repr(self), [*rows, *([(f"and {more} more", "", "")] if more > 0 else [])])
+        hidden_count = len(self) - _SHOWN
+        return as_table(
+            repr(self),
+            [*rows, *([(f"and {hidden_count} more", "", "")] if hidden_count > 0 else [])],
+        )
 
 
 class Wanted(NamedTuple):
@@ -98,38 +101,40 @@ def load(
     for the same. Only the byte ranges that the slices need are read, in the memory that
     `request` allows. Raises UsageError where processes ask otherwise for different things.
     """
-    request, wanted = _joined(request, rank, team)
-    asked, source, target = prepare(request, team)
-    target = target.with_evidence(examine(asked, source, target, team))
-    assignment = _wanted_of(target.planner, wanted, team)
-    work = plan_work(asked.request, source, target, assignment, team)
+    request, rank_requests = _joined(request, rank, team)
+    resolved, source, target = prepare(request, team)
+    target = target.with_evidence(examine(resolved, source, target, team))
+    assignment = _wanted_of(target.planner, rank_requests, team)
+    work = plan_work(resolved.request, source, target, assignment, team)
     show = begin(work.nbytes)
-    arrays, every = fill(work, source, target, assignment[team.rank], team, show)
-    lost = tuple(lost_values(every))
-    target = replace(target, warnings=target.warnings + lost)
-    return _parameters(target, arrays, every[team.rank], rank)
+    arrays, traffic_by_process = fill(work, source, target, assignment[team.rank], team, show)
+    loss_warnings = tuple(lost_values(traffic_by_process))
+    target = replace(target, warnings=target.warnings + loss_warnings)
+    return _parameters(target, arrays, traffic_by_process[team.rank], rank)
 
 
 def _joined(request: Request, rank: int, team: Team) -> tuple[Request, list[Wanted]]:
     """Return the request of all processes, and what each of them wants. Collective."""
-    every = team.allgather(lambda: (Wanted(rank, request.include), _question(request)))
-    wanted, questions = zip(*every)
+    by_process = team.allgather(lambda: (Wanted(rank, request.include), _question(request)))
+    rank_requests, questions = zip(*by_process)
     if len(set(questions)) > 1:
         raise UsageError(
             "the processes of one load ask for different things; only rank and include may differ"
         )
-    ranks = tuple(sorted({one.rank for one in wanted}))
-    include = tuple(dict.fromkeys(pattern for one in wanted for pattern in one.include))
-    if any(not one.include for one in wanted):
+    ranks = tuple(sorted({rank_request.rank for rank_request in rank_requests}))
+    include = tuple(
+        dict.fromkeys(pattern for rank_request in rank_requests for pattern in rank_request.include)
+    )
+    if any(not rank_request.include for rank_request in rank_requests):
         include = ()
-    return replace(request, dst=None, ranks=ranks, include=include), list(wanted)
+    return replace(request, dst=None, ranks=ranks, include=include), list(rank_requests)
 
 
 def fill(
     work: WorkPlan,
     source: Source,
     target: Target,
-    mine: Sequence[SliceRange],
+    slice_ranges: Sequence[SliceRange],
     team: Team,
     show: ShowProgress = show_nothing,
 ) -> tuple[dict[str, Any], list[Traffic]]:
@@ -137,36 +142,41 @@ def fill(
 
     What every process moved is returned too.
     """
-    every = target.planner.slices
-    slices = [every(one.rank)[at] for one in mine for at in range(one.first, one.stop)]
+    slices_of = target.planner.slices
+    slices = [slices_of(r.rank)[p] for r in slice_ranges for p in range(r.first, r.stop)]
     arrays = team.agree(lambda: Arrays(TensorSpec(p.name, p.dtype, shape) for p, shape in slices))
     p2p = team.p2p() if work.exchanges else None
 
     def read(on_progress: OnProgress) -> Traffic:
         with reading(source, target, work, p2p, on_progress) as inputs:
-            return execute(work, inputs, {one.rank: arrays for one in mine}, on_progress)
+            return execute(
+                work,
+                inputs,
+                {slice_range.rank: arrays for slice_range in slice_ranges},
+                on_progress,
+            )
 
     traffic = team.work(read, show)
-    found: dict[str, Any] = {}
+    arrays_by_name: dict[str, Any] = {}
 
     def take() -> Traffic:
-        found.update(arrays.take())
+        arrays_by_name.update(arrays.take())
         return traffic
 
-    return found, team.allgather(take)
+    return arrays_by_name, team.allgather(take)
 
 
 def _parameters(
     target: Target, arrays: Mapping[str, Any], traffic: Traffic, rank: int
 ) -> Parameters:
     selection = target.planner.selection
-    known = {name: target.planner.parameter(name) for name in arrays}
-    dropped = [name for left in selection.left_out for name in left.names]
+    parameters_by_name = {name: target.planner.parameter(name) for name in arrays}
+    dropped = [name for omitted in selection.left_out for name in omitted.names]
     return Parameters(
         arrays,
         rank,
-        known,
-        [*dropped, *(p.name for p in selection.parameters if p.name not in known)],
+        parameters_by_name,
+        [*dropped, *(p.name for p in selection.parameters if p.name not in parameters_by_name)],
         traffic.read,
         target.notices,
         target.warnings,
@@ -180,9 +190,9 @@ def _question(request: Request) -> str:
     return repr((named, replace(request, include=(), src_strategy=None, dst_strategy=None)))
 
 
-def _wanted_of(planner: Planner, wanted: Sequence[Wanted], team: Team) -> Assignment:
+def _wanted_of(planner: Planner, rank_requests: Sequence[Wanted], team: Team) -> Assignment:
     """Return the slices that each process wants. Collective."""
-    return team.agree(lambda: [_wanted(planner, one.rank, one.include) for one in wanted])
+    return team.agree(lambda: [_wanted(planner, r.rank, r.include) for r in rank_requests])
 
 
 def _wanted(planner: Planner, rank: int, include: Sequence[str]) -> list[SliceRange]:
@@ -191,9 +201,9 @@ def _wanted(planner: Planner, rank: int, include: Sequence[str]) -> list[SliceRa
     return runs_of(
         rank,
         [
-            at
-            for at, (p, _) in enumerate(planner.slices(rank))
-            if not expressions or any(one.search(p.name) for one in expressions)
+            position
+            for position, (p, _) in enumerate(planner.slices(rank))
+            if not expressions or any(expression.search(p.name) for expression in expressions)
         ],
     )
 

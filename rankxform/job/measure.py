@@ -112,11 +112,13 @@ def _plan_operands(
 
     Raises UsageError where they leave too little memory for the rest.
     """
-    held, policy = target.adapter or source, ReadPolicy(READ_METHODS[request.read_method])
-    moves = operand_moves(target.planner, assignment, held.table, held.reach, policy.method)
+    operand_source, policy = target.adapter or source, ReadPolicy(READ_METHODS[request.read_method])
+    moves = operand_moves(
+        target.planner, assignment, operand_source.table, operand_source.reach, policy.method
+    )
     if moves is None:
         return None
-    separate = moves.planner.transfers(moves.assignment[process], held.reach.of(process))
+    separate = moves.planner.transfers(moves.assignment[process], operand_source.reach.of(process))
     transfers = transfers_of(process, separate, moves.exchanges)
     nbytes = bytes_to_write(transfers)
     if nbytes > request.memory // 2:
@@ -130,7 +132,7 @@ def _plan_operands(
 
 
 def _file_by_file(
-    request: Request, source: Source, target: Target, mine: Sequence[SliceRange]
+    request: Request, source: Source, target: Target, slice_ranges: Sequence[SliceRange]
 ) -> list[Transfer]:
     """Return what a process moves if it makes one file after the other, each in its order.
 
@@ -150,12 +152,14 @@ def _file_by_file(
         )
     planner, order = target.planner, file_order(target.container)
     of_file: dict[int, list[SliceRange]] = {}
-    for slice_range in mine:
+    for slice_range in slice_ranges:
         of_file.setdefault(slice_range.rank, []).append(slice_range)
     return [
         transfer
-        for some in of_file.values()
-        for transfer in sorted(planner.transfers(some), key=lambda one: order(one.parameter))
+        for file_ranges in of_file.values()
+        for transfer in sorted(
+            planner.transfers(file_ranges), key=lambda file_transfer: order(file_transfer.parameter)
+        )
     ]
 
 
@@ -184,8 +188,8 @@ def choose_policy(
     imagined = request.shapes is not None and request.costs is None
     if request.read_method != AUTO or imagined:
         return policy, []
-    here = team.nodes.count > 1 and reach.is_full and len(assignment) == team.size
-    exchanges = here and _repeats(planner, assignment, reach)
+    may_exchange = team.nodes.count > 1 and reach.is_full and len(assignment) == team.size
+    exchanges = may_exchange and _repeats(planner, assignment, reach)
     if not exchanges and not any(team.allgather(lambda: _depends_on_latency(separate))):
         return policy, []
     costs, speeds = request.costs, list[float]()
@@ -196,21 +200,25 @@ def choose_policy(
 
 def _depends_on_latency(separate: Sequence[Transfer]) -> bool:
     """Tell whether the latency of a read makes a difference to how much is read."""
-    least, most = (bytes_to_read(separate, method) for method in _LATENCIES)
-    return most > _WORTH_A_LOOK * least
+    least_bytes, most_bytes = (bytes_to_read(separate, method) for method in _LATENCIES)
+    return most_bytes > _WORTH_A_LOOK * least_bytes
 
 
 def _repeats(planner: Planner, assignment: Assignment, reach: Reach) -> bool:
     """Tell whether nodes that read for themselves would read the same rows."""
-    found = estimate_all(planner, assignment, reach, _LATENCIES[1])
-    return found.separate.nbytes > _WORTH_A_LOOK * found.once.nbytes
+    estimate = estimate_all(planner, assignment, reach, _LATENCIES[1])
+    return estimate.separate.nbytes > _WORTH_A_LOOK * estimate.once.nbytes
 
 
 def _measured_speeds(source: Source, team: Team) -> list[float]:
     """Return how fast each process reads, in bytes a second; 0 if it sees no file. Collective."""
-    own = min(source.reach.of(team.rank), default=None)
+    visible_file = min(source.reach.of(team.rank), default=None)
     return team.allgather(
-        lambda: reading_for(source.paths[own], _READING_SECONDS) if own is not None else 0.0
+        lambda: (
+            reading_for(source.paths[visible_file], _READING_SECONDS)
+            if visible_file is not None
+            else 0.0
+        )
     )
 
 
@@ -222,8 +230,8 @@ def _significant(speeds: Sequence[float]) -> list[float]:
     >>> _significant([4.0, 5.0, 6.0, 1.0, 0.0])
     [5.0, 5.0, 5.0, 1.0, 0.005]
     """
-    known = sorted(speed for speed in speeds if speed)
-    usual = known[len(known) // 2] if known else 0.0
+    nonzero_speeds = sorted(speed for speed in speeds if speed)
+    usual = nonzero_speeds[len(nonzero_speeds) // 2] if nonzero_speeds else 0.0
     return [usual if speed > usual / _NOISE else max(speed, usual / 1e3) for speed in speeds]
 
 
@@ -236,13 +244,14 @@ def measured(source: Source, team: Team, *, network: bool = True) -> tuple[Costs
     path, place = _sample_of(source.paths, sorted(source.reach.of(team.rank)), team)
     team.barrier()  # so that all read at the same time
     with ReadTimer(path, place) if path else nullcontext() as timer:
-        found = team.allgather(
+        costs_by_process = team.allgather(
             lambda: timer.speed(*(_TOGETHER if network else ())) if timer else None
         )
-        known = [one for one in found if one is not None]
-        speeds = [one.read if one else 0.0 for one in found]
+        measured_costs = [c for c in costs_by_process if c is not None]
+        speeds = [c.read if c else 0.0 for c in costs_by_process]
         read, latency = (
-            sum(some) / len(known) for some in zip(*((s.read, s.read_latency) for s in known))
+            sum(column) / len(measured_costs)
+            for column in zip(*((s.read, s.read_latency) for s in measured_costs))
         )
         if not network:
             return Costs(read, read_latency=latency), speeds
@@ -253,11 +262,11 @@ def measured(source: Source, team: Team, *, network: bool = True) -> tuple[Costs
 
 
 def _sample_of(
-    paths: Mapping[int, str], own: Sequence[int], team: Team
+    paths: Mapping[int, str], visible_files: Sequence[int], team: Team
 ) -> tuple[str | None, float]:
     """Return a file and a place in it, as a part of the whole, that no other process samples."""
-    number = team.rank * len(own) / team.size
-    return (paths[own[int(number)]] if own else None), number % 1
+    number = team.rank * len(visible_files) / team.size
+    return (paths[visible_files[int(number)]] if visible_files else None), number % 1
 
 
 def _network(costs: Costs, timer: ReadTimer, speed: float, team: Team) -> Costs:
@@ -270,20 +279,25 @@ def _network(costs: Costs, timer: ReadTimer, speed: float, team: Team) -> Costs:
     leader, node = nodes.is_leader(team.rank), nodes.node_of[team.rank]
     p2p = team.p2p()
     after = nodes.processes[(node + 1) % nodes.count][0]
-    before = nodes.processes[node - 1][0]
+    previous_leader = nodes.processes[node - 1][0]
 
-    out, room = (memoryview(bytearray(b"." * _MESSAGE)) for _ in range(2))
+    send_buffer, room = (memoryview(bytearray(b"." * _MESSAGE)) for _ in range(2))
 
     def exchange(
-        nbytes: int, on_progress: OnProgress, beside: int = 0, rounds: int = _ROUNDS
+        nbytes: int, on_progress: OnProgress, extra_read_bytes: int = 0, rounds: int = _ROUNDS
     ) -> float:
-        """Return the mean seconds of some rounds, in each of which `beside` bytes are read too; one
-        more comes first, to connect and to begin at once."""
+        """Return the mean seconds of some rounds, each of which reads `extra_read_bytes` too.
+
+        One more round comes first, to connect and to begin at once.
+        """
         began = 0.0
         for number in range(-1, rounds):
             began = perf_counter() if number == 0 else began
-            messages = [p2p.receive(before, room[:nbytes]), p2p.send(after, out[:nbytes])]
-            for _ in range(0, beside if number >= 0 else 0, _TILE):
+            messages = [
+                p2p.receive(previous_leader, room[:nbytes]),
+                p2p.send(after, send_buffer[:nbytes]),
+            ]
+            for _ in range(0, extra_read_bytes if number >= 0 else 0, _TILE):
                 timer.more(_TILE)
                 p2p.progress()
             p2p.wait_all(messages, on_progress)
@@ -301,8 +315,8 @@ def _network(costs: Costs, timer: ReadTimer, speed: float, team: Team) -> Costs:
         seconds = exchange(_MESSAGE, on_progress, _MESSAGE, rounds)
         return min(1.0, max(-1.0, (reading + full - seconds) / min(reading, full)))
 
-    sent = [one for one in team.allgather_work(sending) if one is not None]
-    full, empty = max(one[0] for one in sent), max(one[1] for one in sent)
+    sent = [timing for timing in team.allgather_work(sending) if timing is not None]
+    full, empty = max(timing[0] for timing in sent), max(timing[1] for timing in sent)
     rounds = max(1, min(_ROUNDS, int(_BOTH_SECONDS / (_MESSAGE / costs.read + full))))
-    hidden = [one for one in team.allgather_work(both) if one is not None]
+    hidden = [overlap for overlap in team.allgather_work(both) if overlap is not None]
     return replace(costs, network=_MESSAGE / full, latency=empty, overlap=sum(hidden) / len(hidden))

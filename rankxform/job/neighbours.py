@@ -28,46 +28,46 @@ def check_neighbour(source: Source) -> None:
     [(file, path)] = source.paths.items()
     if not isinstance(source.table.strategy, WholeStrategy) or not is_path(path):
         return
-    own = source.indexes[file]
+    file_index = source.indexes[file]
     try:
-        other = _neighbour(Path(path))
-        if other is None:
+        peer = _neighbour(Path(path))
+        if peer is None:
             return
-        theirs = index(other)
+        theirs = index(peer)
         is_weight = source.table.states.is_weight
-        names = [n for n in own.schema.names if n in theirs and is_weight(n)]
-        names = [n for n in names if own.nbytes(n) > _COUNTER]
-        names = sorted(names, key=own.nbytes, reverse=True)[:_LOOKED_AT]
-        there = sample(str(other), theirs, names)
+        names = [n for n in file_index.schema.names if n in theirs and is_weight(n)]
+        names = [n for n in names if file_index.nbytes(n) > _COUNTER]
+        names = sorted(names, key=file_index.nbytes, reverse=True)[:_LOOKED_AT]
+        peer_digests = sample(str(peer), theirs, names)
     except (RankxformError, OSError):
         return  # what cannot be read says nothing
-    here = sample(path, own, names)
-    told = [n for n in names if not (here[n].constant and there[n].constant)]
-    differing = [n for n in told if here[n].digest != there[n].digest]
-    if 2 * len(differing) > len(told):
-        folder = shortly(other.parent.parent)
+    digests = sample(path, file_index, names)
+    telling_names = [n for n in names if not (digests[n].constant and peer_digests[n].constant)]
+    differing = [n for n in telling_names if digests[n].digest != peer_digests[n].digest]
+    if 2 * len(differing) > len(telling_names):
+        folder = shortly(peer.parent.parent)
         raise CheckpointError(
-            f"is one rank's file, and {other.parent.name}'s holds other bytes of {differing[0]!r}",
+            f"is one rank's file, and {peer.parent.name}'s holds other bytes of {differing[0]!r}",
             f"name the folder of all ranks, {folder}, with --src-strategy",
             "--accept contradictions takes the file for a complete checkpoint",
             where=path,
-            details=f"so it is with {len(differing)} of {len(told)} tensors looked at",
+            details=f"so it is with {len(differing)} of {len(telling_names)} tensors looked at",
         )
 
 
 def _neighbour(path: Path) -> Path | None:
     """Return the file of another rank that goes with a rank folder's, if it is plain which."""
     ranks = siblings_of(path)
-    own = path.resolve().parent.name.removeprefix("rank_")
+    rank_digits = path.resolve().parent.name.removeprefix("rank_")
     for rank in ranks:
-        if str(rank) != own:
+        if str(rank) != rank_digits:
             folder = path.resolve().parent.parent / f"rank_{rank}"
             step = _STEP.search(path.name)
-            found = [
-                one
-                for one in folder.iterdir()
-                if one.suffix == path.suffix and one.is_file()
-                and ((theirs := _STEP.search(one.name)) and theirs[0]) == (step and step[0])
+            matches = [
+                candidate
+                for candidate in folder.iterdir()
+                if candidate.suffix == path.suffix and candidate.is_file()
+                and ((theirs := _STEP.search(candidate.name)) and theirs[0]) == (step and step[0])
             ]  # fmt: skip
-            return found[0] if len(found) == 1 else None
+            return matches[0] if len(matches) == 1 else None
     return None

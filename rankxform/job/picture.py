@@ -53,7 +53,7 @@ class Flow:
         row_sums, column_sums = marginals(self)
         return {
             **{name: getattr(self, name) for name in ("row", "column", "rows", "columns")},
-            "cells": [[*at, nbytes] for at, nbytes in sorted(self.cells.items())],
+            "cells": [[*position, nbytes] for position, nbytes in sorted(self.cells.items())],
             "stages": self.stages,
             "row_stages": self.row_stages,
             "row_sums": row_sums,
@@ -115,7 +115,7 @@ class Kind:
     @property
     def whole(self) -> bool:
         """Whether no side shards it."""
-        return all(one is None or one.is_whole(self.shape) for one in (self.src, self.dst))
+        return all(side is None or side.is_whole(self.shape) for side in (self.src, self.dst))
 
     @property
     def changed(self) -> bool:
@@ -126,14 +126,14 @@ class Kind:
 def flow(plan: Plan, target: Target) -> Flow:
     """Return who takes how many bytes from whom; above 64 ranks, by stages or groups of ranks."""
     src, dst = target.planner.catalog, target.planner.dst
-    rows = [one.file or f"{one.rank}" for one in plan.shards]
+    rows = [shard.file or f"{shard.rank}" for shard in plan.shards]
     row_of: list[int] = list(range(len(rows)))
-    row = "file" if any(one.file for one in plan.shards) else "rank"
+    row = "file" if any(shard.file for shard in plan.shards) else "rank"
     if len(rows) > _MOST_ROWS:
-        stages = sorted({dst.stage_of(one.rank) for one in plan.shards})
+        stages = sorted({dst.stage_of(shard.rank) for shard in plan.shards})
         if 1 < len(stages) <= _MOST_ROWS:
             row, rows = "stage", [str(stage) for stage in stages]
-            row_of = [stages.index(dst.stage_of(one.rank)) for one in plan.shards]
+            row_of = [stages.index(dst.stage_of(shard.rank)) for shard in plan.shards]
         else:
             row, rows, row_of = _grouped(rows, row)
     ranks = list(range(src.ranks))
@@ -147,16 +147,16 @@ def flow(plan: Plan, target: Target) -> Flow:
             column, columns, column_of = _grouped(columns, column)
             stage_of = [0] * len(columns)
     cells: dict[tuple[int, int], int] = {}
-    for number, one in enumerate(plan.shards):
-        for rank, nbytes in one.bytes_from.items():
+    for number, shard in enumerate(plan.shards):
+        for rank, nbytes in shard.bytes_from.items():
             key = row_of[number], column_of[int(rank)]
             cells[key] = cells.get(key, 0) + nbytes
     sizes = tuple(map(row_of.count, range(len(rows))))
     written = [0] * len(rows)
-    for at, one in zip(row_of, plan.shards):
-        written[at] += one.bytes_written
+    for row_number, shard in zip(row_of, plan.shards):
+        written[row_number] += shard.bytes_written
     of_rank = dst.stages and row == "rank"
-    row_stages = tuple(dst.stage_of(one.rank) for one in plan.shards) if of_rank else ()
+    row_stages = tuple(dst.stage_of(shard.rank) for shard in plan.shards) if of_rank else ()
     return Flow(
         row, column, tuple(rows), tuple(columns), cells, tuple(stage_of), sizes, tuple(written),
         row_stages,
@@ -165,26 +165,26 @@ def flow(plan: Plan, target: Target) -> Flow:
 
 def node_flow(between: Sequence[NodeTraffic], nodes: int) -> Flow:
     """Return what nodes (columns) send to nodes (rows); above 64, groups of them."""
-    what, names, at = "node", [str(node) for node in range(nodes)], list(range(nodes))
+    unit, names, group_of = "node", [str(node) for node in range(nodes)], list(range(nodes))
     if nodes > _MOST_ROWS:
-        what, names, at = _grouped(names, what)
+        unit, names, group_of = _grouped(names, unit)
     cells: dict[tuple[int, int], int] = {}
-    for one in between:
-        key = at[one.dst_node], at[one.src_node]
-        cells[key] = cells.get(key, 0) + one.nbytes
-    sizes = tuple(map(at.count, range(len(names))))
-    none = (0,) * len(names)
-    return Flow(what, what, tuple(names), tuple(names), cells, none, sizes, none)
+    for traffic in between:
+        key = group_of[traffic.dst_node], group_of[traffic.src_node]
+        cells[key] = cells.get(key, 0) + traffic.nbytes
+    sizes = tuple(map(group_of.count, range(len(names))))
+    zeros = (0,) * len(names)
+    return Flow(unit, unit, tuple(names), tuple(names), cells, zeros, sizes, zeros)
 
 
-def _grouped(names: Sequence[str], what: str) -> tuple[str, list[str], list[int]]:
+def _grouped(names: Sequence[str], unit: str) -> tuple[str, list[str], list[int]]:
     """Put so many neighbours into a group that there are few groups."""
     size = 1
     while len(names) > size * _MOST_ROWS:
         size *= 2
     starts = range(0, len(names), size)
     shown = [f"{names[a]}-{names[min(a + size, len(names)) - 1]}" for a in starts]
-    return f"{what}s by {size}", shown, [at // size for at in range(len(names))]
+    return f"{unit}s by {size}", shown, [number // size for number in range(len(names))]
 
 
 def kinds(target: Target) -> list[Kind]:
@@ -194,53 +194,53 @@ def kinds(target: Target) -> list[Kind]:
     """
     planner = target.planner
     files = [planner.whole_file(file) for file in target.files]
-    alike: dict[object, list[Transfer]] = {}
+    transfers_by_key: dict[object, list[Transfer]] = {}
     for transfer in planner.transfers(files):
         parameter = transfer.parameter
         cells = islice(transfer.targets.items(), 8)
         first = [(cell, planner.part(r[0]).rank % planner.dst.stage_size) for cell, r in cells]
         key = parameter.sharding, transfer.grid, tuple(first)
-        alike.setdefault(key, []).append(transfer)
-    every = [_kind(planner, some) for some in alike.values()]
-    return sorted(every, key=lambda kind: (kind.whole, -kind.nbytes))
+        transfers_by_key.setdefault(key, []).append(transfer)
+    all_kinds = [_kind(planner, transfers) for transfers in transfers_by_key.values()]
+    return sorted(all_kinds, key=lambda kind: (kind.whole, -kind.nbytes))
 
 
-def shown(every: Sequence[Kind]) -> tuple[list[Kind], list[Kind]]:
+def shown(all_kinds: Sequence[Kind]) -> tuple[list[Kind], list[Kind]]:
     """Return the largest of the kinds, and then the one in the shortest runs; and the others.
 
     Of kinds that differ by their pipeline stage alone, the first.
     """
-    alike: dict[object, Kind] = {}
-    for one in every:
-        name = pattern_of(one.name.partition(" (")[0])
-        alike.setdefault((name, one.shape, one.change), one)
-    every = [*alike.values()]
-    chosen = every[:_LARGEST]
-    cut = [kind for kind in every if kind.runs and kind.src and kind.src.pieces > 1]
+    kinds_by_key: dict[object, Kind] = {}
+    for tensor_kind in all_kinds:
+        name = pattern_of(tensor_kind.name.partition(" (")[0])
+        kinds_by_key.setdefault((name, tensor_kind.shape, tensor_kind.change), tensor_kind)
+    all_kinds = [*kinds_by_key.values()]
+    drawn_kinds = all_kinds[:_LARGEST]
+    cut = [kind for kind in all_kinds if kind.runs and kind.src and kind.src.pieces > 1]
     if cut:
         shortest = min(cut, key=lambda kind: min(kind.runs or (0,)))
-        chosen += [] if shortest in chosen else [shortest]
-    return chosen, [kind for kind in every if kind not in chosen]
+        drawn_kinds += [] if shortest in drawn_kinds else [shortest]
+    return drawn_kinds, [kind for kind in all_kinds if kind not in drawn_kinds]
 
 
-def _kind(planner: Planner, some: Sequence[Transfer]) -> Kind:
-    first = some[0]
+def _kind(planner: Planner, transfers: Sequence[Transfer]) -> Kind:
+    first = transfers[0]
     parameter, grid = first.parameter, first.grid
-    parameters = {transfer.parameter.name: transfer.parameter for transfer in some}
-    names = dict.fromkeys(one.base_name for one in parameters.values())
-    nbytes = sum(content_bytes(one.dtype, one.shape) for one in parameters.values())
+    parameters = {transfer.parameter.name: transfer.parameter for transfer in transfers}
+    names = dict.fromkeys(tensor.base_name for tensor in parameters.values())
+    nbytes = sum(content_bytes(tensor.dtype, tensor.shape) for tensor in parameters.values())
     item = item_size(parameter.dtype)
-    wanted: dict[Cell, tuple[int, ...]] = {}
-    for transfer in some:
+    ranks_by_cell: dict[Cell, tuple[int, ...]] = {}
+    for transfer in transfers:
         if transfer.parameter is parameter:
             for cell, files in transfer.targets.items():
                 ranks = (planner.part(file).rank for file in files)
-                wanted[cell] = tuple(sorted({*wanted.get(cell, ()), *ranks}))
-    dst = Side(tuple((grid.box(cell), ranks) for cell, ranks in sorted(wanted.items())))
+                ranks_by_cell[cell] = tuple(sorted({*ranks_by_cell.get(cell, ()), *ranks}))
+    dst = Side(tuple((grid.box(cell), ranks) for cell, ranks in sorted(ranks_by_cell.items())))
     src = _source(planner, parameter)
     shown = patterns(names)
     name = shown[0] + (f" and {and_more_patterns(len(shown) - 1)}" if shown[1:] else "")
-    states = tuple(sorted({one.state.kind for one in parameters.values() if one.state}))
+    states = tuple(sorted({tensor.state.kind for tensor in parameters.values() if tensor.state}))
     runs = _runs(first, item) if src else None
     return Kind(
         name, states, len(names), nbytes, parameter.dtype, parameter.shape, src, dst,
@@ -254,8 +254,8 @@ def _source(planner: Planner, parameter: Parameter) -> Side | None:
     sharding, rank_of = parameter.sharding, planner.catalog.rank_of
     if not isinstance(sharding, Sharding):
         return None
-    held = sorted(sharding.files.items())
-    return Side(tuple((sharding.grid.box(cell), tuple(map(rank_of, some))) for cell, some in held))
+    files_by_cell = sorted(sharding.files.items())
+    return Side(tuple((sharding.grid.box(c), tuple(map(rank_of, f))) for c, f in files_by_cell))
 
 
 def _src_words(planner: Planner, parameter: Parameter, src: Side | None) -> str | None:
@@ -278,21 +278,21 @@ def _runs(transfer: Transfer, item: int) -> tuple[int, int]:
     """Return the shortest runs of a slice's copies, in bytes: as they are read, as written."""
     cell = next(iter(transfer.targets))
     target = transfer.grid.box(cell)
-    pairs = [(region, _box(transfer, at)) for at, region in transfer.copies(cell) if region.size]
+    pairs = [(r, _box(transfer, c)) for c, r in transfer.copies(cell) if r.size]
     return (
-        min((_run(region, held) for region, held in pairs), default=0) * item,
+        min((_run(region, source_box) for region, source_box in pairs), default=0) * item,
         min((_run(region, target) for region, _ in pairs), default=0) * item,
     )
 
 
-def _run(region: Box, held: Box) -> int:
-    return region.size // count_runs(region.relative_to(held), held.shape)
+def _run(region: Box, slice_box: Box) -> int:
+    return region.size // count_runs(region.relative_to(slice_box), slice_box.shape)
 
 
-def marginals(found: Flow) -> tuple[list[int], list[int]]:
+def marginals(matrix: Flow) -> tuple[list[int], list[int]]:
     """Return the sums of rows and of columns, in bytes."""
-    rows, columns = [0] * len(found.rows), [0] * len(found.columns)
-    for (row, column), nbytes in found.cells.items():
+    rows, columns = [0] * len(matrix.rows), [0] * len(matrix.columns)
+    for (row, column), nbytes in matrix.cells.items():
         rows[row] += nbytes
         columns[column] += nbytes
     return rows, columns
@@ -305,8 +305,7 @@ def axes_of(kind: Kind) -> tuple[int, int]:
         return 0, -1
     sides = [kind.dst, *([kind.src] if kind.src else [])]
     counts = [
-        sum(len({box.start[axis] for box, _ in side.boxes}) for side in sides)
-        for axis in range(ndim)
+        sum(len({box.start[a] for box, _ in side.boxes}) for side in sides) for a in range(ndim)
     ]
     largest = sorted(range(ndim), key=lambda axis: (-counts[axis], axis))[:2]
     if counts[largest[1]] == len(sides):  # sharded on one axis alone: the last is drawn with it
@@ -327,7 +326,9 @@ def as_drawn(kind: Kind) -> dict[str, Any]:
         read, written = map(format_size, kind.runs)
         runs = f"; contiguous: {read} or more a read, {written} or more a write"
     sides = {"before": kind.src, "after": kind.dst}
-    ranks = [rank for one in sides.values() if one for _, some in one.boxes for rank in some]
+    ranks = [
+        rank for side in sides.values() if side for _, box_ranks in side.boxes for rank in box_ranks
+    ]
     return {
         "title": kind.name,
         "about": f"{many} of {kind.dtype} {shape}; {format_size(kind.nbytes)}{states}{also}{runs}",
@@ -346,38 +347,39 @@ def as_drawn(kind: Kind) -> dict[str, Any]:
 
 
 def _held_by(side: Side, shape: Shape) -> str:
-    held = "whole" if side.is_whole(shape) else format_count(side.pieces, "slice")
+    slices_text = "whole" if side.is_whole(shape) else format_count(side.pieces, "slice")
     if side.copies < 2:
-        return held
-    return f"{held} on {side.copies:,} ranks" + (" each" if side.pieces > 1 else "")
+        return slices_text
+    return f"{slices_text} on {side.copies:,} ranks" + (" each" if side.pieces > 1 else "")
 
 
-def _bands(side: Side, axes: tuple[int, int], first: int, last: int) -> list[dict[str, Any]]:
+def _bands(side: Side, axes: tuple[int, int], first: int, last_rank: int) -> list[dict[str, Any]]:
     """Return boxes, those next to each other as one where they are more than a drawing can show.
 
     hue: a number below 8, of the first rank that holds one.
     """
     drawn = [axis for axis in axes if 0 <= axis < len(side.boxes[0][0].start)]
     starts = [
-        {start: at for at, start in enumerate(sorted({box.start[axis] for box, _ in side.boxes}))}
-        for axis in drawn
+        {s: n for n, s in enumerate(sorted({box.start[a] for box, _ in side.boxes}))} for a in drawn
     ]
     merged = [1] * len(drawn)
-    while prod(counts := [ceil(len(s) / by) for s, by in zip(starts, merged)]) > _MOST_BANDS:
+    while (
+        prod(counts := [ceil(len(s) / factor) for s, factor in zip(starts, merged)]) > _MOST_BANDS
+    ):
         merged[counts.index(max(counts))] *= 2
     bands: dict[tuple[int, ...], list[tuple[Box, tuple[int, ...]]]] = {}
     for box, ranks in side.boxes:
-        at = (s[box.start[a]] // by for s, a, by in zip(starts, drawn, merged))
-        bands.setdefault(tuple(at), []).append((box, ranks))
-    found, span = [], last - first + 1
+        position = (s[box.start[a]] // factor for s, a, factor in zip(starts, drawn, merged))
+        bands.setdefault(tuple(position), []).append((box, ranks))
+    drawn_bands, span = [], last_rank - first + 1
     for boxes in bands.values():
-        held = sorted({rank for _, some in boxes for rank in some})
-        found.append({
+        holders = sorted({rank for _, box_ranks in boxes for rank in box_ranks})
+        drawn_bands.append({
             "start": [*map(min, zip(*(box.start for box, _ in boxes)))],
             "stop": [*map(max, zip(*(box.stop for box, _ in boxes)))],
             "slices": len(boxes),
-            "ranks": format_ranges(held),
-            "holders": len(held),
-            "hue": (held[0] - first) * _HUES // span if span > _HUES else held[0] - first,
+            "ranks": format_ranges(holders),
+            "holders": len(holders),
+            "hue": (holders[0] - first) * _HUES // span if span > _HUES else holders[0] - first,
         })  # fmt: skip
-    return found
+    return drawn_bands

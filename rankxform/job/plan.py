@@ -116,29 +116,29 @@ class Plan(Result):
     @property
     def fan_in(self) -> tuple[int, int]:
         """From how many source ranks, or files, a file takes bytes, at least and at most."""
-        every = [len(one.bytes_from) for one in self.shards]
-        return min(every, default=0), max(every, default=0)
+        source_counts = [len(shard.bytes_from) for shard in self.shards]
+        return min(source_counts, default=0), max(source_counts, default=0)
 
     def amounts(self) -> dict[str, str]:
-        left = sum(len(one.names) for one in self.left_out)
-        known = {
+        omitted_count = sum(len(omitted.names) for omitted in self.left_out)
+        amounts = {
             "read": read_and_needed(self.bytes_read, self.bytes_needed),
             "sent": format_size(self.bytes_sent),
             "processes": f"{self.processes:,}, buffers of {format_buffer(self.buffer_bytes)} each",
         }
         for use in self.methods:
             tensors = format_count(len(use.names), "tensor")
-            told = f"{tensors}, {format_size(use.bytes_read)}: {use.which}"
-            known[use.in_words] = told
+            use_text = f"{tensors}, {format_size(use.bytes_read)}: {use.which}"
+            amounts[use.in_words] = use_text
         if self.reads_again:
-            known["read less"] = f"read_method={TWO_PHASE!r} reads each byte once, and exchanges"
+            amounts["read less"] = f"read_method={TWO_PHASE!r} reads each byte once, and exchanges"
         if self.bytes_free is not None:
-            known["disk"] = f"{format_size(self.bytes_free)} free"
-        if left:
-            known["left out"] = format_count(left, "tensor")
+            amounts["disk"] = f"{format_size(self.bytes_free)} free"
+        if omitted_count:
+            amounts["left out"] = format_count(omitted_count, "tensor")
         if self.absent:
-            known["absent"] = format_count(len(self.absent), "tensor")
-        return known
+            amounts["absent"] = format_count(len(self.absent), "tensor")
+        return amounts
 
     def as_dict(self) -> dict[str, Any]:
         """Return the plan as ``plan --json`` prints it: names by pattern."""
@@ -163,9 +163,9 @@ def plan(
     Of the tensors no more is read than a few samples, by which the source's strategy is believed.
     timed: measure storage, and predict how long it takes.
     """
-    asked, source, target = prepare(request, team)
-    target = target.with_evidence(examine(asked, source, target, team))
-    return planned(asked.request, source, target, team, processes, timed=timed)
+    resolved, source, target = prepare(request, team)
+    target = target.with_evidence(examine(resolved, source, target, team))
+    return planned(resolved.request, source, target, team, processes, timed=timed)
 
 
 def planned(
@@ -182,15 +182,15 @@ def planned(
 
     with_room: say whether there is room for it, which is no question once it is made.
     """
-    found, policy = predict_loads(request, source, target, processes or team.size, team)
+    simulation, policy = predict_loads(request, source, target, processes or team.size, team)
     prediction = None
-    apart = team.nodes.count > 1  # each node may have a folder of its own
-    room = None if apart or not with_room else team.bcast(lambda: room_of(request, target))
+    has_many_nodes = team.nodes.count > 1  # each node may have a folder of its own
+    room = None if has_many_nodes or not with_room else team.bcast(lambda: room_of(request, target))
     if room is not None and room.is_short:
         target = replace(target, warnings=(*target.warnings, room.in_words))
     elif timed and target.dst is not None:
-        prediction = predict(request, source, target, found, policy, team)
-    written = team.agree(lambda: summarize(request, source, target, found, policy))
+        prediction = predict(request, source, target, simulation, policy, team)
+    written = team.agree(lambda: summarize(request, source, target, simulation, policy))
     written_by = team.bcast(lambda: writers_of(request, target))
     written = replace(written, written_by=written_by)
     if room is not None:
@@ -225,11 +225,15 @@ def room_of(request: Request, target: Target) -> Room | None:
     stored = files if request.link == NO_LINKS else planner.equal_files(files)
     paths = target.paths.values()
     names = [*map(part_of, paths), *(() if request.overwrite else paths)]
-    there = {one.st_ino: one.st_blocks * 512 for path in names if (one := status_of_name(path))}
-    needed = 0
+    bytes_by_inode = {
+        status.st_ino: status.st_blocks * 512 for path in names if (status := status_of_name(path))
+    }
+    stored_bytes = 0
     for file in stored:
-        needed += sum(content_bytes(p.dtype, shape) for p, shape in planner.slices(file))
-    return Room(target.folder, needed, free_bytes(target.folder) + sum(there.values()))
+        stored_bytes += sum(content_bytes(p.dtype, shape) for p, shape in planner.slices(file))
+    return Room(
+        target.folder, stored_bytes, free_bytes(target.folder) + sum(bytes_by_inode.values())
+    )
 
 
 class Simulated(NamedTuple):
@@ -237,14 +241,14 @@ class Simulated(NamedTuple):
 
     source: Source
     target: Target
-    found: Simulation
+    simulation: Simulation
 
 
 def simulate(request: Request, team: Team, cluster: Cluster) -> Simulated:
     """Plan for a cluster that need not be there. Collective."""
-    asked, source, target = prepare(request, team)
-    found = team.bcast(lambda: simulate_cluster(asked.request, source, target, cluster))
-    return Simulated(source, target, found)
+    resolved, source, target = prepare(request, team)
+    simulation = team.bcast(lambda: simulate_cluster(resolved.request, source, target, cluster))
+    return Simulated(source, target, simulation)
 
 
 def summarize_simulated(request: Request, simulated: Simulated) -> Plan:
@@ -253,18 +257,18 @@ def summarize_simulated(request: Request, simulated: Simulated) -> Plan:
 
 
 def summarize(
-    request: Request, source: Source, target: Target, found: Simulation, policy: ReadPolicy
+    request: Request, source: Source, target: Target, simulation: Simulation, policy: ReadPolicy
 ) -> Plan:
-    """Write out the plan of a conversion, of which `found` is what each process does."""
+    """Write out the plan of a conversion, of which `simulation` is what each process does."""
     planner, arrangement = target.planner, target.arrangement
-    selection, processes = planner.selection, len(found.workloads)
+    selection, processes = planner.selection, len(simulation.workloads)
     strategy = planner.catalog.strategy
     assignment = assign(planner, target.files, processes)
     plans = [planner.plan(file) for file in target.files]
     writers: dict[int, list[int]] = {}
     for process, slice_ranges in enumerate(assignment):
-        for one in slice_ranges:
-            writers.setdefault(one.rank, []).append(process)
+        for slice_range in slice_ranges:
+            writers.setdefault(slice_range.rank, []).append(process)
     method, latency = policy.method, None
     if isinstance(method, AutoReadMethod) and not method.fixed and isfinite(method.latency):
         latency = round(method.latency)
@@ -277,11 +281,11 @@ def summarize(
         step=source.selected.step_name,
         parameters=len(selection.parameters),
         bytes_needed=needed_bytes(planner, everything),
-        bytes_read=sum(one.read for one in found.workloads),
-        bytes_sent=sum(one.sent + one.sent_nearby for one in found.workloads),
+        bytes_read=sum(workload.read for workload in simulation.workloads),
+        bytes_sent=sum(workload.sent + workload.sent_nearby for workload in simulation.workloads),
         bytes_written=sum(plan.nbytes for plan in plans),
-        between_nodes=found.between,
-        methods=found.methods,
+        between_nodes=simulation.between,
+        methods=simulation.methods,
         read_latency_bytes=latency,
         buffer_bytes=request.memory,
         shards=tuple(
@@ -304,16 +308,23 @@ def summarize(
 
 
 def _summary(plan: RankPlan, rank: int, file: str | None, writers: tuple[int, ...]) -> ShardSummary:
-    copies, taken = sum(len(one.copies) for one in plan.slices), bytes_from(plan)
-    needed = sum(taken.values())
-    return ShardSummary(rank, file, writers, len(plan.slices), copies, needed, plan.nbytes, taken)
+    copies, bytes_by_rank = (
+        sum(len(planned_slice.copies) for planned_slice in plan.slices),
+        bytes_from(plan),
+    )
+    bytes_needed = sum(bytes_by_rank.values())
+    return ShardSummary(
+        rank, file, writers, len(plan.slices), copies, bytes_needed, plan.nbytes, bytes_by_rank
+    )
 
 
 def bytes_from(plan: RankPlan) -> dict[str, int]:
     """Return how many bytes of a file come from each source rank."""
-    found: dict[int, int] = {}
-    for one in plan.slices:
-        item = item_size(one.parameter.src_dtype)
-        for copy in one.copies:
-            found[copy.src_rank] = found.get(copy.src_rank, 0) + copy.box.size * item
-    return {str(rank): found[rank] for rank in sorted(found)}
+    bytes_by_rank: dict[int, int] = {}
+    for planned_slice in plan.slices:
+        item = item_size(planned_slice.parameter.src_dtype)
+        for copy in planned_slice.copies:
+            bytes_by_rank[copy.src_rank] = (
+                bytes_by_rank.get(copy.src_rank, 0) + copy.box.size * item
+            )
+    return {str(rank): bytes_by_rank[rank] for rank in sorted(bytes_by_rank)}

@@ -31,7 +31,7 @@ def predict(
     request: Request,
     source: Source,
     target: Target,
-    found: Simulation,
+    simulation: Simulation,
     policy: ReadPolicy,
     team: Team,
 ) -> tuple[float, Costs]:
@@ -39,17 +39,17 @@ def predict(
 
     Returns the seconds from the finished plan to the last file, and the costs of the slowest.
 
-    `found` is what they will do, read by `policy`. The slowest process counts. Writes and removes
-    a file of 64 MiB a process.
+    `simulation` is what they will do, read by `policy`. The slowest process counts. Writes and
+    removes a file of 64 MiB a process.
     """
     speeds = storage_speeds(request, source, target, team)
     costs = policy.costs or Costs()
     seconds = [
         workload.seconds(replace(costs, read=speed.read, write=speed.write))
-        for workload, speed in zip(found.workloads, speeds)
+        for workload, speed in zip(simulation.workloads, speeds)
     ]
     slowest = Costs(min(speed.read for speed in speeds), min(speed.write for speed in speeds))
-    return costs.overlapped(max(seconds), max(found.network)), slowest
+    return costs.overlapped(max(seconds), max(simulation.network)), slowest
 
 
 def storage_speeds(request: Request, source: Source, target: Target, team: Team) -> list[Costs]:
@@ -74,9 +74,13 @@ def predict_loads(
     assignment = team.agree(lambda: assign(planner, target.files, processes))
     if processes != team.size:
         reach = Reach.full((0,) * processes, source.indexes)
-    mine = [one for some in assignment[team.rank :: team.size] for one in some]
-    own = None if reach.is_full else reach.of(team.rank)
-    separate = team.agree(lambda: planner.transfers(mine, own))
+    local_ranges = [
+        slice_range
+        for process_ranges in assignment[team.rank :: team.size]
+        for slice_range in process_ranges
+    ]
+    visible_files = None if reach.is_full else reach.of(team.rank)
+    separate = team.agree(lambda: planner.transfers(local_ranges, visible_files))
     policy, _ = choose_policy(request, source, planner, assignment, separate, team)
 
     def work_out() -> Simulation:
@@ -84,8 +88,10 @@ def predict_loads(
         exchanges = assign_readers(requests, reach)
         costs, first = policy.costs or Costs(), None
         if processes == team.size:
-            held = target.adapter or source
-            first = operand_moves(planner, assignment, held.table, held.reach, policy.method)
+            operand_source = target.adapter or source
+            first = operand_moves(
+                planner, assignment, operand_source.table, operand_source.reach, policy.method
+            )
         return simulate(planner, assignment, reach, exchanges, costs, policy.method, first)
 
     return team.agree(work_out), policy
@@ -118,7 +124,7 @@ def simulate_cluster(
     sources = sorted(source.indexes)
     reach = Reach.full(node, sources)
     if cluster.src_placement == NODE:
-        home = {file: at * nodes // len(sources) for at, file in enumerate(sources)}
+        home = {file: number * nodes // len(sources) for number, file in enumerate(sources)}
         reach = Reach(node, _by_node(home, nodes))
     placement = request.dst_placement
     destination = _destination(placement, planner.dst.ranks, target.files, node, nodes)
@@ -138,8 +144,8 @@ def simulate_cluster(
     first = None
     if target.adapter is None:  # one is taken to be where all nodes see it
         first = operand_moves(planner, assignment, source.table, reach, method)
-    found = simulate(planner, assignment, reach, exchanges, costs, method, first)
-    return replace(found, memory=memory)
+    simulation = simulate(planner, assignment, reach, exchanges, costs, method, first)
+    return replace(simulation, memory=memory)
 
 
 def _destination(
@@ -151,14 +157,14 @@ def _destination(
     if hosts is None:
         home = in_order(all_ranks, Nodes(node, tuple(map(str, range(nodes)))))
         return Reach(node, _by_node(home, nodes))
-    number = {host: at for at, host in enumerate(dict.fromkeys(hosts))}
+    number = {host: node_number for node_number, host in enumerate(dict.fromkeys(hosts))}
     if len(number) != nodes:
         raise UsageError(f"names {len(number)} hosts, and there are {nodes} nodes", where=placement)
     return Reach(node, _by_node({r: number[h] for r, h in enumerate(hosts)}, nodes))
 
 
 def _by_node(home: Mapping[int, int], nodes: int) -> tuple[frozenset[int], ...]:
-    found: list[set[int]] = [set() for _ in range(nodes)]
-    for rank, at in home.items():
-        found[at].add(rank)
-    return tuple(map(frozenset, found))
+    ranks_by_node: list[set[int]] = [set() for _ in range(nodes)]
+    for rank, node in home.items():
+        ranks_by_node[node].add(rank)
+    return tuple(map(frozenset, ranks_by_node))

@@ -63,11 +63,13 @@ def compare_replicas(
     `request` names the source and its strategy; it has no destination.
     """
     began = time.monotonic()
-    source = open_asked(read_request(request, team), team, every=True)
+    source = open_asked(read_request(request, team), team, all_files=True)
     names = replicas_to_compare(source.table, source.indexes)
-    total = sum(source.indexes[file].nbytes(n) for file, some in names.items() for n in some)
+    total = sum(
+        source.indexes[file].nbytes(n) for file, tensor_names in names.items() for n in tensor_names
+    )
     show = begin(total) if team.rank == 0 else show_nothing
-    seen = look(source, [Wanted(names, True)], team, show).samples[True]
-    found = team.agree(lambda: tuple(unequal_replicas(source.table, seen)))
+    digests = look(source, [Wanted(names, True)], team, show).samples[True]
+    differences = team.agree(lambda: tuple(unequal_replicas(source.table, digests)))
     seconds = time.monotonic() - began
-    return ReplicaVerdict(found, len(source.indexes), total, seconds, source.warnings)
+    return ReplicaVerdict(differences, len(source.indexes), total, seconds, source.warnings)

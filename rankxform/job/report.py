@@ -102,14 +102,14 @@ class Report(Result):
         return {"before": self.src_layers, "after": self.dst_layers}
 
     def amounts(self) -> dict[str, str]:
-        left = sum(len(one.names) for one in self.left_out)
+        omitted_count = sum(len(omitted.names) for omitted in self.left_out)
         return {
             "from": f"{self.src}{f', step {self.step}' if self.step else ''}",
             "to": self.dst,
             "read": read_and_needed(self.bytes_read, self.bytes_needed),
             "processes": f"{self.processes:,}, peak memory "
             f"{format_size(self.peak_memory_bytes)} each",
-            **({"left out": format_count(left, "tensor")} if left else {}),
+            **({"left out": format_count(omitted_count, "tensor")} if omitted_count else {}),
             "fingerprints": "kept" if self.fingerprints else "not kept",
         }
 
@@ -117,32 +117,36 @@ class Report(Result):
 def by_pattern(left_out: Iterable[LeftOut], absent: Iterable[str]) -> dict[str, Any]:
     """Return for JSON what is not written, without a line for each layer."""
     return {
-        "left_out": [one.facts for one in left_out],
+        "left_out": [omitted.facts for omitted in left_out],
         "absent": patterns(absent),
     }
 
 
 def _sum_if_known(counts: Iterable[int | None]) -> int | None:
-    known = [*counts]
-    return None if None in known else sum(nbytes for nbytes in known if nbytes is not None)
+    all_counts = [*counts]
+    return (
+        None if None in all_counts else sum(nbytes for nbytes in all_counts if nbytes is not None)
+    )
 
 
-def lost_values(every: Iterable[Traffic]) -> list[str]:
+def lost_values(traffic_by_process: Iterable[Traffic]) -> list[str]:
     """Return, as warnings, which parameters are zero, or no numbers, since they were changed."""
-    seen: dict[str, Values] = {}
-    for traffic in every:
+    values_by_name: dict[str, Values] = {}
+    for traffic in traffic_by_process:
         for name, values in traffic.values.items():
-            seen[name] = seen.get(name, Values()) + values
-    zero = [name for name, one in seen.items() if one.had_values and not one.has_values]
-    wrong = [name for name, one in seen.items() if one.not_finite]
-    found = []
+            values_by_name[name] = values_by_name.get(name, Values()) + values
+    zero = [n for n, v in values_by_name.items() if v.had_values and not v.has_values]
+    wrong = [name for name, tensor_values in values_by_name.items() if tensor_values.not_finite]
+    warnings = []
     if zero:
-        found.append(
+        warnings.append(
             f"{summarize_names(zero, 3)}: every value is zero in the new type, and was not before"
         )
     if wrong:
-        found.append(f"{summarize_names(wrong, 3)}: holds values that are infinite or no numbers")
-    return found
+        warnings.append(
+            f"{summarize_names(wrong, 3)}: holds values that are infinite or no numbers"
+        )
+    return warnings
 
 
 def report_of(
@@ -157,12 +161,19 @@ def report_of(
     leftovers = destination.foreign_warnings(team)
     planner, passed = target.planner, phases.seconds
     seconds, move_seconds = time.monotonic() - phases.began, passed.pop("move") + passed["publish"]
-    for name, some in traffic.seconds.items():
-        passed[name] += some
+    for name, phase_seconds in traffic.seconds.items():
+        passed[name] += phase_seconds
     passed["wait"] += passed["start"] + seconds - sum(passed.values())
-    every = team.allgather(lambda: (traffic, peak_memory(), passed, phases.bytes_fetched()))
-    needed = team.bcast(
-        lambda: needed_bytes(planner, [one for some in destination.left for one in some])
+    by_process = team.allgather(lambda: (traffic, peak_memory(), passed, phases.bytes_fetched()))
+    bytes_needed = team.bcast(
+        lambda: needed_bytes(
+            planner,
+            [
+                slice_range
+                for process_ranges in destination.remaining_slices
+                for slice_range in process_ranges
+            ],
+        )
     )
     catalog, selection, derived = source.table, planner.selection, target.derived
     return Report(
@@ -176,12 +187,12 @@ def report_of(
         files_linked=destination.files_linked,
         files_kept=destination.files_kept,
         files_continued=destination.files_continued,
-        bytes_read=sum(one.read for one, *_ in every),
-        bytes_needed=needed,
-        bytes_written=sum(one.written for one, *_ in every),
-        bytes_sent=sum(one.sent for one, *_ in every),
+        bytes_read=sum(process_traffic.read for process_traffic, *_ in by_process),
+        bytes_needed=bytes_needed,
+        bytes_written=sum(process_traffic.written for process_traffic, *_ in by_process),
+        bytes_sent=sum(process_traffic.sent for process_traffic, *_ in by_process),
         bytes_before=destination.bytes_before,
-        bytes_fetched=_sum_if_known(nbytes for *_, nbytes in every),
+        bytes_fetched=_sum_if_known(nbytes for *_, nbytes in by_process),
         bytes_compared=evidence.nbytes,
         evidence=evidence.facts,
         accepted=target.accepted,
@@ -189,8 +200,8 @@ def report_of(
         seconds=seconds,
         move_seconds=move_seconds,
         processes=team.size,
-        peak_memory_bytes=max(peak for _, peak, *_ in every),
-        phases=tuple(of_process for _, _, of_process, _ in every),
+        peak_memory_bytes=max(peak for _, peak, *_ in by_process),
+        phases=tuple(of_process for _, _, of_process, _ in by_process),
         placement=destination.placement,
         left_out=selection.left_out,
         absent=selection.absent,
@@ -200,6 +211,15 @@ def report_of(
         fingerprints=destination.request.verify,
         src_layers=layers_by_stage(catalog.strategy.stages if catalog.strategy else ()),
         dst_layers=layers_by_stage(planner.dst.stages),
-        notices=(*target.notices, *dict.fromkeys(n for one, *_ in every for n in one.notices)),
-        warnings=(*target.warnings, *leftovers, *lost_values(one for one, *_ in every)),
+        notices=(
+            *target.notices,
+            *dict.fromkeys(
+                n for process_traffic, *_ in by_process for n in process_traffic.notices
+            ),
+        ),
+        warnings=(
+            *target.warnings,
+            *leftovers,
+            *lost_values(process_traffic for process_traffic, *_ in by_process),
+        ),
     )

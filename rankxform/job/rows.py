@@ -62,15 +62,15 @@ def _checked(
 
 def _masters(target: Target) -> list[tuple[Parameter, Parameter]]:
     """Return some masters of a longer type, spread over the model, each with its parameter."""
-    known = {p.name: p for p in target.planner.catalog.parameters}
+    parameters_by_name = {p.name: p for p in target.planner.catalog.parameters}
     pairs = [
-        (one, known[one.base_name])
-        for name, one in known.items()
-        if is_master(one.state)
-        and one.base_name in known
-        and one.shape == known[one.base_name].shape
-        and len(one.shape) > 1
-        and known[one.base_name].src_dtype in (HALF, BRAIN)
+        (parameter, parameters_by_name[parameter.base_name])
+        for name, parameter in parameters_by_name.items()
+        if is_master(parameter.state)
+        and parameter.base_name in parameters_by_name
+        and parameter.shape == parameters_by_name[parameter.base_name].shape
+        and len(parameter.shape) > 1
+        and parameters_by_name[parameter.base_name].src_dtype in (HALF, BRAIN)
     ]
     return pairs[:: max(1, len(pairs) // _FEW)][:_FEW]
 
@@ -81,7 +81,7 @@ def _compare_masters(pairs: Sequence[tuple[Parameter, Parameter]], sources: Sour
     for master, parameter in pairs:
         inner = min(master.shape[-2], _ROWS), min(master.shape[-1], _COLUMNS)
         box = Box((0,) * len(master.shape), (1,) * (len(master.shape) - 2) + inner)
-        values, words = (read_box(one, box, sources) for one in (master, parameter))
+        values, words = (read_box(tensor, box, sources) for tensor in (master, parameter))
         rounded = words.copy()
         converter(master.src_dtype, parameter.src_dtype)(rounded, values)
         if (rounded.view("<u2") != words.view("<u2")).mean() > _MOST_UNLIKE:
@@ -99,30 +99,33 @@ def _check_tied(request: Request, source: Source, target: Target, sources: Sourc
     Steps of single parameters differ if these were trained later; with --accept step the first is
     taken for all.
     """
-    known = {p.src_name: p for p in source.table.parameters}
-    for name, of in target.tied_duplicates:
-        a, b = known[name], known.get(of)
+    parameters_by_name = {p.src_name: p for p in source.table.parameters}
+    for name, original in target.tied_duplicates:
+        a, b = parameters_by_name[name], parameters_by_name.get(original)
         if b is None:
             continue
         rows = min(a.shape[:1] + b.shape[:1], default=1)  # a number is one row
-        alike = (a.shape, a.src_dtype) == (b.shape, b.src_dtype)
+        is_equal = (a.shape, a.src_dtype) == (b.shape, b.src_dtype)
         small = _is_small(a, b)
         many = _rows_at_once(a) if small else _BLOCK
         stride = many if small else max(many, rows // _PLACES)
-        for first in range(0, rows, stride) if alike else ():
-            own, other = (_rows(one, sources, first, min(first + many, rows)) for one in (a, b))
-            alike = alike and own.tobytes() == other.tobytes()
-        if not alike and a.state is not None and a.state.kind == STEP_OF_ONE:
+        for first in range(0, rows, stride) if is_equal else ():
+            duplicate_rows, original_rows = (
+                _rows(parameter, sources, first, min(first + many, rows)) for parameter in (a, b)
+            )
+            is_equal = is_equal and duplicate_rows.tobytes() == original_rows.tobytes()
+        if not is_equal and a.state is not None and a.state.kind == STEP_OF_ONE:
             if request.accepts(STEP, name):
                 continue
             raise CheckpointError(
-                f"{name!r} and {of!r} differ, and the destination has one step for all",
+                f"{name!r} and {original!r} differ, and the destination has one step for all",
                 "--accept step takes the first of them for all",
                 f"--exclude {quote('^global_step$')} leaves the step out",
             )
-        if not alike:
+        if not is_equal:
             raise CheckpointError(
-                f"{name!r} should be the same as {of!r} by {target.map_in_words or '--names'}, and "
+                f"{name!r} should be the same as {original!r} by "
+                f"{target.map_in_words or '--names'}, and "
                 "is not",
                 "give this model's configuration, if it is another's",
                 f"--exclude {quote(f'^{re.escape(name)}$')} leaves it out",
@@ -139,24 +142,24 @@ def _check_truncated(request: Request, source: Source, target: Target, sources: 
             "--vocab: which rows are padding, one process looks up, and it does not see all files",
             "say --vocab-cut if they are",
         )
-    known = {p.src_name: p for p in source.table.parameters}
+    parameters_by_name = {p.src_name: p for p in source.table.parameters}
     for name in target.truncated_vocab:
-        parameter, more = known[name], known[name].shape[0]
-        for first in range(rows, more, _ROWS):
-            kept = _rows(parameter, sources, rows - 1, rows)
-            found = _rows(parameter, sources, first, min(first + _ROWS, more))
-            if found.any() and not (found == kept).all():
+        parameter, n_rows = parameters_by_name[name], parameters_by_name[name].shape[0]
+        for first in range(rows, n_rows, _ROWS):
+            last_row = _rows(parameter, sources, rows - 1, rows)
+            dst_rows = _rows(parameter, sources, first, min(first + _ROWS, n_rows))
+            if dst_rows.any() and not (dst_rows == last_row).all():
                 raise CheckpointError(
-                    f"rows {rows} to {more - 1} are not padding (zeros, or the last row again)",
-                    f"give --vocab {more}",
+                    f"rows {rows} to {n_rows - 1} are not padding (zeros, or the last row again)",
+                    f"give --vocab {n_rows}",
                     "say --vocab-cut to lose them",
                     where=f"{name!r}",
                 )
 
 
-def _rows(parameter: Parameter, sources: Sources, first: int, last: int) -> Any:
+def _rows(parameter: Parameter, sources: Sources, first: int, stop: int) -> Any:
     shape = parameter.shape
-    box = Box((first, *(0 for _ in shape[1:])), (last, *shape[1:])) if shape else Box((), ())
+    box = Box((first, *(0 for _ in shape[1:])), (stop, *shape[1:])) if shape else Box((), ())
     return read_box(parameter, box, sources)
 
 
@@ -167,4 +170,6 @@ def _rows_at_once(parameter: Parameter) -> int:
 
 def _is_small(*parameters: Parameter) -> bool:
     """Tell whether all rows are looked at, and not some."""
-    return sum(content_bytes(one.src_dtype, one.shape) for one in parameters) <= _ALL
+    return (
+        sum(content_bytes(parameter.src_dtype, parameter.shape) for parameter in parameters) <= _ALL
+    )

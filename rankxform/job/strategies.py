@@ -47,7 +47,7 @@ from rankxform.target.asked import read_shapes
 from rankxform.target.of_slices import derived_of
 
 
-def derive_strategy(given: DeriveRequest, source: Strategy, shapes: str | None) -> Derived:
+def derive_strategy(request: DeriveRequest, source: Strategy, shapes: str | None) -> Derived:
     """Derive a strategy from another one; `shapes` is what `extents_at` reads.
 
     Raises DerivationError, UsageError.
@@ -63,17 +63,17 @@ def derive_strategy(given: DeriveRequest, source: Strategy, shapes: str | None) 
             "--shapes CHECKPOINT or FILE.json, and --preset or --rule",
         )
     if isinstance(source, WholeStrategy) and shapes is not None:
-        check_whole(given)
-        found = _of_ranks(given, shapes)
-        if found is not None:
-            return found
+        check_whole(request)
+        derived = _of_ranks(request, shapes)
+        if derived is not None:
+            return derived
     extents = extents_at(shapes, source) if shapes is not None else {}
     if isinstance(source, WholeStrategy):
-        return derive(replace(given, extents=extents), f"derived from {shapes}")
-    return derive(complete_question(given, source, extents), f"derived from {source.label}")
+        return derive(replace(request, extents=extents), f"derived from {shapes}")
+    return derive(complete_question(request, source, extents), f"derived from {source.label}")
 
 
-def _of_ranks(given: DeriveRequest, where: str) -> Derived | None:
+def _of_ranks(request: DeriveRequest, where: str) -> Derived | None:
     """Derive how the files of a job's ranks are sharded; None of one file."""
     path = Path(where)
     if path.suffix == ".json" or not path.is_dir():
@@ -82,7 +82,7 @@ def _of_ranks(given: DeriveRequest, where: str) -> Derived | None:
     if form.described or selected.ranks or selected.rank_count < 2:
         return None
     paths = {rank: str(path / name) for rank, name in selected.names.items()}
-    return derived_of(given, paths, where, f"derived from the slices of {where}")
+    return derived_of(request, paths, where, f"derived from the slices of {where}")
 
 
 def extents_at(where: str, source: Strategy) -> dict[str, Extent]:
@@ -96,8 +96,11 @@ def extents_at(where: str, source: Strategy) -> dict[str, Extent]:
     if path.suffix == ".json":
         if not path.is_file():
             raise UsageError("no such file of shapes", where=path)
-        known = read_shapes(path)
-        return {name: Extent(shape, content_bytes(d, shape)) for name, (shape, d) in known.items()}
+        shapes_by_name = read_shapes(path)
+        return {
+            name: Extent(shape, content_bytes(d, shape))
+            for name, (shape, d) in shapes_by_name.items()
+        }
     schemas = _schemas(path, source)
     if isinstance(source, WholeStrategy):
         return whole_extents(schemas.values())
@@ -119,34 +122,34 @@ def _schemas(path: Path, source: Strategy) -> dict[int, Schema]:
         return {rank: indexer.index(file).schema for rank, file in paths.items()}
     kind = source.states.kind
     missing = [{n for n in layouts if kind(n) != NEVER_SAVED} for layouts in source.stages]
-    found = {}
+    schemas = {}
     for rank, file in paths.items():
         stage = source.stage_of(rank)
         if stage < len(missing) and missing[stage]:
-            found[rank] = indexer.index(file).schema
-            missing[stage] -= set(found[rank].names)
-    if not found:
+            schemas[rank] = indexer.index(file).schema
+            missing[stage] -= set(schemas[rank].names)
+    if not schemas:
         raise CheckpointError(f"holds no file of the ranks of {source.label}", where=path)
-    return found
+    return schemas
 
 
-def stated(given: DeriveRequest, sizes: Sequence[Parallel | None], rules: Any) -> DeriveRequest:
+def stated(request: DeriveRequest, sizes: Sequence[Parallel | None], rules: Any) -> DeriveRequest:
     """Return a question with rules and the sizes of both jobs as a program gives them.
 
     Raises UsageError.
     """
     src, dst = sizes
-    if given.keep_mesh and (src is not None or rules):
+    if request.keep_mesh and (src is not None or rules):
         raise UsageError("src and rules change nothing with dst='same'", "leave them out")
     pairs = list(rules) if isinstance(rules, Iterable) and not isinstance(rules, str) else [rules]
     for pair in pairs:
         if not (isinstance(pair, (tuple, list)) and len(pair) == 2 and isinstance(pair[0], str)):
             raise UsageError(f"rules: {pair!r}: expected a regular expression and a spec")
     return replace(
-        given,
-        src=given.src if src is None else src,
-        dst=given.dst if dst is None else dst,
-        rules=(*given.rules, *(_rule(names, spec) for names, spec in pairs)),
+        request,
+        src=request.src if src is None else src,
+        dst=request.dst if dst is None else dst,
+        rules=(*request.rules, *(_rule(names, spec) for names, spec in pairs)),
     )
 
 
@@ -164,8 +167,8 @@ def _rule(names: str, spec: Any) -> Rule:
         if facts.get("interleaved_parallel"):
             raise UsageError("an interleaved layout is not derived", where=where)
         aliases = facts["alias_name"][::-1]
-        axes = [one if isinstance(one, tuple) else (one,) for one in facts["tensor_map"]]
-        spec = [tuple(aliases[axis] for axis in some if axis != -1) for some in axes]
+        axes = [a if isinstance(a, tuple) else (a,) for a in facts["tensor_map"]]
+        spec = [tuple(aliases[axis] for axis in mesh_axes if axis != -1) for mesh_axes in axes]
         mesh = None if any(name in ("ep", "edp") for name in aliases) else LAYOUT
     elif isinstance(spec, Iterable):
         spec = list(spec)
@@ -198,25 +201,25 @@ def explain_strategy(
     if isinstance(source, (WholeStrategy, PatternStrategy)):
         raise UsageError("expected a strategy file or folder", where=f"{source.label!r}")
     extents = extents_at(shapes, source) if shapes is not None else {}
-    full = {name: one.shape for name, one in extents.items()}
+    full = {name: extent.shape for name, extent in extents.items()}
     source = strategies.folded(source, full)
     strategies.check_folded(source)
     refusals = Refusals()
     parameters = parameters_of(source, refusals)
     rules = presets.load(preset).rules if preset else ()
-    found: Mapping[str, tuple[Meaning, ...]] = {}
+    specs_by_name: Mapping[str, tuple[Meaning, ...]] = {}
     if fits(source, sizes, refusals):
-        found = explain(parameters, sizes, rules, full, refusals)
+        specs_by_name = explain(parameters, sizes, rules, full, refusals)
     unknown = [name for name in parameters if preset and rule_for(rules, name, "spec") is None]
     if unknown:
         refusals.add(f"preset {preset} has no rule for it", "Choose the network's preset", *unknown)
     if refusals:
         raise DerivationError.of(refusals.texts(), "the strategy cannot be explained")
     rows: dict[tuple[str, str, str, Layout], int] = {}
-    for name, one in parameters.items():
-        assert one.layout is not None
-        shard = "yes" if one.layout.opt_shards > 1 else "no"
-        row = pattern_of(name), " or ".join(map(str, found[name])), shard, one.layout
+    for name, parameter in parameters.items():
+        assert parameter.layout is not None
+        shard = "yes" if parameter.layout.opt_shards > 1 else "no"
+        row = pattern_of(name), " or ".join(map(str, specs_by_name[name])), shard, parameter.layout
         rows[row] = rows.get(row, 0) + 1
     return tuple(
         ShardingRow(pattern, number, spec, shard, entry(layout), "", describe_layout(layout), "")

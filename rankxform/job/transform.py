@@ -51,20 +51,22 @@ def silent(source: Source, target: Target, nbytes: int) -> ShowProgress:
 def transform(request: Request, team: Team, begin: Begin = silent) -> Report:
     """Convert a checkpoint; return what was done. Collective."""
     phases = Phases("plan")
-    asked = read_request(request, team)
+    resolved = read_request(request, team)
     phases.enter("index")
-    source = open_asked(asked, team)
+    source = open_asked(resolved, team)
     phases.enter("plan")
-    target = aim(asked, source, team)
+    target = aim(resolved, source, team)
     phases.enter("compare")
-    kind = destination_of(asked.request)
-    told = kind.check_free(asked.request, source, target, team)
-    evidence = examine(asked, source, target, team)
+    kind = destination_of(resolved.request)
+    notices = kind.check_free(resolved.request, source, target, team)
+    evidence = examine(resolved, source, target, team)
     phases.enter("plan")
-    target = target.with_evidence(evidence, told)
-    with kind.claim(asked.request, source, target, team) as destination:
-        with suggesting(asked, source, team):
-            work = plan_work(asked.request, source, target, destination.left, team, kind.ascending)
+    target = target.with_evidence(evidence, notices)
+    with kind.claim(resolved.request, source, target, team) as destination:
+        with suggesting(resolved, source, team):
+            work = plan_work(
+                resolved.request, source, target, destination.remaining_slices, team, kind.ascending
+            )
         show = begin(source, target, work.nbytes)
         phases.enter("move")
         destination.begin(team)
@@ -100,19 +102,19 @@ def convert_one(request: Request, path: Path) -> None:
     processes at once. There is no manifest and no journal: a stopped conversion starts over.
     """
     team = SerialTeam()
-    asked, source, target = prepare(request, team)
-    target = target.with_evidence(examine(asked, source, target, team))
-    if any(is_same(path, Path(one)) for one in source.paths.values()):
+    resolved, source, target = prepare(request, team)
+    target = target.with_evidence(examine(resolved, source, target, team))
+    if any(is_same(path, Path(source_path)) for source_path in source.paths.values()):
         raise UsageError("is a source file, which is never written to", where=path)
     (rank,), planner = target.ranks, target.planner
     layouts = FileLayouts(planner, source.indexes, target, request.crc)
     output = Output(own_name(path), layouts.of(rank))
-    work = plan_work(asked.request, source, target, [[planner.whole_file(rank)]], team)
+    work = plan_work(resolved.request, source, target, [[planner.whole_file(rank)]], team)
     make_folder(path.parent)
     create(output.part)
     try:
         with reading(source, target, work) as inputs:
-            write_parts(work, inputs, {rank: output}, lambda done: None)
+            write_parts(work, inputs, {rank: output}, lambda nbytes: None)
         if request.fsync:
             sync(output.part)
         give_name(output.part, path, durable=request.fsync)

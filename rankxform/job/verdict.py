@@ -77,19 +77,27 @@ class Verdict(Result):
         return self.same
 
     def in_short(self) -> str:
-        told = {True: "the same", False: "DIFFERENT", None: "not every byte was compared"}
+        text_by_verdict = {
+            True: "the same",
+            False: "DIFFERENT",
+            None: "not every byte was compared",
+        }
         compared = (
             f"{format_size(self.bytes_compared)} in {format_count(self.files_compared, 'file')}"
         )
-        return f"{told[self.same]}: {compared}, {format_seconds(self.seconds)}"
+        return f"{text_by_verdict[self.same]}: {compared}, {format_seconds(self.seconds)}"
 
     def amounts(self) -> dict[str, str]:
-        of = {"bytes": "bytes", "fingerprints": "fingerprints", "sizes": "sizes and samples"}
+        text_by_checked = {
+            "bytes": "bytes",
+            "fingerprints": "fingerprints",
+            "sizes": "sizes and samples",
+        }
         return {
-            "compared": f"{of[self.checked]} of {self.dst}",
+            "compared": f"{text_by_checked[self.checked]} of {self.dst}",
             "with": self.src or "its own manifest",
             "differences": f"{len(self.differences):,}",
-            **{one.name: one.why for one in self.differences[:_SHOWN]},
+            **{difference.name: difference.why for difference in self.differences[:_SHOWN]},
             **({"compare all": self.command} if self.command else {}),
         }
 
@@ -101,9 +109,9 @@ class Verdict(Result):
         facts = {"same": self.same, "checked": self.checked, **asdict(self)}
         names = facts.pop("names")
         del facts["by_manifest"], facts["sizes_only"]  # what `checked` says
-        for one in facts["differences"]:
-            one["file"] = names.get(one["rank"])
-            one["rank"] = None if names else one["rank"]
+        for difference in facts["differences"]:
+            difference["file"] = names.get(difference["rank"])
+            difference["rank"] = None if names else difference["rank"]
         return facts
 
 
@@ -116,11 +124,11 @@ def wrong_checksums(
     """Compare the files of `ranks` with the checksums that they carry."""
     wrong = {rank: samples.wrong_crc(paths[rank], indexes[rank], on_progress) for rank in ranks}
     return [
-        Difference(basename(paths[rank]), rank, why, whole_file=True)
-        for rank, why in wrong.items()
-        if why
+        Difference(basename(paths[rank]), rank, reason, whole_file=True)
+        for rank, reason in wrong.items()
+        if reason
     ]
 
 
-def unreadable(path: str, rank: int, why: str) -> Difference:
-    return Difference(basename(path), rank, f"cannot be read: {why}", whole_file=True)
+def unreadable(path: str, rank: int, reason: str) -> Difference:
+    return Difference(basename(path), rank, f"cannot be read: {reason}", whole_file=True)

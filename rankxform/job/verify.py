@@ -38,53 +38,56 @@ def verify(request: Request, team: Team, begin: Begin = silent) -> Verdict:
     """
     began = time.monotonic()
     request, described = open_described(request, team)
-    asked, source, target = prepare(request, team)
-    evidence = examine(asked, source, target, team)
+    resolved, source, target = prepare(request, team)
+    evidence = examine(resolved, source, target, team)
     target = target.with_evidence(evidence)
-    there, files_of, faults = files_there(target, described, team)
-    check_apart(source, there, team)
-    assignment = _share_out(files_of, there, team)
-    work = plan_work(asked.request, source, files_of, assignment, team)
+    dst_source, files_of, faults = files_there(target, described, team)
+    check_apart(source, dst_source, team)
+    assignment = _share_out(files_of, dst_source, team)
+    work = plan_work(resolved.request, source, files_of, assignment, team)
     show = begin(source, target, work.nbytes)
-    differing, nbytes = compare(work, source, files_of, there, assignment, team, show)
-    lacking, notices = compare_beside(asked.request, source, target, there, team)
+    differing, nbytes = compare(work, source, files_of, dst_source, assignment, team, show)
+    lacking, notices = compare_beside(resolved.request, source, target, dst_source, team)
     differences = _each_once([*faults, *lacking, *differing])
-    named = [*there.paths.values(), *(one.name for one in differences if one.whole_file)]
-    other = notice_of_other_options(asked.request, source, target, team) if differences else []
+    named = [*dst_source.paths.values(), *(d.name for d in differences if d.whole_file)]
+    if differences:
+        notices += notice_of_other_options(resolved.request, source, target, team)
     return Verdict(
         src=request.src,
         dst=str(target.folder),
         differences=differences,
-        files_compared=len(there.indexes),
+        files_compared=len(dst_source.indexes),
         bytes_compared=nbytes,
         seconds=time.monotonic() - began,
         processes=team.size,
-        notices=(*target.notices, *there.notices, *notices, *other),
+        notices=(*target.notices, *dst_source.notices, *notices),
         warnings=(*target.warnings, *foreign_warnings(target, named, team)),
         step=source.selected.step_name,
         evidence=evidence.facts,
-        names={file: basename(path) for file, path in there.paths.items()} if described else {},
+        names={file: basename(p) for file, p in dst_source.paths.items()} if described else {},
     )
 
 
-def _each_once(found: Sequence[Difference]) -> tuple[Difference, ...]:
+def _each_once(differences: Sequence[Difference]) -> tuple[Difference, ...]:
     """Return one difference for each name and rank, in their order."""
-    known = {(one.name, one.rank): one for one in found}
-    return tuple(known[key] for key in sorted(known))
+    differences_by_key = {(d.name, d.rank): d for d in differences}
+    return tuple(differences_by_key[key] for key in sorted(differences_by_key))
 
 
-def _share_out(target: Target, there: Source, team: Team) -> Assignment:
+def _share_out(target: Target, dst_source: Source, team: Team) -> Assignment:
     """Say which process compares what of the files that are there. Collective."""
-    if not there.indexes:
-        return [[] for _ in there.reach.node]
-    return team.agree(lambda: assign_visible(target.planner, list(there.indexes), there.reach))
+    if not dst_source.indexes:
+        return [[] for _ in dst_source.reach.node]
+    return team.agree(
+        lambda: assign_visible(target.planner, list(dst_source.indexes), dst_source.reach)
+    )
 
 
 def compare(
     work: WorkPlan,
     source: Source,
     target: Target,
-    there: Source,
+    dst_source: Source,
     assignment: Assignment,
     team: Team,
     show: ShowProgress,
@@ -94,28 +97,31 @@ def compare(
     Collective.
     """
     p2p = team.p2p() if work.exchanges else None
-    mine = dict.fromkeys(one.rank for one in assignment[team.rank])
+    local_files = dict.fromkeys(slice_range.rank for slice_range in assignment[team.rank])
 
     def own(on_progress: OnProgress) -> tuple[int, list[Difference]]:
-        with Sources(there.paths, there.indexes) as destination:
+        with Sources(dst_source.paths, dst_source.indexes) as destination:
             sinks = {
                 file: ComparingSink(
-                    file, destination, there.indexes[file], _expected(target.planner, file)
+                    file, destination, dst_source.indexes[file], _expected(target.planner, file)
                 )
-                for file in mine
+                for file in local_files
             }
             with reading(source, target, work, p2p, on_progress) as inputs:
                 traffic = execute(work, inputs, sinks, on_progress)
             destination.check_unchanged()
-        return traffic.written, [one for s in sinks.values() for one in s.differences.values()]
+        return traffic.written, [d for s in sinks.values() for d in s.differences.values()]
 
     nbytes, differing = team.work(own, show)
-    carrying = there.reach.partition(there.indexes)[team.rank]
+    carrying = dst_source.reach.partition(dst_source.indexes)[team.rank]
     differing += team.work(
-        lambda tick: wrong_checksums(there.paths, there.indexes, carrying, tick), show_nothing
+        lambda tick: wrong_checksums(dst_source.paths, dst_source.indexes, carrying, tick),
+        show_nothing,
     )
-    every = team.allgather(lambda: (nbytes, differing))
-    return [one for _, some in every for one in some], sum(nbytes for nbytes, _ in every)
+    by_process = team.allgather(lambda: (nbytes, differing))
+    return [difference for _, differences in by_process for difference in differences], sum(
+        nbytes for nbytes, _ in by_process
+    )
 
 
 def _expected(planner: Planner, file: int) -> Mapping[str, Expected]:

@@ -21,22 +21,22 @@ from rankxform.transport import Team
 
 
 def compare_beside(
-    request: Request, source: Source, target: Target, there: Source, team: Team
+    request: Request, source: Source, target: Target, dst_source: Source, team: Team
 ) -> tuple[list[Difference], list[str]]:
     """Compare what a destination consists of beside its tensors; return differences, and notices.
     Collective.
 
     What another tool wrote is asked for what its form needs, and no more.
     """
-    return team.bcast(lambda: _compare(request, source, target, there))
+    return team.bcast(lambda: _compare(request, source, target, dst_source))
 
 
 def _compare(
-    request: Request, source: Source, target: Target, there: Source
+    request: Request, source: Source, target: Target, dst_source: Source
 ) -> tuple[list[Difference], list[str]]:
     if not target.form.described:
         return [], []
-    folder, record, notices = Path(there.folder), None, list[str]()
+    folder, record, notices = Path(dst_source.folder), None, list[str]()
     with suppress(StorageError):
         record = manifest(folder) if (folder / MANIFEST_NAME).is_file() else None
     if record is not None and record.get("form") == target.form.name:
@@ -44,33 +44,33 @@ def _compare(
         wrong += _tracker(target, folder)
         notices += companions.doubts(folder, record)
     else:
-        wrong = [*_without_record(target, there, folder)]
+        wrong = [*_without_record(target, dst_source, folder)]
     if target.form.configured:
         shapes = {
             name: shape
-            for one in there.indexes.values()
-            for name, shape in zip(one.schema.names, one.schema.shapes)
+            for index in dst_source.indexes.values()
+            for name, shape in zip(index.schema.names, index.schema.shapes)
         }
         if (folder / maps.CONFIG).is_file():
-            own = own_config(request, source, target)
+            model_config = own_config(request, source, target)
             is_part = bool(request.include or request.exclude)
-            why = of_another(folder, own, shapes, is_part=is_part)
-            wrong += [(maps.CONFIG, f"is of another model: {why}")] if why else []
-        known = {name for name, _ in wrong}
+            mismatch = of_another(folder, model_config, shapes, is_part=is_part)
+            wrong += [(maps.CONFIG, f"is of another model: {mismatch}")] if mismatch else []
+        wrong_names = {name for name, _ in wrong}
         for name, content in target.companions.items():
             path = folder / name
-            if name not in known and not (path.is_file() and read_bytes(path) == content):
+            if name not in wrong_names and not (path.is_file() and read_bytes(path) == content):
                 state = "is not what it would be" if path.is_file() else "is not there"
                 notices.append(f"{path}: {state}, by --like or --config")
-    return [Difference(name, -1, why, whole_file=True) for name, why in wrong], notices
+    return [Difference(name, -1, reason, whole_file=True) for name, reason in wrong], notices
 
 
-def _without_record(target: Target, there: Source, folder: Path) -> Iterator[tuple[str, str]]:
+def _without_record(target: Target, dst_source: Source, folder: Path) -> Iterator[tuple[str, str]]:
     """Yield the companions without which no reader finds a destination's files.
 
     Those that readers can do without are not asked for; others, the opening of it has asked for.
     """
-    names = [relpath(path, folder) for path in there.paths.values()]
+    names = [relpath(path, folder) for path in dst_source.paths.values()]
     if target.form.configured and len(names) > 1:
         for name in target.form.companion_names(names):
             if not (folder / name).is_file():

@@ -62,16 +62,18 @@ def open_described(request: Request, team: Team) -> tuple[Request, Source | None
     if not form.described:
         return request, None
     step = None if request.iteration is None else str(request.iteration)
-    there = open_source(replace(where, form=form.name, step=step), team, Narrow(manifest=False))
-    team.agree(lambda: _require_files(there))
-    description = there.selected.description
+    dst_source = open_source(
+        replace(where, form=form.name, step=step), team, Narrow(manifest=False)
+    )
+    team.agree(lambda: _require_files(dst_source))
+    description = dst_source.selected.description
     assert description is not None
     if request.dst_strategy is None and not request.derives:
         request = replace(request, dst_strategy=description.strategy)
     if request.iteration is None and form.training is not None and not form.counters:
-        number = there.selected.step[0] if there.selected.step else 0
+        number = dst_source.selected.step[0] if dst_source.selected.step else 0
         request = replace(request, iteration=number)
-    return request, there
+    return request, dst_source
 
 
 def files_there(
@@ -82,66 +84,72 @@ def files_there(
 
     Only what is to be compared is left in its indexes.
     """
-    there = described or _open_ranks(target, team)
-    wanted = {file: path for file, path in there.paths.items() if file in there.wanted}
-    there = replace(there, paths=wanted, notices=there.notices if described else ())
-    found = [
-        unreadable(wanted[fault.file], fault.file, fault.text)
-        for fault in there.faults
-        if fault.file is not None and fault.file in wanted
+    dst_source = described or _open_ranks(target, team)
+    needed_paths = {f: p for f, p in dst_source.paths.items() if f in dst_source.needed_files}
+    dst_source = replace(
+        dst_source, paths=needed_paths, notices=dst_source.notices if described else ()
+    )
+    differences = [
+        unreadable(needed_paths[fault.file], fault.file, fault.text)
+        for fault in dst_source.faults
+        if fault.file is not None and fault.file in needed_paths
     ]
     if described is None:
-        return there, target, found + _extra_ranks(target.planner, there, team)
-    return team.agree(lambda: _matched(target, there, found))
+        return dst_source, target, differences + _extra_ranks(target.planner, dst_source, team)
+    return team.agree(lambda: _matched(target, dst_source, differences))
 
 
-def check_apart(source: Source, there: Source, team: Team) -> None:
+def check_apart(source: Source, dst_source: Source, team: Team) -> None:
     """Refuse to compare files with themselves, under whatever names. Collective.
 
     Raises UsageError.
     """
 
     def mine() -> None:
-        own = {inode(Path(path)): path for path in source.paths.values() if is_path(path)}
-        own.pop(None, None)
-        for file in there.reach.partition(there.indexes)[team.rank]:
-            other = own.get(inode(Path(there.paths[file])))
-            if other is not None:
+        paths_by_inode = {inode(Path(p)): p for p in source.paths.values() if is_path(p)}
+        paths_by_inode.pop(None, None)
+        for file in dst_source.reach.partition(dst_source.indexes)[team.rank]:
+            src_path = paths_by_inode.get(inode(Path(dst_source.paths[file])))
+            if src_path is not None:
                 raise UsageError(
-                    f"is the same file as {other}, and compared with itself it proves nothing",
+                    f"is the same file as {src_path}, and compared with itself it proves nothing",
                     "name another folder as DST",
-                    where=there.paths[file],
+                    where=dst_source.paths[file],
                 )
 
     team.agree(mine)
 
 
 def _matched(
-    target: Target, there: Source, found: list[Difference]
+    target: Target, dst_source: Source, differences: list[Difference]
 ) -> tuple[Source, Target, list[Difference]]:
     """Compare which files a self-describing destination has, and what they hold; pure."""
-    indexes = dict(there.indexes)
-    description = there.selected.description
+    indexes = dict(dst_source.indexes)
+    description = dst_source.selected.description
     assert description is not None
     if not description.is_whole and description.boxes:
-        indexes = {file: one.unplaced() for file, one in indexes.items()}
+        indexes = {file: index.unplaced() for file, index in indexes.items()}
         description = replace(description, ranks=_ranks_of(target.planner, description))
     schemas = own_names(description, indexes)
     for file, schema in schemas.items():
         if schema is not indexes[file].schema:
             indexes[file] = indexes[file].only(schema)
-    planner, faults = _compare(target, there, description, schemas)
-    there = replace(there, indexes=indexes)
-    return there, replace(target, planner=planner, files=tuple(indexes)), found + faults
+    planner, faults = _compare(target, dst_source, description, schemas)
+    dst_source = replace(dst_source, indexes=indexes)
+    return dst_source, replace(target, planner=planner, files=tuple(indexes)), differences + faults
 
 
 def _ranks_of(planner: Planner, description: Description) -> dict[int, int]:
     """Return whose slices each file of boxes holds, by a strategy; a file of another's holds rank
     0's. Raises UsageError for files with several boxes of a tensor, which no rank has."""
-    held: dict[int, dict[str, Box]] = {}
+    boxes_by_file: dict[int, dict[str, Box]] = {}
     for name, boxes in description.boxes.items():
-        for one in boxes:
-            if one.box.size and held.setdefault(one.file, {}).setdefault(name, one.box) != one.box:
+        for file_box in boxes:
+            if (
+                file_box.box.size
+                and boxes_by_file.setdefault(file_box.file, {}).setdefault(name, file_box.box)
+                != file_box.box
+            ):
                 raise UsageError(
                     f"a file has several boxes of {name}, as no rank of {planner.dst.label} has",
                     _AS_WHOLE,
@@ -150,44 +158,43 @@ def _ranks_of(planner: Planner, description: Description) -> dict[int, int]:
     ours = (Path(description.source).parent / MANIFEST_NAME).is_file()  # which knows the options
     if isinstance(planner.dst, WholeStrategy) and not ours:
         for name, boxes in description.boxes.items():
-            if len({one.box for one in boxes if one.box.size}) > 1:
+            if len({file_box.box for file_box in boxes if file_box.box.size}) > 1:
                 raise UsageError(
                     f"shards {name}, and no --dst-strategy says how",
                     "--dst-strategy FILE or FOLDER of the job that wrote it",
                     _AS_WHOLE,
                     where=description.source,
                 )
-    known: dict[tuple[int, str], Box | None] = {}
+    box_cache: dict[tuple[int, str], Box | None] = {}
 
     def box_of(rank: int, name: str) -> Box | None:
-        if (rank, name) not in known:
+        if (rank, name) not in box_cache:
             layout = planner.names_of(rank).get(name)
             shape = planner.parameter(name).shape if layout is not None else ()
             local = rank % planner.dst.stage_size
-            known[rank, name] = layout.grid(shape).box(layout.cell(local)) if layout else None
-        return known[rank, name]
+            box_cache[rank, name] = layout.grid(shape).box(layout.cell(local)) if layout else None
+        return box_cache[rank, name]
 
     def is_held(rank: int, boxes: Mapping[str, Box]) -> bool:
         return all(box_of(rank, name) == box for name, box in boxes.items())
 
     ranks = range(planner.dst.ranks)
     return {
-        file: next((rank for rank in ranks if is_held(rank, boxes)), 0)
-        for file, boxes in held.items()
+        f: next((rank for rank in ranks if is_held(rank, b)), 0) for f, b in boxes_by_file.items()
     }
 
 
-def _extra_ranks(planner: Planner, there: Source, team: Team) -> list[Difference]:
+def _extra_ranks(planner: Planner, dst_source: Source, team: Team) -> list[Difference]:
     """Return what is wrong with rank folders beyond the destination's ranks. Collective."""
     last = planner.dst.ranks - 1
-    why = f"should not be here: {planner.dst.label} has rank{f's 0 to {last}' if last else ' 0'}"
+    reason = f"should not be here: {planner.dst.label} has rank{f's 0 to {last}' if last else ' 0'}"
 
     def look() -> list[Difference]:
-        if there.listing is None:
+        if dst_source.listing is None:
             return []
         return [
-            Difference(there.listing.at(name), rank, f"{why} only", whole_file=True)
-            for rank, names in by_rank(there.listing, DEFAULT_PATTERN).items()
+            Difference(dst_source.listing.at(name), rank, f"{reason} only", whole_file=True)
+            for rank, names in by_rank(dst_source.listing, DEFAULT_PATTERN).items()
             for name in names
             if rank > last
         ]
@@ -200,79 +207,88 @@ def _open_ranks(target: Target, team: Team) -> Source:
     dst, ranks = target.planner.dst, target.ranks
     names = {rank: relpath(path, target.folder) for rank, path in target.paths.items()}
     where = Where(str(target.folder), target.form.name, strategy=dst)
-    there = open_source(
+    dst_source = open_source(
         where, team, Narrow(lambda strategy: ranks, preferred=names, manifest=False)
     )
 
     def check() -> None:
-        missing = [rank for rank in ranks if rank not in there.selected.names]
-        if missing and there.selected.names:
+        missing = [rank for rank in ranks if rank not in dst_source.selected.names]
+        if missing and dst_source.selected.names:
             raise CheckpointError(
                 f"{target.folder}: has no file of destination rank {missing[0]}"
                 + (f" and of {len(missing) - 1} more" if missing[1:] else "")
-                + f"{there.searched}; {dst.label} has ranks 0 to {dst.ranks - 1}"
+                + f"{dst_source.searched}; {dst.label} has ranks 0 to {dst.ranks - 1}"
             )
-        _require_files(there)
+        _require_files(dst_source)
 
     team.agree(check)
-    return there
+    return dst_source
 
 
-def _require_files(there: Source) -> None:
+def _require_files(dst_source: Source) -> None:
     """Raise the first fault of which files there are; what they hold is to be compared."""
-    replace(there, faults=tuple(one for one in there.faults if not one.inside)).require()
+    replace(
+        dst_source, faults=tuple(finding for finding in dst_source.faults if not finding.inside)
+    ).require()
 
 
 def _compare(
-    target: Target, there: Source, description: Description, schemas: Mapping[int, Schema]
+    target: Target, dst_source: Source, description: Description, schemas: Mapping[int, Schema]
 ) -> tuple[Planner, list[Difference]]:
     planner = target.planner
-    found: list[Difference] = []
+    differences: list[Difference] = []
     source = Path(description.source).name
     faults = [
         *(
             (source, fault.line)
-            for fault in file_faults(description, schemas, there.paths, lambda name: False)
+            for fault in file_faults(description, schemas, dst_source.paths, lambda name: False)
         ),
         *(
             (Path(path).name, f"is missing, though {source} lists it")
             for path in description.missing_files.values()
         ),
-        *((target.form.training or "", one) for one in _training_faults(target, description)),
+        *((target.form.training or "", text) for text in _training_faults(target, description)),
     ]
-    found += (Difference(n, -at, why, whole_file=True) for at, (n, why) in enumerate(faults, 1))
+    differences += (
+        Difference(n, -number, text, whole_file=True) for number, (n, text) in enumerate(faults, 1)
+    )
     parts: dict[int, Part] = {}
     ranks = set(target.ranks)
-    same: dict[frozenset[str], frozenset[str]] = {}
-    held: set[tuple[str, Cell]] = set()
+    shared_names: dict[frozenset[str], frozenset[str]] = {}
+    present_cells: set[tuple[str, Cell]] = set()
     for file, schema in schemas.items():
         rank = description.ranks.get(file, 0)
         if rank >= planner.dst.ranks:
-            why = f"is rank {rank}'s, and {planner.dst.label} has {planner.dst.ranks}"
-            found.append(Difference(basename(there.paths[file]), file, why, whole_file=True))
+            reason = f"is rank {rank}'s, and {planner.dst.label} has {planner.dst.ranks}"
+            differences.append(
+                Difference(basename(dst_source.paths[file]), file, reason, whole_file=True)
+            )
             parts[file] = Part(0, frozenset())
             continue
         names = frozenset(schema.names)
-        parts[file] = Part(rank, same.setdefault(names, names))
-        known = planner.names_of(rank)
-        found += [
+        parts[file] = Part(rank, shared_names.setdefault(names, names))
+        layouts_by_name = planner.names_of(rank)
+        differences += [
             Difference(name, file, "should not be here")
             for name in schema.names
-            if name not in known
+            if name not in layouts_by_name
         ]
-    own = planner.with_parts(parts)
+    dst_planner = planner.with_parts(parts)
     for file in schemas:
-        held |= {(name, own.cell(one, file)) for name, one in own.names(file).items()}
+        present_cells |= {
+            (name, dst_planner.cell(file_layout, file))
+            for name, file_layout in dst_planner.names(file).items()
+        }
     missing: dict[str, None] = {}
     for rank in ranks:
         local = rank % planner.dst.stage_size
         for name, layout in planner.names_of(rank).items():
-            if (name, layout.cell(local)) not in held:
+            if (name, layout.cell(local)) not in present_cells:
                 missing[name] = None
-    found += [Difference(name, -1, "is missing, or some of its slices are") for name in missing]
+    differences += [Difference(n, -1, "is missing, or some of its slices are") for n in missing]
     if description.strategy is not None:
-        found += _stated(planner, description, missing)
-    return own, found
+        differences += _stated(planner, description, missing)
+    return dst_planner, differences
 
 
 def _training_faults(target: Target, description: Description) -> Iterator[str]:
@@ -282,7 +298,7 @@ def _training_faults(target: Target, description: Description) -> Iterator[str]:
     if not description.training and not target.form.counters:
         yield "is missing; a training job knows its step by it"
     for name in COMMON:
-        want, have = (one.get(name) for one in (target.training, description.training))
+        want, have = (training.get(name) for training in (target.training, description.training))
         must = name == "global_step" and not target.form.counters and description.training
         if want is not None and have != want and (have is not None or must):
             yield f"states {name} {have}, and the source's is {want}"
@@ -293,16 +309,16 @@ def _stated(
 ) -> Iterator[Difference]:
     """Yield parameters that metadata does not state, or states otherwise: loaders believe it."""
     assert description.strategy is not None
-    own, stating = description.strategy, Path(description.source).name
+    declared_strategy, stating = description.strategy, Path(description.source).name
     for stage in range(len(planner.dst.stages)):
         for name, layout in planner.names_of(stage * planner.dst.stage_size).items():
             shape = planner.parameter(name).shape
             if name in missing or not shape or not is_stated(planner, name):
                 continue
-            if name not in own.stages_of:
+            if name not in declared_strategy.stages_of:
                 yield Difference(name, -1, f"is not stated in {stating}")
                 continue
-            declared = own.stages[own.stages_of[name][0]][name]
+            declared = declared_strategy.stages[declared_strategy.stages_of[name][0]][name]
             ranks = range(planner.dst.stage_size)
             if description.declared[name][1] != shape or any(
                 declared.grid(shape).box(declared.cell(r)) != layout.grid(shape).box(layout.cell(r))

@@ -48,16 +48,16 @@ def verify_alone(
     began = time.monotonic()
     where = team.bcast(lambda: record_folder(Path(folder).absolute()))
     manifests, leaders = _manifests(where, team)
-    stated = team.bcast(lambda: _stated(where, manifests[0]))
+    declared_by_name = team.bcast(lambda: _stated(where, manifests[0]))
     facts_of_all = [facts for record in manifests for facts in record["files"].values()]
     with_digests = all("digest" in facts for facts in facts_of_all)
-    mine = []
+    local_files = []
     listed_by: Mapping[str, Any] | None = None  # of the first process that has this manifest
     for record, processes in zip(manifests, leaders):
         files = sorted(record["files"].items(), key=lambda item: item[1]["rank"])
         if team.rank in processes:
-            own = files[processes.index(team.rank) :: len(processes)]
-            mine += [(name, facts, record) for name, facts in own]
+            process_files = files[processes.index(team.rank) :: len(processes)]
+            local_files += [(name, facts, record) for name, facts in process_files]
         if team.rank == processes[0]:
             listed_by = record
     strange = team.allgather(lambda: [] if listed_by is None else _not_listed(where, listed_by))[
@@ -65,24 +65,35 @@ def verify_alone(
     ]
     total = sum(facts["size"] for facts in facts_of_all) if with_digests else 0
     show = begin(total) if team.rank == 0 else show_nothing
-    found: list[Difference] = []
+    differences: list[Difference] = []
 
     def check(on_progress: OnProgress) -> int:
-        done = 0
-        for name, facts, record in mine:
-            wrong, nbytes = _check_file(where / name, facts, record, stated.get(name), on_progress)
-            found.extend(wrong)
-            done += nbytes
-        return done
+        compared_bytes = 0
+        for name, facts, record in local_files:
+            wrong, nbytes = _check_file(
+                where / name, facts, record, declared_by_name.get(name), on_progress
+            )
+            differences.extend(wrong)
+            compared_bytes += nbytes
+        return compared_bytes
 
     compared = team.work(check, show)
-    every = team.allgather(lambda: (compared, found + strange))
+    by_process = team.allgather(lambda: (compared, differences + strange))
     return Verdict(
         None,
         str(where),
-        tuple(sorted((one for _, some in every for one in some), key=lambda one: one.rank)),
+        tuple(
+            sorted(
+                (
+                    difference
+                    for _, process_differences in by_process
+                    for difference in process_differences
+                ),
+                key=lambda difference: difference.rank,
+            )
+        ),
         len(facts_of_all),
-        sum(nbytes for nbytes, _ in every),
+        sum(nbytes for nbytes, _ in by_process),
         time.monotonic() - began,
         team.size,
         (),
@@ -109,19 +120,19 @@ def _stated(folder: Path, record: Mapping[str, Any]) -> dict[str, Stated]:
         _, _, selected = look_at(Where(str(folder), form.name))
         assert selected.description is not None
         return {
-            selected.names[file]: one._replace(views=tuple(map(View.unplaced, one.views)))
-            for file, one in selected.description.stated.items()
+            selected.names[file]: declared._replace(views=tuple(map(View.unplaced, declared.views)))
+            for file, declared in selected.description.declared_files.items()
         }
     return {}
 
 
 def _incomplete(record: Mapping[str, Any]) -> tuple[str, ...]:
     """Return that not all files of a destination were made, as a warning."""
-    total, made = record.get("ranks"), len(record["files"])
-    if not isinstance(total, int) or not made < total < _MOST_FILES:
+    total, file_count = record.get("ranks"), len(record["files"])
+    if not isinstance(total, int) or not file_count < total < _MOST_FILES:
         return ()
-    what = "files" if FORMS[record.get("form", DEFAULT_FORM)].described else "ranks"
-    return (f"{made} of {total} {what} were made; what was compared is these",)
+    unit = "files" if FORMS[record.get("form", DEFAULT_FORM)].described else "ranks"
+    return (f"{file_count} of {total} {unit} were made; what was compared is these",)
 
 
 def notice_of_other_options(
@@ -136,9 +147,9 @@ def notice_of_other_options(
     with suppress(StorageError, UsageError):
         merged = _merged(_manifests(folder, team)[0])
         src = None if request.files is not None else source.where.path
-        given = [src, *verify_options(request, source, target)]
+        request_options = [src, *verify_options(request, source, target)]
         was = [merged["identity"].get("source"), *(merged.get("verify") or ())]
-        if _normal(was) == _normal(given):
+        if _normal(was) == _normal(request_options):
             return []
         command = verify_command(merged, str(folder))
         return [f"{folder} was made with other options; compare it with: {command}"]
@@ -155,9 +166,9 @@ def _normal(words: Iterable[str | None]) -> list[str]:
     """Return a source and options without defaults and links, so that equal ones are equal."""
     pairs = [str(Path(word).resolve()) if word[0] == "/" else word for word in words if word]
     for default in (["--dst-form", "ranks"], ["--dst-strategy", "none"]):
-        for at in range(len(pairs) - 1):
-            if pairs[at : at + 2] == default:
-                del pairs[at : at + 2]
+        for position in range(len(pairs) - 1):
+            if pairs[position : position + 2] == default:
+                del pairs[position : position + 2]
                 break
     return pairs
 
@@ -172,30 +183,30 @@ def _names(record: Mapping[str, Any]) -> dict[int, str]:
 def _not_listed(folder: Path, record: Mapping[str, Any]) -> list[Difference]:
     """Return the checkpoint files of a destination that its manifest does not know."""
     form = FORMS[record.get("form", DEFAULT_FORM)]
-    there = listing_at(folder, form)
-    ranked = {} if form.described else by_rank(there, DEFAULT_PATTERN)
-    names = [(name, rank) for rank, some in ranked.items() for name in some]
-    names += [(name, 0) for name in tensor_files({*there.entries} - there.folders)]
-    found = [
+    listing = listing_at(folder, form)
+    ranked = {} if form.described else by_rank(listing, DEFAULT_PATTERN)
+    names = [(name, rank) for rank, file_names in ranked.items() for name in file_names]
+    names += [(name, 0) for name in tensor_files({*listing.entries} - listing.folders)]
+    differences = [
         Difference(name, rank, "is not listed in the manifest", whole_file=True)
         for name, rank in names
         if name not in record["files"]
     ]
     wrong = companions.faults(folder, record)
-    return found + [Difference(name, 0, why, whole_file=True) for name, why in wrong.items()]
+    return differences + [Difference(n, 0, r, whole_file=True) for n, r in wrong.items()]
 
 
 def _manifests(folder: Path, team: Team) -> tuple[list[dict[str, Any]], list[list[int]]]:
     """Return the manifests that nodes have, and for each the processes that have it."""
     nodes, path = team.nodes, folder / MANIFEST_NAME
-    there = team.allgather(lambda: nodes.is_leader(team.rank) and path.is_file())
-    known = team.allgather(lambda: digest(path) if there[team.rank] else b"")
+    has_manifest = team.allgather(lambda: nodes.is_leader(team.rank) and path.is_file())
+    digests_by_process = team.allgather(lambda: digest(path) if has_manifest[team.rank] else b"")
     groups: dict[bytes, list[int]] = {}
     for node, processes in enumerate(nodes.processes):
-        if known[processes[0]]:
-            groups.setdefault(known[processes[0]], []).append(node)
-    alike = list(groups.values())
-    if not alike:
+        if digests_by_process[processes[0]]:
+            groups.setdefault(digests_by_process[processes[0]], []).append(node)
+    node_groups = list(groups.values())
+    if not node_groups:
         if not any(team.allgather(folder.is_dir)):
             if any(team.allgather(folder.exists)):
                 look = f"rankxform inspect --check {quote(str(folder))}"
@@ -212,17 +223,17 @@ def _manifests(folder: Path, team: Team) -> tuple[list[dict[str, Any]], list[lis
             "verify SRC DST --src-strategy A --dst-strategy B, which compares it with its source",
             where=path,
         )
-    leaders = [[p for node in group for p in nodes.processes[node]] for group in alike]
+    leaders = [[p for node in group for p in nodes.processes[node]] for group in node_groups]
     firsts = {processes[0] for processes in leaders}
     records = team.allgather(lambda: manifest(folder) if team.rank in firsts else None)
-    return [one for one in records if one is not None], sorted(leaders)
+    return [record for record in records if record is not None], sorted(leaders)
 
 
 def _check_file(
     path: Path,
     facts: Mapping[str, Any],
     record: Mapping[str, Any],
-    stated: Stated | None,
+    declared: Stated | None,
     on_progress: OnProgress,
 ) -> tuple[list[Difference], int]:
     """Compare one file with what the manifest says of it; return also the bytes compared."""
@@ -232,13 +243,15 @@ def _check_file(
     if path.stat().st_size != facts["size"]:
         return [Difference(path.name, rank, f"is not of the {facts['size']} bytes written")], 0
     try:
-        index = Indexer().index(path, stated or Stated())
+        index = Indexer().index(path, declared or Stated())
     except CheckpointError as error:
         return [unreadable(str(path), rank, str(error))], 0
     slices = _expected_by(record, rank, path)
     if slices is None:
         return [], 0
-    wrong = mismatches(index, rank, {name: one for name, (_, one) in slices.items()})
+    wrong = mismatches(
+        index, rank, {name: expected_slice for name, (_, expected_slice) in slices.items()}
+    )
     if not wrong and "digest" not in facts and facts.get("sample") not in (None, sampled(path)):
         wrong = [Difference(path.name, rank, "was changed since it was written", whole_file=True)]
     if wrong or "digest" not in facts:

@@ -99,10 +99,7 @@ class Layout:
     @property
     def printable_map(self) -> list[int | list[int]]:
         """The tensor map as MindSpore prints it: -1 for no device axis, a list for several."""
-        return [
-            -1 if not axes else axes[0] if len(axes) == 1 else list(axes)
-            for axes in self.tensor_map
-        ]
+        return [-1 if not a else a[0] if len(a) == 1 else list(a) for a in self.tensor_map]
 
     @cached_property
     def ranks(self) -> int:

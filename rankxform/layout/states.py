@@ -239,15 +239,11 @@ def find_states(shapes: Mapping[str, Shape | None]) -> States:
         family: {n: s for n, s in of_family.items() if _relates(shapes[n], s.parameter, shapes)}
         for family, of_family in families.items()
     }
-    parameters = {
-        state.parameter for relating in relating_by_family.values() for state in relating.values()
-    }
+    parameters = {s.parameter for r in relating_by_family.values() for s in r.values()}
     for family, relating in relating_by_family.items():
         # What has states of its own is a parameter, though its module be called like a state.
         states_by_name = {
-            name: state
-            for name, state in families[family].items()
-            if name in relating or name not in parameters
+            n: s for n, s in families[family].items() if n in relating or n not in parameters
         }
         is_unmistakable = family == f"{NEVER_SAVED}.*"
         kinds = {state.kind for state in states_by_name.values()}
@@ -263,11 +259,9 @@ def find_states(shapes: Mapping[str, Shape | None]) -> States:
                 if name not in relating and not state.parameter.isdecimal()
             )
         numbered += (
-            name
-            for name, state in states_by_name.items()
-            if state.parameter.isdecimal()
-            and state.parameter not in shapes
-            and state.kind in _UNMISTAKABLE
+            n
+            for n, s in states_by_name.items()
+            if s.parameter.isdecimal() and s.parameter not in shapes and s.kind in _UNMISTAKABLE
         )
     counters = frozenset(name for name, shape in shapes.items() if _is_counter(name, shape))
     copies = _copies(shapes, related, counters, parameters)
@@ -478,9 +472,7 @@ def _copies(
         counts = {}
         for prefix, names in names_by_prefix.items():
             relating = [
-                name
-                for name in names
-                if _relates(weights[name], name[len(prefix) :], weights, equal=True)
+                n for n in names if _relates(weights[n], n[len(prefix) :], weights, equal=True)
             ]
             has_values = any(prod(weights[name] or ()) > 1 for name in relating)
             is_trained = any(name in trained for name in names)

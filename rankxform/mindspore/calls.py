@@ -211,22 +211,24 @@ def load_distributed_checkpoint(
     if isinstance(predict_strategy, Mapping):
         predict_strategy = strategy_of(predict_strategy)
     files = dict(enumerate(checkpoint_filenames or []))
-    found = load_for(network, os.curdir, strategy or None, predict_strategy or None, files=files)
-    mindspore.load_param_into_net(network, parameters(found), strict_load=strict_load)
+    loaded_slices = load_for(
+        network, os.curdir, strategy or None, predict_strategy or None, files=files
+    )
+    mindspore.load_param_into_net(network, parameters(loaded_slices), strict_load=strict_load)
     return True
 
 
 def _is_by_stage(src: str | None, dst: str | None) -> bool:
     """Tell whether MindSpore would take the source strategy for one stage's of several."""
-    a, b = (strategies.load(one) for one in (src, dst))
+    a, b = (strategies.load(path) for path in (src, dst))
     if isinstance(a, WholeStrategy) or isinstance(b, WholeStrategy):
         return False
     states = ("accu_grads", "adam_v", "adam_m")
-    have, want = ({n for n in one.stages_of if not n.startswith(states)} for one in (a, b))
+    have, want = ({n for n in s.stages_of if not n.startswith(states)} for s in (a, b))
     return len(a.stages) == len(b.stages) == 1 and have < want
 
 
-def _must_be(kind: type, **given: Any) -> None:
-    for name, value in given.items():
+def _must_be(kind: type, **arguments: Any) -> None:
+    for name, value in arguments.items():
         if not isinstance(value, kind):
             raise TypeError(f"{name} is a {type(value).__name__}, not a {kind.__name__}")

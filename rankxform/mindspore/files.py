@@ -98,7 +98,7 @@ def _files(
         return
     if not place.is_dir():
         raise ValueError(f"file_path {place}: is neither a file nor a folder")
-    folders = sorted(one for one in place.iterdir() if one.is_dir() and one.name.startswith("rank"))
+    folders = sorted(f for f in place.iterdir() if f.is_dir() and f.name.startswith("rank"))
     if not folders:
         raise ValueError(f"file_path {place}: has no folders rank*")
     for folder in folders:
@@ -138,36 +138,36 @@ def load_segmented_checkpoints(
     folder = Path(ckpt_file_dir)
     if not folder.is_dir():
         raise ValueError(f"ckpt_file_dir {folder}: is not a folder")
-    wanted = _choice(filter_prefix, specify_prefix, choice_func)
-    made: dict[str, Any] = {}
-    held: dict[str, tuple[Path, Any]] = {}
+    is_selected = _choice(filter_prefix, specify_prefix, choice_func)
+    parameters_by_name: dict[str, Any] = {}
+    holders_by_name: dict[str, tuple[Path, Any]] = {}
     for path in sorted(folder.glob("*.ckpt")):
-        found = load(Request(str(path), None, "none"), SerialTeam(), 0)
-        for name in [name for name in found if not wanted(name)]:
-            found.pop(name)
-        _check_same(found, held, path)
-        made.update(parameters(found))
-    if not made:
+        loaded_slices = load(Request(str(path), None, "none"), SerialTeam(), 0)
+        for name in [name for name in loaded_slices if not is_selected(name)]:
+            loaded_slices.pop(name)
+        _check_same(loaded_slices, holders_by_name, path)
+        parameters_by_name.update(parameters(loaded_slices))
+    if not parameters_by_name:
         raise ValueError(f"ckpt_file_dir {folder}: no .ckpt file there holds what is to be loaded")
     if net is not None:
-        mindspore.load_param_into_net(net, made, strict_load)
-    return made
+        mindspore.load_param_into_net(net, parameters_by_name, strict_load)
+    return parameters_by_name
 
 
 def _choice(
     filter_prefix: Any, specify_prefix: Any, choice_func: Callable[[str], bool] | None
 ) -> Callable[[str], bool]:
-    left_out, taken = (
+    left_out, taken_prefixes = (
         _prefixes(name, value)
         for name, value in (("filter_prefix", filter_prefix), ("specify_prefix", specify_prefix))
     )
-    if choice_func is not None and left_out is None and taken is None:
+    if choice_func is not None and left_out is None and taken_prefixes is None:
         return choice_func
 
     def wanted(name: str) -> bool:
         if left_out is not None and name.startswith(left_out):
             return False
-        return taken is None or name.startswith(taken)
+        return taken_prefixes is None or name.startswith(taken_prefixes)
 
     return wanted
 
@@ -175,23 +175,26 @@ def _choice(
 def _prefixes(name: str, value: Any) -> tuple[str, ...] | None:
     if value is None:
         return None
-    found = (value,) if isinstance(value, str) else value
-    if not isinstance(found, (list, tuple)) or not all(isinstance(one, str) for one in found):
+    prefixes = (value,) if isinstance(value, str) else value
+    if not isinstance(prefixes, (list, tuple)) or not all(isinstance(p, str) for p in prefixes):
         raise TypeError(f"{name} is {value!r}, not a str or several")
-    if not all(found):
+    if not all(prefixes):
         raise ValueError(f"{name}: an empty text begins every name")
-    return tuple(found)
+    return tuple(prefixes)
 
 
-def _check_same(found: Parameters, held: dict[str, tuple[Path, Any]], path: Path) -> None:
+def _check_same(
+    loaded_slices: Parameters, holders_by_name: dict[str, tuple[Path, Any]], path: Path
+) -> None:
     """Refuse another value of a tensor that an earlier file holds; note those of this one."""
-    for name, value in found.items():
+    for name, value in loaded_slices.items():
         data = value.encode() if isinstance(value, str) else value.tobytes()
-        facts = found.dtypes[name], getattr(value, "shape", None), blake2b(data).digest()
-        other, before = held.setdefault(name, (path, facts))
-        if before != facts:
+        facts = loaded_slices.dtypes[name], getattr(value, "shape", None), blake2b(data).digest()
+        first_path, first_facts = holders_by_name.setdefault(name, (path, facts))
+        if first_facts != facts:
             raise CheckpointError(
-                f"{other} and {path}: hold different values of {name!r}; are they segments of one "
+                f"{first_path} and {path}: hold different values of {name!r}; are they segments of "
+                "one "
                 "checkpoint? choice_func leaves names out"
             )
 
@@ -212,8 +215,8 @@ def get_ckpt_path_with_strategy(
         if isinstance(cur_strategy_path, Mapping)
         else strategies.load(cur_strategy_path)
     )
-    for other in _replicas(strategy, rank):
-        path = _RANK.sub(f"rank_{other}", cur_ckpt_path)
+    for replica_rank in _replicas(strategy, rank):
+        path = _RANK.sub(f"rank_{replica_rank}", cur_ckpt_path)
         if os.path.isfile(path):
             return path
     return None
@@ -231,12 +234,12 @@ def _replicas(strategy: Strategy, rank: int) -> list[int]:
     A strategy of one pipeline stage is that of the rank's stage.
     """
     stages, size = strategy.stages, strategy.stage_size
-    stage, own = divmod(rank, size)
+    stage, rank_in_stage = divmod(rank, size)
     if stage >= len(stages) > 1:
         raise UsageError(f"rank {rank}: {strategy.label} has {strategy.ranks} ranks")
     layouts = set(stages[stage if len(stages) > 1 else 0].values())
     return [
-        stage * size + other
-        for other in range(size)
-        if all(one.cell(other) == one.cell(own) for one in layouts)
+        stage * size + peer_in_stage
+        for peer_in_stage in range(size)
+        if all(layout.cell(peer_in_stage) == layout.cell(rank_in_stage) for layout in layouts)
     ]

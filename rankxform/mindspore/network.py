@@ -59,49 +59,56 @@ def load_into(
 
     if isinstance(dst_strategy, str) and dst_strategy == NETWORK:
         dst_strategy = None if _derives(options) else strategy_of(net, comm=comm)
-    found = load_for(net, src, src_strategy, dst_strategy, rank=rank, comm=comm, **options)
-    missing = tuple(p.name for p in net.get_parameters() if p.name not in found)
-    loaded, read, left_over = tuple(found), found.bytes_read, found.left_over
+    loaded_slices = load_for(net, src, src_strategy, dst_strategy, rank=rank, comm=comm, **options)
+    missing = tuple(p.name for p in net.get_parameters() if p.name not in loaded_slices)
+    loaded, read, left_over = (
+        tuple(loaded_slices),
+        loaded_slices.bytes_read,
+        loaded_slices.left_over,
+    )
     if strict and (missing or left_over):
         raise RequestError(
             f"{src} and the network do not hold the same parameters: "
             f"{_few('only the network has', missing)}{_few('only the checkpoint has', left_over)}"
             "say strict=False to load what both have"
         )
-    _check_shapes(net, found, src)
+    _check_shapes(net, loaded_slices, src)
     try:
-        mindspore.load_param_into_net(net, parameters(found), strict_load=strict)
+        mindspore.load_param_into_net(net, parameters(loaded_slices), strict_load=strict)
     except (RuntimeError, TypeError, ValueError) as error:
         raise RequestError(
-            f"what rank {found.rank} loaded, MindSpore refuses: {error}", where=src
+            f"what rank {loaded_slices.rank} loaded, MindSpore refuses: {error}", where=src
         ) from error
     return LoadReport(loaded, missing, left_over, read)
 
 
-def _check_shapes(net: Any, found: Parameters, src: Any) -> None:
+def _check_shapes(net: Any, loaded_slices: Parameters, src: Any) -> None:
     """Refuse slices of other sizes than the network's, before any parameter is changed."""
     wrong = [
-        f"{one.name!r} has shape {list(found[one.name].shape)}, {list(one.shape)} in the network"
-        for one in net.get_parameters()
-        if one.name in found
-        and getattr(found[one.name], "size", None) != prod(one.shape)
-        and not isinstance(found[one.name], str)
+        f"{parameter.name!r} has shape {list(loaded_slices[parameter.name].shape)}, "
+        f"{list(parameter.shape)} in the network"
+        for parameter in net.get_parameters()
+        if parameter.name in loaded_slices
+        and getattr(loaded_slices[parameter.name], "size", None) != prod(parameter.shape)
+        and not isinstance(loaded_slices[parameter.name], str)
     ]
     if wrong:
-        more = f", and {len(wrong) - 1} more" if wrong[1:] else ""
+        suffix = f", and {len(wrong) - 1} more" if wrong[1:] else ""
         raise RequestError(
-            f"of what rank {found.rank} loaded, {wrong[0]}{more}; does dst_strategy "
+            f"of what rank {loaded_slices.rank} loaded, {wrong[0]}{suffix}; does dst_strategy "
             "shard as the network does?",
             where=src,
         )
 
 
-def load_for(net: Any, src: Any, src_strategy: Any, dst_strategy: Any, **more: Any) -> Parameters:
+def load_for(
+    net: Any, src: Any, src_strategy: Any, dst_strategy: Any, **options: Any
+) -> Parameters:
     """Load the parameters that a network has; the arguments are those of `rankxform.load`."""
     names = (re.escape(parameter.name) for parameter in net.get_parameters())
-    if more.get("rank") is None and (_derives(more) or not is_none(dst_strategy)):
-        more["rank"] = _rank_without_mpi()
-    return api.load(src, src_strategy, dst_strategy, include=f"^(?:{'|'.join(names)})$", **more)
+    if options.get("rank") is None and (_derives(options) or not is_none(dst_strategy)):
+        options["rank"] = _rank_without_mpi()
+    return api.load(src, src_strategy, dst_strategy, include=f"^(?:{'|'.join(names)})$", **options)
 
 
 def _derives(options: Mapping[str, Any]) -> bool:
@@ -115,22 +122,25 @@ def _rank_without_mpi() -> int | None:
     return int(get_rank()) if launched_size() is None and GlobalComm.INITED else None
 
 
-def _few(what: str, names: Sequence[str]) -> str:
+def _few(title: str, names: Sequence[str]) -> str:
     if not names:
         return ""
-    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    return f"{what} {', '.join(map(repr, names[:3]))}{more}; "
+    suffix = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return f"{title} {', '.join(map(repr, names[:3]))}{suffix}; "
 
 
-def parameters(found: Parameters) -> dict[str, Any]:
+def parameters(loaded_slices: Parameters) -> dict[str, Any]:
     """Return loaded slices as MindSpore's Parameters, as ``load_checkpoint`` does of a file.
 
-    They are taken out of `found` one by one, so that the memory of both is not needed at once.
+    They are taken out of `loaded_slices` one by one, so that the memory of both is not needed at
+    once.
     """
-    made = {}
-    for name in list(found):
-        made[name] = parameter(name, found.dtypes[name], found.pop(name))
-    return made
+    parameters_by_name = {}
+    for name in list(loaded_slices):
+        parameters_by_name[name] = parameter(
+            name, loaded_slices.dtypes[name], loaded_slices.pop(name)
+        )
+    return parameters_by_name
 
 
 def parameter(name: str, dtype: str, value: Any) -> Any:
@@ -161,24 +171,24 @@ def strategy_of(
     """
     team = transport.team(comm)
     try:
-        every = team.allgather(
+        layouts_by_rank = team.allgather(
             lambda: layouts_of(
                 net if isinstance(net, Mapping) else net.parameter_layout_dict, group_size
             )
         )
-        return _staged(every) if any(every) else WholeStrategy()
+        return _staged(layouts_by_rank) if any(layouts_by_rank) else WholeStrategy()
     finally:
         team.free()
 
 
-def _staged(every: Sequence[Mapping[str, Layout]]) -> Strategy:
+def _staged(layouts_by_rank: Sequence[Mapping[str, Layout]]) -> Strategy:
     """Merge the layouts that processes know, in rank order, by pipeline stage."""
-    size = max(layout.ranks for layouts in every for layout in layouts.values())
+    size = max(layout.ranks for layouts in layouts_by_rank for layout in layouts.values())
     records = [
         StrategyRecord(f"the network of rank {rank}", 0, (rank // size,), layouts)
-        for rank, layouts in enumerate(every)
+        for rank, layouts in enumerate(layouts_by_rank)
     ]
-    if len(every) == 1:  # one process, of one stage
+    if len(layouts_by_rank) == 1:  # one process, of one stage
         rank = os.environ.get("RANK_ID", "")
         if rank.isdecimal() and int(rank) >= size:
             raise StrategyError(
@@ -186,7 +196,7 @@ def _staged(every: Sequence[Mapping[str, Layout]]) -> Strategy:
                 "give dst_strategy as files",
                 details="without MPI a process knows its own stage only",
             )
-        records = [StrategyRecord("the network", 0, (0,), every[0])]
+        records = [StrategyRecord("the network", 0, (0,), layouts_by_rank[0])]
     return merge_records(records, "the network")
 
 
@@ -198,7 +208,7 @@ def layouts_of(
     An entry is (device matrix, tensor map, slice shape, field, uniform split, group of the
     optimizer shard, and in newer versions the full shape, ...).
     """
-    found = {}
+    layouts_by_name = {}
     for name, entry in described.items():
         try:
             matrix, tensor_map, _, field, uniform, group = entry[:6]
@@ -208,7 +218,7 @@ def layouts_of(
                     "it is sharded unevenly, which this dictionary does not describe"
                 )
             size = (group_size or _group_size)(group) if group else 0
-            found[name] = Layout(
+            layouts_by_name[name] = Layout(
                 tuple(map(int, matrix)),
                 tuple(_axes(axes) for axes in tensor_map),
                 opt_step=1 if size else 0,
@@ -218,7 +228,7 @@ def layouts_of(
             )
         except (TypeError, ValueError, StrategyError) as error:
             raise StrategyError(f"parameter_layout_dict: {name!r}: {error}") from error
-    return found
+    return layouts_by_name
 
 
 def _axes(axes: int | Iterable[int]) -> tuple[int, ...]:

@@ -55,38 +55,42 @@ def _arrays(slices: Sequence[Any]) -> tuple[list[Array], Any]:
 
     first = slices[0]
     arrays = []
-    for index, one in enumerate(slices):
-        if not isinstance(one, mindspore.Parameter):
-            raise TypeError(f"slice {index} is a {type(one).__name__}, not a Parameter")
-        if (one.name, one.shape[1:]) != (first.name, first.shape[1:]) or one.dtype != first.dtype:
+    for index, slice_ in enumerate(slices):
+        if not isinstance(slice_, mindspore.Parameter):
+            raise TypeError(f"slice {index} is a {type(slice_).__name__}, not a Parameter")
+        if (slice_.name, slice_.shape[1:]) != (
+            first.name,
+            first.shape[1:],
+        ) or slice_.dtype != first.dtype:
             raise ValueError(
-                f"slice {index} is {one.name!r} of {one.dtype} {list(one.shape)}, slice 0 is "
+                f"slice {index} is {slice_.name!r} of {slice_.dtype} {list(slice_.shape)}, slice 0 "
+                "is "
                 f"{first.name!r} of {first.dtype} {list(first.shape)}; only axis 0 may differ"
             )
-        if one.dtype == mindspore.bfloat16:
-            arrays.append(np.frombuffer(one.get_bytes(), np.uint16).reshape(one.shape))
+        if slice_.dtype == mindspore.bfloat16:
+            arrays.append(np.frombuffer(slice_.get_bytes(), np.uint16).reshape(slice_.shape))
         else:
-            arrays.append(one.asnumpy())
+            arrays.append(slice_.asnumpy())
     return arrays, first
 
 
 def _made(first: Any, dtype: str, value: Array) -> Any:
-    made = parameter(first.name, dtype, value)
-    made.requires_grad, made.layerwise_parallel = first.requires_grad, first.layerwise_parallel
-    return made
+    merged = parameter(first.name, dtype, value)
+    merged.requires_grad, merged.layerwise_parallel = first.requires_grad, first.layerwise_parallel
+    return merged
 
 
 def _join(arrays: Sequence[Array], layout: Layout) -> Array:
     if layout.field:
         return _join_fields(arrays, layout.field)
     grid = layout.grid(layout.full_shape(arrays[0].shape))
-    whole = np.empty(grid.shape, arrays[0].dtype)
+    full_array = np.empty(grid.shape, arrays[0].dtype)
     for rank, slice_ in enumerate(arrays):
         box = grid.box(layout.cell(rank))
         if slice_.shape != box.shape:
             raise ValueError(f"slice {rank} has shape {list(slice_.shape)}, not {list(box.shape)}")
-        whole[box.slices()] = slice_
-    return whole
+        full_array[box.slices()] = slice_
+    return full_array
 
 
 def _join_fields(arrays: Sequence[Array], fields: int) -> Array:

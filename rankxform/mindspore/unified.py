@@ -121,19 +121,21 @@ def literal(text: str) -> str:
 def load_unified(
     network: Any,
     src: str,
-    given: str | Strategy | None,
+    dst_strategy: str | Strategy | None,
     name_map: Mapping[str, str] | None,
     return_param_dict: bool,
 ) -> Any:
     """Load unified safetensors into a network."""
     import mindspore
 
-    rank = _own_rank() if not strategies.is_none(given) else None
-    found = load_for(network, src, None, given or None, rank=rank, **_options(name_map))
-    made = parameters(found)
+    rank = _own_rank() if not strategies.is_none(dst_strategy) else None
+    loaded_slices = load_for(
+        network, src, None, dst_strategy or None, rank=rank, **_options(name_map)
+    )
+    parameters_by_name = parameters(loaded_slices)
     if return_param_dict:
-        return made
-    return mindspore.load_param_into_net(network, made)
+        return parameters_by_name
+    return mindspore.load_param_into_net(network, parameters_by_name)
 
 
 def _own_rank() -> int:
@@ -148,13 +150,13 @@ def _own_rank() -> int:
 def _options(name_map: Mapping[str, str] | None) -> dict[str, Any]:
     """Return the options of a source whose names the network knows as others."""
     own_of = (name_map or {}).items()
-    renamed = (f"^{re.escape(theirs)}$={literal(own)}" for own, theirs in own_of)
+    renamed = (f"^{re.escape(theirs)}$={literal(network_name)}" for network_name, theirs in own_of)
     return {"src_form": "unified", "rename": tuple(renamed)}
 
 
 def save_slices(
     src: str,
-    given: str | Strategy | None,
+    dst_strategy: str | Strategy | None,
     folder: str | None,
     rank_id: int | None,
     output_format: str,
@@ -164,16 +166,16 @@ def save_slices(
     if folder is None:
         raise ValueError("dst_safetensors_dir must be given where network is None")
     options = _options(name_map)
-    strategy = strategies.load(given)
+    strategy = strategies.load(dst_strategy)
     processes = team(None)
-    mine = range(strategy.ranks)[processes.rank :: processes.size]
+    local_ranks = range(strategy.ranks)[processes.rank :: processes.size]
     listed = _listed(src, options)
-    unwanted = [] if strategies.is_none(given) else [n for n in listed if n not in strategy]
-    for rank in mine if rank_id is None else (rank_id,):
+    unwanted = [] if strategies.is_none(dst_strategy) else [n for n in listed if n not in strategy]
+    for rank in local_ranks if rank_id is None else (rank_id,):
         request = Request(
             src,
             None,
-            dst_strategy=given,
+            dst_strategy=dst_strategy,
             ranks=(rank,),
             format=output_format,
             exclude=(_exactly(unwanted),) if unwanted else (),

@@ -28,15 +28,15 @@ class LowRank:
     """A product to be added to a matrix: ``scale * (b @ a)``.
 
     a, b: names of tensors of the adapter, of shapes (r, in) and (out, r). transposed: the matrix is
-    stored as (in, out), so that the transposed product is added. each: to a stack of matrices of
-    shape (E, in, out) ``scale * (a @ b)`` is added, of shapes (E, in, r) and (E, r, out).
+    stored as (in, out), so that the transposed product is added. is_stacked: to a stack of matrices
+    of shape (E, in, out) ``scale * (a @ b)`` is added, of shapes (E, in, r) and (E, r, out).
     """
 
     a: str
     b: str
     scale: float
     transposed: bool = False
-    each: bool = False
+    is_stacked: bool = False
 
     @property
     def operands(self) -> tuple[str, ...]:
@@ -112,8 +112,8 @@ class Tensor(Related):
         """Return the tensor under another name; `parameter`: that which it belongs to, if any."""
         related = self.related
         if related is not None:
-            kept = related.parameter if related.is_copy else name
-            related = related.renamed(kept if parameter is None else parameter)
+            default_parameter = related.parameter if related.is_copy else name
+            related = related.renamed(default_parameter if parameter is None else parameter)
         if related is not None and related.is_copy and name.endswith(related.parameter):
             related = related._replace(before=name.removesuffix(related.parameter))
         return replace(self, name=name, related=related)
@@ -157,8 +157,8 @@ def prepared(name: str) -> Callable[[Mapping[str, Any]], Composition | None]:
     """Return what takes the operation that the options carry under `name`, made already."""
 
     def take(options: Mapping[str, Any]) -> Composition | None:
-        found: Composition | None = options.get(name)
-        return found
+        operation: Composition | None = options.get(name)
+        return operation
 
     return take
 
@@ -172,10 +172,10 @@ class Derivation:
         self._operations, self._states = tuple(operations), states
         self._of_names: list[Operation] = []
         self._named: dict[str, Tensor] = {}
-        for one in self._operations:
-            if not isinstance(one, Composition):
-                self._of_names.append(one)
-            elif one.renames:
+        for operation in self._operations:
+            if not isinstance(operation, Composition):
+                self._of_names.append(operation)
+            elif operation.renames:
                 break
 
     @classmethod
@@ -184,8 +184,8 @@ class Derivation:
 
         Raises UsageError.
         """
-        made = (make(options) for make in OPERATIONS.values())
-        return cls((one for one in made if one is not None), states)
+        operations = (make(options) for make in OPERATIONS.values())
+        return cls((operation for operation in operations if operation is not None), states)
 
     def with_states(self, states: States) -> Derivation:
         """Return the same operations for a source that has these states."""
@@ -195,24 +195,24 @@ class Derivation:
     def renames(self) -> bool:
         """Whether destination tensors may have other names than the source's name operations give
         them, or be made of several."""
-        return any(one.renames for one in self.compositions)
+        return any(operation.renames for operation in self.compositions)
 
     @property
     def compositions(self) -> list[Composition]:
         """The operations that see all tensors."""
-        return [one for one in self._operations if isinstance(one, Composition)]
+        return [operation for operation in self._operations if isinstance(operation, Composition)]
 
     def __call__(self, tensors: Iterable[Tensor]) -> list[Tensor]:
         """Return what source tensors become."""
-        found = list(tensors)
+        new_tensors = list(tensors)
         for operation in self._operations:
             if isinstance(operation, Composition):
-                found = operation.compose(found)
+                new_tensors = operation.compose(new_tensors)
             else:
-                found = [operation(tensor) for tensor in found]
+                new_tensors = [operation(tensor) for tensor in new_tensors]
         if self.compositions:
-            _check_names(found)
-        return found
+            _check_names(new_tensors)
+        return new_tensors
 
     def named(self, src_name: str) -> Tensor:
         """Return what becomes of a source tensor as far as its name alone tells."""
@@ -234,17 +234,17 @@ class Derivation:
     def strategy(self, src: Strategy) -> Strategy:
         """Return a source strategy under the names that its parameters get. Raises RequestError."""
         new = self._renamed(src.stages_of)
-        stages = [{new[old]: layout for old, layout in some.items()} for some in src.stages]
-        same = all(list(a) == list(b) for a, b in zip(stages, src.stages))
-        return src if same else replace(src, stages=tuple(stages))
+        stages = [{new[old]: layout for old, layout in layouts.items()} for layouts in src.stages]
+        is_unchanged = all(list(a) == list(b) for a, b in zip(stages, src.stages))
+        return src if is_unchanged else replace(src, stages=tuple(stages))
 
     def schemas(self, schemas: Mapping[int, Schema]) -> Mapping[int, Schema]:
         """Return the schemas of files with the names that their tensors get."""
         renamed = {
-            one: Schema(tuple(map(self.name_of, one.names)), one.dtypes, one.shapes)
-            for one in dict.fromkeys(schemas.values())
+            schema: Schema(tuple(map(self.name_of, schema.names)), schema.dtypes, schema.shapes)
+            for schema in dict.fromkeys(schemas.values())
         }
-        return {file: renamed[one] for file, one in schemas.items()}
+        return {file: renamed[schema] for file, schema in schemas.items()}
 
     def check_names(self, src_names: Iterable[str]) -> None:
         """Raise RequestError where two tensors, of the files or the strategy, get one name."""
@@ -253,25 +253,25 @@ class Derivation:
     def _renamed(self, names: Iterable[str]) -> dict[str, str]:
         if not self._of_names:
             return {name: name for name in names}
-        found: dict[str, str] = {}
+        new_names: dict[str, str] = {}
         owner: dict[str, str] = {}
         for name in names:
-            found[name] = new = self.name_of(name)
-            other = owner.setdefault(new, name)
-            if other != name:
+            new_names[name] = new = self.name_of(name)
+            first_name = owner.setdefault(new, name)
+            if first_name != name:
                 raise RequestError(
-                    f"{other!r} and {name!r} would both be called {new!r}",
+                    f"{first_name!r} and {name!r} would both be called {new!r}",
                     "change --rename so that each parameter has a name of its own",
                 )
-        return found
+        return new_names
 
 
 def _check_names(tensors: Iterable[Tensor]) -> None:
     """Refuse two tensors of one name. Raises RequestError."""
     owner: dict[str, Tensor] = {}
-    for one in tensors:
-        if not one.dropped:
-            other = owner.setdefault(one.name, one)
-            if other is not one:
-                a, b = (", ".join(source.name for source in t.sources) for t in (other, one))
-                raise RequestError(f"{one.name!r} would be made twice: of {a}, and of {b}")
+    for tensor in tensors:
+        if not tensor.dropped:
+            first = owner.setdefault(tensor.name, tensor)
+            if first is not tensor:
+                a, b = (", ".join(source.name for source in t.sources) for t in (first, tensor))
+                raise RequestError(f"{tensor.name!r} would be made twice: of {a}, and of {b}")

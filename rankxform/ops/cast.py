@@ -27,8 +27,8 @@ def cast(options: Mapping[str, Any]) -> Operation | None:
     states = [compile_regex(text, "--cast-states") for text in options.get("cast_states", ())]
     if options.get("dtype") is None:
         if keep or states:
-            which = "--keep-dtype" if keep else "--cast-states"
-            raise UsageError("is about --dtype, which is not given", "give both", where=which)
+            option = "--keep-dtype" if keep else "--cast-states"
+            raise UsageError("is about --dtype, which is not given", "give both", where=option)
         return None
     dtype = TYPES[options["dtype"]]
 

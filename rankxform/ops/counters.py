@@ -45,12 +45,8 @@ class Counters(Composition):
         if not states:
             return [*tensors]
         names = {tensor.name for tensor in tensors}
-        added = [
-            _counter(name, value, states[-1])
-            for name, value in self._facts.items()
-            if name not in names
-        ]
-        return [*tensors, *(self._choose(one) if self._choose else one for one in added)]
+        added = [_counter(n, v, states[-1]) for n, v in self._facts.items() if n not in names]
+        return [*tensors, *(self._choose(tensor) if self._choose else tensor for tensor in added)]
 
 
 def _counter(name: str, value: float, state: Tensor) -> Tensor:
@@ -60,8 +56,8 @@ def _counter(name: str, value: float, state: Tensor) -> Tensor:
         dtype = "Float32" if unpack("<f", pack("<f", value))[0] == value else "Float64"
     elif shape and value < _MOST_INT32:
         dtype = "Int32"
-    made = Assembly(shape, (), value)
-    return Tensor(name, dtype, shape, state.sources, made, keeps_dtype=True, is_weight=False)
+    assembly = Assembly(shape, (), value)
+    return Tensor(name, dtype, shape, state.sources, assembly, keeps_dtype=True, is_weight=False)
 
 
 def is_added(tensor: Tensor) -> bool:

@@ -45,8 +45,8 @@ def drop(options: Mapping[str, Any]) -> Operation | None:
 
     def dropped(tensor: Tensor) -> Tensor:
         name = tensor.name
-        chosen = not include or any(pattern.search(name) for pattern in include)
-        if chosen and not any(pattern.search(name) for pattern in exclude):
+        is_included = not include or any(pattern.search(name) for pattern in include)
+        if is_included and not any(pattern.search(name) for pattern in exclude):
             return tensor
         return replace(tensor, dropped=NOT_CHOSEN)
 
@@ -55,5 +55,5 @@ def drop(options: Mapping[str, Any]) -> Operation | None:
 
 def unmatched(patterns: Sequence[str], names: Iterable[str]) -> list[str]:
     """Return the patterns that match none of `names`, which are those at the destination."""
-    every = list(names)
-    return [text for text in patterns if not any(map(compile_regex(text, "").search, every))]
+    all_names = list(names)
+    return [text for text in patterns if not any(map(compile_regex(text, "").search, all_names))]

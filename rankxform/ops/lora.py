@@ -99,15 +99,17 @@ class Scaling:
             raise UsageError("use_rslora and fan_in_fan_out: expected true or false", where=label)
         listed = config.get("target_modules")
         targets = tuple(map(str, listed)) if isinstance(listed, list) else ()
-        some = config.get("layers_to_transform") is not None
-        return cls(alpha, rank, alphas, ranks, bool(root), bool(transposed), targets, some, label)
+        is_partial = config.get("layers_to_transform") is not None
+        return cls(
+            alpha, rank, alphas, ranks, bool(root), bool(transposed), targets, is_partial, label
+        )
 
     @classmethod
     def of_mindformers(cls, manifest: Mapping[str, Any], label: str) -> Scaling:
         """Return what the manifest of MindFormers' PyNative trainer says. Raises UsageError."""
         config = manifest.get("lora_config")
-        stated = config if isinstance(config, dict) else {}
-        alpha, rank = stated.get("lora_alpha"), stated.get("lora_rank")
+        lora_config = config if isinstance(config, dict) else {}
+        alpha, rank = lora_config.get("lora_alpha"), lora_config.get("lora_rank")
         if alpha is None or not positive(alpha) or not positive(rank) or type(rank) is not int:
             raise UsageError(
                 f"lora_alpha is {alpha!r} and lora_rank is {rank!r}; expected both", where=label
@@ -122,13 +124,13 @@ class Scaling:
 
     def matchless(self, modules: Iterable[str]) -> Iterator[str]:
         """Yield, in words, what is stated of modules for which there is no pair."""
-        every = list(modules)
+        all_modules = list(modules)
         for name in self.targets:
-            if not any(one == name or one.endswith(f".{name}") for one in every):
+            if not any(module == name or module.endswith(f".{name}") for module in all_modules):
                 yield f"{self.label}: target_modules has {name!r}, for which there is no pair"
         for key, patterns in (("alpha_pattern", self.alphas), ("rank_pattern", self.ranks)):
             for text in patterns:
-                if not any(re.match(rf"(.*\.)?({text})$", one) for one in every):
+                if not any(re.match(rf"(.*\.)?({text})$", module) for module in all_modules):
                     yield f"{self.label}: {key} has {text!r}, for which there is no pair"
 
     def rank_of(self, module: str) -> int:
@@ -163,13 +165,13 @@ class Adapter(Composition):
 
         Raises CheckpointError for what is no pair.
         """
-        own = {n: shape for n, shape in tensors.items() if "lora" in n or not inside}
+        adapter_shapes = {n: shape for n, shape in tensors.items() if "lora" in n or not inside}
         self._scaling = scaling
-        states = find_states({**own})
-        tensors = {n: shape for n, shape in own.items() if states.is_weight(n)}
+        states = find_states({**adapter_shapes})
+        tensors = {n: shape for n, shape in adapter_shapes.items() if states.is_weight(n)}
         self._label, self._names, self._inside = label, set(tensors), inside
         self._steps: dict[str, tuple[LowRank, Shape]] = {}
-        taken = set[str]()
+        paired_names = set[str]()
         for name in tensors:
             for a_end, b_end, end in _FAMILIES:
                 if not name.endswith(a_end):
@@ -177,14 +179,14 @@ class Adapter(Composition):
                 b = name[: -len(a_end)] + b_end
                 if b not in tensors:
                     raise CheckpointError(f"holds {name!r} and no {b!r}", where=label)
-                taken |= {name, b}
+                paired_names |= {name, b}
                 module = name[: -len(a_end)].removeprefix(_PEFT)
                 if module + end in self._steps:
                     raise CheckpointError(f"holds two pairs for {module + end!r}", where=label)
                 self._steps[module + end] = self._step(name, b, module, tensors, scaling)
-        rest = [name for name in tensors if name not in taken]
-        if rest or not self._steps:
-            shown = summarize_names(rest or tensors, 3) or "nothing"
+        unpaired_names = [name for name in tensors if name not in paired_names]
+        if unpaired_names or not self._steps:
+            shown = summarize_names(unpaired_names or tensors, 3) or "nothing"
             raise CheckpointError(
                 f"holds {shown}, and expected are pairs such as X.lora_A.weight and "
                 "X.lora_B.weight",
@@ -201,7 +203,7 @@ class Adapter(Composition):
                     f"{a!r} and {b!r} have shapes {list(shape_a)} and {list(shape_b)}; with rank "
                     f"{rank} ({scaling.label}), (E, in, {rank}) and (E, {rank}, out) were expected"
                 )
-            step = LowRank(a, b, scaling.scale(module), each=True)
+            step = LowRank(a, b, scaling.scale(module), is_stacked=True)
             return step, (shape_a[0], shape_a[1], shape_b[2])
         if len(shape_a) != 2 or len(shape_b) != 2 or not shape_a[0] == shape_b[1] == rank:
             raise CheckpointError(
@@ -215,11 +217,11 @@ class Adapter(Composition):
     def remarks(self, names: Iterable[str]) -> tuple[str, list[str]]:
         """Return what is merged, in words, and doubts about it; `names` are the checkpoint's."""
         kinds = Counter(map(pattern_of, self._steps))
-        there = Counter(map(pattern_of, names))
+        counts_by_kind = Counter(map(pattern_of, names))
         doubts = [
-            f"{self._label}: has pairs for {count} of {there[kind]} {kind}"
+            f"{self._label}: has pairs for {count} of {counts_by_kind[kind]} {kind}"
             for kind, count in kinds.items()
-            if count < there[kind] and not self._scaling.partial
+            if count < counts_by_kind[kind] and not self._scaling.partial
         ]
         modules = [name.removesuffix(".weight") for name in self._steps]
         shown = summarize_names(self._steps, 3)
@@ -227,42 +229,42 @@ class Adapter(Composition):
         return added, [*doubts, *self._scaling.matchless(modules)]
 
     def compose(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        there = {one.name for one in tensors if not one.dropped}
-        twice = sorted(self._names & there)
+        present_names = {tensor.name for tensor in tensors if not tensor.dropped}
+        twice = sorted(self._names & present_names)
         if twice and not self._inside:
             raise CheckpointError(
                 f"the checkpoint itself holds {twice[0]!r} too, and one adapter is meant",
                 "leave its own out (--exclude) after merging it with --lora SRC",
                 where=self._label,
             )
-        lacking = [name for name in self._steps if name not in there]
+        lacking = [name for name in self._steps if name not in present_names]
         if lacking:
-            more = f" and {len(lacking) - 1} more" if lacking[1:] else ""
+            suffix = f" and {len(lacking) - 1} more" if lacking[1:] else ""
             raise CheckpointError(
-                f"is for {lacking[0]!r}{more}, which the checkpoint does not have; is it "
+                f"is for {lacking[0]!r}{suffix}, which the checkpoint does not have; is it "
                 "another model's adapter, or under other names?",
                 where=self._label,
             )
-        found = []
-        for one in tensors:
-            if one.name in self._steps and not one.dropped:
-                one = self._added(one)
-            elif one.base_name in self._names:
-                one = replace(one, dropped="merged into the matrices (--lora)")
-            found.append(one)
-        return found
+        new_tensors = []
+        for tensor in tensors:
+            if tensor.name in self._steps and not tensor.dropped:
+                tensor = self._added(tensor)
+            elif tensor.base_name in self._names:
+                tensor = replace(tensor, dropped="merged into the matrices (--lora)")
+            new_tensors.append(tensor)
+        return new_tensors
 
-    def _added(self, one: Tensor) -> Tensor:
-        step, shape = self._steps[one.name]
-        (source,) = one.sources
-        if one.shape != shape:
+    def _added(self, matrix: Tensor) -> Tensor:
+        step, shape = self._steps[matrix.name]
+        (source,) = matrix.sources
+        if matrix.shape != shape:
             raise CheckpointError(
-                f"{one.name!r} has shape {list(one.shape)}; the product of {step.b!r} and "
+                f"{matrix.name!r} has shape {list(matrix.shape)}; the product of {step.b!r} and "
                 f"{step.a!r} of {self._label} has {list(shape)}"
             )
-        if source.step is not None or one.dtype not in ("Float16", "BFloat16", "Float32"):
+        if source.step is not None or matrix.dtype not in ("Float16", "BFloat16", "Float32"):
             raise CheckpointError(
-                f"{one.name!r} is {source.src_dtype}, to which no adapter is added",
+                f"{matrix.name!r} is {source.src_dtype}, to which no adapter is added",
                 "convert the checkpoint to bf16 first (--dtype)",
             )
-        return replace(one, sources=(replace(source, step=step),))
+        return replace(matrix, sources=(replace(source, step=step),))

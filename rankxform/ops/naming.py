@@ -38,7 +38,7 @@ STEP_OF_ONE, _GLOBAL_STEP = "step", "global_step"
 _NOT_A_MODELS = ("rng", "rng_state")
 """What is kept with a model and its optimizer and is of neither, by its usual names."""
 _ONE_OF_MANY = "the same as global_step"
-_OTHERS = {own: name for name, own in reversed(STATE_NAMES.items())}
+_OTHERS = {mindspore_name: name for name, mindspore_name in reversed(STATE_NAMES.items())}
 
 
 class ToMindSpore(Composition):
@@ -55,36 +55,56 @@ class ToMindSpore(Composition):
         wrapper = wrapper_of(tensors)
         if not wrapper and not self._always:
             return [*tensors]
-        steps = [one for one in tensors if _is_step(one) and not one.dropped]
-        found = []
-        for one in tensors:
-            if _is_step(one) and not one.dropped and self._keeps_steps:
-                found.append(one.renamed(one.name, one.base_name.removeprefix(wrapper)))
+        steps = [tensor for tensor in tensors if _is_step(tensor) and not tensor.dropped]
+        new_tensors = []
+        for tensor in tensors:
+            if _is_step(tensor) and not tensor.dropped and self._keeps_steps:
+                new_tensors.append(
+                    tensor.renamed(tensor.name, tensor.base_name.removeprefix(wrapper))
+                )
                 continue
-            if _is_step(one) and not one.dropped:
-                same = "" if one is steps[0] else steps[0].sources[0].name
-                found.append(replace(one, dropped=_ONE_OF_MANY, same_as=same))
+            if _is_step(tensor) and not tensor.dropped:
+                same_as = "" if tensor is steps[0] else steps[0].sources[0].name
+                new_tensors.append(replace(tensor, dropped=_ONE_OF_MANY, same_as=same_as))
                 continue
-            kind = STATE_NAMES.get(one.state.kind) if one.state is not None else None
-            is_theirs = one.state is None or is_below_root(one.name)
-            base = one.base_name.removeprefix(wrapper)
-            if one.dtype == BYTES or not is_theirs or (one.state is not None and kind is None):
-                found.append(one)  # no parameter's, or a state that MindSpore has no name for
+            kind = STATE_NAMES.get(tensor.state.kind) if tensor.state is not None else None
+            is_theirs = tensor.state is None or is_below_root(tensor.name)
+            base = tensor.base_name.removeprefix(wrapper)
+            if (
+                tensor.dtype == BYTES
+                or not is_theirs
+                or (tensor.state is not None and kind is None)
+            ):
+                new_tensors.append(
+                    tensor
+                )  # no parameter's, or a state that MindSpore has no name for
             elif kind is None:
-                found.append(one.renamed(base))
+                new_tensors.append(tensor.renamed(base))
             else:
                 state = State(kind, base, f"{kind}.")
-                found.append(replace(one, name=state.named(base), related=state))
-        if steps and not self._keeps_steps and not any(one.name == _GLOBAL_STEP for one in found):
+                new_tensors.append(replace(tensor, name=state.named(base), related=state))
+        if (
+            steps
+            and not self._keeps_steps
+            and not any(tensor.name == _GLOBAL_STEP for tensor in new_tensors)
+        ):
             first = Piece(0, (1,), (0,), (1,), (), (0,), (BROADCAST_AXIS,))
-            made = Assembly((1,), (first if not steps[0].shape else Assembly.of((1,)).pieces[0],))
+            assembly = Assembly(
+                (1,), (first if not steps[0].shape else Assembly.of((1,)).pieces[0],)
+            )
             source = steps[0].sources[0]
-            found.append(
+            new_tensors.append(
                 Tensor(
-                    _GLOBAL_STEP, "Int32", (1,), (source,), made, keeps_dtype=True, is_weight=False
+                    _GLOBAL_STEP,
+                    "Int32",
+                    (1,),
+                    (source,),
+                    assembly,
+                    keeps_dtype=True,
+                    is_weight=False,
                 )
             )
-        return found
+        return new_tensors
 
 
 def _is_step(tensor: Tensor) -> bool:
@@ -98,11 +118,11 @@ def wrapper_of(tensors: Sequence[Tensor]) -> str:
     Names of a model may begin with ``model.`` themselves: what its states belong to tells. Without
     states a second ``model.`` does, or one before the head.
     """
-    names = {one.name for one in tensors}
-    resolved = {one.state.wrapper for one in tensors if one.state and one.state.parameter in names}
+    names = {tensor.name for tensor in tensors}
+    resolved = {t.state.wrapper for t in tensors if t.state and t.state.parameter in names}
     if resolved:
         return max(resolved)
-    if any(one.state and one.state.wrapper for one in tensors):
+    if any(tensor.state and tensor.state.wrapper for tensor in tensors):
         return MODEL if any(name.startswith(MODEL) for name in names) else ""
     has_second = any(name.startswith((MODEL + MODEL, MODEL + "lm_head.")) for name in names)
     return MODEL if has_second else ""
@@ -118,39 +138,44 @@ class FromMindSpore(Composition):
         self._names, self._excluded = names, excluded
 
     def compose(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        found = []
+        new_tensors = []
         trained: dict[str, None] = {}
-        for one in tensors:
-            if one.dropped or one.dtype == BYTES:
-                found.append(one)
+        for tensor in tensors:
+            if tensor.dropped or tensor.dtype == BYTES:
+                new_tensors.append(tensor)
                 continue
-            if one.state is not None and one.state.kind in _OTHERS:
-                trained[one.base_name] = None
-            has_name = _has_name(one.state, self._names)
-            if not has_name and any(one_of.search(one.name) for one_of in self._excluded):
-                found.append(replace(one, dropped=NOT_CHOSEN))
+            if tensor.state is not None and tensor.state.kind in _OTHERS:
+                trained[tensor.base_name] = None
+            has_name = _has_name(tensor.state, self._names)
+            if not has_name and any(one_of.search(tensor.name) for one_of in self._excluded):
+                new_tensors.append(replace(tensor, dropped=NOT_CHOSEN))
                 continue
-            name = framework_name(one.name, one.state, self._names, is_weight=one.is_weight)
-            parameter = None if one.state is None else MODEL + one.state.parameter
-            if one.related is not None and one.related.is_copy:
-                related = one.related._replace(before=MODEL + one.related.before)
-                found.append(replace(one, name=name, related=related))
+            name = framework_name(
+                tensor.name, tensor.state, self._names, is_weight=tensor.is_weight
+            )
+            parameter = None if tensor.state is None else MODEL + tensor.state.parameter
+            if tensor.related is not None and tensor.related.is_copy:
+                related = tensor.related._replace(before=MODEL + tensor.related.before)
+                new_tensors.append(replace(tensor, name=name, related=related))
                 continue
-            found.append(one.renamed(name, parameter))
-        step = next((one for one in tensors if one.name == _GLOBAL_STEP and not one.dropped), None)
+            new_tensors.append(tensor.renamed(name, parameter))
+        step = next(
+            (tensor for tensor in tensors if tensor.name == _GLOBAL_STEP and not tensor.dropped),
+            None,
+        )
         if step is not None and trained:
-            found = [one for one in found if one.name != _GLOBAL_STEP]
-            found.append(replace(step, dropped="kept for each parameter"))
+            new_tensors = [tensor for tensor in new_tensors if tensor.name != _GLOBAL_STEP]
+            new_tensors.append(replace(step, dropped="kept for each parameter"))
             axes = len(step.sources[0].shape)
-            made = Assembly((), (Piece(0, (), (), (), (0,) * axes, (), ()),))
-            found += [
+            assembly = Assembly((), (Piece(0, (), (), (), (0,) * axes, (), ()),))
+            new_tensors += [
                 Tensor(
-                    f"optimizer.state.{base}.step", "Float32", (), step.sources, made,
+                    f"optimizer.state.{base}.step", "Float32", (), step.sources, assembly,
                     keeps_dtype=True, is_weight=False,
                 )
                 for base in trained
             ]  # fmt: skip
-        return found
+        return new_tensors
 
 
 def _has_name(state: State | None, names: str) -> bool:
@@ -164,8 +189,8 @@ def _has_name(state: State | None, names: str) -> bool:
 
 def expression_of_family(state: State) -> str:
     """Return an expression for all states that have a state's prefix and suffix."""
-    before = f"^{re.escape(state.before)}" if state.before else ""
-    return before + (f"{re.escape(state.after)}$" if state.after else "")
+    prefix_pattern = f"^{re.escape(state.before)}" if state.before else ""
+    return prefix_pattern + (f"{re.escape(state.after)}$" if state.after else "")
 
 
 def framework_name(name: str, state: State | None, names: str, *, is_weight: bool) -> str:
@@ -182,31 +207,32 @@ def framework_name(name: str, state: State | None, names: str, *, is_weight: boo
         return name  # what no parameter has, such as param_groups
     if state.kind == MASTER and names == HYPERPARALLEL:
         return MASTERS + state.parameter
-    other = _OTHERS.get(state.kind)
-    if other is None or state.kind == MASTER:
+    framework_kind = _OTHERS.get(state.kind)
+    if framework_kind is None or state.kind == MASTER:
         raise RequestError(
             f"{names} has no name for such a state",
             f"--exclude {quote(expression_of_family(state))} to leave such states out",
             where=f"{name!r}",
         )
-    return f"optimizer.state.{state.parameter}.{other}"
+    return f"optimizer.state.{state.parameter}.{framework_kind}"
 
 
-def named_strategy(strategy: Strategy, names: str, made: Collection[str]) -> Strategy:
+def named_strategy(strategy: Strategy, names: str, tensor_names: Collection[str]) -> Strategy:
     """Return a strategy of MindSpore's names under those that tensors are given.
 
-    `made` are the names of the tensors; a strategy that lists some of them is returned as it is.
+    `tensor_names` are the names of the tensors; a strategy that lists some of them is returned as
+    it is.
     """
-    if names in (AS_STORED, MINDSPORE) or any(name in strategy for name in made):
+    if names in (AS_STORED, MINDSPORE) or any(name in strategy for name in tensor_names):
         return strategy
     states: States = strategy.states
     stages = tuple(
         {
             framework_name(name, states.of(name), names, is_weight=states.is_weight(name)): layout
-            for name, layout in some.items()
+            for name, layout in layouts.items()
             if _has_name(states.of(name), names)
         }
-        for some in strategy.stages
+        for layouts in strategy.stages
     )
     return replace(strategy, stages=stages)
 

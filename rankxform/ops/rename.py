@@ -35,9 +35,9 @@ def rename(options: Mapping[str, Any]) -> Operation | None:
             parameter = _applied(rules, tensor.related.parameter)
             return tensor.renamed(tensor.related.named(parameter), parameter)
         if not name or "\0" in name:
-            what = "a NUL in the" if name else "no"
+            defect_text = "a NUL in the" if name else "no"
             raise UsageError(
-                f"--rename: leaves {what} name of {tensor.name!r}; \\g<0> is the match"
+                f"--rename: leaves {defect_text} name of {tensor.name!r}; \\g<0> is the match"
             )
         if name == base:
             return tensor
@@ -75,10 +75,10 @@ def unmatched(rules: Sequence[str], names: Iterable[str]) -> list[str]:
 
     `names` are those of parameters, without their states.
     """
-    left, found = {*names}, []
+    current_names, unmatched_rules = {*names}, []
     for text in rules:
         pattern, replacement = _rule(text)
-        if not any(map(pattern.search, left)):
-            found.append(text)
-        left = {pattern.sub(replacement, name) for name in left}
-    return found
+        if not any(map(pattern.search, current_names)):
+            unmatched_rules.append(text)
+        current_names = {pattern.sub(replacement, name) for name in current_names}
+    return unmatched_rules

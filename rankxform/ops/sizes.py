@@ -19,13 +19,13 @@ class Sizes:
             k: v for k, v in config.items() if isinstance(v, (int, str, list, type(None)))
         }
         self._made: dict[str, Any] = {}
-        for name, one in table.sizes.items():
-            self._made[name] = one.value({**self._stated, **self._made})
+        for name, expression in table.sizes.items():
+            self._made[name] = expression.value({**self._stated, **self._made})
         self.known: Mapping[str, Any] = {**self._stated, **self._made}
-        for one in table.requires:
-            if not one.value(self.known):
+        for expression in table.requires:
+            if not expression.value(self.known):
                 raise UsageError(
-                    f"says otherwise than {one.text!r}, which {table.label} is for",
+                    f"says otherwise than {expression.text!r}, which {table.label} is for",
                     "give a table of your own (--map FILE.toml)",
                     where=label,
                 )
@@ -34,24 +34,26 @@ class Sizes:
         """Return the sizes where the configuration states 0 of something."""
         return Sizes(self.table, {**self._stated, name: 0}, self.label)
 
-    def number(self, one: Expression, variables: Mapping[str, int]) -> int:
+    def number(self, expression: Expression, variables: Mapping[str, int]) -> int:
         """Return a number, from 0 on. Raises UsageError."""
-        found = one.value(self.known, variables)
-        if found is None:
-            gone = [n for n in self._names([one]) if self._stated.get(n) is None]
-            keys = [name for name in gone if name not in self.table.sizes]
+        size = expression.value(self.known, variables)
+        if size is None:
+            missing_names = [n for n in self._names([expression]) if self._stated.get(n) is None]
+            keys = [name for name in missing_names if name not in self.table.sizes]
             raise UsageError(
-                f"{' and '.join(keys) or one.text} is missing, from which {self.table.label} "
+                f"{' and '.join(keys) or expression.text} is missing, from which "
+                f"{self.table.label} "
                 "works out shapes",
                 where=self.label,
             )
-        if isinstance(found, bool) or not isinstance(found, int) or found < 0:
+        if isinstance(size, bool) or not isinstance(size, int) or size < 0:
             raise UsageError(
-                f"{self.stated([one])} make {one.text!r} {found!r}; {self.table.label} "
+                f"{self.stated([expression])} make {expression.text!r} {size!r}; "
+                f"{self.table.label} "
                 "needs a number",
                 where=self.label,
             )
-        return found
+        return size
 
     def holds(self, condition: Expression | None, variables: Mapping[str, int] = NOTHING) -> bool:
         return condition is None or bool(condition.value(self.known, variables))
@@ -63,12 +65,12 @@ class Sizes:
 
     def _names(self, expressions: Iterable[Expression]) -> list[str]:
         """Return all names that expressions depend on, of sizes and of the configuration."""
-        todo = [name for one in expressions for name in one.names]
-        seen: dict[str, None] = {}
+        todo = [name for expression in expressions for name in expression.names]
+        dependencies: dict[str, None] = {}
         while todo:
             name = todo.pop(0)
-            if name not in seen:
-                seen[name] = None
+            if name not in dependencies:
+                dependencies[name] = None
                 if name in self.table.sizes:
                     todo += self.table.sizes[name].names
-        return list(seen)
+        return list(dependencies)

@@ -33,52 +33,55 @@ class Vocabulary(Composition):
         self.rows, self._fill = rows, fill
 
     def compose(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        own = {one.name for one in tensors if not one.dropped and is_vocabulary(one)}
-        if not own:
+        vocabulary_names = {t.name for t in tensors if not t.dropped and is_vocabulary(t)}
+        if not vocabulary_names:
             raise CheckpointError(
                 "--vocab: no tensor of the checkpoint is known to have the vocabulary's rows; "
                 f"known are {', '.join(sorted(NAMES))}"
             )
-        shapes = {one.name: one.shape for one in tensors}
-        found = []
-        for one in tensors:
-            parameter = one.base_name
-            if parameter in own and not one.dropped:
-                if not one.shape or not one.shape[0]:
-                    raise CheckpointError(f"{one.name!r} has shape {list(one.shape)}: no rows")
-                if one.shape != shapes[parameter]:
+        shapes = {tensor.name: tensor.shape for tensor in tensors}
+        new_tensors = []
+        for tensor in tensors:
+            parameter = tensor.base_name
+            if parameter in vocabulary_names and not tensor.dropped:
+                if not tensor.shape or not tensor.shape[0]:
                     raise CheckpointError(
-                        f"{one.name!r} has shape {list(one.shape)}, unlike {parameter!r}, and how "
+                        f"{tensor.name!r} has shape {list(tensor.shape)}: no rows"
+                    )
+                if tensor.shape != shapes[parameter]:
+                    raise CheckpointError(
+                        f"{tensor.name!r} has shape {list(tensor.shape)}, unlike {parameter!r}, "
+                        "and how "
                         "its rows change is not known",
                         "leave states out (--weights-only)",
                     )
-                one = self._resized(one)
-            found.append(one)
-        return found
+                tensor = self._resized(tensor)
+            new_tensors.append(tensor)
+        return new_tensors
 
-    def _resized(self, one: Tensor) -> Tensor:
-        have = one.shape[0]
+    def _resized(self, tensor: Tensor) -> Tensor:
+        have = tensor.shape[0]
         if have == self.rows:
-            return one
+            return tensor
         if have > self.rows:
-            made = one.made_of.rows(0, self.rows)
+            assembly = tensor.made_of.rows(0, self.rows)
         else:
-            repeat = self._fill == REPEAT_LAST and one.state is None
-            made = one.made_of.resized_rows(self.rows, repeat_last=repeat)
-        return replace(one, shape=made.shape, assembly=made)
+            repeat = self._fill == REPEAT_LAST and tensor.state is None
+            assembly = tensor.made_of.resized_rows(self.rows, repeat_last=repeat)
+        return replace(tensor, shape=assembly.shape, assembly=assembly)
 
     def cut(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """Return those of derived tensors that lost rows."""
         return [
-            one
-            for one in tensors
-            if not one.dropped
-            and is_vocabulary(one)
-            and one.shape[:1] == (self.rows,)
-            and one.assembly is not None
-            and len(one.sources) == 1
-            and one.sources[0].shape[0] > self.rows
-            and one.state is None
+            tensor
+            for tensor in tensors
+            if not tensor.dropped
+            and is_vocabulary(tensor)
+            and tensor.shape[:1] == (self.rows,)
+            and tensor.assembly is not None
+            and len(tensor.sources) == 1
+            and tensor.sources[0].shape[0] > self.rows
+            and tensor.state is None
         ]
 
 

@@ -43,18 +43,18 @@ class ModelOnly(Composition):
     renames = False
 
     def compose(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        names = {one.name for one in tensors}
-        states = [one.state for one in tensors if one.state and one.base_name != one.name]
+        names = {tensor.name for tensor in tensors}
+        states = [t.state for t in tensors if t.state and t.base_name != t.name]
         wrappers = {state.wrapper for state in states if state.parameter in names}
         wrapper = next(iter(wrappers)) if len(wrappers) == 1 else ""
         if not wrapper.endswith(MODEL):
             return [*tensors]
         parent = wrapper.removesuffix(MODEL)  # of "app.model." what lies in "app." beside it
         return [
-            replace(one, dropped=NOT_WEIGHTS)
-            if not one.dropped and one.name.startswith(parent) and not one.name.startswith(wrapper)
-            else one
-            for one in tensors
+            replace(t, dropped=NOT_WEIGHTS)
+            if not t.dropped and t.name.startswith(parent) and not t.name.startswith(wrapper)
+            else t
+            for t in tensors
         ]
 
 
@@ -69,12 +69,12 @@ class NoCopies(Composition):
     renames = False
 
     def compose(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        copies = [one for one in tensors if one.related and one.related.is_copy and not one.dropped]
+        copies = [t for t in tensors if t.related and t.related.is_copy and not t.dropped]
         if not copies:
             return [*tensors]
         pattern = copies_pattern(copies)
         raise RequestError(
-            f"{summarize_names([one.name for one in copies], 2)} repeat other tensors' names and "
+            f"{summarize_names([copy.name for copy in copies], 2)} repeat other tensors' names and "
             "shapes; --weights-only cannot tell whether they are weights",
             f"--exclude {quote(pattern)} to leave them out",
             "--include . to keep them as weights",
@@ -84,7 +84,7 @@ class NoCopies(Composition):
 
 def copies_pattern(copies: Sequence[Tensor]) -> str:
     """Return an expression that matches copies by the prefixes that they have now."""
-    prefixes = dict.fromkeys(one.related.before for one in copies if one.related)
+    prefixes = dict.fromkeys(copy.related.before for copy in copies if copy.related)
     return "|".join(f"^{re.escape(prefix)}" for prefix in prefixes)
 
 
@@ -113,40 +113,38 @@ class Masters(Composition):
         return "", [text]
 
     def compose(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        masters = {
-            one.base_name: one for one in tensors if is_master(one.state) and not one.dropped
-        }
+        masters = {t.base_name: t for t in tensors if is_master(t.state) and not t.dropped}
         if not masters:  # what is called so belongs to no parameter of its shape
-            for one in tensors:
-                state = state_of_name(one.name)
-                if is_master(state) and state is not None and not one.dropped:
-                    masters[state.parameter] = one
+            for tensor in tensors:
+                state = state_of_name(tensor.name)
+                if is_master(state) and state is not None and not tensor.dropped:
+                    masters[state.parameter] = tensor
         if not masters:
             raise CheckpointError(
                 f"the checkpoint has no masters ({MASTER}.*)", "leave out --masters"
             )
-        found = []
-        own = {one.name: one for one in tensors}
+        new_tensors = []
+        tensors_by_name = {tensor.name: tensor for tensor in tensors}
         for name, master in masters.items():
-            shape = own[name].shape if name in own else None
+            shape = tensors_by_name[name].shape if name in tensors_by_name else None
             if shape != master.shape:
                 has = f"of shape {list(shape)}" if shape is not None else "not in the checkpoint"
                 raise CheckpointError(
                     f"{master.name!r} has shape {list(master.shape)}, and {name!r} is {has}; a "
                     "master takes the place of its parameter"
                 )
-        weights = [one for one in tensors if one.is_weight and not one.dropped]
-        self._without = [
-            one.name for one in weights if one.dtype in _HALVES and one.name not in masters
-        ]
-        for one in tensors:
-            if one.name in masters:
-                master = masters[one.name]
-                found.append(replace(master, name=one.name, related=None, is_weight=True))
-                found.append(replace(one, dropped="replaced by its Float32 master (--masters)"))
-            elif one.base_name not in masters or not is_master(one.state):
-                found.append(one)
-        return found
+        weights = [tensor for tensor in tensors if tensor.is_weight and not tensor.dropped]
+        self._without = [w.name for w in weights if w.dtype in _HALVES and w.name not in masters]
+        for tensor in tensors:
+            if tensor.name in masters:
+                master = masters[tensor.name]
+                new_tensors.append(replace(master, name=tensor.name, related=None, is_weight=True))
+                new_tensors.append(
+                    replace(tensor, dropped="replaced by its Float32 master (--masters)")
+                )
+            elif tensor.base_name not in masters or not is_master(tensor.state):
+                new_tensors.append(tensor)
+        return new_tensors
 
 
 def masters(options: Mapping[str, Any]) -> Composition | None:

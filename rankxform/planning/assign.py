@@ -44,7 +44,7 @@ NOTHING: Done = {}
 
 
 def assign(
-    planner: Planner, ranks: Sequence[int], processes: int, done: Done = NOTHING
+    planner: Planner, ranks: Sequence[int], processes: int, complete_names: Done = NOTHING
 ) -> Assignment:
     """Return for each process the slice ranges of destination files that it serves.
 
@@ -54,76 +54,80 @@ def assign(
     kind is used only if it is cheaper by more than `_TOLERANCE`.
     """
     ordered = sorted(ranks, key=lambda rank: (planner.replica_key(rank), rank))
-    sizes = _sizes(planner, ordered, done)
-    whole = [SliceRange(rank, 0, len(sizes[rank])) for rank in ordered]
+    sizes = _sizes(planner, ordered, complete_names)
+    all_slices = [SliceRange(rank, 0, len(sizes[rank])) for rank in ordered]
     if processes == 1:
-        return [whole]
-    cost_of = _Costs(planner, done)
-    least = cost_of(whole) / processes
+        return [all_slices]
+    cost_of = _Costs(planner, complete_names)
+    lower_bound = cost_of(all_slices) / processes
     best: Assignment = []
     lowest = 0.0
     for split in (_whole_files, _split_files, _by_parameter):
-        found = split(planner, ordered, sizes, processes)
-        cost = max(map(cost_of, found))
+        candidate = split(planner, ordered, sizes, processes)
+        cost = max(map(cost_of, candidate))
         if not best or cost * _TOLERANCE < lowest:
-            best, lowest = found, cost
-        if lowest <= _TOLERANCE * least:
+            best, lowest = candidate, cost
+        if lowest <= _TOLERANCE * lower_bound:
             break
     return best
 
 
 def assign_visible(
-    planner: Planner, ranks: Sequence[int], reach: Reach, done: Done = NOTHING
+    planner: Planner, ranks: Sequence[int], reach: Reach, complete_names: Done = NOTHING
 ) -> Assignment:
     """Return what `assign` does where a process serves only files of ranks that its node has.
 
     `reach` is of destination files.
     """
     if reach.is_full:
-        return assign(planner, ranks, len(reach.node), done)
-    alike: dict[tuple[int, ...], list[int]] = {}
+        return assign(planner, ranks, len(reach.node), complete_names)
+    ranks_by_processes: dict[tuple[int, ...], list[int]] = {}
     for rank in ranks:
-        alike.setdefault(reach.processes_seeing((rank,)), []).append(rank)
+        ranks_by_processes.setdefault(reach.processes_seeing((rank,)), []).append(rank)
     assignment: Assignment = [[] for _ in reach.node]
-    for processes, some in alike.items():
-        for process, slice_ranges in zip(processes, assign(planner, some, len(processes), done)):
+    for processes, visible_ranks in ranks_by_processes.items():
+        for process, slice_ranges in zip(
+            processes, assign(planner, visible_ranks, len(processes), complete_names)
+        ):
             assignment[process] += slice_ranges
     return assignment
 
 
 def share_among_nodes(
-    planner: Planner, ranks: Sequence[int], node: Sequence[int], done: Done = NOTHING
+    planner: Planner, ranks: Sequence[int], node: Sequence[int], complete_names: Done = NOTHING
 ) -> dict[int, int]:
     """Return for each file the node that writes it: as many bytes as it has processes.
 
     `node` is by process. Files that hold the same boxes stand next to each other.
     """
     ordered = sorted(ranks, key=lambda rank: (planner.replica_key(rank), rank))
-    weights = [sum(one) for one in _sizes(planner, ordered, done).values()]
-    ends = list(accumulate(node.count(one) for one in range(max(node) + 1)))
-    found, before, total = {}, 0, max(1, sum(weights))
+    weights = [sum(sizes) for sizes in _sizes(planner, ordered, complete_names).values()]
+    ends = list(accumulate(node.count(node_number) for node_number in range(max(node) + 1)))
+    nodes_by_rank, weight_before, total = {}, 0, max(1, sum(weights))
     for rank, weight in zip(ordered, weights):
-        middle = (before + weight / 2) * ends[-1] / total
-        found[rank] = min(bisect_right(ends, middle), len(ends) - 1)
-        before += weight
-    return found
+        middle = (weight_before + weight / 2) * ends[-1] / total
+        nodes_by_rank[rank] = min(bisect_right(ends, middle), len(ends) - 1)
+        weight_before += weight
+    return nodes_by_rank
 
 
-def remaining(planner: Planner, slice_ranges: Iterable[SliceRange], done: Done) -> list[SliceRange]:
+def remaining(
+    planner: Planner, slice_ranges: Iterable[SliceRange], complete_names: Done
+) -> list[SliceRange]:
     """Return what is left of `slice_ranges` without what is done."""
-    found = []
+    remaining_ranges = []
     for slice_range in slice_ranges:
-        if not done.get(slice_range.rank):
-            found.append(slice_range)
+        if not complete_names.get(slice_range.rank):
+            remaining_ranges.append(slice_range)
             continue
         names = list(planner.names(slice_range.rank))
-        left = [
+        positions = [
             i
             for i in range(slice_range.first, slice_range.stop)
-            if names[i] not in done[slice_range.rank]
+            if names[i] not in complete_names[slice_range.rank]
         ]
-        found += runs_of(slice_range.rank, left)
-    return found
+        remaining_ranges += runs_of(slice_range.rank, positions)
+    return remaining_ranges
 
 
 def runs_of(rank: int, positions: Iterable[int]) -> list[SliceRange]:
@@ -131,19 +135,21 @@ def runs_of(rank: int, positions: Iterable[int]) -> list[SliceRange]:
     return _slice_ranges([(rank, i) for i in positions])
 
 
-def _sizes(planner: Planner, ranks: Sequence[int], done: Done) -> dict[int, list[int]]:
+def _sizes(planner: Planner, ranks: Sequence[int], complete_names: Done) -> dict[int, list[int]]:
     """Return what each slice of each rank weighs; ranks with the same slices share a list."""
-    alike: dict[int, list[int]] = {}
-    found = {}
+    shared_sizes: dict[int, list[int]] = {}
+    sizes_by_rank = {}
     for rank in ranks:
         slices = planner.slices(rank)  # one list for all ranks with the same
-        found[rank] = alike.setdefault(id(slices), [])
-        if not found[rank]:
-            found[rank] += [content_bytes(p.dtype, shape) + _SLICE_COST for p, shape in slices]
-    for rank in set(done).intersection(found):
+        sizes_by_rank[rank] = shared_sizes.setdefault(id(slices), [])
+        if not sizes_by_rank[rank]:
+            sizes_by_rank[rank] += [content_bytes(p.dtype, s) + _SLICE_COST for p, s in slices]
+    for rank in set(complete_names).intersection(sizes_by_rank):
         names = planner.names(rank)
-        found[rank] = [0 if n in done[rank] else size for n, size in zip(names, found[rank])]
-    return found
+        sizes_by_rank[rank] = [
+            0 if n in complete_names[rank] else size for n, size in zip(names, sizes_by_rank[rank])
+        ]
+    return sizes_by_rank
 
 
 class _Costs:
@@ -154,8 +160,8 @@ class _Costs:
     two pipeline stages share counts for both.)
     """
 
-    def __init__(self, planner: Planner, done: Done) -> None:
-        self._planner, self._done = planner, done
+    def __init__(self, planner: Planner, complete_names: Done) -> None:
+        self._planner, self._done = planner, complete_names
         self._counter = ReadCounter(READ_METHODS[AUTO])
         self._numbers: dict[object, int] = {}  # of the kinds
         self._examples: list[tuple[Parameter, Layout]] = []  # by number, a tensor
@@ -164,40 +170,41 @@ class _Costs:
         self._known: dict[object, float] = {}
 
     def __call__(self, slice_ranges: Sequence[SliceRange]) -> float:
-        alike: dict[int, list[SliceRange]] = {}
-        for one in remaining(self._planner, slice_ranges, self._done):
-            alike.setdefault(id(self._planner.names(one.rank)), []).append(one)
-        return sum(map(self._cost, alike.values()))
+        ranges_by_names: dict[int, list[SliceRange]] = {}
+        for slice_range in remaining(self._planner, slice_ranges, self._done):
+            ranges_by_names.setdefault(id(self._planner.names(slice_range.rank)), []).append(
+                slice_range
+            )
+        return sum(map(self._cost, ranges_by_names.values()))
 
-    def _cost(self, some: Sequence[SliceRange]) -> float:
+    def _cost(self, slice_ranges: Sequence[SliceRange]) -> float:
         """Return the cost of parts of files that hold the same tensors."""
-        names = id(self._planner.names(some[0].rank))
-        edges = sorted({edge for one in some for edge in (one.first, one.stop)})
+        names = id(self._planner.names(slice_ranges[0].rank))
+        edges = sorted(
+            {edge for slice_range in slice_ranges for edge in (slice_range.first, slice_range.stop)}
+        )
         total = 0.0
         for a, b in pairwise(edges):
-            files = [one.rank for one in some if one.first <= a and b <= one.stop]
+            files = [r.rank for r in slice_ranges if r.first <= a and b <= r.stop]
             if files:
                 if (names, a, b) not in self._counts:
                     self._counts[names, a, b] = Counter(self._kinds_of(files[0])[a:b])
-                total += sum(
-                    count * self._unit(kind, files)
-                    for kind, count in self._counts[names, a, b].items()
-                )
+                total += sum(c * self._unit(k, files) for k, c in self._counts[names, a, b].items())
         return total
 
     def _kinds_of(self, file: int) -> list[int]:
         names = self._planner.names(file)
         if id(names) not in self._kinds:
-            found = []
+            kind_numbers = []
             for name, layout in names.items():
                 parameter = self._planner.parameter(name)
-                own = id(parameter.sharding) if self._planner.is_own(parameter) else None
-                kind = parameter.grid, parameter.src_dtype, parameter.dtype, layout, own
+                sharding_id = id(parameter.sharding) if self._planner.is_own(parameter) else None
+                kind = parameter.grid, parameter.src_dtype, parameter.dtype, layout, sharding_id
                 number = self._numbers.setdefault(kind, len(self._examples))
                 if number == len(self._examples):
                     self._examples.append((parameter, layout))
-                found.append(number)
-            self._kinds[id(names)] = found
+                kind_numbers.append(number)
+            self._kinds[id(names)] = kind_numbers
         return self._kinds[id(names)]
 
     def _unit(self, kind: int, files: Sequence[int]) -> float:
@@ -229,31 +236,33 @@ def _split_files(
 ) -> Assignment:
     starts = [0, *accumulate(len(sizes[rank]) for rank in ranks)]
     runs = partition_evenly([size for rank in ranks for size in sizes[rank]], processes)
-    found: Assignment = []
+    assignment: Assignment = []
     for run in runs:
         first = bisect_right(starts, run.start) - 1
-        last = bisect_left(starts, run.stop, first)
-        found.append(
+        stop = bisect_left(starts, run.stop, first)
+        assignment.append(
             [
-                SliceRange(rank, max(run.start - at, 0), min(run.stop, end) - at)
-                for rank, at, end in zip(ranks[first:last], starts[first:], starts[first + 1 :])
-                if max(run.start, at) < min(run.stop, end)
+                SliceRange(rank, max(run.start - start, 0), min(run.stop, end) - start)
+                for rank, start, end in zip(ranks[first:stop], starts[first:], starts[first + 1 :])
+                if max(run.start, start) < min(run.stop, end)
             ]
         )
-    return found
+    return assignment
 
 
 def _by_parameter(
     planner: Planner, ranks: Sequence[int], sizes: Mapping[int, list[int]], processes: int
 ) -> Assignment:
     """Give each process a run of the parameters, in all files of a pipeline stage."""
-    alike: dict[tuple[str, ...], list[int]] = {}
+    ranks_by_names: dict[tuple[str, ...], list[int]] = {}
     for rank in sorted(ranks):
-        alike.setdefault(tuple(planner.names(rank)), []).append(rank)
-    pieces = [(group, i) for names, group in alike.items() for i in range(len(names))]
+        ranks_by_names.setdefault(tuple(planner.names(rank)), []).append(rank)
+    pieces = [(group, i) for names, group in ranks_by_names.items() for i in range(len(names))]
     weights = [sum(sizes[rank][i] for rank in group) for group, i in pieces]
     return [
-        _slice_ranges(sorted((rank, pieces[at][1]) for at in run for rank in pieces[at][0]))
+        _slice_ranges(
+            sorted((rank, pieces[position][1]) for position in run for rank in pieces[position][0])
+        )
         for run in partition_evenly(weights, processes)
     ]
 
@@ -263,13 +272,13 @@ _SLICE_COST = 4096
 
 
 def _slice_ranges(pieces: Sequence[tuple[int, int]]) -> list[SliceRange]:
-    found: list[SliceRange] = []
+    slice_ranges: list[SliceRange] = []
     for rank, i in pieces:
-        if found and (found[-1].rank, found[-1].stop) == (rank, i):
-            found[-1] = SliceRange(rank, found[-1].first, i + 1)
+        if slice_ranges and (slice_ranges[-1].rank, slice_ranges[-1].stop) == (rank, i):
+            slice_ranges[-1] = SliceRange(rank, slice_ranges[-1].first, i + 1)
         else:
-            found.append(SliceRange(rank, i, i + 1))
-    return found
+            slice_ranges.append(SliceRange(rank, i, i + 1))
+    return slice_ranges
 
 
 def partition_evenly(weights: Sequence[int], processes: int) -> list[range]:
@@ -299,11 +308,11 @@ def _runs_within(sums: Sequence[int], limit: int) -> list[range]:
 
     `sums` are those of the weights before each, and of all; none weighs more than `limit`.
     """
-    runs, at = [], 0
-    while at + 1 < len(sums):
-        end = bisect_right(sums, sums[at] + limit, at) - 1
-        runs.append(range(at, end))
-        at = end
+    runs, start = [], 0
+    while start + 1 < len(sums):
+        end = bisect_right(sums, sums[start] + limit, start) - 1
+        runs.append(range(start, end))
+        start = end
     return runs
 
 
@@ -340,12 +349,12 @@ def balance(
     for _ in range(_SWEEPS):
         change = 0.0
         for members, amount in amounts.items():
-            before = assigned[members]
-            others = [total[p] - own for p, own in zip(members, before)]
-            after = water_fill(amount, others, [speeds[p] for p in members])
-            for p, other, own in zip(members, others, after):
-                total[p] = other + own
-            change = max(change, *(abs(a - b) for a, b in zip(after, before)))
+            previous_shares = assigned[members]
+            other_loads = [total[p] - share for p, share in zip(members, previous_shares)]
+            after = water_fill(amount, other_loads, [speeds[p] for p in members])
+            for p, load, share in zip(members, other_loads, after):
+                total[p] = load + share
+            change = max(change, *(abs(a - b) for a, b in zip(after, previous_shares)))
             assigned[members] = after
         if change <= _STILL * max(total):
             break
@@ -381,15 +390,18 @@ class Assigner:
 
     def next(self, members: Processes, nbytes: float) -> int:
         """Return the process that does the next piece of a class."""
-        left = self._left[members]
-        at, run = self._run.get(members, (0, float(RUN)))
-        if run + nbytes > RUN or left[at] < nbytes / 2:
-            able = [i for i, rest in enumerate(left) if rest >= nbytes / 2]
-            at, run = min(able or range(len(left)), key=lambda i: (self._part(members[i]), i)), 0.0
-        left[at] -= nbytes
-        self._done[members[at]] += nbytes
-        self._run[members] = at, run + nbytes
-        return members[at]
+        remaining_bytes = self._left[members]
+        position, run = self._run.get(members, (0, float(RUN)))
+        if run + nbytes > RUN or remaining_bytes[position] < nbytes / 2:
+            able = [i for i, amount in enumerate(remaining_bytes) if amount >= nbytes / 2]
+            position, run = (
+                min(able or range(len(remaining_bytes)), key=lambda i: (self._part(members[i]), i)),
+                0.0,
+            )
+        remaining_bytes[position] -= nbytes
+        self._done[members[position]] += nbytes
+        self._run[members] = position, run + nbytes
+        return members[position]
 
     def _part(self, process: int) -> float:
         """Return which part of its work a process has been assigned so far."""

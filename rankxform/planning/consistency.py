@@ -49,15 +49,15 @@ Samples = Mapping[int, Mapping[str, Sample]]
 class Evidence:
     """What ranks were found to hold.
 
-    own: source tensors of which the holders have values of their own. names: of those that were
-    compared whole, and nbytes of them. samples: comparisons of tensors' samples, and sampled, of
-    which tensors; percent: how much of the source is of their kinds, by bytes, rounded down, None
-    if nothing was asked. reads, bytes_read: what that took; seen: the samples of the source. steps:
-    how far the training was, by what files hold. warnings: what may not be what was meant; notices:
-    what to know.
+    per_rank_tensors: source tensors of which the holders have values of their own. names: of those
+    that were compared whole, and nbytes of them. samples: comparisons of tensors' samples, and
+    sampled, of which tensors; percent: how much of the source is of their kinds, by bytes, rounded
+    down, None if nothing was asked. reads, bytes_read: what that took; digests_by_file: the samples
+    of the source. steps: how far the training was, by what files hold. warnings: what may not be
+    what was meant; notices: what to know.
     """
 
-    own: frozenset[str] = frozenset()
+    per_rank_tensors: frozenset[str] = frozenset()
     names: tuple[str, ...] = ()
     nbytes: int = 0
     samples: int = 0
@@ -65,7 +65,7 @@ class Evidence:
     percent: int | None = None
     reads: int = 0
     bytes_read: int = 0
-    seen: Samples = field(default_factory=dict, compare=False)
+    digests_by_file: Samples = field(default_factory=dict, compare=False)
     steps: tuple[Fact, ...] = ()
     warnings: tuple[str, ...] = ()
     notices: tuple[str, ...] = ()
@@ -82,7 +82,7 @@ class Evidence:
 
     def __add__(self, other: Evidence) -> Evidence:
         return Evidence(
-            self.own | other.own,
+            self.per_rank_tensors | other.per_rank_tensors,
             self.names + other.names,
             self.nbytes + other.nbytes,
             self.samples + other.samples,
@@ -90,7 +90,7 @@ class Evidence:
             self.percent if other.percent is None else other.percent,
             self.reads + other.reads,
             self.bytes_read + other.bytes_read,
-            self.seen or other.seen,
+            self.digests_by_file or other.digests_by_file,
             self.steps or other.steps,
             self.warnings + other.warnings,
             self.notices + other.notices,
@@ -101,7 +101,7 @@ class Wanted(NamedTuple):
     """What is read to be compared: tensors by file, all of their bytes or a sample."""
 
     names: Mapping[int, Sequence[str]]
-    whole: bool
+    is_whole: bool
 
 
 class Comparison(NamedTuple):
@@ -111,11 +111,11 @@ class Comparison(NamedTuple):
     said of them.
     """
 
-    wanted: Wanted
+    tensors_to_read: Wanted
     judge: Callable[[Samples], Evidence | None]
 
 
-def to_compare(chosen: Sequence[Parameter], catalog: Catalog) -> list[str]:
+def to_compare(parameters: Sequence[Parameter], catalog: Catalog) -> list[str]:
     """Return the parameters in no strategy that several source ranks hold.
 
     Without a source strategy these are all parameters, even those not selected: a difference
@@ -123,21 +123,21 @@ def to_compare(chosen: Sequence[Parameter], catalog: Catalog) -> list[str]:
     """
     if catalog.is_whole:
         return [p.name for p in catalog.declared.values() if len(p.holders) > 1]
-    return [p.name for p in chosen if not p.declared and len(p.holders) > 1]
+    return [p.name for p in parameters if not p.declared and len(p.holders) > 1]
 
 
-def own_candidates(chosen: Sequence[Parameter], catalog: Catalog) -> list[str]:
+def own_candidates(parameters: Sequence[Parameter], catalog: Catalog) -> list[str]:
     """Return the parameters that the strategy lists and of which each rank may have its own values.
 
     Running statistics, and counters of experts' load, are listed as any parameter that every rank
     holds whole, and no optimizer has states of them. They are small; larger ones are weights.
     """
-    with_states = {one.base_name for one in catalog.declared.values() if one.state is not None}
+    with_states = {p.base_name for p in catalog.declared.values() if p.state is not None}
     if not with_states or catalog.is_whole:
         return []
     return [
         p.name
-        for p in chosen
+        for p in parameters
         if p.declared
         and len(p.sharding.files) == 1 < len(p.holders)
         and p.state is None
@@ -150,16 +150,16 @@ def differing_values(
     catalog: Catalog, samples: Samples, names: Iterable[str]
 ) -> dict[str, tuple[int, int]]:
     """Return which of `names` not all holders hold alike, each with two files that differ."""
-    known, wanted = {**catalog.undeclared, **catalog.declared}, set(names)
+    parameters_by_name, compared_names = {**catalog.undeclared, **catalog.declared}, set(names)
     first: dict[str, int] = {}
-    found: dict[str, tuple[int, int]] = {}
+    files_by_name: dict[str, tuple[int, int]] = {}
     for file in sorted(samples):
-        for name in (one for one in samples[file] if one in wanted):
+        for name in (sample_name for sample_name in samples[file] if sample_name in compared_names):
             if samples[file][name] != samples[first.setdefault(name, file)][name]:
-                found.setdefault(name, (first[name], file))
+                files_by_name.setdefault(name, (first[name], file))
     for name in differing_shapes(catalog, first):
-        found.setdefault(name, (first[name], known[name].holders[-1]))
-    return found
+        files_by_name.setdefault(name, (first[name], parameters_by_name[name].holders[-1]))
+    return files_by_name
 
 
 def check_undeclared(
@@ -174,8 +174,8 @@ def check_undeclared(
     unless the source has a strategy and `take_one` says to take one rank's as it is. `name_of`
     tells the name at the destination, which --exclude matches. Raises CheckpointError.
     """
-    known = {**catalog.undeclared, **catalog.declared}
-    large = [n for n in differing if _is_large(known[n])]
+    parameters_by_name = {**catalog.undeclared, **catalog.declared}
+    large = [n for n in differing if _is_large(parameters_by_name[n])]
     if large and catalog.is_whole:
         name = large[0]
         a, b = (catalog.paths[file] for file in differing[name])
@@ -220,12 +220,12 @@ def check_no_slices(
         parameter = catalog.undeclared.get(name)
         if parameter is None or not _is_large(parameter):
             continue
-        held = [samples[file][name] for file in parameter.holders if name in samples.get(file, {})]
-        if not held or not all(one.constant for one in held):
+        holder_samples = [samples[f][name] for f in parameter.holders if name in samples.get(f, {})]
+        if not holder_samples or not all(sample.constant for sample in holder_samples):
             continue
         weight = catalog.declared.get(name.removesuffix("bias") + "weight")
-        alike = by_pattern.get(pattern_of(name))
-        for neighbour in (alike, weight if name.endswith(".bias") else None):
+        sibling = by_pattern.get(pattern_of(name))
+        for neighbour in (sibling, weight if name.endswith(".bias") else None):
             if neighbour is None or not isinstance(neighbour.grid, Grid):
                 continue
             axes = len(parameter.shape)
@@ -244,7 +244,7 @@ def check_no_slices(
 
 def differing_shapes(catalog: Catalog, names: Iterable[str]) -> list[str]:
     """Return those of the unlisted `names` whose shape is not the same in every file."""
-    found = []
+    differing_names = []
     for name in names:
         shapes = {
             group.schema.shapes[group.schema.position[name]]
@@ -253,8 +253,8 @@ def differing_shapes(catalog: Catalog, names: Iterable[str]) -> list[str]:
             if name in group.schema.position
         }
         if len(shapes) > 1:
-            found.append(name)
-    return found
+            differing_names.append(name)
+    return differing_names
 
 
 def is_small(parameter: Parameter) -> bool:
@@ -266,11 +266,11 @@ def _is_large(parameter: Parameter) -> bool:
     return prod(parameter.shape) > 1
 
 
-def sharded_by_pattern(chosen: Sequence[Parameter], catalog: Catalog) -> list[str]:
+def sharded_by_pattern(parameters: Sequence[Parameter], catalog: Catalog) -> list[str]:
     """Return the parameters that the source strategy shards, if that is a `PatternStrategy`."""
     if not catalog.label.startswith(SHARD_PREFIX):
         return []
-    return [p.name for p in chosen if p.declared and len(p.sharding.files) > 1]
+    return [p.name for p in parameters if p.declared and len(p.sharding.files) > 1]
 
 
 def check_each_differs(catalog: Catalog, samples: Samples, names: Iterable[str]) -> None:
@@ -280,8 +280,14 @@ def check_each_differs(catalog: Catalog, samples: Samples, names: Iterable[str])
     CheckpointError.
     """
     for name in names:
-        found = [samples[r][name] for r in catalog.declared[name].holders if name in samples[r]]
-        if len({one.digest for one in found}) == 1 and not found[0].constant and len(found) > 1:
+        holder_samples = [
+            samples[r][name] for r in catalog.declared[name].holders if name in samples[r]
+        ]
+        if (
+            len({sample.digest for sample in holder_samples}) == 1
+            and not holder_samples[0].constant
+            and len(holder_samples) > 1
+        ):
             raise CheckpointError(
                 f"{catalog.label!r} shards {name!r}, and all ranks hold the same bytes of it",
                 "let the expression match fewer names",
@@ -291,8 +297,8 @@ def check_each_differs(catalog: Catalog, samples: Samples, names: Iterable[str])
 
 def extra_to_sample(catalog: Catalog, extra: Mapping[int, Index]) -> list[str]:
     """Return a few listed parameters that a file beyond the strategy's ranks holds too."""
-    every = (name for one in extra.values() for name in one.schema.names)
-    names = [name for name in every if name in catalog.declared]
+    extra_names = (name for index in extra.values() for name in index.schema.names)
+    names = [name for name in extra_names if name in catalog.declared]
     step = max(1, len(names) // _SAMPLED)
     return names[::step][:_SAMPLED]
 
@@ -303,9 +309,11 @@ def check_extra_ranks(catalog: Catalog, samples: Samples, paths: Mapping[int, st
     Such a checkpoint was sharded by a strategy of more ranks.
     """
     for rank, path in paths.items():
-        for name, one in samples.get(rank, {}).items():
+        for name, sample in samples.get(rank, {}).items():
             holders = catalog.declared[name].holders
-            if not one.constant and all(samples[r][name].digest != one.digest for r in holders):
+            if not sample.constant and all(
+                samples[r][name].digest != sample.digest for r in holders
+            ):
                 raise CheckpointError(
                     f"rank {rank} holds a slice of {name!r} that none of the ranks 0 to "
                     f"{catalog.ranks - 1} has",
@@ -332,12 +340,12 @@ class Unequal:
 
 def replicas_to_compare(catalog: Catalog, files: Iterable[int]) -> dict[int, list[str]]:
     """Return by file the tensors of which another file should hold the same region."""
-    found: dict[int, list[str]] = {file: [] for file in files}
+    names_by_file: dict[int, list[str]] = {file: [] for file in files}
     for parameter in catalog.parameters:
         for holders in parameter.sharding.files.values():
             for file in holders if len(holders) > 1 else ():
-                found[file].append(parameter.name)
-    return found
+                names_by_file[file].append(parameter.name)
+    return names_by_file
 
 
 def unequal_replicas(catalog: Catalog, samples: Samples) -> Iterator[Unequal]:

@@ -50,13 +50,13 @@ class Costs:
         for name, value in vars(self).items():
             number = isinstance(value, Real) and not isinstance(value, bool)
             if name == "overlap":
-                what, good = "from -1 to 1", number and -1 <= value <= 1
+                range_text, good = "from -1 to 1", number and -1 <= value <= 1
             elif name in ("read_latency", "latency"):
-                what, good = "from zero on", number and value >= 0
+                range_text, good = "from zero on", number and value >= 0
             else:
-                what, good = "above zero", number and value > 0
+                range_text, good = "above zero", number and value > 0
             if not good:
-                raise UsageError(f"costs: {name} is {value!r}; expected a number {what}")
+                raise UsageError(f"costs: {name} is {value!r}; expected a number {range_text}")
 
     @property
     def latency_bytes(self) -> float:
@@ -88,16 +88,16 @@ def parse_moment(text: str) -> float:
 
 def parse_costs(text: str) -> Costs:
     """Read costs such as ``read=2G,latency=30us``. Raises ValueError, with what was expected."""
-    known = [one.name for one in fields(Costs)]
-    given: dict[str, float] = {}
+    cost_names = [field.name for field in fields(Costs)]
+    costs_by_name: dict[str, float] = {}
     for part in text.split(","):
         name, equals, value = part.partition("=")
-        if name not in known or name in given or not equals:
-            raise ValueError(f"{part!r}: expected one =VALUE each of {', '.join(known)}")
-        given[name] = _parse_cost(name, value)
-        if not given[name] and name != SHARE:
+        if name not in cost_names or name in costs_by_name or not equals:
+            raise ValueError(f"{part!r}: expected one =VALUE each of {', '.join(cost_names)}")
+        costs_by_name[name] = _parse_cost(name, value)
+        if not costs_by_name[name] and name != SHARE:
             raise ValueError(f"{part!r}: expected more than nothing")
-    return Costs(**given)
+    return Costs(**costs_by_name)
 
 
 def _parse_cost(name: str, text: str) -> float:
@@ -164,7 +164,9 @@ class IoEstimate:
 
     def times(self, number: int) -> IoEstimate:
         """Return what so many tensors come to."""
-        return IoEstimate(*(one.times(number) for one in (self.separate, self.once, self.crossing)))
+        return IoEstimate(
+            *(volume.times(number) for volume in (self.separate, self.once, self.crossing))
+        )
 
     def exchange_is_cheaper(self, costs: Costs, processes: int, nodes: int) -> bool:
         def reading(volume: Volume) -> float:
@@ -184,20 +186,20 @@ def estimate_io(movement: Movement, node: tuple[int, ...], counter: ReadCounter)
     """
     src, dst, item = movement.src, movement.grid, movement.item
     cells_of: dict[int, list[Cell]] = {}
-    wanted: dict[Cell, dict[int, int]] = {}
-    for cell, by in movement.receivers.items():
-        nodes = {node[process] for process in by}
-        for one in nodes:
-            cells_of.setdefault(one, []).append(cell)
-        for at, box in overlaps(src, dst, cell):
-            by_node = wanted.setdefault(at, {})
-            for one in nodes:
-                by_node[one] = by_node.get(one, 0) + box.size
+    elements_by_cell: dict[Cell, dict[int, int]] = {}
+    for cell, ranks_by_process in movement.receivers.items():
+        nodes = {node[process] for process in ranks_by_process}
+        for node_number in nodes:
+            cells_of.setdefault(node_number, []).append(cell)
+        for src_cell, box in overlaps(src, dst, cell):
+            by_node = elements_by_cell.setdefault(src_cell, {})
+            for node_number in nodes:
+                by_node[node_number] = by_node.get(node_number, 0) + box.size
     once = _volume(counter.of_cells(src, dst, tuple(movement.receivers), item))
     separate = crossing = Volume()
     for cells in cells_of.values():
         separate += _volume(counter.of_cells(src, dst, cells, item))
-    for by_node in wanted.values():
+    for by_node in elements_by_cell.values():
         for elements in by_node.values():
             nbytes = elements * item * (len(by_node) - 1) // len(by_node)
             crossing += Volume(nbytes, messages_of(nbytes))
@@ -205,5 +207,5 @@ def estimate_io(movement: Movement, node: tuple[int, ...], counter: ReadCounter)
 
 
 def _volume(reads: Iterable[Read]) -> Volume:
-    some = list(reads)
-    return Volume(sum(read.nbytes for read in some), sum(read.reads for read in some))
+    read_counts = list(reads)
+    return Volume(sum(read.nbytes for read in read_counts), sum(read.reads for read in read_counts))

@@ -34,22 +34,21 @@ class Description:
 
     source: what states it, for messages. strategy: the rule by which ranks hold slices; None if
     there is none. boxes: by tensor what each file holds of it, where that is stated box by box.
-    With neither, all tensors are whole, each in one file.
-    ranks: by file the global rank that it is of; {}: ids are ranks, or files are of no rank.
-    stated: by file the entries of its own table of contents under the names that boxes have.
-    items: the kind of what is no tensor, which is carried to checkpoints that have the same.
-    listed: by file the names that it is said to hold. declared: by name type and full shape, in
-    elements. untracked: the file with values that are listed nowhere, if there is one. training:
-    facts such as its global_step. refused: tensors that cannot be read, and why, which is a fault
-    unless they are left out. missing_files: by rank a file that is spoken of and not there. facts:
-    statements that others may contradict. warnings: what may not be what was meant; notices: what
-    to know.
+    With neither, all tensors are whole, each in one file. ranks: by file the global rank that it is
+    of; {}: ids are ranks, or files are of no rank. declared_files: by file the entries of its own
+    table of contents under the names that boxes have. items: the kind of what is no tensor, which
+    is carried to checkpoints that have the same. listed: by file the names that it is said to hold.
+    declared: by name type and full shape, in elements. untracked: the file with values that are
+    listed nowhere, if there is one. training: facts such as its global_step. refused: tensors that
+    cannot be read, and why, which is a fault unless they are left out. missing_files: by rank a
+    file that is spoken of and not there. facts: statements that others may contradict. warnings:
+    what may not be what was meant; notices: what to know.
     """
 
     source: str = ""
     strategy: Strategy | None = None
     boxes: Mapping[str, tuple[StatedBox, ...]] = field(default_factory=dict)
-    stated: Mapping[int, Stated] = field(default_factory=dict)
+    declared_files: Mapping[int, Stated] = field(default_factory=dict)
     items: str = ""
     ranks: Mapping[int, int] = field(default_factory=dict)
     listed: Mapping[int, tuple[str, ...]] = field(default_factory=dict)

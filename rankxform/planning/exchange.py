@@ -44,7 +44,7 @@ Order = Callable[[Parameter], Any]
 class Requirement:
     """The processes that need a source cell, the files with it, and who could read one of them."""
 
-    by: tuple[int, ...]
+    receivers: tuple[int, ...]
     files: tuple[int, ...]
     able: Processes
 
@@ -53,16 +53,17 @@ class Requirement:
 class ExchangeGroup:
     """What the exchanges of all tensors of a movement have in common.
 
-    receivers: the part of the movement's that the exchange serves; own: by source cell those of
-    them that read it for themselves; required: what one process reads for them, by source cell;
-    served: to whom, by the place of a requirement and its reader, as far as that was asked for.
+    receivers: the part of the movement's that the exchange serves; local_readers: by source cell
+    those of them that read it for themselves; required: what one process reads for them, by source
+    cell; sender_cache: to whom, by the place of a requirement and its reader, as far as that was
+    asked for.
     """
 
     movement: Movement
     receivers: Receivers
-    own: Mapping[Cell, Sequence[int]]
+    local_readers: Mapping[Cell, Sequence[int]]
     required: Sequence[tuple[Cell, Requirement]]
-    served: dict[object, dict[int, tuple[int, int]]] = field(default_factory=dict)
+    sender_cache: dict[object, dict[int, tuple[int, int]]] = field(default_factory=dict)
 
     @cached_property
     def nbytes(self) -> Sequence[int]:
@@ -106,16 +107,16 @@ def request_exchanges(
     may_exchange = policy.method.exchanges or policy.may_exchange
     if len(assignment) == 1 or (reach.is_full and not may_exchange):
         return ExchangeRequests((), loads)
-    counter, found = ReadCounter(policy.method), []
+    counter, placed_requests = ReadCounter(policy.method), []
     for movement in movements(planner, assignment):
         group = _group(planner, movement, reach, policy, counter)
         _add_own(movement, group, loads, counter)
         if group is not None:
-            found += [
-                (place, ExchangeRequest(one, planner.replica(one), group))
-                for place, one in movement.parameters
+            placed_requests += [
+                (place, ExchangeRequest(parameter, planner.replica(parameter), group))
+                for place, parameter in movement.parameters
             ]
-    ordered = sorted(found, key=lambda placed: placed[0])
+    ordered = sorted(placed_requests, key=lambda placed: placed[0])
     return ExchangeRequests([request for _, request in ordered], loads)
 
 
@@ -126,28 +127,28 @@ def _add_own(
     src, dst, item = movement.src, movement.grid, movement.item
     number = len(movement.parameters)
     cells_of: dict[int, list[Cell]] = {}
-    for cell, by in movement.receivers.items():
-        for process in by:
+    for cell, ranks_by_process in movement.receivers.items():
+        for process in ranks_by_process:
             cells_of.setdefault(process, []).append(cell)
-    served: dict[Cell, set[int]] = {}
-    for at, requirement in group.required if group is not None else ():
-        served.setdefault(at, set()).update(requirement.by)
-    some = set().union(*served.values())
+    receivers_by_cell: dict[Cell, set[int]] = {}
+    for src_cell, requirement in group.required if group is not None else ():
+        receivers_by_cell.setdefault(src_cell, set()).update(requirement.receivers)
+    members = set().union(*receivers_by_cell.values())
     for process, cells in cells_of.items():
-        if process not in some:
+        if process not in members:
             reads = counter.of_cells(src, dst, cells, item)
             loads[process] += number * sum(read.nbytes for read in reads)
             continue
         copies = (copy for cell in cells for copy in overlaps(src, dst, cell))
-        for at, box in bounding_boxes(copies).items():
-            if process not in served.get(at, ()):
-                loads[process] += number * counter.of_box(src, at, box, item).nbytes
+        for src_cell, box in bounding_boxes(copies).items():
+            if process not in receivers_by_cell.get(src_cell, ()):
+                loads[process] += number * counter.of_box(src, src_cell, box, item).nbytes
 
 
-def bytes_with_choice(asked: ExchangeRequests, reach: Reach) -> float:
+def bytes_with_choice(pending_exchanges: ExchangeRequests, reach: Reach) -> float:
     """Return the bytes to be sent that processes of more than one node could read."""
     node = reach.node
-    amounts = _amounts(asked.requests)
+    amounts = _amounts(pending_exchanges.requests)
     return sum(nbytes for able, nbytes in amounts.items() if len({node[p] for p in able}) > 1)
 
 
@@ -180,9 +181,9 @@ def _group(
     counter: ReadCounter,
 ) -> ExchangeGroup | None:
     """Sort out who receives, who reads for itself, and what is required of others."""
-    needs, held = movement.needs, movement.held
+    needs, files_by_cell = movement.needs, movement.files
     for cell in needs:
-        if not held.get(cell):
+        if not files_by_cell.get(cell):
             planner.raise_lost(movement.first, cell)
     always = policy.method.exchanges
     if policy.may_exchange and policy.costs and not always:
@@ -190,24 +191,30 @@ def _group(
         sizes = len(reach.node), len(reach.files)
         always = estimate.exchange_is_cheaper(policy.costs, *sizes)
     required: list[tuple[Cell, Requirement]] = []
-    for cell, by in needs.items():
+    for cell, elements_by_process in needs.items():
         if always:
-            able = [process for process in by if reach.sees(process, held[cell])]
-            readers = tuple(sorted(able)) or reach.processes_seeing(held[cell])
-            required.append((cell, Requirement(tuple(by), held[cell], readers)))
+            able = [p for p in elements_by_process if reach.sees(p, files_by_cell[cell])]
+            readers = tuple(sorted(able)) or reach.processes_seeing(files_by_cell[cell])
+            required.append(
+                (cell, Requirement(tuple(elements_by_process), files_by_cell[cell], readers))
+            )
         else:
-            required += ((cell, one) for one in _required(movement, cell, reach))
-    served: dict[Cell, set[int]] = {}
+            required += ((cell, requirement) for requirement in _required(movement, cell, reach))
+    receivers_by_cell: dict[Cell, set[int]] = {}
     for cell, requirement in required:
-        served.setdefault(cell, set()).update(requirement.by)
-    members = set().union(*served.values())
+        receivers_by_cell.setdefault(cell, set()).update(requirement.receivers)
+    members = set().union(*receivers_by_cell.values())
     if not members:
         return None
-    own = {
-        cell: [one for one in by if one in members and one not in served.get(cell, ())]
-        for cell, by in needs.items()
+    local_readers = {
+        cell: [
+            process
+            for process in elements_by_process
+            if process in members and process not in receivers_by_cell.get(cell, ())
+        ]
+        for cell, elements_by_process in needs.items()
     }
-    return ExchangeGroup(movement, _only(movement.receivers, members), own, required)
+    return ExchangeGroup(movement, _only(movement.receivers, members), local_readers, required)
 
 
 def _required(movement: Movement, cell: Cell, reach: Reach) -> Iterator[Requirement]:
@@ -217,21 +224,23 @@ def _required(movement: Movement, cell: Cell, reach: Reach) -> Iterator[Requirem
     in any case; and those of one node that want the same of it. A second read of a byte on a node
     costs more than a message between neighbours.
     """
-    by, files = movement.needs[cell], movement.held[cell]
+    elements_by_process, files = movement.needs[cell], movement.files[cell]
     if reach.is_full:
         return
     nodes = reach.nodes_with(files)
-    far = [process for process in by if reach.node[process] not in nodes]
+    far = [process for process in elements_by_process if reach.node[process] not in nodes]
     if far and len(nodes) == 1:
-        yield Requirement(tuple(by), files, reach.processes_seeing(files))
+        yield Requirement(tuple(elements_by_process), files, reach.processes_seeing(files))
         return
-    near: dict[int, list[int]] = {}
-    for process in by:
+    processes_by_node: dict[int, list[int]] = {}
+    for process in elements_by_process:
         if reach.node[process] in nodes:
-            near.setdefault(reach.node[process], []).append(process)
+            processes_by_node.setdefault(reach.node[process], []).append(process)
     size = movement.src.box(cell).size
     groups = [
-        (node, some) for node, some in near.items() if sum(by[process] for process in some) > size
+        (node, processes)
+        for node, processes in processes_by_node.items()
+        if sum(elements_by_process[process] for process in processes) > size
     ]
     if far and groups:  # one of the nodes that read it anyway; tensors take turns
         groups[(movement.parameters[0][0] + sum(cell)) % len(groups)][1].extend(far)
@@ -241,22 +250,22 @@ def _required(movement: Movement, cell: Cell, reach: Reach) -> Iterator[Requirem
         yield Requirement(tuple(processes), files, reach.processes_on(node))
 
 
-def _only(wanted: Receivers, members: set[int]) -> Receivers:
-    """Return the part of `wanted` that is for some processes."""
-    found: Receivers = IdentityDict()
-    for cell, by in wanted.items():
-        if by.keys() <= members:
-            found[cell] = by  # not copied for every tensor
-        elif mine := {process: ranks for process, ranks in by.items() if process in members}:
-            found[cell] = mine
-    return found
+def _only(receivers: Receivers, members: set[int]) -> Receivers:
+    """Return the part of `receivers` that is for some processes."""
+    member_receivers: Receivers = IdentityDict()
+    for cell, ranks_by_process in receivers.items():
+        if ranks_by_process.keys() <= members:
+            member_receivers[cell] = ranks_by_process  # not copied for every tensor
+        elif member_ranks := {p: r for p, r in ranks_by_process.items() if p in members}:
+            member_receivers[cell] = member_ranks
+    return member_receivers
 
 
 # -- who reads, and when ------------------------------------------------------------------------
 
 
 def assign_readers(
-    asked: ExchangeRequests,
+    pending_exchanges: ExchangeRequests,
     reach: Reach,
     speeds: Sequence[float] = (),
     order: Order | None = None,
@@ -267,26 +276,30 @@ def assign_readers(
     (default: equal), with what each reads for itself; see `rankxform.planning.assign.balance`. The
     forwarder rotates over parameters that are sharded alike.
     """
-    requests = asked.requests
+    requests = pending_exchanges.requests
     if order is not None:
         requests = sorted(requests, key=lambda request: order(request.parameter))
     speeds = speeds or [1.0] * len(reach.node)
-    chosen_of = _chosen(requests, Assigner(balance(_amounts(requests), speeds, asked.loads)))
-    known: dict[object, tuple[Receivers, Senders]] = {}
+    chosen_of = _chosen(
+        requests, Assigner(balance(_amounts(requests), speeds, pending_exchanges.loads))
+    )
+    endpoint_cache: dict[object, tuple[Receivers, Senders]] = {}
     fan_out: dict[ExchangeGroup, int] = {}
-    alike: dict[object, dict[str, int]] = {}  # by name, in their order
+    names_by_sharding: dict[object, dict[str, int]] = {}  # by name, in their order
     exchanges = []
-    for request, chosen in zip(requests, chosen_of):
+    for request, readers in zip(requests, chosen_of):
         parameter, group = request.parameter, request.group
-        names = alike.setdefault((parameter.sharding, request.grid), {})
+        names = names_by_sharding.setdefault((parameter.sharding, request.grid), {})
         number = names.setdefault(parameter.name, len(names))
         if group not in fan_out:
             fan_out[group] = _max_fan_out(group.receivers, reach.node)
-        key = group, request.replica, chosen
-        if key not in known:
-            known[key] = _with_readers(request, chosen, reach)
+        key = group, request.replica, readers
+        if key not in endpoint_cache:
+            endpoint_cache[key] = _with_readers(request, readers, reach)
         forwarder = number % fan_out[group]
-        exchanges.append(Exchange(parameter, request.grid, *known[key], reach.node, forwarder))
+        exchanges.append(
+            Exchange(parameter, request.grid, *endpoint_cache[key], reach.node, forwarder)
+        )
     return _in_order(exchanges)
 
 
@@ -296,66 +309,71 @@ def _chosen(requests: Sequence[ExchangeRequest], assigner: Assigner) -> list[tup
     Large pieces come first, each pass in the order of requests: what is left uneven by pieces that
     cannot be divided, small ones make even.
     """
-    found = [[0] * len(request.group.required) for request in requests]
+    all_readers = [[0] * len(request.group.required) for request in requests]
     for large in (True, False):
-        for request, readers in zip(requests, found):
+        for request, readers in zip(requests, all_readers):
             required = zip(request.group.nbytes, request.group.required)
-            for number, (nbytes, (_, one)) in enumerate(required):
+            for number, (nbytes, (_, requirement)) in enumerate(required):
                 if (nbytes > RUN) == large:
-                    readers[number] = assigner.next(one.able, nbytes)
-    return list(map(tuple, found))
+                    readers[number] = assigner.next(requirement.able, nbytes)
+    return list(map(tuple, all_readers))
 
 
 def _max_fan_out(receivers: Receivers, node: Sequence[int]) -> int:
     """Return how many processes of one node want the same, at most."""
-    return max(max(Counter(node[p] for p in by).values()) for by in receivers.values())
+    return max(
+        max(Counter(node[p] for p in ranks_by_process).values())
+        for ranks_by_process in receivers.values()
+    )
 
 
 def _with_readers(
-    request: ExchangeRequest, chosen: Sequence[int], reach: Reach
+    request: ExchangeRequest, readers: Sequence[int], reach: Reach
 ) -> tuple[Receivers, Senders]:
     """Return who receives what, and who sends what to whom, or reads it for itself.
 
     A process that reads for others, and sees all that it needs itself, takes part as a receiver
     too, so that it reads what it needs in the same pass.
     """
-    group, senders = request.group, _senders(request, chosen, reach)
+    group, senders = request.group, _senders(request, readers, reach)
     movement = group.movement
-    members = {process for by in group.receivers.values() for process in by}
-    more = {
-        process
-        for process in set(chosen) - members
-        if any(process in by for by in movement.receivers.values())
+    members = {
+        process for ranks_by_process in group.receivers.values() for process in ranks_by_process
     }
-    if not more:
+    extra_members = {
+        process
+        for process in set(readers) - members
+        if any(process in ranks_by_process for ranks_by_process in movement.receivers.values())
+    }
+    if not extra_members:
         return group.receivers, senders
-    for cell, by in movement.needs.items():
-        for process in more.intersection(by):
-            files, known = reach.seen(process, movement.held[cell]), senders.get(cell, {})
-            read = {file for reader, file in known.values() if reader == process}
+    for cell, elements_by_process in movement.needs.items():
+        for process in extra_members.intersection(elements_by_process):
+            files, cell_senders = reach.seen(process, movement.files[cell]), senders.get(cell, {})
+            read = {file for reader, file in cell_senders.values() if reader == process}
             file = min(read) if read else files[request.replica % len(files)]
-            senders[cell] = {**known, process: (process, file)}
-    return _only(movement.receivers, members | more), senders
+            senders[cell] = {**cell_senders, process: (process, file)}
+    return _only(movement.receivers, members | extra_members), senders
 
 
-def _senders(request: ExchangeRequest, chosen: Sequence[int], reach: Reach) -> Senders:
+def _senders(request: ExchangeRequest, readers: Sequence[int], reach: Reach) -> Senders:
     """Return who sends what to whom, or reads it for itself."""
     senders: Senders = IdentityDict()
-    for cell, own in request.group.own.items():
-        held = request.group.movement.held[cell]
-        if own:
-            by = senders[cell] = {}
-            for process in own:
-                files = reach.seen(process, held)
-                by[process] = process, files[request.replica % len(files)]
-    for number, ((cell, one), reader) in enumerate(zip(request.group.required, chosen)):
-        files = reach.seen(reader, one.files)
+    for cell, processes in request.group.local_readers.items():
+        holders = request.group.movement.files[cell]
+        if processes:
+            cell_senders = senders[cell] = {}
+            for process in processes:
+                files = reach.seen(process, holders)
+                cell_senders[process] = process, files[request.replica % len(files)]
+    for number, ((cell, requirement), reader) in enumerate(zip(request.group.required, readers)):
+        files = reach.seen(reader, requirement.files)
         sender = reader, files[request.replica % len(files)]
         key = number, sender  # what many tensors have in common is kept once
-        if key not in request.group.served:
-            request.group.served[key] = dict.fromkeys(one.by, sender)
-        served = request.group.served[key]
-        senders[cell] = {**senders[cell], **served} if cell in senders else served
+        if key not in request.group.sender_cache:
+            request.group.sender_cache[key] = dict.fromkeys(requirement.receivers, sender)
+        shared_senders = request.group.sender_cache[key]
+        senders[cell] = {**senders[cell], **shared_senders} if cell in senders else shared_senders
     return senders
 
 
@@ -367,14 +385,20 @@ def _in_order(exchanges: Sequence[Exchange]) -> list[Exchange]:
     """
     queues: dict[object, list[tuple[int, Exchange]]] = {}
     for exchange in exchanges:
-        readers = frozenset(p for by in exchange.senders.values() for p, _ in by.values())
-        receivers = frozenset(p for by in exchange.receivers.values() for p in by)
+        readers = frozenset(
+            p
+            for senders_by_process in exchange.senders.values()
+            for p, _ in senders_by_process.values()
+        )
+        receivers = frozenset(
+            p for ranks_by_process in exchange.receivers.values() for p in ranks_by_process
+        )
         queues.setdefault((readers, receivers), []).append((exchange.nbytes, exchange))
     placed = []
     for number, queue in enumerate(queues.values()):
-        for at, (middle, exchange) in enumerate(interleave(queue)):
-            placed.append((middle, number, at, exchange))
-    placed.sort(key=lambda one: one[:3])
+        for queue_position, (middle, exchange) in enumerate(interleave(queue)):
+            placed.append((middle, number, queue_position, exchange))
+    placed.sort(key=lambda slot: slot[:3])
     return [replace(exchange, position=position) for position, *_, exchange in placed]
 
 
@@ -384,10 +408,10 @@ def interleave(queue: Sequence[tuple[int, T]]) -> Iterator[tuple[float, T]]:
     >>> list(interleave([(1, "a"), (3, "b")]))
     [(0.125, 'a'), (0.625, 'b')]
     """
-    total, before = sum(nbytes for nbytes, _ in queue) or 1, 0
-    for nbytes, thing in queue:
-        yield (before + nbytes / 2) / total, thing
-        before += nbytes
+    total, bytes_before = sum(nbytes for nbytes, _ in queue) or 1, 0
+    for nbytes, payload in queue:
+        yield (bytes_before + nbytes / 2) / total, payload
+        bytes_before += nbytes
 
 
 class Exchanged:
@@ -406,18 +430,17 @@ class Exchanged:
     def covers(self, parameter: Parameter, grid: Grid, cell: Cell, process: int, rank: int) -> bool:
         """Tell whether an exchange makes a cell on a process for a rank."""
         return any(
-            rank in receivers.get(cell, {}).get(process, ())
-            for receivers in self.receivers(parameter, grid)
+            rank in r.get(cell, {}).get(process, ()) for r in self.receivers(parameter, grid)
         )
 
     def local(self, process: int, transfers: Iterable[Transfer]) -> list[Transfer]:
         """Return those of the process's own transfers that no exchange makes."""
-        found = []
+        local_transfers = []
         for transfer in transfers:
             cell, ranks = next(iter(transfer.targets.items()))
             if not self.covers(transfer.parameter, transfer.grid, cell, process, ranks[0]):
-                found.append(transfer)
-        return found
+                local_transfers.append(transfer)
+        return local_transfers
 
 
 def transfers_of(
@@ -431,19 +454,19 @@ def transfers_of(
     `separate` is what it would do by itself. What is left of that comes in between its parts in
     exchanges, so that it has something to do while messages are in flight.
     """
-    own = list(separate)
+    all_transfers = list(separate)
     if order is not None:
-        own.sort(key=lambda transfer: order(transfer.parameter))
+        all_transfers.sort(key=lambda transfer: order(transfer.parameter))
     if not exchanges:
-        return own
-    local = Exchanged(exchanges).local(process, own)
+        return all_transfers
+    local = Exchanged(exchanges).local(process, all_transfers)
     queue = [(bytes_to_write([transfer]), transfer) for transfer in local]
     placed = [(position, 0, transfer) for position, transfer in interleave(queue)]
     for exchange in exchanges:
         part = exchange.part(process)
         if part is not None:
             placed.append((exchange.position, 1, part))
-    return [transfer for *_, transfer in sorted(placed, key=lambda one: one[:2])]
+    return [transfer for *_, transfer in sorted(placed, key=lambda slot: slot[:2])]
 
 
 @dataclass(frozen=True)

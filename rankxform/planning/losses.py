@@ -30,21 +30,21 @@ def lost_slices(parameters: Iterable[Parameter]) -> dict[tuple[int, ...], list[L
 
 
 def losses_error(
-    catalog: Catalog, parameters: Iterable[Parameter], lost: Mapping[str, Sequence[int]]
+    catalog: Catalog, parameters: Iterable[Parameter], ranks_by_name: Mapping[str, Sequence[int]]
 ) -> CheckpointError:
     """Return the error that names the ranks whose files are missing, and what only they hold.
 
-    `parameters`: the needed ones of the catalog. `lost`: needed names that no file has -> the ranks
-    whose files are missing. Parameters come before optimizer states, and large losses before small
-    ones.
+    `parameters`: the needed ones of the catalog. `ranks_by_name`: needed names that no file has ->
+    the ranks whose files are missing. Parameters come before optimizer states, and large losses
+    before small ones.
     """
     states = catalog.states
-    ordered = sorted(lost, key=lambda name: (states.of(name) is not None, name))
+    ordered = sorted(ranks_by_name, key=lambda name: (states.of(name) is not None, name))
     names = summarize_names(ordered, 2)
     label, searched = catalog.label, catalog.searched
     groups = lost_slices(parameters)
     if not groups:
-        ranks = sorted({rank for missing in lost.values() for rank in missing})
+        ranks = sorted({rank for missing in ranks_by_name.values() for rank in missing})
         return CheckpointError(
             f"{_ranks(ranks)} no file{searched}: no source file holds {names}",
             "bring the missing rank folders",
@@ -68,7 +68,9 @@ def losses_error(
     also = f", and none of {names}" if names else ""
     count = len({rank for ranks in groups for rank in ranks}.difference(should))
     its, owner = ("their", "one of these ranks") if len(missing) > 1 else ("its", "the rank")
-    others = f"slices of {count} more rank{'s' if count > 1 else ''} are lost too" if count else ""
+    other_losses_text = (
+        f"slices of {count} more rank{'s' if count > 1 else ''} are lost too" if count else ""
+    )
     bring = "that file" if gone_files else f"the folder of {owner}"
     return CheckpointError(
         f"{where}{searched}: no source file holds {len(losses):,} of {its} slices, "
@@ -76,7 +78,7 @@ def losses_error(
         f"{also}",
         f"bring {bring}",
         "use another checkpoint",
-        details=others,
+        details=other_losses_text,
     )
 
 

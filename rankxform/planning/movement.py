@@ -26,14 +26,14 @@ class Movement:
     """Tensors that go from one source sharding to the cells of one destination layout.
 
     parameters: the tensors, each with its place in the order of destination files. layout, grid:
-    the destination's. held: by source cell the files that may be read. receivers: by destination
+    the destination's. files: by source cell the files that may be read. receivers: by destination
     cell the processes that write it, each with its ranks.
     """
 
     parameters: tuple[tuple[int, Parameter], ...]
     layout: Layout
     grid: Grid
-    held: Targets
+    files: Targets
     receivers: Receivers
 
     @property
@@ -54,35 +54,36 @@ class Movement:
     @cached_property
     def needs(self) -> Mapping[Cell, Mapping[int, int]]:
         """By source cell the processes that need some of it, each with how many elements."""
-        found: dict[Cell, dict[int, int]] = {}
-        for cell, by in self.receivers.items():
-            for at, box in overlaps(self.src, self.grid, cell):
-                of_cell, size = found.setdefault(at, {}), box.size
-                for process in by:
+        elements_by_cell: dict[Cell, dict[int, int]] = {}
+        for cell, ranks_by_process in self.receivers.items():
+            for src_cell, box in overlaps(self.src, self.grid, cell):
+                of_cell, size = elements_by_cell.setdefault(src_cell, {}), box.size
+                for process in ranks_by_process:
                     of_cell[process] = of_cell.get(process, 0) + size
-        return found
+        return elements_by_cell
 
 
 def movements(planner: Planner, assignment: Sequence[Sequence[SliceRange]]) -> Iterator[Movement]:
     """Yield what moves where process p writes ``assignment[p]``."""
-    alike: dict[object, tuple[Targets, Pairs, list[tuple[int, Parameter]], Layout]] = {}
+    groups_by_key: dict[object, tuple[Targets, Pairs, list[tuple[int, Parameter]], Layout]] = {}
     numbers = count()
-    for (name, layout), every in planner.wanted(assignment).items():
+    for (name, layout), all_pairs in planner.wanted(assignment).items():
         parameter = planner.parameter(name)
-        for held, pairs in planner.groups_by_holders(parameter, layout, every):
+        for files_by_cell, pairs in planner.groups_by_holders(parameter, layout, all_pairs):
+            has_all_pairs = files_by_cell is parameter.sharding.files
             key = (
                 id(parameter.sharding), item_size(parameter.src_dtype), parameter.dtype, layout,
-                id(held), id(every) if held is parameter.sharding.files else pairs,
+                id(files_by_cell), id(all_pairs) if has_all_pairs else pairs,
             )  # fmt: skip
-            entry = alike.setdefault(key, (held, pairs, [], layout))
+            entry = groups_by_key.setdefault(key, (files_by_cell, pairs, [], layout))
             entry[2].append((next(numbers), parameter))
-    known: dict[tuple[Layout, int], Receivers] = {}
-    for held, pairs, parameters, layout in alike.values():
-        receivers = known.get((layout, id(pairs)))
+    receivers_cache: dict[tuple[Layout, int], Receivers] = {}
+    for files_by_cell, pairs, parameters, layout in groups_by_key.values():
+        receivers = receivers_cache.get((layout, id(pairs)))
         if receivers is None:
-            receivers = known[layout, id(pairs)] = planner.receivers(layout, pairs)
+            receivers = receivers_cache[layout, id(pairs)] = planner.receivers(layout, pairs)
         grid = layout.grid(parameters[0][1].shape)
-        yield Movement(tuple(parameters), layout, grid, held, receivers)
+        yield Movement(tuple(parameters), layout, grid, files_by_cell, receivers)
 
 
 def needed_bytes(planner: Planner, slice_ranges: Sequence[SliceRange]) -> int:
@@ -91,8 +92,6 @@ def needed_bytes(planner: Planner, slice_ranges: Sequence[SliceRange]) -> int:
     A region that two destination layouts of a shared parameter want counts for both.
     """
     return sum(
-        len(movement.parameters)
-        * movement.item
-        * sum(movement.grid.box(cell).size for cell in movement.receivers)
-        for movement in movements(planner, [slice_ranges])
+        len(m.parameters) * m.item * sum(m.grid.box(cell).size for cell in m.receivers)
+        for m in movements(planner, [slice_ranges])
     )

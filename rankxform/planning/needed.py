@@ -39,15 +39,15 @@ def _needed(src: Strategy, dst: Strategy, rank: int) -> set[int]:
         )
     src_ranks = {src.ranks_in(stages[0])[local % src.stage_size]}
     names = src.stages_of if isinstance(dst, WholeStrategy) else dst.stages[stage]
-    seen: set[tuple[Layout, Layout, int]] = set()
+    layout_pairs: set[tuple[Layout, Layout, int]] = set()
     for name in names:
         if name not in src or isinstance(src, WholeStrategy):
             continue
         src_stage = src.stages_of[name][0]
         have = src.layout(name, src_stage, 0)
         want = dst.layout(name, stage, len(have.tensor_map))
-        if (have, want, src_stage) not in seen:
-            seen.add((have, want, src_stage))
+        if (have, want, src_stage) not in layout_pairs:
+            layout_pairs.add((have, want, src_stage))
             first = src.ranks_in(src_stage).start
             src_ranks |= {first + r for r in _holding(have, want, local, name)}
     return src_ranks

@@ -43,21 +43,23 @@ def operand_moves(
     None: every process sees the files, or no tensor needs an operand. `catalog`, `reach`: of the
     checkpoint that holds the operands. Raises CheckpointError if no file has a needed operand.
     """
-    if reach.is_full or not any(any(one.steps) for one in planner.selection.parameters):
+    if reach.is_full or not any(any(parameter.steps) for parameter in planner.selection.parameters):
         return None
-    needed: list[set[str]] = [set() for _ in assignment]
+    names_by_process: list[set[str]] = [set() for _ in assignment]
     for (name, _), pairs in planner.wanted(assignment).items():
         steps = (step for step in planner.parameter(name).steps if step is not None)
         operands = [operand for step in steps for operand in step.operands]
         for process, _ in pairs if operands else ():
-            needed[process].update(operands)
-    needed_names = set().union(*needed)
+            names_by_process[process].update(operands)
+    needed_names = set().union(*names_by_process)
     if not needed_names:
         return None
-    chosen = {p.src_name: p for p in catalog.parameters if p.src_name in needed_names}
-    selection = Selection(chosen, {}, (), (), {name: (name,) for name in chosen})
-    whole = Planner(catalog, WholeStrategy(), selection)
-    positions = {name: position for position, name in enumerate(whole.names(0))}
-    runs = [runs_of(0, sorted(positions[name] for name in names)) for names in needed]
-    requests = request_exchanges(whole, runs, reach, ReadPolicy(method))
-    return OperandMoves(whole, runs, assign_readers(requests, reach))
+    parameters_by_name = {p.src_name: p for p in catalog.parameters if p.src_name in needed_names}
+    selection = Selection(
+        parameters_by_name, {}, (), (), {name: (name,) for name in parameters_by_name}
+    )
+    operand_planner = Planner(catalog, WholeStrategy(), selection)
+    positions = {name: position for position, name in enumerate(operand_planner.names(0))}
+    runs = [runs_of(0, sorted(positions[name] for name in names)) for names in names_by_process]
+    requests = request_exchanges(operand_planner, runs, reach, ReadPolicy(method))
+    return OperandMoves(operand_planner, runs, assign_readers(requests, reach))

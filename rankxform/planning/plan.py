@@ -58,17 +58,17 @@ class Planner:
         dst: Strategy,
         selection: Selection,
         parts: Mapping[int, Part] = MappingProxyType({}),
-        own: frozenset[str] = frozenset(),
+        per_rank_tensors: frozenset[str] = frozenset(),
     ) -> None:
         """`parts` are the destination's files by id; a file that is none of them is a rank's.
 
-        `own` are source tensors of which the holders have values of their own, such as running
-        statistics: a destination rank gets all of them from one source rank.
+        `per_rank_tensors` are source tensors of which the holders have values of their own, such as
+        running statistics: a destination rank gets all of them from one source rank.
         """
         self.catalog, self.dst, self.selection, self.parts = catalog, dst, selection, parts
-        self.own = own
-        chosen = replicas_to_read(catalog.declared.values())
-        self._replicas = {p.src_name: chosen.get(p.name, 0) for p in catalog.parameters}
+        self.per_rank_tensors = per_rank_tensors
+        replicas_by_name = replicas_to_read(catalog.declared.values())
+        self._replicas = {p.src_name: replicas_by_name.get(p.name, 0) for p in catalog.parameters}
         self._parts: dict[int, Part] = {}
         self._stages: dict[int, dict[str, Layout]] = {}
         self._src_stages: dict[int, list[int]] = {}
@@ -84,11 +84,11 @@ class Planner:
 
     def with_parts(self, parts: Mapping[int, Part]) -> Planner:
         """Return the planner of the same conversion for other files."""
-        return Planner(self.catalog, self.dst, self.selection, parts, self.own)
+        return Planner(self.catalog, self.dst, self.selection, parts, self.per_rank_tensors)
 
-    def with_own(self, own: frozenset[str]) -> Planner:
+    def with_own(self, per_rank_tensors: frozenset[str]) -> Planner:
         """Return the planner of the same conversion where these source tensors are ranks' own."""
-        return Planner(self.catalog, self.dst, self.selection, self.parts, own)
+        return Planner(self.catalog, self.dst, self.selection, self.parts, per_rank_tensors)
 
     def part(self, file: int) -> Part:
         """Return whose slices a file holds, and of which parameters."""
@@ -110,7 +110,7 @@ class Planner:
         if key not in self._files:
             layouts = self.names_of(part.rank)
             if part.names is not None:
-                layouts = {name: one for name, one in layouts.items() if name in part.names}
+                layouts = {name: layout for name, layout in layouts.items() if name in part.names}
             self._files[key] = layouts
         return self._files[key]
 
@@ -157,10 +157,12 @@ class Planner:
     def equal_files(self, files: Iterable[int]) -> dict[int, list[int]]:
         """Return `files` by the first one that has the same boxes."""
         first: dict[object, int] = {}
-        found: dict[int, list[int]] = {}
+        files_by_first: dict[int, list[int]] = {}
         for file in files:
-            found.setdefault(first.setdefault(self.replica_key(file), file), []).append(file)
-        return found
+            files_by_first.setdefault(first.setdefault(self.replica_key(file), file), []).append(
+                file
+            )
+        return files_by_first
 
     def replica_key(self, file: int) -> tuple[int, int, tuple[Cell, ...], tuple[int, ...]]:
         """Return stage, names as a number, cells, and which ranks' own values a file gets: they are
@@ -168,22 +170,23 @@ class Planner:
         part, names = self.part(file), self.names(file)
         stage = self.dst.stage_of(part.rank)
         number = self._numbers.setdefault((stage, part.names), len(self._numbers))
-        own: tuple[int, ...] = ()
-        if self.own:
+        per_rank_files: tuple[int, ...] = ()
+        if self.per_rank_tensors:
             parameters = map(self.parameter, names)
-            own = tuple(self.congruent_file(p, file) for p in parameters if p.src_name in self.own)
+            per_rank = (p for p in parameters if p.src_name in self.per_rank_tensors)
+            per_rank_files = tuple(self.congruent_file(p, file) for p in per_rank)
         return (
             stage,
             number,
-            tuple(self.cell(one, file) for one in dict.fromkeys(names.values())),
-            own,
+            tuple(self.cell(layout, file) for layout in dict.fromkeys(names.values())),
+            per_rank_files,
         )
 
     def is_own(self, parameter: Parameter) -> bool:
         """Tell whether a destination rank gets a parameter from its congruent source rank."""
         if parameter.composed:
             return False
-        return not parameter.declared or parameter.src_name in self.own
+        return not parameter.declared or parameter.src_name in self.per_rank_tensors
 
     # -- which copies make them up --------------------------------------------------------------
 
@@ -194,10 +197,10 @@ class Planner:
             (cell,) = transfer.targets
             copies = tuple(
                 Copy(
-                    self.catalog.rank_of(transfer.readers[at]),
-                    transfer.parameter.grid.destination_box(at, box),
+                    self.catalog.rank_of(transfer.readers[src_cell]),
+                    transfer.parameter.grid.destination_box(src_cell, box),
                 )
-                for at, box in transfer.copies(cell)
+                for src_cell, box in transfer.copies(cell)
             )
             slices.append(Slice(transfer.parameter, transfer.grid.box(cell), copies))
         return RankPlan(file, tuple(slices))
@@ -212,12 +215,12 @@ class Planner:
         Among equal copies, one in a `visible` file is preferred (None: all files are visible).
         Raises CheckpointError where no source file holds what is needed.
         """
-        wanted = self.wanted([list(slice_ranges)])
-        shared = {id(pairs): pairs for pairs in wanted.values()}
+        pairs_by_tensor = self.wanted([list(slice_ranges)])
+        shared = {id(pairs): pairs for pairs in pairs_by_tensor.values()}
         ranks_of = {key: tuple(sorted(r for _, r in pairs)) for key, pairs in shared.items()}
         return [
             transfer
-            for (name, layout), pairs in wanted.items()
+            for (name, layout), pairs in pairs_by_tensor.items()
             for transfer in self.transfers_of(name, layout, ranks_of[id(pairs)], visible)
         ]
 
@@ -228,35 +231,39 @@ class Planner:
         parameter = self.parameter(name)
         grid = layout.grid(parameter.shape)
         return [
-            Transfer(parameter, grid, self._targets_of(layout, alike), readers)
-            for readers, alike in self._readers_and_ranks(parameter, layout, ranks, visible)
+            Transfer(parameter, grid, self._targets_of(layout, sharing_ranks), readers)
+            for readers, sharing_ranks in self._readers_and_ranks(parameter, layout, ranks, visible)
         ]
 
     def wanted(self, assignment: Sequence[Sequence[SliceRange]]) -> dict[tuple[str, Layout], Pairs]:
         """Return who wants a parameter in one destination layout, if process p writes
         ``assignment[p]``; in file order."""
-        alike: dict[tuple[int, int, int], list[tuple[int, int]]] = {}
+        pairs_by_content: dict[tuple[int, int, int], list[tuple[int, int]]] = {}
         for process, slice_ranges in enumerate(assignment):
-            for one in slice_ranges:
-                key = id(self.names(one.rank)), one.first, one.stop
-                alike.setdefault(key, []).append((process, one.rank))
-        found: dict[tuple[str, Layout], Pairs] = {}
-        for (_, first, stop), every in alike.items():
-            pairs = tuple(every)
+            for slice_range in slice_ranges:
+                key = id(self.names(slice_range.rank)), slice_range.first, slice_range.stop
+                pairs_by_content.setdefault(key, []).append((process, slice_range.rank))
+        pairs_by_tensor: dict[tuple[str, Layout], Pairs] = {}
+        for (_, first, stop), content_pairs in pairs_by_content.items():
+            pairs = tuple(content_pairs)
             for entry in list(self.names(pairs[0][1]).items())[first:stop]:
-                found[entry] = found[entry] + pairs if entry in found else pairs
-        ranks = sorted({one.rank for slice_ranges in assignment for one in slice_ranges})
+                pairs_by_tensor[entry] = (
+                    pairs_by_tensor[entry] + pairs if entry in pairs_by_tensor else pairs
+                )
+        ranks = sorted(
+            {slice_range.rank for slice_ranges in assignment for slice_range in slice_ranges}
+        )
         stages = {id(self.names(rank)): self.names(rank) for rank in ranks}
         order = dict.fromkeys(key for names in stages.values() for key in names.items())
-        return {key: found[key] for key in order if key in found}
+        return {key: pairs_by_tensor[key] for key in order if key in pairs_by_tensor}
 
     def receivers(self, layout: Layout, pairs: Pairs) -> Receivers:
         """Return by destination cell the processes that write it, each with its ranks."""
-        found: dict[Cell, dict[int, tuple[int, ...]]] = {}
+        receivers_by_cell: dict[Cell, dict[int, tuple[int, ...]]] = {}
         for process, rank in pairs:
-            by = found.setdefault(self.cell(layout, rank), {})
-            by[process] = (*by.get(process, ()), rank)
-        return IdentityDict(found)
+            ranks_by_process = receivers_by_cell.setdefault(self.cell(layout, rank), {})
+            ranks_by_process[process] = (*ranks_by_process.get(process, ()), rank)
+        return IdentityDict(receivers_by_cell)
 
     def groups_by_holders(
         self, parameter: Parameter, layout: Layout, pairs: Pairs
@@ -266,20 +273,22 @@ class Planner:
             yield parameter.sharding.files, pairs
             return
         ranks = tuple(rank for _, rank in pairs)
-        for readers, alike in self._readers_and_ranks(parameter, layout, ranks):
+        for readers, sharing_ranks in self._readers_and_ranks(parameter, layout, ranks):
             key = tuple(sorted(readers.items()))
-            held = self._held.setdefault(key, IdentityDict({cell: (file,) for cell, file in key}))
-            among = set(alike)
-            yield held, tuple(pair for pair in pairs if pair[1] in among)
+            files_by_cell = self._held.setdefault(
+                key, IdentityDict({cell: (file,) for cell, file in key})
+            )
+            among = set(sharing_ranks)
+            yield files_by_cell, tuple(pair for pair in pairs if pair[1] in among)
 
     def _targets_of(self, layout: Layout, ranks: tuple[int, ...]) -> Targets:
         key = layout, ranks
         if key not in self._targets:
-            found: Targets = IdentityDict()
+            ranks_by_cell: Targets = IdentityDict()
             for rank in ranks:
                 cell = self.cell(layout, rank)
-                found[cell] = (*found.get(cell, ()), rank)
-            self._targets[key] = found
+                ranks_by_cell[cell] = (*ranks_by_cell.get(cell, ()), rank)
+            self._targets[key] = ranks_by_cell
         return self._targets[key]
 
     def _readers_and_ranks(
@@ -289,24 +298,24 @@ class Planner:
         if not self.is_own(parameter):
             yield self._readers_of(parameter, layout, ranks, visible), ranks
             return
-        by: dict[int, list[int]] = {}
+        ranks_by_file: dict[int, list[int]] = {}
         for rank in ranks:
-            by.setdefault(self.congruent_file(parameter, rank), []).append(rank)
-        for file, alike in by.items():
-            yield {(0,) * len(parameter.shape): file}, tuple(alike)
+            ranks_by_file.setdefault(self.congruent_file(parameter, rank), []).append(rank)
+        for file, sharing_ranks in ranks_by_file.items():
+            yield {(0,) * len(parameter.shape): file}, tuple(sharing_ranks)
 
     def _cells(
         self, parameter: Parameter, layout: Layout, ranks: tuple[int, ...]
     ) -> Iterator[tuple[Cell, tuple[int, ...]]]:
         """Yield the source cells that `ranks` need, and the files that hold each."""
-        grid, held = layout.grid(parameter.shape), parameter.sharding.files
-        needed = (
+        grid, files_by_cell = layout.grid(parameter.shape), parameter.sharding.files
+        src_cells = (
             cell
             for dst_cell in self._targets_of(layout, ranks)
             for cell, _ in overlaps(parameter.grid, grid, dst_cell)
         )
-        for cell in dict.fromkeys(needed):
-            yield cell, held.get(cell) or self.raise_lost(parameter, cell)
+        for cell in dict.fromkeys(src_cells):
+            yield cell, files_by_cell.get(cell) or self.raise_lost(parameter, cell)
 
     def _readers_of(
         self,
@@ -320,9 +329,9 @@ class Planner:
         key = parameter.sharding, layout, ranks, replica, visible
         if key not in self._readers:
             readers = {}
-            for cell, found in self._cells(parameter, layout, ranks):
-                near = [file for file in found if visible and file in visible] or found
-                readers[cell] = near[replica % len(near)]
+            for cell, files in self._cells(parameter, layout, ranks):
+                candidates = [file for file in files if visible and file in visible] or files
+                readers[cell] = candidates[replica % len(candidates)]
             self._readers[key] = readers
         return self._readers[key]
 
@@ -333,8 +342,8 @@ class Planner:
     def raise_lost(self, parameter: Parameter, cell: Cell) -> NoReturn:
         """Raise CheckpointError for a slice that no file holds, and all others like it."""
         assert cell not in parameter.sharding.files
-        wanted = self.selection.sources(self.catalog)
-        raise losses_error(self.catalog, wanted, {})
+        src_parameters = self.selection.sources(self.catalog)
+        raise losses_error(self.catalog, src_parameters, {})
 
     def congruent_file(self, parameter: Parameter, file: int) -> int:
         """Return whose copy of ranks' own values a destination file gets, as MindSpore does.
@@ -349,38 +358,40 @@ class Planner:
         local = dst_rank % self.dst.stage_size % src.stage_size
         if parameter.sharding not in self._file_of:  # asked for each destination rank
             rank_of = self.catalog.rank_of
-            self._file_of[parameter.sharding] = {rank_of(one): one for one in parameter.holders}
+            self._file_of[parameter.sharding] = {rank_of(h): h for h in parameter.holders}
         file_of = self._file_of[parameter.sharding]
         for stage in stages:
             if src.ranks_in(stage)[local] in file_of:
                 return file_of[src.ranks_in(stage)[local]]
-        known = (file_of[r] for s in stages for r in src.ranks_in(s) if r in file_of)
-        return next(known, parameter.holders[0])
+        stage_files = (file_of[r] for s in stages for r in src.ranks_in(s) if r in file_of)
+        return next(stage_files, parameter.holders[0])
 
     # -- stages ---------------------------------------------------------------------------------
 
     def source_stages(self, dst_stage: int) -> list[int]:
         """Return the source stages that a destination stage draws on (`planning.stages`)."""
         if dst_stage not in self._src_stages:
-            found = source_stages(self.catalog, self.dst, self.selection, dst_stage)
-            self._src_stages[dst_stage] = found
+            stages = source_stages(self.catalog, self.dst, self.selection, dst_stage)
+            self._src_stages[dst_stage] = stages
         return self._src_stages[dst_stage]
 
     def _stage_layouts(self, stage: int) -> dict[str, Layout]:
         sharded: dict[str, Layout] = {}
-        rest: dict[str, Layout] = {}
+        replicated: dict[str, Layout] = {}
         names = self.catalog.names_in(self.source_stages(stage))
         if self.catalog.description.lists_files:  # what stores slices once has counters once too
             names = list(dict.fromkeys([*names, *self.selection.replicated]))
-        made = [made for one in names for made in self.selection.in_place_of(one)]
-        stated = [n for n, one in self.selection.replicated.items() if one.value is not None]
-        for name in dict.fromkeys([*made, *stated]):
-            whole = name in self.selection.replicated
-            if whole or name in self.selection.sharded:
+        dst_names = [
+            dst_name for src_name in names for dst_name in self.selection.in_place_of(src_name)
+        ]
+        constant_names = [n for n, p in self.selection.replicated.items() if p.value is not None]
+        for name in dict.fromkeys([*dst_names, *constant_names]):
+            is_replicated = name in self.selection.replicated
+            if is_replicated or name in self.selection.sharded:
                 layout = self._layout(name, stage)
                 if layout is not None:
-                    (rest if whole else sharded)[name] = layout
-        return {**sharded, **rest}
+                    (replicated if is_replicated else sharded)[name] = layout
+        return {**sharded, **replicated}
 
     def _layout(self, name: str, stage: int) -> Layout | None:
         layout = destination_layout(self.selection, self.dst, name, stage)

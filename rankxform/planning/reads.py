@@ -49,9 +49,7 @@ class ReadCounter:
         key = src, dst, tuple(cells), item
         if key not in self._cells:
             bounds = bounding_boxes(pair for cell in cells for pair in overlaps(src, dst, cell))
-            self._cells[key] = tuple(
-                self.of_box(src, src_cell, box, item) for src_cell, box in bounds.items()
-            )
+            self._cells[key] = tuple(self.of_box(src, c, box, item) for c, box in bounds.items())
         return self._cells[key]
 
     def of_transfers(

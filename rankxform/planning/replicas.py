@@ -26,8 +26,8 @@ def replicas_to_read(parameters: Iterable[Parameter]) -> dict[str, int]:
     replicas = {}
     for placement, placed in kinds.items():
         sizes = [content_bytes(p.src_dtype, p.shape) + 1 for p in placed]
-        total, before = sum(sizes), 0
+        total, bytes_before = sum(sizes), 0
         for p, nbytes in zip(placed, sizes):
-            replicas[p.name] = (2 * before + nbytes) * placement.copies // (2 * total)
-            before += nbytes
+            replicas[p.name] = (2 * bytes_before + nbytes) * placement.copies // (2 * total)
+            bytes_before += nbytes
     return replicas

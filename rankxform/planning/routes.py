@@ -22,11 +22,11 @@ Peers = dict[int, list[Piece]]
 class Routes:
     """Which pieces one process reads for itself, and exchanges with each other process.
 
-    own: read for itself. sends, recvs: sent by the process that reads them. forwards, forwarded:
-    sent by the process of the same node that received them from another node.
+    read_here: read for itself. sends, recvs: sent by the process that reads them. forwards,
+    forwarded: sent by the process of the same node that received them from another node.
     """
 
-    own: list[Piece] = field(default_factory=list)
+    read_here: list[Piece] = field(default_factory=list)
     sends: Peers = field(default_factory=dict)
     recvs: Peers = field(default_factory=dict)
     forwards: Peers = field(default_factory=dict)
@@ -35,33 +35,35 @@ class Routes:
     @property
     def read(self) -> list[Piece]:
         """What is read here, in part for others."""
-        return [*self.own, *(piece for some in self.sends.values() for piece in some)]
+        return [*self.read_here, *(piece for pieces in self.sends.values() for piece in pieces)]
 
     @property
     def in_messages(self) -> list[Piece]:
         """What messages from and to here hold, once for each message."""
-        every = (self.sends, self.recvs, self.forwards, self.forwarded)
-        return [piece for peers in every for some in peers.values() for piece in some]
+        all_peers = (self.sends, self.recvs, self.forwards, self.forwarded)
+        return [piece for peers in all_peers for pieces in peers.values() for piece in pieces]
 
     @cached_property
     def every(self) -> list[Piece]:
         """All that passes through this process."""
-        return [*dict.fromkeys([*self.own, *self.in_messages])]
+        return [*dict.fromkeys([*self.read_here, *self.in_messages])]
 
 
 def routes_of(exchange: Exchange) -> dict[int, Routes]:
     """Sort all pieces of an exchange by process."""
-    found: dict[int, Routes] = {}
+    routes_by_process: dict[int, Routes] = {}
     for piece, sender, receiver, first in hops_of(exchange):
         if sender == receiver:
-            found.setdefault(sender, Routes()).own.append(piece)
+            routes_by_process.setdefault(sender, Routes()).read_here.append(piece)
         elif first == receiver:
-            _route(found, sender, receiver).sends.setdefault(receiver, []).append(piece)
-            found[receiver].recvs.setdefault(sender, []).append(piece)
+            _route(routes_by_process, sender, receiver).sends.setdefault(receiver, []).append(piece)
+            routes_by_process[receiver].recvs.setdefault(sender, []).append(piece)
         else:
-            _route(found, first, receiver).forwards.setdefault(receiver, []).append(piece)
-            found[receiver].forwarded.setdefault(first, []).append(piece)
-    return found
+            _route(routes_by_process, first, receiver).forwards.setdefault(receiver, []).append(
+                piece
+            )
+            routes_by_process[receiver].forwarded.setdefault(first, []).append(piece)
+    return routes_by_process
 
 
 def hops_of(exchange: Exchange) -> Iterator[tuple[Piece, int, int, int]]:
@@ -72,37 +74,39 @@ def hops_of(exchange: Exchange) -> Iterator[tuple[Piece, int, int, int]]:
     the others, each in a hop of its own; it comes last.
     """
     src, dst, node = exchange.parameter.grid, exchange.grid, exchange.node
-    for turn, (cell, by) in enumerate(sorted(exchange.receivers.items()), exchange.forwarder):
-        for number, (at, _) in enumerate(overlaps(src, dst, cell), turn):
-            piece = at, cell
-            for sender, receivers in _by_sender_and_node(exchange, at, by):
+    for turn, (cell, ranks_by_process) in enumerate(
+        sorted(exchange.receivers.items()), exchange.forwarder
+    ):
+        for number, (src_cell, _) in enumerate(overlaps(src, dst, cell), turn):
+            piece = src_cell, cell
+            for sender, receivers in _by_sender_and_node(exchange, src_cell, ranks_by_process):
                 if sender in receivers:
                     yield piece, sender, sender, sender
-                others = [process for process in receivers if process != sender]
-                if others and node[others[0]] != node[sender]:
-                    first = others[number % len(others)]
-                    for other in others:
-                        if other != first:
-                            yield piece, sender, other, first
-                    others = [first]
-                for other in others:
-                    yield piece, sender, other, other
+                other_receivers = [process for process in receivers if process != sender]
+                if other_receivers and node[other_receivers[0]] != node[sender]:
+                    first = other_receivers[number % len(other_receivers)]
+                    for other_receiver in other_receivers:
+                        if other_receiver != first:
+                            yield piece, sender, other_receiver, first
+                    other_receivers = [first]
+                for other_receiver in other_receivers:
+                    yield piece, sender, other_receiver, other_receiver
 
 
-def _route(found: dict[int, Routes], sender: int, receiver: int) -> Routes:
-    found.setdefault(receiver, Routes())
-    return found.setdefault(sender, Routes())
+def _route(routes_by_process: dict[int, Routes], sender: int, receiver: int) -> Routes:
+    routes_by_process.setdefault(receiver, Routes())
+    return routes_by_process.setdefault(sender, Routes())
 
 
 def _by_sender_and_node(
-    exchange: Exchange, at: Cell, receivers: Collection[int]
+    exchange: Exchange, src_cell: Cell, receivers: Collection[int]
 ) -> Iterable[tuple[int, Sequence[int]]]:
     """Return (sender, processes of one node that get what they want of a source cell from it)."""
-    senders, node = exchange.senders[at], exchange.node
+    senders, node = exchange.senders[src_cell], exchange.node
     if len(receivers) == 1:
         (process,) = receivers
         return ((senders[process][0], (process,)),)
-    found: dict[tuple[int, int], list[int]] = {}
+    processes_by_sender: dict[tuple[int, int], list[int]] = {}
     for process in receivers:
-        found.setdefault((senders[process][0], node[process]), []).append(process)
-    return [(sender, processes) for (sender, _), processes in found.items()]
+        processes_by_sender.setdefault((senders[process][0], node[process]), []).append(process)
+    return [(sender, processes) for (sender, _), processes in processes_by_sender.items()]

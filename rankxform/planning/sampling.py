@@ -59,58 +59,62 @@ class Looked(NamedTuple):
     def name(self) -> str:
         return self.parameter.name
 
-    def samples(self, seen: Samples) -> Iterator[tuple[Cell, list[tuple[int, Sample]]]]:
+    def samples(self, digests_by_file: Samples) -> Iterator[tuple[Cell, list[tuple[int, Sample]]]]:
         """Yield what was seen of each box, by file."""
         for cell, files in self.files.items():
-            held = (
-                (file, seen[file].get(self.parameter.entry(cell, file)))
+            file_samples = (
+                (file, digests_by_file[file].get(self.parameter.entry(cell, file)))
                 for file in files
-                if file in seen
+                if file in digests_by_file
             )
-            yield cell, [(file, one) for file, one in held if one is not None]
+            yield cell, [(file, sample) for file, sample in file_samples if sample is not None]
 
 
 def to_look_at(
-    chosen: Sequence[Parameter], catalog: Catalog, files: Iterable[int]
+    parameters: Sequence[Parameter], catalog: Catalog, files: Iterable[int]
 ) -> tuple[Looked, ...]:
     """Return which tensors are looked at, and in which of `files`.
 
     Of every kind of sharding some, spread over the model. With many ranks only the first kinds are
     looked at in all files, and the others in two holders of two boxes each.
     """
-    every = frozenset(files)
-    if len(every) < 2:
+    all_files = frozenset(files)
+    if len(all_files) < 2:
         return ()
-    most = _most_of(len(every))
-    kinds = _kinds(chosen, catalog)
-    of_file = Counter(file for some in kinds for file in some[0].holders)
-    room, used = dict.fromkeys(every, most), Counter[int]()
+    sample_limit = _most_of(len(all_files))
+    kinds = _kinds(parameters, catalog)
+    of_file = Counter(file for kind in kinds for file in kind[0].holders)
+    room, sample_counts = dict.fromkeys(all_files, sample_limit), Counter[int]()
     for file, count in of_file.items():
-        if count > most:  # one sample is left for the kinds that not every file is asked about
-            room[file] = most - 1
-    owned = _may_be_own(chosen, catalog)
-    found = []
+        if (
+            count > sample_limit
+        ):  # one sample is left for the kinds that not every file is asked about
+            room[file] = sample_limit - 1
+    owned = _may_be_own(parameters, catalog)
+    sampled_tensors = []
     for number, parameter in _in_turn(kinds):
-        held = {
-            cell: kept
-            for cell, some in parameter.sharding.files.items()
-            if (kept := tuple(file for file in some if file in every))
+        files_by_cell = {
+            cell: readable_files
+            for cell, cell_files in parameter.sharding.files.items()
+            if (readable_files := tuple(file for file in cell_files if file in all_files))
         }
-        asked = {file for some in held.values() for file in some}
-        if any(used[file] >= room[file] for file in asked):
-            held = _few(held, used, most, number)
-            asked = {file for some in held.values() for file in some}
-        if len(asked) > 1:
-            used.update(asked)
-            found.append(Looked(parameter, held, number, parameter.name not in owned))
-    found += _tied(chosen, catalog, every, len(kinds), owned)
-    return tuple(found)
+        sampled_files = {file for cell_files in files_by_cell.values() for file in cell_files}
+        if any(sample_counts[file] >= room[file] for file in sampled_files):
+            files_by_cell = _few(files_by_cell, sample_counts, sample_limit, number)
+            sampled_files = {file for cell_files in files_by_cell.values() for file in cell_files}
+        if len(sampled_files) > 1:
+            sample_counts.update(sampled_files)
+            sampled_tensors.append(
+                Looked(parameter, files_by_cell, number, parameter.name not in owned)
+            )
+    sampled_tensors += _tied(parameters, catalog, all_files, len(kinds), owned)
+    return tuple(sampled_tensors)
 
 
 def _tied(
-    chosen: Sequence[Parameter],
+    parameters: Sequence[Parameter],
     catalog: Catalog,
-    every: Collection[int],
+    all_files: Collection[int],
     kind: int,
     owned: Collection[str],
 ) -> Iterator[Looked]:
@@ -130,53 +134,63 @@ def _tied(
     for stage, groups in enumerate(catalog.groups):
         for name in {name for group in groups for name in group.schema.names}:
             stages.setdefault(name, []).append(stage)
-    for one in chosen:
-        there = stages.get(one.name, ())
-        large = content_bytes(one.src_dtype, one.shape) >= _LEAST_SAMPLE
-        if len(there) < 2 or not one.declared or not large or not one.is_weight:
+    for parameter in parameters:
+        holding_stages = stages.get(parameter.name, ())
+        large = content_bytes(parameter.src_dtype, parameter.shape) >= _LEAST_SAMPLE
+        if (
+            len(holding_stages) < 2
+            or not parameter.declared
+            or not large
+            or not parameter.is_weight
+        ):
             continue
-        own = strategy.stages_of[one.name][0]
-        held: dict[Cell, list[int]] = {}
-        for stage in there:
-            listed = stage in strategy.stages_of[one.name]
+        declared_stage = strategy.stages_of[parameter.name][0]
+        files_by_cell: dict[Cell, list[int]] = {}
+        for stage in holding_stages:
+            listed = stage in strategy.stages_of[parameter.name]
             try:
                 layout = effective_layout(
-                    strategy, one.name, stage if listed else own, len(one.shape)
-                ).fold(one.shape, slices=False)
-                if layout.grid(one.shape) != one.grid:
+                    strategy,
+                    parameter.name,
+                    stage if listed else declared_stage,
+                    len(parameter.shape),
+                ).fold(parameter.shape, slices=False)
+                if layout.grid(parameter.shape) != parameter.grid:
                     continue
             except RequestError:  # shapes that it does not divide
                 continue
             first = strategy.ranks_in(stage).start
             for group in catalog.groups[stage]:
-                at = group.schema.position.get(one.name)
-                for file, rank in zip(group.files, group.ranks) if at is not None else ():
+                position = group.schema.position.get(parameter.name)
+                for file, rank in zip(group.files, group.ranks) if position is not None else ():
                     cell = layout.cell(rank - first)
-                    alike = one.grid.box(cell).shape == group.schema.shapes[at or 0]
-                    if alike and file in every:
-                        held.setdefault(cell, []).append(file)
-        cells = {cell: tuple(sorted(some)) for cell, some in held.items()}
-        yield Looked(one, cells, kind, weighty=one.name not in owned)
+                    has_same_shape = (
+                        parameter.grid.box(cell).shape == group.schema.shapes[position or 0]
+                    )
+                    if has_same_shape and file in all_files:
+                        files_by_cell.setdefault(cell, []).append(file)
+        cells = {cell: tuple(sorted(cell_files)) for cell, cell_files in files_by_cell.items()}
+        yield Looked(parameter, cells, kind, weighty=parameter.name not in owned)
 
 
-def _kinds(chosen: Sequence[Parameter], catalog: Catalog) -> list[list[Parameter]]:
+def _kinds(parameters: Sequence[Parameter], catalog: Catalog) -> list[list[Parameter]]:
     """Return the tensors that several files hold by how they lie in them, the most telling first.
 
     Weights apart from optimizer states.
     """
-    found: dict[object, list[Parameter]] = {}
-    for one in chosen:
-        large = content_bytes(one.src_dtype, one.shape) >= _LEAST_SAMPLE
-        if one.declared and large and len(one.holders) > 1 and not catalog.is_whole:
-            key = id(one.sharding.files), one.state is not None
-            found.setdefault(key, []).append(one)
+    kinds_by_key: dict[object, list[Parameter]] = {}
+    for parameter in parameters:
+        large = content_bytes(parameter.src_dtype, parameter.shape) >= _LEAST_SAMPLE
+        if parameter.declared and large and len(parameter.holders) > 1 and not catalog.is_whole:
+            key = id(parameter.sharding.files), parameter.state is not None
+            kinds_by_key.setdefault(key, []).append(parameter)
 
     def telling(kind: list[Parameter]) -> tuple[bool, bool, bool]:
         files = kind[0].sharding.files
-        replicated = any(len(some) > 1 for some in files.values())
+        replicated = any(len(cell_files) > 1 for cell_files in files.values())
         return kind[0].state is not None, not replicated, len(files) < 2
 
-    return sorted(found.values(), key=telling)
+    return sorted(kinds_by_key.values(), key=telling)
 
 
 def _in_turn(kinds: Sequence[Sequence[Parameter]]) -> Iterator[tuple[int, Parameter]]:
@@ -184,9 +198,9 @@ def _in_turn(kinds: Sequence[Sequence[Parameter]]) -> Iterator[tuple[int, Parame
     those between."""
     places = [_spread(len(kind)) for kind in kinds]
     for turn in range(_OF_KIND):
-        for number, (kind, some) in enumerate(zip(kinds, places)):
-            if turn < len(some):
-                yield number, kind[some[turn]]
+        for number, (kind, positions) in enumerate(zip(kinds, places)):
+            if turn < len(positions):
+                yield number, kind[positions[turn]]
 
 
 def _spread(count: int) -> list[int]:
@@ -199,33 +213,37 @@ def _spread(count: int) -> list[int]:
 
 
 def _few(
-    held: Mapping[Cell, tuple[int, ...]], used: Counter[int], most: int, turn: int
+    files_by_cell: Mapping[Cell, tuple[int, ...]],
+    sample_counts: Counter[int],
+    sample_limit: int,
+    turn: int,
 ) -> dict[Cell, tuple[int, ...]]:
     """Return a few holders of a few boxes, of those files of which not enough was looked at."""
-    cells = list(held)
+    cells = list(files_by_cell)
     first = turn * _CELLS % len(cells)
-    found: dict[Cell, tuple[int, ...]] = {}
+    sampled_by_cell: dict[Cell, tuple[int, ...]] = {}
     for cell in (*cells[first:], *cells[:first]):
-        free = tuple(file for file in held[cell] if used[file] < most)[:_HOLDERS]
+        free = tuple(file for file in files_by_cell[cell] if sample_counts[file] < sample_limit)[
+            :_HOLDERS
+        ]
         if free:
-            found[cell] = free
-        if len(found) == _CELLS:
+            sampled_by_cell[cell] = free
+        if len(sampled_by_cell) == _CELLS:
             break
-    return found
+    return sampled_by_cell
 
 
-def _may_be_own(chosen: Sequence[Parameter], catalog: Catalog) -> set[str]:
+def _may_be_own(parameters: Sequence[Parameter], catalog: Catalog) -> set[str]:
     """Return the names of tensors of which each rank may have values of its own.
 
     Running statistics and counters of experts' load are small, and no optimizer has states of them.
     Where no states are there at all, a bias cannot be told from them.
     """
-    with_states = {one.base_name for one in catalog.declared.values() if one.state is not None}
+    with_states = {p.base_name for p in catalog.declared.values() if p.state is not None}
     return {
-        one.name
-        for one in chosen
-        if one.base_name not in with_states
-        and (len(one.shape) < 2 or (with_states and is_small(one)))
+        p.name
+        for p in parameters
+        if p.base_name not in with_states and (len(p.shape) < 2 or (with_states and is_small(p)))
     }
 
 
@@ -234,14 +252,14 @@ def _most_of(files: int) -> int:
     return min(_MOST_OF_FILE, max(_OF_FILE, _READS // max(1, files)))
 
 
-def entries_of(looked: Iterable[Looked]) -> dict[int, list[str]]:
+def entries_of(tensors: Iterable[Looked]) -> dict[int, list[str]]:
     """Return what is read: by file the entries that are looked at."""
-    found: dict[int, dict[str, None]] = {}
-    for one in looked:
-        for cell, files in one.files.items():
+    entries_by_file: dict[int, dict[str, None]] = {}
+    for tensor in tensors:
+        for cell, files in tensor.files.items():
             for file in files:
-                found.setdefault(file, {})[one.parameter.entry(cell, file)] = None
-    return {file: list(names) for file, names in found.items()}
+                entries_by_file.setdefault(file, {})[tensor.parameter.entry(cell, file)] = None
+    return {file: list(names) for file, names in entries_by_file.items()}
 
 
 def to_know_again(
@@ -253,18 +271,22 @@ def to_know_again(
     every kind one.
     """
     count = max(1, len(indexes))
-    least = max(_OF_FILE, min(_MOST_KNOWN, _FEW_KNOWN // count))
-    each = min(_MOST_KNOWN, _ALL_KNOWN // count)
+    lower_limit = max(_OF_FILE, min(_MOST_KNOWN, _FEW_KNOWN // count))
+    upper_limit = min(_MOST_KNOWN, _ALL_KNOWN // count)
     kinds: dict[Schema, list[str]] = {}
-    found = {}
+    entries_by_file = {}
     for file, index in indexes.items():
-        schema, own = index.schema, entries.get(file, ())
-        most = max(least, len(own), min(each, index.size // _BYTES_KNOWN))
-        if len(schema.names) > most and schema not in kinds:
+        schema, file_entries = index.schema, entries.get(file, ())
+        entry_limit = max(
+            lower_limit, len(file_entries), min(upper_limit, index.size // _BYTES_KNOWN)
+        )
+        if len(schema.names) > entry_limit and schema not in kinds:
             kinds[schema] = _one_of_each(schema)
-        others = kinds[schema] if len(schema.names) > most else schema.names
-        found[file] = [*islice(dict.fromkeys([*own, *others]), most)]
-    return found
+        other_entries = kinds[schema] if len(schema.names) > entry_limit else schema.names
+        entries_by_file[file] = [
+            *islice(dict.fromkeys([*file_entries, *other_entries]), entry_limit)
+        ]
+    return entries_by_file
 
 
 def _one_of_each(schema: Schema) -> list[str]:
@@ -273,7 +295,7 @@ def _one_of_each(schema: Schema) -> list[str]:
     for name, nbytes in zip(schema.names, map(content_bytes, schema.dtypes, schema.shapes)):
         if nbytes >= _LEAST_SAMPLE:
             kinds.setdefault(pattern_of(name), []).append(name)
-    return [some[len(some) // 2] for some in kinds.values()]
+    return [names[len(names) // 2] for names in kinds.values()]
 
 
 _MATRIX = 2
@@ -300,7 +322,7 @@ def may_repeat(name: str, axes: int, *, is_weight: bool = True) -> bool:
 class Contradiction(NamedTuple):
     """Two files that should hold the same of a tensor, and do not."""
 
-    looked: Looked
+    tensor: Looked
     cell: Cell
     files: tuple[int, int]
 
@@ -322,43 +344,51 @@ class Agreement:
         """Whether half contradict, or all of a file or of a kind, of which there are several."""
         if self.doubted or (self.differing and 2 * len(self.differing) >= len(self.compared)):
             return True
-        kinds = Counter(one.kind for one in self.compared)
-        wrong = Counter(one.looked.kind for one in self.differing)
+        kinds = Counter(tensor.kind for tensor in self.compared)
+        wrong = Counter(contradiction.tensor.kind for contradiction in self.differing)
         return any(count == kinds[kind] > 1 for kind, count in wrong.items())
 
 
-def replicas_agree(looked: Iterable[Looked], seen: Samples) -> Agreement:
+def replicas_agree(tensors: Iterable[Looked], digests_by_file: Samples) -> Agreement:
     """Compare what files hold of the same boxes."""
     compared, differing = list[Looked](), list[Contradiction]()
-    asked, wrong = Counter[int](), Counter[int]()
-    for one in looked:
+    comparison_counts, wrong = Counter[int](), Counter[int]()
+    for tensor in tensors:
         first: Contradiction | None = None
         telling = False
-        for cell, held in one.samples(seen):
-            digests = Counter(sample.digest for _, sample in held)
-            if len(held) < 2 or (len(digests) == 1 and held[0][1].constant):
+        for cell, file_samples in tensor.samples(digests_by_file):
+            digests = Counter(sample.digest for _, sample in file_samples)
+            if len(file_samples) < 2 or (len(digests) == 1 and file_samples[0][1].constant):
                 continue
             telling = True
-            asked.update(file for file, _ in held)
+            comparison_counts.update(file for file, _ in file_samples)
             if len(digests) == 1:
                 continue
-            (digest, most), (_, second) = digests.most_common(2)
-            minority = [file for file, own in held if own.digest != digest or most == second]
+            (digest, majority_count), (_, second) = digests.most_common(2)
+            minority = [
+                f for f, s in file_samples if s.digest != digest or majority_count == second
+            ]
             wrong.update(minority)
             if first is None:
-                other = next(file for file, own in held if own.digest == digest)
-                last = next(file for file, own in held if own.digest != digest)
-                first = Contradiction(one, cell, (min(other, last), max(other, last)))
+                majority_file = next(f for f, s in file_samples if s.digest == digest)
+                minority_file = next(f for f, s in file_samples if s.digest != digest)
+                first = Contradiction(
+                    tensor,
+                    cell,
+                    (min(majority_file, minority_file), max(majority_file, minority_file)),
+                )
         if telling:
-            compared.append(one)
+            compared.append(tensor)
         if first is not None:
             differing.append(first)
-    doubted = tuple(sorted(file for file, count in wrong.items() if count == asked[file] > 1))
+    doubted = tuple(
+        sorted(file for file, count in wrong.items() if count == comparison_counts[file] > 1)
+    )
     return Agreement(compared, differing, doubted)
 
 
 def same_where_different(
-    looked: Iterable[Looked], seen: Samples
+    tensors: Iterable[Looked], digests_by_file: Samples
 ) -> tuple[list[Looked], list[Looked], list[tuple[int, int]], list[str]]:
     """Compare what files hold of different boxes.
 
@@ -367,42 +397,50 @@ def same_where_different(
     different boxes; and the tensors that were compared.
     """
     equal, copied, compared = list[Looked](), list[Looked](), list[str]()
-    alike = Counter[tuple[int, int]]()
+    counts_by_pair = Counter[tuple[int, int]]()
     boxes: list[dict[int, tuple[Cell, bytes]]] = []
-    for one in looked:
-        of: dict[int, tuple[Cell, bytes]] = {
+    for tensor in tensors:
+        contents_by_file: dict[int, tuple[Cell, bytes]] = {
             file: (cell, sample.digest)
-            for cell, held in one.samples(seen)
-            for file, sample in held
+            for cell, file_samples in tensor.samples(digests_by_file)
+            for file, sample in file_samples
             if not sample.constant
         }
-        cells = {cell for cell, _ in of.values()}
+        cells = {cell for cell, _ in contents_by_file.values()}
         if len(cells) < 2:
             continue
-        compared.append(one.name)
+        compared.append(tensor.name)
         by_digest: dict[bytes, list[int]] = {}
-        for file, (_, digest) in of.items():
+        for file, (_, digest) in contents_by_file.items():
             by_digest.setdefault(digest, []).append(file)
         if len(by_digest) == 1:
-            equal.append(one)
+            equal.append(tensor)
             continue
-        if all(len({of[file][0] for file in some}) > 1 for some in by_digest.values()):
-            copied.append(one)  # along an axis, as heads are, and experts that are made of one
+        if all(len({contents_by_file[file][0] for file in f}) > 1 for f in by_digest.values()):
+            copied.append(tensor)  # along an axis, as heads are, and experts that are made of one
             continue
-        boxes.append(of)
-        for some in by_digest.values():
-            first = some[0]
-            alike.update((first, file) for file in some[1:] if of[file][0] != of[first][0])
+        boxes.append(contents_by_file)
+        for files in by_digest.values():
+            first = files[0]
+            counts_by_pair.update(
+                (first, file)
+                for file in files[1:]
+                if contents_by_file[file][0] != contents_by_file[first][0]
+            )
     pairs = [
         pair
-        for pair, count in alike.items()
-        if count == sum(_are_apart(of, *pair) for of in boxes) > 1
+        for pair, count in counts_by_pair.items()
+        if count == sum(_are_apart(contents_by_file, *pair) for contents_by_file in boxes) > 1
     ]
     return equal, copied, sorted(pairs), compared
 
 
-def _are_apart(of: Mapping[int, tuple[Cell, bytes]], a: int, b: int) -> bool:
-    return a in of and b in of and of[a][0] != of[b][0]
+def _are_apart(contents_by_file: Mapping[int, tuple[Cell, bytes]], a: int, b: int) -> bool:
+    return (
+        a in contents_by_file
+        and b in contents_by_file
+        and contents_by_file[a][0] != contents_by_file[b][0]
+    )
 
 
 def _is_derived(catalog: Catalog) -> bool:
@@ -410,49 +448,52 @@ def _is_derived(catalog: Catalog) -> bool:
     return catalog.strategy is not None and catalog.strategy.derived
 
 
-def check_boxes_differ(catalog: Catalog, looked: Sequence[Looked], seen: Samples) -> Evidence:
+def check_boxes_differ(
+    catalog: Catalog, tensors: Sequence[Looked], digests_by_file: Samples
+) -> Evidence:
     """Refuse files that hold the same bytes of whatever they should hold different boxes of.
 
     All of them, or two, or files that hold one tensor which nobody repeats. Experts that were made
     of one, and heads of keys and values, are a notice; the latter not where rankxform derived the
     strategy, which may have taken replicas for slices. Raises CheckpointError.
     """
-    equal, copied, pairs, compared = same_where_different(looked, seen)
+    equal, copied, pairs, compared = same_where_different(tensors, digests_by_file)
     if compared and len(equal) == len(compared):
         raise _all_equal(catalog, equal)
     if pairs:
         a, b = pairs[0]
-        more = f", and so for {len(pairs) - 1} more" if pairs[1:] else ""
+        suffix = f", and so for {len(pairs) - 1} more" if pairs[1:] else ""
         raise CheckpointError(
             f"{catalog.paths[a]} and {catalog.paths[b]}: hold the same bytes of all that was "
-            f"looked at, and by {catalog.label} they hold different slices{more}",
+            f"looked at, and by {catalog.label} they hold different slices{suffix}",
             "copy the files again: one is a copy of the other",
             "give the strategy that this checkpoint was saved with",
             _ALLOW_EQUAL,
         )
-    others = [
-        one.name
-        for one in (*equal, *copied)
-        if not may_repeat(one.name, len(one.parameter.shape), is_weight=one.parameter.is_weight)
-        or (_is_derived(catalog) and not _EXPERTS.search(one.name) and one.parameter.is_weight)
+    refused_names = [
+        t.name
+        for t in (*equal, *copied)
+        if not may_repeat(t.name, len(t.parameter.shape), is_weight=t.parameter.is_weight)
+        or (_is_derived(catalog) and not _EXPERTS.search(t.name) and t.parameter.is_weight)
     ]
-    if others:
+    if refused_names:
         raise CheckpointError(
-            f"{catalog.label} shards {summarize_names(others, 2)}, and files hold the same bytes "
+            f"{catalog.label} shards {summarize_names(refused_names, 2)}, and files hold the same "
+            "bytes "
             "of different slices",
             "give the strategy that this checkpoint was saved with",
             _ALLOW_EQUAL,
         )
-    names = summarize_names([one.name for one in equal], 2)
-    what = f"{names}: every rank holds the same bytes, though {catalog.label} shards "
-    notices = (what + ("them" if equal[1:] else "it"),) if equal else ()
+    names = summarize_names([tensor.name for tensor in equal], 2)
+    message = f"{names}: every rank holds the same bytes, though {catalog.label} shards "
+    notices = (message + ("them" if equal[1:] else "it"),) if equal else ()
     return Evidence(notices=notices, samples=len(compared), sampled=frozenset(compared))
 
 
 def _all_equal(catalog: Catalog, equal: Sequence[Looked]) -> CheckpointError:
-    parameter = min((one.parameter for one in equal), key=lambda one: one.name)
+    parameter = min((tensor.parameter for tensor in equal), key=lambda candidate: candidate.name)
     box = first_box(parameter)
-    counts = " x ".join(str(n // own if own else 1) for n, own in zip(parameter.shape, box.shape))
+    counts = " x ".join(str(n // s if s else 1) for n, s in zip(parameter.shape, box.shape))
     return CheckpointError(
         f"{catalog.label} shards {parameter.name!r} into {counts} slices of {list(box.shape)}, but "
         "every rank holds the same bytes",
@@ -466,50 +507,56 @@ def _all_equal(catalog: Catalog, equal: Sequence[Looked]) -> CheckpointError:
 def first_box(parameter: Parameter) -> Box:
     """Return the region that the first holder of a parameter has."""
     files, first = parameter.sharding.files, parameter.holders[0]
-    cell = next(cell for cell, some in files.items() if first in some)
+    cell = next(cell for cell, cell_files in files.items() if first in cell_files)
     return parameter.grid.box(cell)
 
 
 def check_replicas_agree(
-    catalog: Catalog, looked: Sequence[Looked], accepted: Sequence[str], seen: Samples
+    catalog: Catalog, tensors: Sequence[Looked], accepted: Sequence[str], digests_by_file: Samples
 ) -> Evidence:
     """Refuse a checkpoint most of whose replicas differ, or all of one file or kind.
 
     A few that differ are a warning, and so are the `accepted` ones, whatever they are. Values that
     may be ranks' own are none. Raises CheckpointError.
     """
-    found = replicas_agree((one for one in looked if one.weighty), seen)
-    others = replicas_agree((one for one in looked if not one.weighty), seen)
-    compared = [one.name for one in (*found.compared, *others.compared)]
-    if not found.compared and _all_differ(others):
-        found, others = others, Agreement()
-    refused = [one for one in found.differing if one.looked.name not in accepted]
-    if (found.is_refuted or _is_derived(catalog)) and refused:
+    agreement = replicas_agree((tensor for tensor in tensors if tensor.weighty), digests_by_file)
+    per_rank_agreement = replicas_agree(
+        (tensor for tensor in tensors if not tensor.weighty), digests_by_file
+    )
+    compared = [tensor.name for tensor in (*agreement.compared, *per_rank_agreement.compared)]
+    if not agreement.compared and _all_differ(per_rank_agreement):
+        agreement, per_rank_agreement = per_rank_agreement, Agreement()
+    refused = [c for c in agreement.differing if c.tensor.name not in accepted]
+    if (agreement.is_refuted or _is_derived(catalog)) and refused:
         raise CheckpointError(
-            _in_words(catalog, found),
+            _in_words(catalog, agreement),
             "give the strategy that this checkpoint was saved with",
             "copy its files again",
             "--accept contradictions converts it as it is",
-            details=_observed(catalog, found, seen),
+            details=_observed(catalog, agreement, digests_by_file),
         )
-    warnings = (_in_words(catalog, found),) if found.differing else ()
+    warnings = (_in_words(catalog, agreement),) if agreement.differing else ()
     return Evidence(warnings=warnings, samples=len(compared), sampled=frozenset(compared))
 
 
-def _all_differ(found: Agreement) -> bool:
-    patterns = {pattern_of(one.looked.name) for one in found.differing}
-    return len(found.differing) == len(found.compared) and len(patterns) > 1
+def _all_differ(agreement: Agreement) -> bool:
+    patterns = {pattern_of(contradiction.tensor.name) for contradiction in agreement.differing}
+    return len(agreement.differing) == len(agreement.compared) and len(patterns) > 1
 
 
-def _in_words(catalog: Catalog, found: Agreement) -> str:
-    shown = found.differing[:_SHOWN]
+def _in_words(catalog: Catalog, agreement: Agreement) -> str:
+    shown = agreement.differing[:_SHOWN]
     texts = [
-        f"{_who(catalog, one.files)} hold replicas of {one.looked.name!r} by {catalog.label}, "
+        f"{_who(catalog, contradiction.files)} hold replicas of {contradiction.tensor.name!r} by "
+        f"{catalog.label}, "
         "and hold different bytes"
-        for one in shown[:1]
+        for contradiction in shown[:1]
     ]
-    texts += [f"and so {_who(catalog, one.files)} of {one.looked.name!r}" for one in shown[1:]]
-    count = f"{len(found.differing)} of {len(found.compared)} tensors compared contradict"
+    texts += [
+        f"and so {_who(catalog, contradiction.files)} of {contradiction.tensor.name!r}"
+        for contradiction in shown[1:]
+    ]
+    count = f"{len(agreement.differing)} of {len(agreement.compared)} tensors compared contradict"
     return f"{', '.join(texts)} ({count})"
 
 
@@ -519,17 +566,19 @@ def _who(catalog: Catalog, files: Sequence[int]) -> str:
     return "ranks " + " and ".join(str(catalog.rank_of(file)) for file in files)
 
 
-def _observed(catalog: Catalog, found: Agreement, seen: Samples) -> str:
+def _observed(catalog: Catalog, agreement: Agreement, digests_by_file: Samples) -> str:
     """Say which ranks do hold the same of the first tensor that contradicts."""
-    if len(found.doubted) == 1:
-        return f"{catalog.paths[found.doubted[0]]} differs from every other holder, in all samples"
-    one = found.differing[0].looked
+    if len(agreement.doubted) == 1:
+        return (
+            f"{catalog.paths[agreement.doubted[0]]} differs from every other holder, in all samples"
+        )
+    tensor = agreement.differing[0].tensor
     groups: dict[bytes, list[int]] = {}
-    for _, held in one.samples(seen):
-        for file, sample in held:
+    for _, file_samples in tensor.samples(digests_by_file):
+        for file, sample in file_samples:
             groups.setdefault(sample.digest, []).append(catalog.rank_of(file))
-    alike = [sorted(some) for some in groups.values() if len(some) > 1]
-    if not alike:
-        return f"no two files hold the same of {one.name!r}"
-    shown = " and ".join(f"({format_ranges(some)})" for some in sorted(alike)[:_SHOWN])
-    return f"of {one.name!r} the same bytes are on ranks {shown}"
+    rank_groups = [sorted(ranks) for ranks in groups.values() if len(ranks) > 1]
+    if not rank_groups:
+        return f"no two files hold the same of {tensor.name!r}"
+    shown = " and ".join(f"({format_ranges(ranks)})" for ranks in sorted(rank_groups)[:_SHOWN])
+    return f"of {tensor.name!r} the same bytes are on ranks {shown}"

@@ -31,7 +31,7 @@ ERROR, DROP, REPLICATE = UNMATCHED = ("error", "drop", "replicate")
 class LeftOut:
     """Parameters that are not written, and why."""
 
-    why: str
+    reason: str
     names: tuple[str, ...]
     nbytes: int
     # Of states: name -> family, such as "adam_m.*".
@@ -40,7 +40,7 @@ class LeftOut:
     @property
     def facts(self) -> dict[str, object]:
         """Why, patterns of the names, and bytes, for JSON."""
-        return {"why": self.why, "names": patterns(self.names), "nbytes": self.nbytes}
+        return {"why": self.reason, "names": patterns(self.names), "nbytes": self.nbytes}
 
 
 @dataclass(frozen=True)
@@ -91,14 +91,14 @@ def select(
     unmatched: str = ERROR,
     ranks: Iterable[int] = (),
     tensors: Sequence[Tensor] | None = None,
-    apart: Collection[str] = (),
+    non_followers: Collection[str] = (),
 ) -> Selection:
     """Decide for every parameter of the source what becomes of it.
 
     `ranks` are the destination ranks to make (default: all); what is lost for others is no error.
     `derivation` tells what becomes of each; `tensors` is that, if it is known already. `unmatched`
     says what happens to one that only one strategy lists: "error"; "drop"; or "replicate", which
-    takes the side that does not list it to hold it whole on every rank. `apart`: see
+    takes the side that does not list it to hold it whole on every rank. `non_followers`: see
     `with_followers`. Raises RequestError for unmatched names, UsageError where nothing is left to
     convert.
     """
@@ -107,47 +107,48 @@ def select(
     replicated: dict[str, Parameter] = {}
     reasons: dict[str, list[Parameter]] = {}
     make = TensorMaker(catalog)
-    every = tensors_of(catalog, derivation) if tensors is None else tensors
-    for tensor in every:
+    all_tensors = tensors_of(catalog, derivation) if tensors is None else tensors
+    for tensor in all_tensors:
         parameter = make.parameter(tensor)
         if tensor.dropped:
             reasons.setdefault(tensor.dropped, []).append(parameter)
             continue
-        name, there = parameter.name, parameter.name in dst and not isinstance(dst, WholeStrategy)
-        declared = parameter.declared and parameter.src_name not in apart
-        here = declared and not catalog.is_whole and not _is_in_no_strategy(parameter)
+        name, is_in_dst = (
+            parameter.name,
+            parameter.name in dst and not isinstance(dst, WholeStrategy),
+        )
+        declared = parameter.declared and parameter.src_name not in non_followers
+        is_in_src = declared and not catalog.is_whole and not _is_in_no_strategy(parameter)
         if parameter.value is not None:  # no strategy speaks of what no file holds
             replicated[name] = parameter
         elif name in dst and declared:
             sharded[name] = parameter
         elif declared and parameter.base_name in dst:
             reasons.setdefault(_STATE, []).append(parameter)
-        elif not here and not there:
+        elif not is_in_src and not is_in_dst:
             replicated[name] = parameter
         elif unmatched == REPLICATE:
-            (sharded if there else replicated)[name] = parameter
+            (sharded if is_in_dst else replicated)[name] = parameter
         else:
             reasons.setdefault(_UNMATCHED, []).append(parameter)
     if not any(p.state for p in (*sharded.values(), *replicated.values())):
         replicated = {name: p for name, p in replicated.items() if p.value is None}
-    left_out = tuple(
-        _left_out(reason, some) for reason, some in sorted(reasons.items(), key=_order)
-    )
-    chosen = [*sharded.values(), *replicated.values()]
+    left_out = tuple(_left_out(r, p) for r, p in sorted(reasons.items(), key=_order))
+    parameters = [*sharded.values(), *replicated.values()]
     if derivation.renames:
         missing = set(dst.stages_of) - set(sharded) - set(replicated)
     else:
-        stated = catalog.strategy.stages_of if catalog.strategy is not None else ()
-        missing = {*map(derivation.name_of, stated), *dst.stages_of}
+        declared_names = catalog.strategy.stages_of if catalog.strategy is not None else ()
+        missing = {*map(derivation.name_of, declared_names), *dst.stages_of}
         missing -= {derivation.name_of(parameter.name) for parameter in catalog.parameters}
-    found = Selection(
-        sharded, replicated, left_out, tuple(sorted(missing)), by_source(chosen),
+    selection = Selection(
+        sharded, replicated, left_out, tuple(sorted(missing)), by_source(parameters),
         derivation.renames, derivation.name_of,
     )  # fmt: skip
     refused = reasons.get(_UNMATCHED, []) if unmatched == ERROR else []
-    _check(found, catalog, dst, refused, _lost(catalog, dst, ranks, derivation), derivation)
-    _check_names(dst, every)
-    return found
+    _check(selection, catalog, dst, refused, _lost(catalog, dst, ranks, derivation), derivation)
+    _check_names(dst, all_tensors)
+    return selection
 
 
 def _check_names(dst: Strategy, tensors: Sequence[Tensor]) -> None:
@@ -157,17 +158,21 @@ def _check_names(dst: Strategy, tensors: Sequence[Tensor]) -> None:
     """
     if not dst.stages_of or isinstance(dst, WholeStrategy):
         return
-    own = {one.name for one in tensors if one.is_weight}
+    weight_names = {tensor.name for tensor in tensors if tensor.is_weight}
     listed = {name for name in dst.stages_of if dst.states.of(name) is None}
-    both = own & listed
-    any_known = any(one.name in dst or one.base_name in dst for one in tensors)
-    if any_known and (2 * len(both) >= len(own) or 2 * len(both) >= len(listed)):
+    common_names = weight_names & listed
+    any_known = any(tensor.name in dst or tensor.base_name in dst for tensor in tensors)
+    if any_known and (
+        2 * len(common_names) >= len(weight_names) or 2 * len(common_names) >= len(listed)
+    ):
         return
-    some = f"{len(both)} of the {len(own)}" if both else "none of the"
-    unknown = next((one.name for one in tensors if one.name not in dst), tensors[0].name)
+    count_text = (
+        f"{len(common_names)} of the {len(weight_names)}" if common_names else "none of the"
+    )
+    unknown = next((tensor.name for tensor in tensors if tensor.name not in dst), tensors[0].name)
     raise RequestError(
-        f"{dst.label} lists {some} tensors, and not {unknown}; it lists "
-        f"{summarize_names(sorted(listed - own) or list(dst.stages_of), 1)}",
+        f"{dst.label} lists {count_text} tensors, and not {unknown}; it lists "
+        f"{summarize_names(sorted(listed - weight_names) or list(dst.stages_of), 1)}",
         "translate the names (--map, --rename)",
         "give this network's strategy",
     )
@@ -190,33 +195,33 @@ def with_followers(
     if derivation.renames or isinstance(dst, WholeStrategy):
         return dst, frozenset()
     follows = {p.name: p.follows for p in catalog.parameters if p.follows is not None}
-    apart = frozenset(name for name in follows if derivation.name_of(name) in dst)
-    more = {
+    non_followers = frozenset(name for name in follows if derivation.name_of(name) in dst)
+    bases_by_state = {
         derivation.name_of(name): derivation.name_of(base)
         for name, base in follows.items()
-        if name not in apart
+        if name not in non_followers
     }
-    return (with_states(dst, more) if more else dst), apart
+    return (with_states(dst, bases_by_state) if bases_by_state else dst), non_followers
 
 
 def _check(
-    found: Selection,
+    selection: Selection,
     catalog: Catalog,
     dst: Strategy,
     refused: list[Parameter],
-    lost: Mapping[str, tuple[int, ...]],
+    ranks_by_name: Mapping[str, tuple[int, ...]],
     derivation: Derivation,
 ) -> None:
     """Refuse a selection that cannot be meant: of unmatched names, with losses, or of nothing."""
-    if refused and not found.sharded:
+    if refused and not selection.sharded:
         raise _foreign_error(refused, catalog, dst)
-    if lost:
-        raise losses_error(catalog, found.sources(catalog), lost)
+    if ranks_by_name:
+        raise losses_error(catalog, selection.sources(catalog), ranks_by_name)
     if refused:
         raise _unmatched_error(refused, catalog, dst, derivation)
     if not catalog.parameters:
         raise CheckpointError("holds no tensor", where=_first(catalog.paths))
-    if not found.parameters:
+    if not selection.parameters:
         raise UsageError("no parameter is left to convert", "check --include and --exclude")
     if not catalog.declared:
         raise RequestError(
@@ -226,8 +231,10 @@ def _check(
 
 
 def _order(reason: tuple[str, list[Parameter]]) -> int:
-    known = (_STATE, _UNMATCHED)
-    return known.index(reason[0]) if reason[0] in known else len(known)
+    ordered_reasons = (_STATE, _UNMATCHED)
+    return (
+        ordered_reasons.index(reason[0]) if reason[0] in ordered_reasons else len(ordered_reasons)
+    )
 
 
 def destination_layout(selection: Selection, dst: Strategy, name: str, stage: int) -> Layout | None:
@@ -244,38 +251,39 @@ def _lost(
     catalog: Catalog, dst: Strategy, ranks: Iterable[int], derivation: Derivation
 ) -> dict[str, tuple[int, ...]]:
     """Return the names that `ranks` (none: all) should get and that no file holds."""
-    made = {dst.stage_of(rank) for rank in ranks} or set(range(len(dst.stages)))
+    dst_stages = {dst.stage_of(rank) for rank in ranks} or set(range(len(dst.stages)))
     return {
         name: missing
         for name, missing in catalog.unreachable.items()
         if not derivation.drops(name)
         and (derivation.renames or (new := derivation.name_of(name)) in dst)
-        and (derivation.renames or made.intersection(dst.stages_of.get(new, made)))
+        and (derivation.renames or dst_stages.intersection(dst.stages_of.get(new, dst_stages)))
     }
 
 
 def _left_out(reason: str, parameters: list[Parameter]) -> LeftOut:
     nbytes = sum(content_bytes(p.src_dtype, p.shape) for p in parameters)
     states = {p.name: p.state for p in parameters if p.state is not None}
-    families = {name: one.family for name, one in states.items() if one.parameter != name}
+    families = {name: state.family for name, state in states.items() if state.parameter != name}
     return LeftOut(reason, tuple(p.name for p in parameters), nbytes, families)
 
 
 def _foreign_error(refused: Sequence[Parameter], catalog: Catalog, dst: Strategy) -> RequestError:
     """Return that no parameter is in both strategies, and which of them lists none."""
-    names = summarize_names([one.name for one in refused], 3)
-    by_source = sum(one.declared for one in refused)
+    names = summarize_names([parameter.name for parameter in refused], 3)
+    by_source = sum(parameter.declared for parameter in refused)
     if 0 < by_source < len(refused):
-        what = f"{catalog.label} and {dst.label} share none of the checkpoint's parameters"
-        return RequestError(f"{what}, such as {names}; one of them is another network's")
-    own, other, side = (
+        message = f"{catalog.label} and {dst.label} share none of the checkpoint's parameters"
+        return RequestError(f"{message}, such as {names}; one of them is another network's")
+    listing_side, foreign_side, side = (
         (catalog, dst, "--dst-strategy") if by_source else (dst, catalog, "--src-strategy")
     )
     return RequestError(
-        f"{other.label} lists none of the checkpoint's parameters, and {own.label} lists them",
+        f"{foreign_side.label} lists none of the checkpoint's parameters, and {listing_side.label} "
+        "lists them",
         f"{side} of this network, which has {names}",
         "translate the names (--map, --rename)",
-        details=f"{other.label} is another network's, or calls its parameters otherwise",
+        details=f"{foreign_side.label} is another network's, or calls its parameters otherwise",
     )
 
 

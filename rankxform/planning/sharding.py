@@ -42,14 +42,14 @@ class Placement:
 
     files: by cell, ids of files, ascending. suffixes: by (cell, file) what stands behind the
     tensor's name in that file's table of contents, where anything does. lacking: by cell that no
-    file holds the ranks whose files should. own: whether each holder may have a value of its own,
-    as of a counter; otherwise they agree.
+    file holds the ranks whose files should. is_per_rank: whether each holder may have a value of
+    its own, as of a counter; otherwise they agree.
     """
 
     files: Targets
     suffixes: Mapping[tuple[Cell, int], str] = field(default_factory=dict)
     lacking: Mapping[Cell, tuple[int, ...]] = field(default_factory=dict)
-    own: bool = False
+    is_per_rank: bool = False
 
     @cached_property
     def holders(self) -> tuple[int, ...]:

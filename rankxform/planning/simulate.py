@@ -78,9 +78,11 @@ class MethodUse:
     def which(self) -> str:
         """The names in short; those of states only where their parameters are not among them."""
         states = find_states(dict.fromkeys(self.names))
-        own = [name for name in self.names if states.of(name) is None]
-        text = summarize_names(own or self.names, 2)
-        return f"{text}, and states" if own and len(own) < len(self.names) else text
+        weight_names = [name for name in self.names if states.of(name) is None]
+        text = summarize_names(weight_names or self.names, 2)
+        return (
+            f"{text}, and states" if weight_names and len(weight_names) < len(self.names) else text
+        )
 
 
 @dataclass(frozen=True)
@@ -132,24 +134,28 @@ def simulate(
     `first`: what is moved into memory before.
     """
     workloads = [Workload() for _ in assignment]
-    used: dict[str, dict[str, int]] = {
+    bytes_by_method: dict[str, dict[str, int]] = {
         name: {} for name in (WHOLE, RANGES, SIEVING, method.name, TWO_PHASE)
     }
     crossing: dict[tuple[int, int], int] = {}
     counter = ReadCounter(method)
     moved = OperandMoves(planner, assignment, exchanges)
     for moves in (moved,) if first is None else (first, moved):
-        _add_exchanges(moves.exchanges, workloads, crossing, used[TWO_PHASE], counter)
+        _add_exchanges(moves.exchanges, workloads, crossing, bytes_by_method[TWO_PHASE], counter)
         exchanged = Exchanged(moves.exchanges)
         local: list[tuple[int, str, str, int]] = []
         for movement in movements(moves.planner, moves.assignment):
             if moves is moved:
                 _add_written(movement, workloads)
-            for names, own in _local(movement, exchanged):
-                by_method = _add_local(movement, own, len(names), workloads, counter)
-                local += [(*name, way, n) for way, n in by_method.items() for name in names]
-        for _, name, way, nbytes in sorted(local):
-            _add(used[way], name, nbytes)
+            for names, cells_by_process in _local(movement, exchanged):
+                by_method = _add_local(movement, cells_by_process, len(names), workloads, counter)
+                local += [
+                    (*name, method_name, n)
+                    for method_name, n in by_method.items()
+                    for name in names
+                ]
+        for _, name, method_name, nbytes in sorted(local):
+            _add(bytes_by_method[method_name], name, nbytes)
     leaving = [0] * len(reach.files)
     arriving = [0] * len(reach.files)
     for (src, dst), nbytes in crossing.items():
@@ -160,7 +166,7 @@ def simulate(
         tuple(workload.seconds(costs) for workload in workloads),
         tuple(max(a, b) / costs.network for a, b in zip(leaving, arriving)),
         tuple(NodeTraffic(*nodes, crossing[nodes]) for nodes in sorted(crossing)),
-        tuple(MethodUse(m, sum(by.values()), tuple(by)) for m, by in used.items() if by),
+        tuple(MethodUse(m, sum(n.values()), tuple(n)) for m, n in bytes_by_method.items() if n),
         costs,
     )
 
@@ -173,31 +179,33 @@ def _local(
     movement: Movement, exchanged: Exchanged
 ) -> Iterator[tuple[list[tuple[int, str]], Cells]]:
     """Yield (place and name of tensors, what each process makes of each by itself)."""
-    alike: dict[tuple[int, ...], tuple[list[tuple[int, str]], Parameter]] = {}
+    groups_by_receivers: dict[tuple[int, ...], tuple[list[tuple[int, str]], Parameter]] = {}
     for place, parameter in movement.parameters:
-        made = tuple(map(id, exchanged.receivers(parameter, movement.grid)))
-        alike.setdefault(made, ([], parameter))[0].append((place, parameter.name))
-    for names, first in alike.values():
-        own: Cells = {}
-        for cell, by in movement.receivers.items():
-            for process, ranks in by.items():
+        receiver_ids = tuple(map(id, exchanged.receivers(parameter, movement.grid)))
+        groups_by_receivers.setdefault(receiver_ids, ([], parameter))[0].append(
+            (place, parameter.name)
+        )
+    for names, first in groups_by_receivers.values():
+        cells_by_process: Cells = {}
+        for cell, ranks_by_process in movement.receivers.items():
+            for process, ranks in ranks_by_process.items():
                 if not exchanged.covers(first, movement.grid, cell, process, ranks[0]):
-                    own.setdefault(process, []).append(cell)
-        yield names, own
+                    cells_by_process.setdefault(process, []).append(cell)
+        yield names, cells_by_process
 
 
 def _add_written(movement: Movement, workloads: Sequence[Workload]) -> None:
     number, item = len(movement.parameters), item_size(movement.first.dtype)
-    for cell, by in movement.receivers.items():
+    for cell, ranks_by_process in movement.receivers.items():
         nbytes = movement.grid.box(cell).size * item * number
-        for process, ranks in by.items():
+        for process, ranks in ranks_by_process.items():
             workloads[process].written += nbytes * len(ranks)
             workloads[process].slices += number * len(ranks)
 
 
 def _add_local(
     movement: Movement,
-    own: Cells,
+    cells_by_process: Cells,
     number: int,
     workloads: Sequence[Workload],
     counter: ReadCounter,
@@ -205,7 +213,7 @@ def _add_local(
     """Add what processes read for themselves of so many tensors; return the bytes of each by
     method."""
     by_method: dict[str, int] = {}
-    for process, cells in own.items():
+    for process, cells in cells_by_process.items():
         for read in counter.of_cells(movement.src, movement.grid, cells, movement.item):
             workloads[process].read += read.nbytes * number
             workloads[process].reads += read.reads * number
@@ -226,9 +234,9 @@ def _add_exchanges(
     for exchange in exchanges:
         parameter = exchange.parameter
         key = parameter.grid, exchange.grid, item_size(parameter.src_dtype)
-        before = by_name.get(parameter.name, 0)
+        previous_bytes = by_name.get(parameter.name, 0)
         nbytes = _add_exchange(exchange, sizes.setdefault(key, {}), workloads, crossing, counter)
-        by_name[parameter.name] = before + nbytes
+        by_name[parameter.name] = previous_bytes + nbytes
 
 
 def _add_exchange(
@@ -247,7 +255,7 @@ def _add_exchange(
     for piece, sender, receiver, first in hops_of(exchange):
         if piece not in sizes:
             copies = overlaps(grid, exchange.grid, piece[1])
-            sizes.update(((at, piece[1]), box.size * item) for at, box in copies)
+            sizes.update(((src_cell, piece[1]), box.size * item) for src_cell, box in copies)
         if first != receiver:
             _add(passed_on, (first, receiver), sizes[piece])
             continue
@@ -255,11 +263,11 @@ def _add_exchange(
         if sender != receiver:
             _add(sent, (sender, receiver), sizes[piece])
     total = 0
-    for (process, at), cells in read.items():
-        one = counter.of_part(grid, at, exchange.grid, tuple(cells), item)
-        workloads[process].read += one.nbytes
-        workloads[process].reads += one.reads
-        total += one.nbytes
+    for (process, src_cell), cells in read.items():
+        read_count = counter.of_part(grid, src_cell, exchange.grid, tuple(cells), item)
+        workloads[process].read += read_count.nbytes
+        workloads[process].reads += read_count.reads
+        total += read_count.nbytes
     for (sender, receiver), nbytes in sent.items():
         source, target = workloads[sender], workloads[receiver]
         source.messages += max(1, -(-nbytes // _MESSAGE))
@@ -286,6 +294,5 @@ def spread_of(workloads: Sequence[Workload]) -> dict[str, tuple[int, float, int]
     """Return for every number of a workload the least, the mean and the largest."""
     columns = zip(*(astuple(workload) for workload in workloads))
     return {
-        one.name: (min(column), sum(column) / len(workloads), max(column))
-        for one, column in zip(fields(Workload), columns)
+        f.name: (min(c), sum(c) / len(workloads), max(c)) for f, c in zip(fields(Workload), columns)
     }

@@ -40,15 +40,15 @@ def source_stages(
         return [0]
     if selection.composed:
         return list(range(len(catalog.strategy.stages)))
-    needed = needed_stages(catalog.strategy, dst, dst_stage, selection.name_of)
-    names = set(catalog.names_in(needed))
+    loaded_stages = needed_stages(catalog.strategy, dst, dst_stage, selection.name_of)
+    names = set(catalog.names_in(loaded_stages))
     sole_holders = {
         catalog.stage_of(parameter.holders[0])
         for name, parameter in selection.sharded.items()
         if not parameter.declared and parameter.src_name not in names
         and dst_stage in dst.stages_of.get(name, ())
     }  # fmt: skip
-    return [*needed, *sorted(sole_holders.difference(needed))]
+    return [*loaded_stages, *sorted(sole_holders.difference(loaded_stages))]
 
 
 def check_ranks(ranks: Iterable[int], dst: Strategy) -> tuple[int, ...]:

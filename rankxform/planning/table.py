@@ -37,14 +37,14 @@ def catalog_of(
     description: Description,
     schemas: Mapping[int, Schema],
     paths: Mapping[int, str],
-    wanted: Iterable[int],
+    needed_files: Iterable[int],
     searched: str = "",
 ) -> Catalog:
     """Return the catalog of a source whose files hold `schemas`, by id.
 
-    Files of ranks beyond the strategy's must have been left out by the caller; `wanted` are the
-    ids of files that were looked for, found or not. Raises CheckpointError where types or shapes
-    differ between ranks that should agree, or where boxes do not tile their tensor.
+    Files of ranks beyond the strategy's must have been left out by the caller; `needed_files` are
+    the ids of files that were looked for, found or not. Raises CheckpointError where types or
+    shapes differ between ranks that should agree, or where boxes do not tile their tensor.
     """
     if description.boxes:
         with without_collection():
@@ -52,7 +52,7 @@ def catalog_of(
     strategy = description.strategy
     if strategy is None:  # an id stands for a rank that holds what it holds whole
         strategy = WholeStrategy(stage_size=max(schemas, default=0) + 1)
-    return _Ranks(description, strategy, schemas, paths, searched).catalog(frozenset(wanted))
+    return _Ranks(description, strategy, schemas, paths, searched).catalog(frozenset(needed_files))
 
 
 def facts_of(catalog: Catalog) -> Iterator[Fact]:
@@ -60,26 +60,28 @@ def facts_of(catalog: Catalog) -> Iterator[Fact]:
     strategy = catalog.strategy
     if any(fact.kind == BYTES for fact in catalog.description.facts):
         listed = {name for names in catalog.description.listed.values() for name in names}
-        every = (one for one in catalog.parameters if one.name in listed)
-        total = sum(content_bytes(one.dtype, one.shape) for one in every)
+        listed_parameters = (p for p in catalog.parameters if p.name in listed)
+        total = sum(content_bytes(p.dtype, p.shape) for p in listed_parameters)
         yield Fact(BYTES, TENSORS, total, HEADER, "the files' headers")
     for name, shape in strategy.shapes.items() if strategy is not None else ():
-        one = catalog.declared.get(name)
-        if one is not None and one.holders:
-            slices = f"its slices, as in {catalog.paths[one.holders[0]]}"
+        parameter = catalog.declared.get(name)
+        if parameter is not None and parameter.holders:
+            slices = f"its slices, as in {catalog.paths[parameter.holders[0]]}"
             yield Fact(SHAPE, name, shape, STRATEGY, catalog.label)
-            yield Fact(SHAPE, name, one.shape, HEADER, slices)
-            yield Fact(TYPE, name, one.dtype, HEADER, slices)
+            yield Fact(SHAPE, name, parameter.shape, HEADER, slices)
+            yield Fact(TYPE, name, parameter.dtype, HEADER, slices)
     if not catalog.is_whole and strategy is not None:
         yield from _alike(catalog)
-    for name, one in catalog.declared.items() if not catalog.is_whole else ():
-        base = catalog.declared.get(strategy.states.base_name(name) if strategy else name, one)
-        if len(base.shape) != len(one.shape) or one.shape == (1,):
+    for name, parameter in catalog.declared.items() if not catalog.is_whole else ():
+        base = catalog.declared.get(
+            strategy.states.base_name(name) if strategy else name, parameter
+        )
+        if len(base.shape) != len(parameter.shape) or parameter.shape == (1,):
             continue  # of an optimizer that keeps sums of rows and columns
-        if base.shape != one.shape and base.holders and one.holders:
+        if base.shape != parameter.shape and base.holders and parameter.holders:
             slices = f"its slices and {catalog.label}"
             yield Fact(SHAPE, base.name, base.shape, HEADER, slices)
-            yield Fact(SHAPE, base.name, one.shape, HEADER, f"those of its state {name!r}")
+            yield Fact(SHAPE, base.name, parameter.shape, HEADER, f"those of its state {name!r}")
 
 
 def _alike(catalog: Catalog) -> Iterator[Fact]:
@@ -89,22 +91,33 @@ def _alike(catalog: Catalog) -> Iterator[Fact]:
     make one full shape in most layers and another in a few, these are rather sharded otherwise than
     the strategy says.
     """
-    alike: dict[tuple[str, Shape], dict[Shape, list[str]]] = {}
-    for name, one in catalog.declared.items():
-        if not one.holders or one.state is not None or 0 in one.shape or not one.shape:
+    shapes_by_kind: dict[tuple[str, Shape], dict[Shape, list[str]]] = {}
+    for name, parameter in catalog.declared.items():
+        if (
+            not parameter.holders
+            or parameter.state is not None
+            or 0 in parameter.shape
+            or not parameter.shape
+        ):
             continue
-        local = one.grid.box((0,) * len(one.shape)).shape if isinstance(one.grid, Grid) else ()
-        of_kind = alike.setdefault((pattern_of(name), local), {})
-        of_kind.setdefault(one.shape, []).append(name)
+        local = (
+            parameter.grid.box((0,) * len(parameter.shape)).shape
+            if isinstance(parameter.grid, Grid)
+            else ()
+        )
+        of_kind = shapes_by_kind.setdefault((pattern_of(name), local), {})
+        of_kind.setdefault(parameter.shape, []).append(name)
         weight = catalog.declared.get(name.removesuffix("bias") + "weight")
-        if name.endswith(".bias") and weight and weight.holders and len(one.shape) == 1:
+        if name.endswith(".bias") and weight and weight.holders and len(parameter.shape) == 1:
             yield Fact(OUTPUTS, weight.name, weight.shape, HEADER, catalog.label)
-            yield Fact(OUTPUTS, weight.name, one.shape, HEADER, "its bias")
-    for (kind, _), shapes in alike.items():
-        usual, *others = sorted(shapes, key=lambda shape: -len(shapes[shape]))
-        if others and len(shapes[usual]) > _MOST_LAYERS * sum(map(len, shapes.values())):
+            yield Fact(OUTPUTS, weight.name, parameter.shape, HEADER, "its bias")
+    for (kind, _), shapes in shapes_by_kind.items():
+        usual, *other_shapes = sorted(shapes, key=lambda shape: -len(shapes[shape]))
+        if other_shapes and len(shapes[usual]) > _MOST_LAYERS * sum(map(len, shapes.values())):
             yield Fact(LAYERS, kind, usual, HEADER, catalog.label)
-            yield Fact(LAYERS, kind, others[0], HEADER, f"those of {shapes[others[0]][0]!r}")
+            yield Fact(
+                LAYERS, kind, other_shapes[0], HEADER, f"those of {shapes[other_shapes[0]][0]!r}"
+            )
 
 
 def written_out(strategy: Strategy, schemas: Iterable[Schema], *, states: bool = False) -> Strategy:
@@ -130,19 +143,22 @@ def effective_layout(strategy: Strategy, name: str, stage: int, ndim: int) -> La
     """
     layout = strategy.layout(name, stage, ndim)
     base = strategy.stages[stage].get(strategy.states.base_name(name), layout)
-    same = (base.device_matrix, base.tensor_map) == (layout.device_matrix, layout.tensor_map)
-    if base.split_rows and not layout.split_rows and same:
+    is_same_layout = (base.device_matrix, base.tensor_map) == (
+        layout.device_matrix,
+        layout.tensor_map,
+    )
+    if base.split_rows and not layout.split_rows and is_same_layout:
         return replace(layout, split_rows=base.split_rows, split_offsets=base.split_offsets)
     return layout
 
 
 def with_uneven_states(strategy: Strategy) -> Strategy:
     """Return a strategy whose optimizer states have the uneven rows of their parameters."""
-    if not any(layout.split_rows for some in strategy.stages for layout in some.values()):
+    if not any(layout.split_rows for layouts in strategy.stages for layout in layouts.values()):
         return strategy
     stages = []
-    for stage, some in enumerate(strategy.stages):
-        axes = {name: len(one.tensor_map) for name, one in some.items()}
+    for stage, layouts in enumerate(strategy.stages):
+        axes = {name: len(layout.tensor_map) for name, layout in layouts.items()}
         stages.append({n: effective_layout(strategy, n, stage, ndim) for n, ndim in axes.items()})
     return replace(strategy, stages=tuple(stages))
 
@@ -158,23 +174,29 @@ def _of_boxes(
 ) -> Catalog:
     """Return the catalog of a checkpoint whose boxes are stated one by one."""
     declared: dict[str, Parameter] = {}
-    known: dict[object, tuple[Grid | BoxTiling, Placement]] = {}
+    tilings_by_key: dict[object, tuple[Grid | BoxTiling, Placement]] = {}
     shardings: dict[tuple[int, int], Sharding] = {}
     for name, boxes in description.boxes.items():
         dtype, shape = description.declared[name]
-        for one in boxes:
-            if one.file in schemas:
-                _check_entry(name, one, dtype, schemas[one.file], paths[one.file])
+        for declared_box in boxes:
+            if declared_box.file in schemas:
+                _check_entry(
+                    name, declared_box, dtype, schemas[declared_box.file], paths[declared_box.file]
+                )
         key = shape, boxes
-        if key not in known:
-            known[key] = _tiled(name, shape, boxes, schemas, description.source)
-        tiling, placement = known[key]
+        if key not in tilings_by_key:
+            tilings_by_key[key] = _tiled(name, shape, boxes, schemas, description.source)
+        tiling, placement = tilings_by_key[key]
         sharding = shardings.setdefault((id(tiling), id(placement)), Sharding(tiling, placement))
         declared[name] = Parameter(name, dtype, sharding, name, dtype)
-    entries = {one.file: set[str]() for boxes in description.boxes.values() for one in boxes}
+    entries = {
+        declared_box.file: set[str]()
+        for boxes in description.boxes.values()
+        for declared_box in boxes
+    }
     for name, boxes in description.boxes.items():
-        for one in boxes:
-            entries[one.file].add(name + one.suffix)
+        for declared_box in boxes:
+            entries[declared_box.file].add(name + declared_box.suffix)
     holders: dict[str, list[int]] = {}
     for file, schema in schemas.items():
         for name in schema.names:
@@ -192,38 +214,40 @@ def with_related(catalog: Catalog) -> Catalog:
     """
     listed = catalog.strategy.stages_of if catalog.strategy is not None else ()
     shapes: dict[str, Shape | None] = dict.fromkeys(listed)
-    shapes |= {name: one.shape for name, one in catalog.declared.items()}
+    shapes |= {name: parameter.shape for name, parameter in catalog.declared.items()}
     is_known = catalog.is_whole or catalog.strategy is None
-    for name, one in catalog.undeclared.items():
-        shapes[name] = one.shape if is_known else None
+    for name, parameter in catalog.undeclared.items():
+        shapes[name] = parameter.shape if is_known else None
     states = find_states(shapes)
     if not states.related and not states.counters:
         return replace(catalog, states=states)
     declared, undeclared = (
         {
-            name: replace(one, related=states.related.get(name), is_weight=states.is_weight(name))
-            if name in states.related or name in states.counters
-            else one
-            for name, one in parameters.items()
+            n: replace(p, related=states.related.get(n), is_weight=states.is_weight(n))
+            if n in states.related or n in states.counters
+            else p
+            for n, p in parameters.items()
         }
         for parameters in (catalog.declared, catalog.undeclared)
     )
     return replace(catalog, states=states, declared=declared, undeclared=undeclared)
 
 
-def _check_entry(name: str, one: StatedBox, dtype: str, schema: Schema, path: str) -> None:
+def _check_entry(name: str, declared_box: StatedBox, dtype: str, schema: Schema, path: str) -> None:
     """Refuse a header that contradicts what is stated of an entry. Raises CheckpointError."""
-    at = schema.position.get(name + one.suffix)
-    if at is None:
+    position = schema.position.get(name + declared_box.suffix)
+    if position is None:
         raise CheckpointError(
-            f"does not hold {name + one.suffix!r}, which is stated to be box {one.box} of {name!r}",
+            f"does not hold {name + declared_box.suffix!r}, which is stated to be box "
+            f"{declared_box.box} of {name!r}",
             "copy the file again",
             where=path,
         )
-    if (schema.dtypes[at], schema.shapes[at]) != (dtype, one.box.shape):
+    if (schema.dtypes[position], schema.shapes[position]) != (dtype, declared_box.box.shape):
         raise CheckpointError(
-            f"{name + one.suffix!r} is {schema.dtypes[at]} {list(schema.shapes[at])}, "
-            f"and {dtype} {list(one.box.shape)} is stated; the files are not of one "
+            f"{name + declared_box.suffix!r} is {schema.dtypes[position]} "
+            f"{list(schema.shapes[position])}, "
+            f"and {dtype} {list(declared_box.box.shape)} is stated; the files are not of one "
             "checkpoint",
             where=path,
         )
@@ -237,24 +261,26 @@ def _tiled(
     source: str,
 ) -> tuple[Grid | BoxTiling, Placement]:
     try:
-        tiling, cells = build_tiling(shape, [one.box for one in boxes])
+        tiling, cells = build_tiling(shape, [declared_box.box for declared_box in boxes])
     except ValueError as error:
         raise CheckpointError(f"{name}: {error}", "copy it again", where=source) from error
     files: dict[Cell, dict[int, None]] = {}
     suffixes: dict[tuple[Cell, int], str] = {}
-    for one, cell in zip(boxes, cells):
+    for declared_box, cell in zip(boxes, cells):
         if cell or not shape:
-            held = files.setdefault(cell, {})
-            if one.file in schemas:
-                held[one.file] = None
-                suffixes[cell, one.file] = one.suffix
-    found = IdentityDict({cell: tuple(sorted(held)) for cell, held in files.items() if held})
+            cell_files = files.setdefault(cell, {})
+            if declared_box.file in schemas:
+                cell_files[declared_box.file] = None
+                suffixes[cell, declared_box.file] = declared_box.suffix
+    files_by_cell = IdentityDict(
+        {cell: tuple(sorted(cell_files)) for cell, cell_files in files.items() if cell_files}
+    )
     lacking = {
-        cell: tuple(sorted({one.file for one, at in zip(boxes, cells) if at == cell}))
-        for cell, held in files.items()
-        if not held
+        cell: tuple(sorted({b.file for b, c in zip(boxes, cells) if c == cell}))
+        for cell, cell_files in files.items()
+        if not cell_files
     }
-    return tiling, Placement(found, suffixes if any(suffixes.values()) else {}, lacking)
+    return tiling, Placement(files_by_cell, suffixes if any(suffixes.values()) else {}, lacking)
 
 
 def _undeclared(
@@ -264,7 +290,7 @@ def _undeclared(
     dtype = _one_dtype(name, groups, paths)
     shape = _slice_shape(name, groups[0])
     cell = (0,) * len(shape)
-    placement = Placement(IdentityDict({cell: tuple(sorted(files))}), own=True)
+    placement = Placement(IdentityDict({cell: tuple(sorted(files))}), is_per_rank=True)
     sharding = Sharding(whole_layout(len(shape)).grid(shape), placement, declared=False)
     return Parameter(name, dtype, sharding, name, dtype)
 
@@ -291,67 +317,66 @@ class _Ranks:
         self._shardings: dict[object, Sharding] = {}
         self._placements: dict[object, Placement] = {}
 
-    def catalog(self, wanted: frozenset[int]) -> Catalog:
+    def catalog(self, needed_files: frozenset[int]) -> Catalog:
         strategy, groups = self._strategy, self._groups()
         lists_files = self._description.lists_files
-        found: dict[str, list[tuple[int, FileGroup]]] = {}
-        for stage, some in enumerate(groups):
-            for group in some:
+        groups_by_name: dict[str, list[tuple[int, FileGroup]]] = {}
+        for stage, stage_groups in enumerate(groups):
+            for group in stage_groups:
                 for name in group.schema.names:
-                    found.setdefault(name, []).append((stage, group))
-        for stage, some in enumerate(groups):
-            for group in some:
+                    groups_by_name.setdefault(name, []).append((stage, group))
+        for stage, stage_groups in enumerate(groups):
+            for group in stage_groups:
                 self._check_stage(stage, group)
         declared: dict[str, Parameter] = {}
         undeclared: dict[str, Parameter] = {}
-        for name, places in found.items():
+        for name, places in groups_by_name.items():
             listing = next((s for s, _ in places if _lists(strategy, name, s)), None)
             if listing is None and name in strategy:
                 continue  # a copy outside the stages that list it, such as a tied embedding
             # Where files say themselves what they hold, all stages that list a tensor serve it.
-            here = [group for s, group in places if listing in (None, s) or lists_files]
-            dtype = _one_dtype(name, here, self._paths)
+            serving_groups = [group for s, group in places if listing in (None, s) or lists_files]
+            dtype = _one_dtype(name, serving_groups, self._paths)
             if listing is None:
-                sharding = self._undeclared(name, here)
+                sharding = self._undeclared(name, serving_groups)
             else:
-                sharding = self._declared(name, listing, here)
+                sharding = self._declared(name, listing, serving_groups)
             to = undeclared if listing is None else declared
             follows = self._follows.get(name)
             to[name] = Parameter(name, dtype, sharding, name, dtype, follows=follows)
         states = strategy.states
-        saved = {states.kind(name) for name in found}
+        saved = {states.kind(name) for name in groups_by_name}
         absent = [
             name
             for name in strategy.stages_of
             if name not in declared and (states.kind(name) != NEVER_SAVED or NEVER_SAVED in saved)
         ]
-        missing = {self._ranks.get(file, file) for file in wanted - frozenset(self._schemas)}
-        lost = _unreachable(strategy, absent, frozenset(missing))
+        missing = {self._ranks.get(file, file) for file in needed_files - frozenset(self._schemas)}
+        ranks_by_name = _unreachable(strategy, absent, frozenset(missing))
         return with_related(
             Catalog(
-                self._description, strategy, self._paths, groups, declared, undeclared, lost,
-                self._searched,
+                self._description, strategy, self._paths, groups, declared, undeclared,
+                ranks_by_name, self._searched,
             )
         )  # fmt: skip
 
     def _groups(self) -> tuple[tuple[FileGroup, ...], ...]:
         """Return the groups of each stage, those with the highest ranks first."""
         strategy, schemas = self._strategy, self._schemas
-        alike: tuple[dict[Schema, list[tuple[int, int]]], ...] = tuple({} for _ in strategy.stages)
+        pairs_by_stage: tuple[dict[Schema, list[tuple[int, int]]], ...] = tuple(
+            {} for _ in strategy.stages
+        )
         for rank, file in sorted((self._ranks.get(file, file), file) for file in schemas):
-            alike[strategy.stage_of(rank)].setdefault(schemas[file], []).append((rank, file))
+            pairs_by_stage[strategy.stage_of(rank)].setdefault(schemas[file], []).append(
+                (rank, file)
+            )
         stages = (
-            [
-                FileGroup(schema, tuple(f for _, f in some), tuple(r for r, _ in some))
-                for schema, some in stage.items()
-            ]
-            for stage in alike
+            [FileGroup(s, tuple(f for _, f in p), tuple(r for r, _ in p)) for s, p in stage.items()]
+            for stage in pairs_by_stage
         )
         return tuple(
-            tuple(
-                sorted(groups, key=lambda group: (group.ranks[-1], group.files[-1]), reverse=True)
-            )
-            for groups in stages
+            tuple(sorted(g, key=lambda group: (group.ranks[-1], group.files[-1]), reverse=True))
+            for g in stages
         )
 
     def _check_stage(self, stage: int, group: FileGroup) -> None:
@@ -360,14 +385,14 @@ class _Ranks:
         A copy of a tied embedding is usual; a quarter of the parameters is another strategy's file.
         """
         strategy, states = self._strategy, self._strategy.states
-        every = {states.base_name(name) for name in group.schema.names}
+        base_names = {states.base_name(name) for name in group.schema.names}
         foreign = {
             base
             for name in group.schema.names
             if (base := states.base_name(name)) in strategy.stages_of
             and not _lists(strategy, base, stage)
         }
-        if len(foreign) > _FEW_TIED and 4 * len(foreign) >= len(every):
+        if len(foreign) > _FEW_TIED and 4 * len(foreign) >= len(base_names):
             raise CheckpointError(
                 f"holds {len(foreign)} parameters that {strategy.label} places in other "
                 f"pipeline stages than its {stage}, such as {summarize_names(foreign, 2)}",
@@ -410,8 +435,8 @@ class _Ranks:
         placed = layout, ranks, tuple(map(id, groups))
         if (shape, placed) not in self._shardings:
             placement = self._placement(placed, groups)
-            made = Sharding(layout.grid(shape), placement, declared=ranks is not None)
-            self._shardings[shape, placed] = made
+            sharding = Sharding(layout.grid(shape), placement, declared=ranks is not None)
+            self._shardings[shape, placed] = sharding
         return self._shardings[shape, placed]
 
     def _placement(
@@ -451,15 +476,15 @@ def _placed(layout: Layout, ranks: range | None, pairs: Iterable[tuple[int, int]
     for file, rank in pairs:
         cell = (0,) * len(layout.tensor_map) if ranks is None else layout.cell(rank - ranks.start)
         files.setdefault(cell, []).append(file)
-    found = IdentityDict({cell: tuple(some) for cell, some in files.items()})
+    files_by_cell = IdentityDict({cell: tuple(cell_files) for cell, cell_files in files.items()})
     if ranks is None:
-        return Placement(found, own=True)
+        return Placement(files_by_cell, is_per_rank=True)
     lacking = {
-        cell: tuple(ranks.start + local for local in some)
-        for cell, some in layout.holders.items()
+        cell: tuple(ranks.start + local for local in local_ranks)
+        for cell, local_ranks in layout.holders.items()
         if cell not in files
     }
-    return Placement(found, lacking=lacking)
+    return Placement(files_by_cell, lacking=lacking)
 
 
 # -- what a strategy leaves out -------------------------------------------------------------------
@@ -475,21 +500,21 @@ def _following(
     """
     if isinstance(strategy, WholeStrategy):
         return {}
-    found: dict[str, str] = {}
-    seen: set[tuple[int, Schema]] = set()
+    bases_by_name: dict[str, str] = {}
+    checked_schemas: set[tuple[int, Schema]] = set()
     states = None
     if description.declared:  # parameters and states may be in different files
-        names = (name for one in dict.fromkeys(schemas.values()) for name in one.names)
+        names = (name for schema in dict.fromkeys(schemas.values()) for name in schema.names)
         states = find_states(dict.fromkeys([*description.declared, *names]))
     for file, schema in schemas.items():
         stage = strategy.stage_of(description.ranks.get(file, file))
-        if stage < len(strategy.stages) and (stage, schema) not in seen:
-            seen.add((stage, schema))
+        if stage < len(strategy.stages) and (stage, schema) not in checked_schemas:
+            checked_schemas.add((stage, schema))
             if not strategy.stages_of.keys() >= schema.position.keys():
-                own = states or find_states(dict(zip(schema.names, schema.shapes)))
+                file_states = states or find_states(dict(zip(schema.names, schema.shapes)))
                 layouts = strategy.stages[stage]
-                found.update(following(schema, layouts, own, description.declared))
-    return {name: base for name, base in found.items() if name not in strategy}
+                bases_by_name.update(following(schema, layouts, file_states, description.declared))
+    return {name: base for name, base in bases_by_name.items() if name not in strategy}
 
 
 def following(
@@ -503,18 +528,18 @@ def following(
     layouts: of the file's stage. declared: types and full shapes of parameters that may be in
     another file of the rank.
     """
-    for name, own in zip(schema.names, schema.shapes):
+    for name, shape in zip(schema.names, schema.shapes):
         state = states.related.get(name)
         base = name if state is None else state.parameter
         if base == name or base not in layouts or name in layouts:
             continue
         if base in schema.position:
-            wanted = schema.shapes[schema.position[base]]
+            expected_shape = schema.shapes[schema.position[base]]
         elif base in declared:
-            wanted = tuple(n // of for n, of in zip(declared[base][1], layouts[base].counts))
+            expected_shape = tuple(n // c for n, c in zip(declared[base][1], layouts[base].counts))
         else:
             continue
-        if own == wanted:
+        if shape == expected_shape:
             yield name, base
 
 
@@ -539,22 +564,24 @@ def _unreachable(
     A name is certainly not in the checkpoint if all ranks with one of its boxes are there and
     none has it (with remove_redundancy one of them would).
     """
-    found: dict[str, tuple[int, ...]] = {}
-    known: dict[tuple[Layout, int], tuple[int, ...]] = {}
+    ranks_by_name: dict[str, tuple[int, ...]] = {}
+    missing_holders: dict[tuple[Layout, int], tuple[int, ...]] = {}
     for name in absent:
         stage = strategy.stages_of[name][0]
         layout = strategy.stages[stage][name]
-        if (layout, stage) not in known:
-            known[layout, stage] = _missing_holders(layout, strategy.ranks_in(stage), missing)
-        if known[layout, stage]:
-            found[name] = known[layout, stage]
-    return found
+        if (layout, stage) not in missing_holders:
+            missing_holders[layout, stage] = _missing_holders(
+                layout, strategy.ranks_in(stage), missing
+            )
+        if missing_holders[layout, stage]:
+            ranks_by_name[name] = missing_holders[layout, stage]
+    return ranks_by_name
 
 
 def _missing_holders(layout: Layout, ranks: range, missing: frozenset[int]) -> tuple[int, ...]:
-    gone = tuple(rank for rank in ranks if rank in missing)
-    incomplete = {layout.cell(rank - ranks.start) for rank in gone}
-    return gone if len(incomplete) == len(layout.holders) else ()
+    missing_ranks = tuple(rank for rank in ranks if rank in missing)
+    incomplete = {layout.cell(rank - ranks.start) for rank in missing_ranks}
+    return missing_ranks if len(incomplete) == len(layout.holders) else ()
 
 
 def _lists(strategy: Strategy, name: str, stage: int) -> bool:

@@ -57,11 +57,11 @@ class Exchange:
 
     def part(self, process: int) -> Transfer | None:
         """Return what `process` has to do with it, if anything."""
-        targets = {cell: by[process] for cell, by in self.receivers.items() if process in by}
+        targets = {c: p[process] for c, p in self.receivers.items() if process in p}
         readers = {
             cell: file
-            for cell, by in self.senders.items()
-            for reader, file in by.values()
+            for cell, senders_by_process in self.senders.items()
+            for reader, file in senders_by_process.values()
             if reader == process
         }
         if not targets and not readers:

@@ -55,8 +55,8 @@ def unusual_tensors(shapes: Mapping[str, Shape], names: Collection[str]) -> Iter
         else:
             wrapped = [name for name in names if name.startswith(text)]
         if wrapped and 2 * len(wrapped) >= len(names):
-            such = f"such as {wrapped[0]!r}"
-            yield f"names have {tool}'s {text} in them, {such}; --rename {quote(rule)}"
+            example_text = f"such as {wrapped[0]!r}"
+            yield f"names have {tool}'s {text} in them, {example_text}; --rename {quote(rule)}"
     layers = [name for name in shapes if ".base_layer." in name]
     if layers and any("lora_a" in name.lower() for name in shapes):
         yield (

@@ -24,18 +24,20 @@ from .facts import status_of_name
 _DIGEST, _BLOCK, _MOST_DIGITS = 16, 1 << 20, 20
 
 
-def check(folder: Path, form: str, files: Iterable[str], noted: Mapping[str, str]) -> None:
+def check(
+    folder: Path, form: str, files: Iterable[str], companion_digests: Mapping[str, str]
+) -> None:
     """Refuse an index of somebody else's files, which the destination's own would replace.
 
-    `noted` are those that are its own, with their digests; "" is of one that a stopped run was
-    about to write. Raises StorageError.
+    `companion_digests` are those that are its own, with their digests; "" is of one that a stopped
+    run was about to write. Raises StorageError.
     """
     for name in FORMS[form].companion_names(list(files)):
         path = folder / name
         if status_of_name(path) is None:
             continue
-        known = noted.get(name)
-        if not path.is_file() or known is None or known not in ("", _digest_of(path)):
+        digest = companion_digests.get(name)
+        if not path.is_file() or digest is None or digest not in ("", _digest_of(path)):
             raise StorageError(
                 "is already there, of other files than these",
                 "remove it",
@@ -47,8 +49,8 @@ def check(folder: Path, form: str, files: Iterable[str], noted: Mapping[str, str
 
 def check_places(folder: Path, form: str, files: Iterable[str], mark: Path | None) -> None:
     """Refuse folders where companion files belong. Raises StorageError."""
-    own = [folder / name for name in FORMS[form].companion_names(list(files))]
-    for path in [*own, *([mark] if mark is not None else [])]:
+    companion_paths = [folder / name for name in FORMS[form].companion_names(list(files))]
+    for path in [*companion_paths, *([mark] if mark is not None else [])]:
         if path.is_dir():
             raise StorageError(
                 "is a folder, where a file is to be written", "remove it", where=path
@@ -56,7 +58,7 @@ def check_places(folder: Path, form: str, files: Iterable[str], mark: Path | Non
 
 
 def check_alone(
-    folder: Path, form: str, output_paths: Iterable[Path], known: Collection[Path]
+    folder: Path, form: str, output_paths: Iterable[Path], own_paths: Collection[Path]
 ) -> None:
     """Refuse files of others that readers would take for a destination's own.
 
@@ -67,15 +69,15 @@ def check_alone(
         return
     listing = store_at(str(folder)).list("*")
     names = [str(path.relative_to(folder)) for path in output_paths]
-    found = FORMS[form].foreign_files(listing, names)
-    others = [path for name in found if (path := folder / name) not in known]
-    if others:
-        more = f" and {len(others) - 1} more" if others[1:] else ""
+    foreign_names = FORMS[form].foreign_files(listing, names)
+    foreign_paths = [path for name in foreign_names if (path := folder / name) not in own_paths]
+    if foreign_paths:
+        more_text = f" and {len(foreign_paths) - 1} more" if foreign_paths[1:] else ""
         raise StorageError(
             "loaders would read it as a part of the checkpoint that is to be written here",
             "choose another folder",
             "move other checkpoints' files away",
-            where=f"{others[0]}{more}",
+            where=f"{foreign_paths[0]}{more_text}",
         )
 
 
@@ -84,9 +86,9 @@ def write(path: Path, content: Iterable[bytes], *, durable: bool) -> str:
     state = blake2b(digest_size=_DIGEST)
 
     def parts() -> Iterator[bytes]:
-        for some in content:
-            state.update(some)
-            yield some
+        for chunk in content:
+            state.update(chunk)
+            yield chunk
 
     write_small(path, parts(), durable=durable)
     return state.hexdigest()
@@ -108,14 +110,14 @@ def remove_mark(mark: tuple[Path, bytes] | None) -> None:
 
 def set_mark(path: Path, content: bytes, *, durable: bool) -> None:
     """Write a mark, if there is none of a later folder."""
-    there = read_bytes(path) if path.is_file() else b""
-    if there != content and _number(there) <= _number(content):
+    present_mark = read_bytes(path) if path.is_file() else b""
+    if present_mark != content and _number(present_mark) <= _number(content):
         write_small(path, content, durable=durable)
 
 
-def means(there: bytes, mark: bytes) -> bool:
+def means(present_mark: bytes, mark: bytes) -> bool:
     """Tell whether a mark that is there leads readers to a checkpoint, or to a later one."""
-    return _number(there) >= _number(mark)
+    return _number(present_mark) >= _number(mark)
 
 
 def _number(mark: bytes) -> int:
@@ -138,15 +140,15 @@ def digest_of(content: bytes) -> str:
 
 def copied(folder: Path, record: Mapping[str, Any]) -> frozenset[str]:
     """Return the small files of a model that are as they were copied into a folder."""
-    known, listed = record.get("beside", {}), record.get("copied", ())
-    if not isinstance(known, dict) or not isinstance(listed, (list, tuple)):
+    digests_by_name, listed = record.get("beside", {}), record.get("copied", ())
+    if not isinstance(digests_by_name, dict) or not isinstance(listed, (list, tuple)):
         return frozenset()
-    own = {n: d for n, d in known.items() if n in listed and Path(n).name == n}
-    there = {name: folder / name for name in own}
+    copied_digests = {n: d for n, d in digests_by_name.items() if n in listed and Path(n).name == n}
+    paths_by_name = {name: folder / name for name in copied_digests}
     return frozenset(
         name
-        for name, path in there.items()
-        if path.is_file() and not path.is_symlink() and _digest_of(path) == own[name]
+        for name, path in paths_by_name.items()
+        if path.is_file() and not path.is_symlink() and _digest_of(path) == copied_digests[name]
     )
 
 
@@ -155,27 +157,27 @@ def doubts(folder: Path, record: Mapping[str, Any]) -> list[str]:
 
     People change a config.json, and may mean it.
     """
-    found, known = [], record.get("beside", {})
-    for name, digest in known.items() if isinstance(known, dict) else ():
+    messages, digests_by_name = [], record.get("beside", {})
+    for name, digest in digests_by_name.items() if isinstance(digests_by_name, dict) else ():
         path = folder / name
         if not path.is_file():
-            found.append(f"{path}: is gone since it was copied there")
+            messages.append(f"{path}: is gone since it was copied there")
         elif _digest_of(path) != digest:
-            found.append(f"{path}: was changed since it was copied there")
-    return found
+            messages.append(f"{path}: was changed since it was copied there")
+    return messages
 
 
 def faults(folder: Path, record: Mapping[str, Any]) -> dict[str, str]:
     """Return what is wrong with companion files that a manifest lists, by name."""
-    known = record.get("companions", {})
+    digests_by_name = record.get("companions", {})
     names = FORMS[record.get("form", DEFAULT_FORM)].companion_names(list(record["files"]))
-    found = {}
+    reasons_by_name = {}
     for name in names:
         path = folder / name
-        if name in known and not path.is_file():
-            found[name] = "is missing"
-        elif name in known and _digest_of(path) != known[name]:
-            found[name] = "was changed since it was written"
-        elif name not in known and path.exists():
-            found[name] = "is not listed in the manifest"
-    return found
+        if name in digests_by_name and not path.is_file():
+            reasons_by_name[name] = "is missing"
+        elif name in digests_by_name and _digest_of(path) != digests_by_name[name]:
+            reasons_by_name[name] = "was changed since it was written"
+        elif name not in digests_by_name and path.exists():
+            reasons_by_name[name] = "is not listed in the manifest"
+    return reasons_by_name

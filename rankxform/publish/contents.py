@@ -45,15 +45,15 @@ def contents(planner: Planner, files: tuple[int, ...]) -> dict[str, Any]:
         for file in files
         if planner.part(file).names is not None
     }
-    found: dict[str, Any] = {"stage size": dst.stage_size, "stage count": len(dst.stages)}
-    found["stages"] = stages
+    document: dict[str, Any] = {"stage size": dst.stage_size, "stage count": len(dst.stages)}
+    document["stages"] = stages
     if parts:
-        found["parts"] = parts
+        document["parts"] = parts
     names = {name for stage in stages.values() for name in stage["parameters"]}
     undeclared = sorted(names.intersection(planner.selection.replicated))
     if undeclared and len(undeclared) < len(names):
-        found["undeclared"] = undeclared
-    return found
+        document["undeclared"] = undeclared
+    return document
 
 
 def expected(
@@ -71,12 +71,12 @@ def expected(
         stage = manifest["stages"].get(str(rank // size))
         if stage is None:
             return None
-        every, found = _stated(stage), {}
-        for name in every if names is None else names:
-            dtype, shape, layout = every[name]
+        kinds_by_name, slices_by_name = _stated(stage), {}
+        for name in kinds_by_name if names is None else names:
+            dtype, shape, layout = kinds_by_name[name]
             box = layout.grid(shape).box(layout.cell(rank % size))
-            found[name] = shape, Expected(dtype, box)
-        return found
+            slices_by_name[name] = shape, Expected(dtype, box)
+        return slices_by_name
     except _WRONG as error:
         raise FormatError(f"what it says of file {file} makes no sense ({error!r})") from error
 
@@ -96,12 +96,12 @@ def stated(manifest: Mapping[str, Any], label: str) -> Stated:
     """Return how the ranks that a manifest speaks of shard. Raises FormatError."""
     try:
         size, count = int(manifest["stage size"]), int(manifest["stage count"])
-        stages = [_stated(manifest["stages"].get(str(at), _NOTHING)) for at in range(count)]
-        shapes = {n: shape for some in stages for n, (_, shape, _) in some.items()}
-        dtypes = {n: dtype for some in stages for n, (dtype, _, _) in some.items()}
+        stages = [_stated(manifest["stages"].get(str(number), _NOTHING)) for number in range(count)]
+        shapes = {n: shape for stage in stages for n, (_, shape, _) in stage.items()}
+        dtypes = {n: dtype for stage in stages for n, (dtype, _, _) in stage.items()}
         undeclared = {*map(str, manifest.get("undeclared", ()))}
         layouts = tuple(
-            {n: one for n, (_, _, one) in some.items() if n not in undeclared} for some in stages
+            {n: layout for n, (_, _, layout) in s.items() if n not in undeclared} for s in stages
         )
         shapes = {n: shape for n, shape in shapes.items() if n not in undeclared}
         strategy = Strategy(layouts, size, label, shapes=shapes) if all(stages) else None

@@ -31,10 +31,10 @@ def refuse_link(path: Path) -> None:
 
 def facts_of(part: Path) -> Facts:
     """Return the facts by which a part file is recognized later. Raises StorageError."""
-    found = known_facts(part)
-    if found is None:
+    file_stat = known_facts(part)
+    if file_stat is None:
         raise StorageError("is gone; does something else clean up this folder?", where=part)
-    return found
+    return file_stat
 
 
 def known_facts(path: Path) -> Facts | None:
@@ -57,23 +57,23 @@ def status_of_name(path: Path) -> os.stat_result | None:
         return None
 
 
-def is_own(path: Path, noted: Part | None, size: int) -> bool:
+def is_own(path: Path, noted_part: Part | None, size: int) -> bool:
     """Tell whether a part file is the one that was noted, and has the bytes it had at least."""
     status = status_of_name(path)
-    if status is None or noted is None or not S_ISREG(status.st_mode):
+    if status is None or noted_part is None or not S_ISREG(status.st_mode):
         return False
-    return (status.st_ino, status.st_nlink) == (noted.inode, 1) and status.st_size >= size
+    return (status.st_ino, status.st_nlink) == (noted_part.inode, 1) and status.st_size >= size
 
 
-def is_unchanged(path: Path, noted: Mapping[str, Any], facts: Facts) -> bool:
+def is_unchanged(path: Path, file_entry: Mapping[str, Any], facts: Facts) -> bool:
     """Tell whether a file is the one that a manifest lists: its size and samples decide.
 
     Nothing is read where no time was changed either.
     """
-    if is_same_file(noted, facts, "inode", "size", "modified", "changed"):
+    if is_same_file(file_entry, facts, "inode", "size", "modified", "changed"):
         return True
-    return noted.get("size") == facts["size"] and noted.get("sample") == sampled(path)
+    return file_entry.get("size") == facts["size"] and file_entry.get("sample") == sampled(path)
 
 
-def is_same_file(noted: Mapping[str, Any], facts: Facts | None, *keys: str) -> bool:
-    return facts is not None and all(noted.get(key) == facts[key] for key in keys)
+def is_same_file(file_entry: Mapping[str, Any], facts: Facts | None, *keys: str) -> bool:
+    return facts is not None and all(file_entry.get(key) == facts[key] for key in keys)

@@ -81,7 +81,7 @@ class Journal:
     def moved(self, name: str, targets: Targets) -> None:
         """Take note that the slices of `name` in the files of `targets` are put."""
         if targets not in self._ranks:
-            ranks = (rank for some in targets.values() for rank in some)
+            ranks = (rank for cell_ranks in targets.values() for rank in cell_ranks)
             self._ranks[targets] = tuple(sorted(ranks))
         self._fresh.setdefault(self._ranks[targets], []).append(name)
 
@@ -130,8 +130,8 @@ class Journal:
                     on_progress(0)
             if self._fresh:
                 sizes = {rank: size_of(part) for rank, part in parts.items()}
-                done = list(self._fresh.items())
-                self._append(records.moved(done, self._fresh_sums, sizes))
+                moved_names = list(self._fresh.items())
+                self._append(records.moved(moved_names, self._fresh_sums, sizes))
         except StorageError:
             self._failed = True
             raise

@@ -65,7 +65,7 @@ def link(part: Path, target: Path, kind: str) -> None:
 def link_all(part: Path, output_paths: Iterable[Path], kind: str, *, durable: bool) -> None:
     """Link the complete file `part` to the part file of each of `output_paths`, as `kind` says."""
     for final in output_paths:
-        beside = part_of(final)
-        link(part, beside, kind)
+        linked_part = part_of(final)
+        link(part, linked_part, kind)
         if durable and kind == REFLINK:
-            sync(beside)
+            sync(linked_part)

@@ -55,8 +55,8 @@ class Lock:
         self._mine = {**_this_process(), "token": random_hex(8)}
         self._ended = threading.Event()
         first: tuple[Any, float] | None = None
-        while (held := self._take()) is not None:
-            holder, seconds, renewed = held
+        while (lock_state := self._take()) is not None:
+            holder, seconds, renewed = lock_state
             if seconds == _FOREVER or (first is not None and first != (holder, renewed)):
                 raise StorageError(
                     f"process {holder.get('pid')} on {holder.get('host')} works on this folder",
@@ -90,8 +90,8 @@ class Lock:
                 if settled:
                     break
                 time.sleep(_CACHED_SECONDS)
-                before, holder = holder, _read(self._path)
-                settled = holder == before
+                earlier_holder, holder = holder, _read(self._path)
+                settled = holder == earlier_holder
             write_small(self._path, json.dumps(self._mine).encode(), durable=False)
             _held.add(self._mine["token"])
             return None
@@ -159,8 +159,8 @@ def _start_time(pid: int) -> int | None:
 def _read(path: Path) -> dict[str, Any] | None:
     """Return what a lock says; None where there is none that can be read."""
     with suppress(OSError, ValueError):
-        found = json.loads(path.read_bytes())
-        return found if isinstance(found, dict) else None
+        holder = json.loads(path.read_bytes())
+        return holder if isinstance(holder, dict) else None
     return None
 
 
@@ -205,16 +205,16 @@ def _guarded(path: Path) -> Iterator[None]:
     Makes the lock's folder; on leaving removes it again where nothing is in it.
     """
     guard = path.with_name(path.name + ".guard")
-    until = time.monotonic() + _GUARD_SECONDS
-    fd = _hold(guard, until)
+    deadline = time.monotonic() + _GUARD_SECONDS
+    fd = _hold(guard, deadline)
     try:
         yield
     finally:
         with suppress(OSError):
-            there = list(guard.parent.iterdir())
-            if path not in there and all(map(is_of_lock, there)):
-                for one in (*there, guard):
-                    remove(one)  # of the turn, which is a folder, nothing comes
+            present_files = list(guard.parent.iterdir())
+            if path not in present_files and all(map(is_of_lock, present_files)):
+                for lock_file in (*present_files, guard):
+                    remove(lock_file)  # of the turn, which is a folder, nothing comes
         with suppress(OSError):
             guard.with_name(_TURN).rmdir()
         with suppress(OSError):
@@ -223,20 +223,20 @@ def _guarded(path: Path) -> Iterator[None]:
             os.close(fd)
 
 
-def _hold(guard: Path, until: float) -> int:
-    """Return a descriptor of the file `guard`, locked if that succeeds before `until`."""
+def _hold(guard: Path, deadline: float) -> int:
+    """Return a descriptor of the file `guard`, locked if that succeeds before `deadline`."""
     while True:
         make_folder(guard.parent)
         try:
             fd = os.open(guard, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
         except FileNotFoundError as error:  # the folder was removed in between
-            if time.monotonic() > until:
+            if time.monotonic() > deadline:
                 raise StorageError.of(error, guard, "open") from error
             time.sleep(0.01)
             continue
         except OSError as error:
             raise StorageError.of(error, guard, "open") from error
-        while time.monotonic() < until:
+        while time.monotonic() < deadline:
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
@@ -245,20 +245,20 @@ def _hold(guard: Path, until: float) -> int:
             except OSError:  # no such locks here; the lock's own content has to do
                 break
         with suppress(OSError):
-            ours = os.path.samestat(os.fstat(fd), os.stat(guard)) and _turn(guard, until)
-            if ours or time.monotonic() > until:
+            ours = os.path.samestat(os.fstat(fd), os.stat(guard)) and _turn(guard, deadline)
+            if ours or time.monotonic() > deadline:
                 return fd
         os.close(fd)  # removed by the one that had it
 
 
-def _turn(guard: Path, until: float) -> bool:
+def _turn(guard: Path, deadline: float) -> bool:
     """Take this node's turn where an flock may be its own alone; tell whether it is.
 
-    A turn that nobody ends by `until` is that of a dead run.
+    A turn that nobody ends by `deadline` is that of a dead run.
     """
     if is_coherent(guard):
         return True
-    while time.monotonic() < until:
+    while time.monotonic() < deadline:
         try:
             guard.with_name(_TURN).mkdir()
             return True

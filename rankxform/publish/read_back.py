@@ -30,10 +30,10 @@ def seen_elsewhere(
     for writer in processes:
         node = nodes.node_of[writer]
         if written[writer] and node not in elsewhere:
-            elsewhere[node] = [other for other in processes if nodes.node_of[other] != node]
-        others = elsewhere.get(node, [])
+            elsewhere[node] = [reader for reader in processes if nodes.node_of[reader] != node]
+        readers = elsewhere.get(node, [])
         for number, (path, facts) in enumerate(written[writer].items()):
-            if others and others[number % len(others)] == process:
+            if readers and readers[number % len(readers)] == process:
                 yield path, facts, nodes.names[node]
 
 
@@ -44,9 +44,9 @@ def read_back(
 
     Caches of this node are waited for. Raises StorageError.
     """
-    until = clock() + _SECONDS
+    deadline = clock() + _SECONDS
     while (wrong := _wrong(path, facts)) is not None:
-        if clock() > until:
+        if clock() > deadline:
             remove(path)  # or a run that goes on would take it for complete
             raise StorageError(
                 f"{wrong}, {facts['size']:,} bytes were written on {writer}; it was removed",
@@ -61,11 +61,11 @@ def read_back(
 
 
 def _wrong(path: Path, facts: Facts) -> str | None:
-    found = known_facts(path)
-    if found is None:
+    local_stat = known_facts(path)
+    if local_stat is None:
         return "is not seen on another node"
-    if found["size"] != facts["size"]:
-        return f"has {found['size']:,} bytes as another node sees it"
+    if local_stat["size"] != facts["size"]:
+        return f"has {local_stat['size']:,} bytes as another node sees it"
     if not facts["sample"]:
         return None
     try:

@@ -36,48 +36,49 @@ def _short(value: Any) -> str:
 def parse(kind: str, data: bytes) -> dict[str, Any]:
     """Read a document of `kind`. Raises FormatError."""
     try:
-        found = json.loads(data)
+        content = json.loads(data)
     except (ValueError, RecursionError) as error:
         raise FormatError(f"not JSON ({error})") from error
-    if not isinstance(found, dict) or found.get("kind") != kind:
+    if not isinstance(content, dict) or content.get("kind") != kind:
         raise FormatError(f"not a {kind}")
-    if found.get("version") != VERSION:
+    if content.get("version") != VERSION:
         raise FormatError(
-            f"written by another version of rankxform ({found.get('version')!r}, this is {VERSION})"
+            f"written by another version of rankxform ({content.get('version')!r}, this is "
+            f"{VERSION})"
         )
-    _check(found, {"identity": dict, "seed": int, "files": dict}, "it")
-    _check(found["identity"], dict.fromkeys(("options", "source files"), dict), "its identity")
-    form = FORMS.get(str(found.get("form", DEFAULT_FORM)))
+    _check(content, {"identity": dict, "seed": int, "files": dict}, "it")
+    _check(content["identity"], dict.fromkeys(("options", "source files"), dict), "its identity")
+    form = FORMS.get(str(content.get("form", DEFAULT_FORM)))
     if form is None:
-        raise FormatError(f"of a form {found['form']!r}, which is not known here")
-    companions = found.get("companions", {})
+        raise FormatError(f"of a form {content['form']!r}, which is not known here")
+    companions = content.get("companions", {})
     if not isinstance(companions, dict) or not all(isinstance(d, str) for d in companions.values()):
         raise FormatError("damaged: its companions are no digests by name")
-    stale = found.setdefault("stale", {})
+    stale = content.setdefault("stale", {})
     if not isinstance(stale, dict) or not all(map(_is_stale, stale, stale.values())):
         raise FormatError("damaged: what it calls stale are no files of a checkpoint")
-    known = {"rank": int, "size": int, "modified": int} if kind == MANIFEST else {"rank": int}
-    for name, facts in found["files"].items():
+    key_types = {"rank": int, "size": int, "modified": int} if kind == MANIFEST else {"rank": int}
+    for name, facts in content["files"].items():
         if not isinstance(facts, dict):
             raise FormatError(f"damaged: {name!r} is no file of this folder")
-        _check(facts, known, repr(name))
+        _check(facts, key_types, repr(name))
         if not form.owns(name, facts["rank"]):
             raise FormatError(f"damaged: {name!r} is no file of rank {facts['rank']}'s folder")
-    return found
+    return content
 
 
 def _is_stale(name: str, facts: Any) -> bool:
     """Tell whether a record speaks of a file that some form may have made in a destination."""
-    known = isinstance(facts, dict) and all(
+    is_file_entry = isinstance(facts, dict) and all(
         isinstance(facts.get(key), int) for key in ("rank", "size", "modified")
     )
-    return known and any(form.owns(name, facts["rank"]) for form in FORMS.values())
+    return is_file_entry and any(form.owns(name, facts["rank"]) for form in FORMS.values())
 
 
-def _check(found: Mapping[str, Any], keys: Mapping[str, type], what: str) -> None:
+def _check(members: Mapping[str, Any], keys: Mapping[str, type], title: str) -> None:
     for key, kind in keys.items():
-        if not isinstance(found.get(key), kind):
-            raise FormatError(f"damaged: {what} lacks {key!r}")
+        if not isinstance(members.get(key), kind):
+            raise FormatError(f"damaged: {title} lacks {key!r}")
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
@@ -89,29 +90,29 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     >>> differences({"options": {"dst_form": "ranks"}}, {"options": {"dst_form": None}})
     ['--dst-form was ranks and is not given']
     """
-    found = []
+    messages = []
     for key, value in new.get("options", {}).items():
         was = old.get("options", {}).get(key)
         if was != value:
             flag = "--" + key.replace("_", "-")
-            found.append(f"{flag} was {_stated(was)} and is {_stated(value)}")
+            messages.append(f"{flag} was {_stated(was)} and is {_stated(value)}")
     for side in ("source", "destination"):
         if old.get(f"{side} strategy") != new.get(f"{side} strategy"):
-            found.append(f"the {side} strategy is not the same")
+            messages.append(f"the {side} strategy is not the same")
     was, steps = old.get("source files", {}), (old.get("step"), new.get("step"))
     if all(steps) and steps[0] != steps[1]:
-        found.append(f"it holds step {steps[0]}, and the source's is {steps[1]}")
+        messages.append(f"it holds step {steps[0]}, and the source's is {steps[1]}")
         was = {}
     for rank, facts in new.get("source files", {}).items():
         if rank in was and not is_same_source(was[rank], facts):
-            found.append(_file_difference(rank, was[rank], facts))
+            messages.append(_file_difference(rank, was[rank], facts))
     if old.get("tensors") != new.get("tensors"):
-        found.append("tensors are named, cast or composed otherwise (the map, config.json)")
+        messages.append("tensors are named, cast or composed otherwise (the map, config.json)")
     samples = old.get("adapter sample"), new.get("adapter sample")
     key = "adapter sample" if all(samples) else "adapter files"
     if any(old.get(key) != new.get(key) for key in (key, "adapter strategy")):
-        found.append("the adapter was changed or is another")
-    return found
+        messages.append("the adapter was changed or is another")
+    return messages
 
 
 def is_same_source(was: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
@@ -129,8 +130,8 @@ def is_same_source(was: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
     comparable = "sample" in was and was.get("sampled") == now.get("sampled")
     if comparable and was["sample"] != now.get("sample"):
         return False
-    known = comparable and was.get("all") and now.get("all")
-    return bool(known) or was.get("modified") == now.get("modified")
+    is_fully_sampled = comparable and was.get("all") and now.get("all")
+    return bool(is_fully_sampled) or was.get("modified") == now.get("modified")
 
 
 def _file_difference(key: str, was: Mapping[str, Any], facts: Mapping[str, Any]) -> str:
@@ -156,37 +157,37 @@ class Part(NamedTuple):
 class Completed:
     """What journals say is on the device.
 
-    parts: the part file of each destination rank. done: names whose slices are complete in it.
-    sums: fingerprints of these, by rank, modulo 2**64. sizes: bytes that the part file of a rank
-    has at least. durable: whether all was synced.
+    parts: the part file of each destination rank. names_by_rank: names whose slices are complete in
+    it. sums: fingerprints of these, by rank, modulo 2**64. sizes: bytes that the part file of a
+    rank has at least. durable: whether all was synced.
     """
 
     parts: dict[int, Part] = field(default_factory=dict)
-    done: dict[int, set[str]] = field(default_factory=dict)
+    names_by_rank: dict[int, set[str]] = field(default_factory=dict)
     sums: dict[int, int] = field(default_factory=dict)
     sizes: dict[int, int] = field(default_factory=dict)
     durable: bool = True
 
     def only(self, ranks: Iterable[int]) -> Completed:
         """Return what is said of `ranks`."""
-        kept = set(ranks)
+        rank_set = set(ranks)
         return Completed(
-            {rank: part for rank, part in self.parts.items() if rank in kept},
-            {rank: names for rank, names in self.done.items() if rank in kept},
-            {rank: value for rank, value in self.sums.items() if rank in kept},
-            {rank: size for rank, size in self.sizes.items() if rank in kept},
+            {rank: part for rank, part in self.parts.items() if rank in rank_set},
+            {rank: names for rank, names in self.names_by_rank.items() if rank in rank_set},
+            {rank: value for rank, value in self.sums.items() if rank in rank_set},
+            {rank: size for rank, size in self.sizes.items() if rank in rank_set},
             self.durable,
         )
 
-    def add(self, other: Completed) -> None:
+    def add(self, completed_slices: Completed) -> None:
         """Take what another says too."""
-        self.durable &= other.durable
-        self.parts.update(other.parts)
-        for rank, names in other.done.items():
-            self.done.setdefault(rank, set()).update(names)
-        for rank, value in other.sums.items():
+        self.durable &= completed_slices.durable
+        self.parts.update(completed_slices.parts)
+        for rank, names in completed_slices.names_by_rank.items():
+            self.names_by_rank.setdefault(rank, set()).update(names)
+        for rank, value in completed_slices.sums.items():
             self.sums[rank] = (self.sums.get(rank, 0) + value) % MODULUS
-        for rank, size in other.sizes.items():
+        for rank, size in completed_slices.sizes.items():
             self.sizes[rank] = max(size, self.sizes.get(rank, 0))
 
 
@@ -200,7 +201,7 @@ def started(parts: Mapping[int, Part], durable: bool, boot: str, replaces: Seque
 
 
 def moved(
-    done: Iterable[tuple[Sequence[int], Sequence[str]]],
+    moved_names: Iterable[tuple[Sequence[int], Sequence[str]]],
     sums: Mapping[int, int],
     sizes: Mapping[int, int],
 ) -> bytes:
@@ -208,7 +209,9 @@ def moved(
 
     sizes: bytes of the part files, by rank.
     """
-    return _line({"done": [[list(r), list(n)] for r, n in done], "sums": sums, "sizes": sizes})
+    return _line(
+        {"done": [[list(r), list(n)] for r, n in moved_names], "sums": sums, "sizes": sizes}
+    )
 
 
 def _line(facts: Mapping[str, Any]) -> bytes:
@@ -227,36 +230,36 @@ def completed(journals: Mapping[str, bytes], boot: str) -> Completed:
     A line that was cut off or damaged, and what follows it, is dropped.
     """
     read = {name: _journal(data) for name, data in journals.items()}
-    replaced = {old for one in read.values() if one for old in one[1]}
-    found = Completed()
-    for name, one in read.items():
-        if one and name not in replaced and (one[2].durable or one[0] == boot):
-            found.add(one[2])
-    return found
+    replaced = {old for journal in read.values() if journal for old in journal[1]}
+    merged = Completed()
+    for name, journal in read.items():
+        if journal and name not in replaced and (journal[2].durable or journal[0] == boot):
+            merged.add(journal[2])
+    return merged
 
 
 def _journal(data: bytes) -> tuple[str, list[str], Completed] | None:
     """Return what one journal says: of which boot, which others it replaces, what is done."""
-    found = None
+    journal = None
     for line in data.split(b"\n")[:-1]:
-        stated, _, text = line.partition(b" ")
-        if stated != _digest(text):
+        digest, _, text = line.partition(b" ")
+        if digest != _digest(text):
             break
         try:
             facts = json.loads(text)
-            if found is None:
+            if journal is None:
                 parts = {int(r): Part(int(i), str(d)) for r, (i, d) in facts["parts"].items()}
                 first = Completed(parts, durable=bool(facts["durable"]))
-                found = str(facts["boot"]), list(map(str, facts["replaces"])), first
+                journal = str(facts["boot"]), list(map(str, facts["replaces"])), first
                 continue
-            more = Completed(
+            line_slices = Completed(
                 sums={int(rank): int(value) for rank, value in facts["sums"].items()},
                 sizes={int(rank): int(size) for rank, size in facts["sizes"].items()},
             )
             for ranks, names in facts["done"]:
                 for rank in ranks:
-                    more.done.setdefault(int(rank), set()).update(map(str, names))
+                    line_slices.names_by_rank.setdefault(int(rank), set()).update(map(str, names))
         except (ValueError, TypeError, KeyError, AttributeError):
             break
-        found[2].add(more)
-    return found
+        journal[2].add(line_slices)
+    return journal

@@ -15,19 +15,20 @@ from .records import Completed
 class State:
     """What was found in a target when it was opened; every process gets it.
 
-    kept: ranks whose files are complete. completed: of those that are not. seed: of fingerprints.
+    complete_files: ranks whose files are complete. completed: of those that are not. seed: of
+    fingerprints.
     """
 
     folder: Path
     token: str
     seed: int
-    kept: frozenset[int]
+    complete_files: frozenset[int]
     completed: Completed
 
     def with_all(self, states: Iterable[State]) -> State:
         """Return this folder's state with what is complete in all folders, of which it is one."""
-        kept, completed = self.kept, Completed()
+        complete_files, completed = self.complete_files, Completed()
         for state in states:
-            kept |= state.kept
+            complete_files |= state.complete_files
             completed.add(state.completed)
-        return replace(self, kept=kept, completed=completed)
+        return replace(self, complete_files=complete_files, completed=completed)

@@ -90,7 +90,7 @@ class TargetFolder:
         self._finals = output_paths
         self._identity = dict(identity)
         self._files: dict[str, dict[str, Any]] = {}
-        self._made = [one for one in (folder, *folder.parents) if not one.exists()]
+        self._made = [path for path in (folder, *folder.parents) if not path.exists()]
         for inside in dict.fromkeys(
             (self._own, *(final.parent for final in output_paths.values()))
         ):
@@ -106,7 +106,7 @@ class TargetFolder:
 
     def _open(self, overwrite: bool) -> None:
         manifest, job = self._read(MANIFEST), self._read(JOB)
-        whole = manifest
+        old_manifest = manifest
         self.begun = job is not None
         self._stale = dict(job.get("stale", {})) if job else {}
         if job is not None and self._changed(job, overwrite, "a run that was stopped"):
@@ -117,32 +117,41 @@ class TargetFolder:
         ):
             manifest = None
         for record in filter(None, (job, manifest)):  # they may have needed other source ranks
-            known = record["identity"]["source files"]
-            self._identity["source files"] = {**known, **self._identity["source files"]}
+            recorded_files = record["identity"]["source files"]
+            self._identity["source files"] = {**recorded_files, **self._identity["source files"]}
         self.resumed = job is not None
-        noted = {**(manifest or {}).get("companions", {}), **(job or {}).get("companions", {})}
+        companion_digests = {
+            **(manifest or {}).get("companions", {}),
+            **(job or {}).get("companions", {}),
+        }
         names = list(map(self._name, self._finals.values()))
         mark = None if self._mark is None else self._mark[0]
         companions.check_places(self._folder, self._form, names, mark)
         if not overwrite:
-            companions.check(self._folder, self._form, names, noted)
-        ours = {**(whole or {}).get("files", {}), **(job or {}).get("files", {}), **self._stale}
-        known = {self._folder / name for name in (*ours, *noted)}
-        companions.check_alone(self._folder, self._form, self._finals.values(), known)
+            companions.check(self._folder, self._form, names, companion_digests)
+        ours = {
+            **(old_manifest or {}).get("files", {}),
+            **(job or {}).get("files", {}),
+            **self._stale,
+        }
+        recorded_files = {self._folder / name for name in (*ours, *companion_digests)}
+        companions.check_alone(self._folder, self._form, self._finals.values(), recorded_files)
         self._files = job["files"] if job else {}
         listed = manifest["files"] if manifest and not overwrite else {}
-        kept = frozenset(r for r, f in self._finals.items() if self._is_kept(f, listed, overwrite))
+        complete_files = frozenset(
+            r for r, f in self._finals.items() if self._is_kept(f, listed, overwrite)
+        )
         for rank, final in self._finals.items():
             name = self._name(final)
-            if rank not in kept:
+            if rank not in complete_files:
                 self._files[name] = {"rank": rank}
             elif "inode" not in self._files.get(name, {"inode": 0}):  # the manifest's, after all
                 remove(part_of(final))
                 del self._files[name]
         seed = (job or manifest or {"seed": int(random_hex(8), 16) >> 1})["seed"]
-        self.state = State(self._folder, random_hex(4), seed, kept, Completed())
+        self.state = State(self._folder, random_hex(4), seed, complete_files, Completed())
         self._write_job()
-        completed = self._completed().only(rank for rank in self._finals if rank not in kept)
+        completed = self._completed().only(r for r in self._finals if r not in complete_files)
         self.state = replace(self.state, completed=completed)
 
     def _is_kept(self, final: Path, listed: Mapping[str, Any], overwrite: bool) -> bool:
@@ -150,9 +159,9 @@ class TargetFolder:
         name, facts = self._name(final), known_facts(final)
         if facts is None:
             return False
-        noted = self._files.get(name)
-        if noted is not None and is_same_file(noted, facts, "inode", "size", "modified"):
-            if noted["boot"] not in ("", boot_id()):
+        file_entry = self._files.get(name)
+        if file_entry is not None and is_same_file(file_entry, facts, "inode", "size", "modified"):
+            if file_entry["boot"] not in ("", boot_id()):
                 return False  # it was not synced, and the machine was started anew
             if self._durable:
                 sync(final.parent)  # a run may have ended between its name and this
@@ -161,9 +170,9 @@ class TargetFolder:
             return True
         if overwrite:
             return False
-        what = "was changed after it was written" if name in listed else "is already there"
+        message = "was changed after it was written" if name in listed else "is already there"
         raise StorageError(
-            what, "remove it", "choose another folder", "say --overwrite", where=final
+            message, "remove it", "choose another folder", "say --overwrite", where=final
         )
 
     def _read(self, kind: str) -> dict[str, Any] | None:
@@ -171,10 +180,10 @@ class TargetFolder:
         if status_of_name(path) is None:
             return None
         try:
-            found = records.parse(kind, _read_record(path))
-            for name in found["files"]:
+            record = records.parse(kind, _read_record(path))
+            for name in record["files"]:
                 refuse_link((self._folder / name).parent)
-            return found
+            return record
         except FormatError as error:
             raise StorageError(
                 f"{error}; cannot tell what this folder contains",
@@ -182,14 +191,14 @@ class TargetFolder:
                 where=path,
             ) from error
 
-    def _changed(self, record: Mapping[str, Any], allowed: bool, whose: str) -> bool:
+    def _changed(self, record: Mapping[str, Any], allowed: bool, owner_text: str) -> bool:
         """Tell whether a record is of another conversion. Raises StorageError if not `allowed`."""
         changed = records.differences(record["identity"], self._identity)
         if changed and not allowed:
-            more = f", and {len(changed) - 3} things more" if len(changed) > 3 else ""
+            more_text = f", and {len(changed) - 3} things more" if len(changed) > 3 else ""
             raise StorageError(
-                f"holds the work of {whose} with other inputs or options: "
-                f"{'; '.join(changed[:3])}{more}",
+                f"holds the work of {owner_text} with other inputs or options: "
+                f"{'; '.join(changed[:3])}{more_text}",
                 "name another folder",
                 "say --overwrite to begin anew",
                 "run with what it was begun with",
@@ -199,10 +208,10 @@ class TargetFolder:
 
     def _discard(self, job: Mapping[str, Any]) -> None:
         """Remove what a stopped run left that is not to be continued, or note it as stale."""
-        for name, noted in job["files"].items():
+        for name, file_entry in job["files"].items():
             remove(part_of(self._folder / name))
-            if "inode" in noted:
-                self._stale[name] = noted
+            if "inode" in file_entry:
+                self._stale[name] = file_entry
         names = FORMS[job.get("form", DEFAULT_FORM)].companion_names(list(job["files"]))
         for name in set(names).intersection(job.get("companions", {})):
             remove(self._folder / name)
@@ -219,24 +228,27 @@ class TargetFolder:
         and no file shares its bytes.
         """
         old = self._journals()
-        found = records.completed({path.name: _read_record(path) for path in old}, boot_id())
-        there = {file["rank"]: part_of(self._folder / name) for name, file in self._files.items()}
-        found = found.only(
+        completed = records.completed({path.name: _read_record(path) for path in old}, boot_id())
+        parts_by_rank = {f["rank"]: part_of(self._folder / n) for n, f in self._files.items()}
+        completed = completed.only(
             rank
-            for rank, part in there.items()
-            if rank in found.done and is_own(part, found.parts.get(rank), found.sizes.get(rank, 0))
+            for rank, part in parts_by_rank.items()
+            if rank in completed.names_by_rank
+            and is_own(part, completed.parts.get(rank), completed.sizes.get(rank, 0))
         )
         if old:
-            self._consolidate(found, old)
-        return found
+            self._consolidate(completed, old)
+        return completed
 
-    def _consolidate(self, found: Completed, old: Sequence[Path]) -> None:
+    def _consolidate(self, completed: Completed, old: Sequence[Path]) -> None:
         """Write down what is on the device in place of `old` journals."""
-        done = [((rank,), sorted(names)) for rank, names in found.done.items()]
-        first = records.started(found.parts, found.durable, boot_id(), [path.name for path in old])
-        more = records.moved(done, found.sums, found.sizes)
+        moved_names = [((rank,), sorted(names)) for rank, names in completed.names_by_rank.items()]
+        first = records.started(
+            completed.parts, completed.durable, boot_id(), [path.name for path in old]
+        )
+        moved_line = records.moved(moved_names, completed.sums, completed.sizes)
         fresh = self._own / f"journal-{random_hex(4)}.jsonl"
-        write_small(fresh, first + more, durable=self._durable)
+        write_small(fresh, first + moved_line, durable=self._durable)
         for path in old:
             remove(path)
 
@@ -246,10 +258,10 @@ class TargetFolder:
         Call this before any part file is created: a new one may get the inode of an old one that
         the journals list.
         """
-        left = self.state.completed.only(ranks)
-        if left.done.keys() != self.state.completed.done.keys():
-            self.state = replace(self.state, completed=left)
-            self._consolidate(left, self._journals())
+        completed = self.state.completed.only(ranks)
+        if completed.names_by_rank.keys() != self.state.completed.names_by_rank.keys():
+            self.state = replace(self.state, completed=completed)
+            self._consolidate(completed, self._journals())
 
     def _name(self, final: Path) -> str:
         return str(final.relative_to(self._folder))
@@ -261,23 +273,29 @@ class TargetFolder:
 
         Raises StorageError where these will not fit.
         """
-        there = sum(status.st_blocks * 512 for part in sizes if (status := status_of_name(part)))
-        free, needed = free_bytes(self._folder), sum(sizes.values()) - there
-        if needed > free:
-            more, kept = "more " if there else "", f"{there / 1e6:,.1f} MB are there already"
+        present_bytes = sum(
+            status.st_blocks * 512 for part in sizes if (status := status_of_name(part))
+        )
+        free, needed_bytes = free_bytes(self._folder), sum(sizes.values()) - present_bytes
+        if needed_bytes > free:
+            more_text, details = (
+                "more " if present_bytes else "",
+                f"{present_bytes / 1e6:,.1f} MB are there already",
+            )
             raise StorageError(
-                f"{needed / 1e6:,.1f} MB {more}are to be written, {free / 1e6:,.1f} MB are free",
+                f"{needed_bytes / 1e6:,.1f} MB {more_text}are to be written, {free / 1e6:,.1f} MB "
+                "are free",
                 "make room",
                 "choose another folder",
                 where=self._folder,
-                details=kept if there else "",
+                details=details if present_bytes else "",
             )
         self.begun = True
-        return free - needed
+        return free - needed_bytes
 
     def complete(
         self,
-        found: Mapping[Path, Facts],
+        stats_by_path: Mapping[Path, Facts],
         digests: Mapping[Path, str],
         stale: Collection[str] = (),
     ) -> None:
@@ -288,30 +306,30 @@ class TargetFolder:
         """
         self._lock.check()
         boot = "" if self._durable else boot_id()
-        for final, facts in found.items():
-            noted = self._files[self._name(final)]
-            noted.update(facts, boot=boot)
+        for final, facts in stats_by_path.items():
+            file_entry = self._files[self._name(final)]
+            file_entry.update(facts, boot=boot)
             if final in digests:
-                noted["digest"] = digests[final]
+                file_entry["digest"] = digests[final]
         self._write_job()
-        if found:
+        if stats_by_path:
             companions.remove_mark(self._mark)
-            companions.remove_all(self._folder, self._form, map(self._name, found))
+            companions.remove_all(self._folder, self._form, map(self._name, stats_by_path))
         old = self._read(MANIFEST)
         if old is not None:
-            gone = {self._name(final) for final in found}
-            left = {name: facts for name, facts in old["files"].items() if name not in gone}
+            replaced_names = {self._name(final) for final in stats_by_path}
+            remaining_files = {n: f for n, f in old["files"].items() if n not in replaced_names}
             if records.differences(old["identity"], self._identity):
-                self._stale.update(left)
+                self._stale.update(remaining_files)
                 self._write_job()
                 companions.remove_all(self._folder, old.get("form", DEFAULT_FORM), old["files"])
                 for name in stale:
                     remove(self._folder / name)
                 remove(self._folder / MANIFEST_NAME)
-            elif not left:
+            elif not remaining_files:
                 remove(self._folder / MANIFEST_NAME)
-            elif left != old["files"]:
-                self._write_manifest({**old, "files": left})
+            elif remaining_files != old["files"]:
+                self._write_manifest({**old, "files": remaining_files})
         self._remove_stale()
 
     def _remove_stale(self) -> None:
@@ -319,10 +337,10 @@ class TargetFolder:
 
         Its ranks beyond this one's would be taken for ranks of this one.
         """
-        for name, known in self._stale.items():
+        for name, file_entry in self._stale.items():
             path = self._folder / name
             if name not in self._files and is_same_file(
-                known, known_facts(path), "size", "modified"
+                file_entry, known_facts(path), "size", "modified"
             ):
                 remove(path)
                 with suppress(OSError):
@@ -359,18 +377,25 @@ class TargetFolder:
         What `make_companions` returns is written before it, by name, if the files with `complete`
         names are all there.
         """
-        mine = set(map(self._name, self._finals.values()))
-        known = self._read(MANIFEST) or {}
-        files = dict(known.get("files", {}))
-        done = []
-        for name, noted in self._files.items():
+        own_names = set(map(self._name, self._finals.values()))
+        old_manifest = self._read(MANIFEST) or {}
+        files = dict(old_manifest.get("files", {}))
+        finished_names = []
+        for name, file_entry in self._files.items():
             path = self._folder / name
-            there = published.get(path) or known_facts(path)
-            if name in mine or is_same_file(noted, there, "inode", "size", "modified"):
+            file_stat = published.get(path) or known_facts(path)
+            if name in own_names or is_same_file(
+                file_entry, file_stat, "inode", "size", "modified"
+            ):
                 facts = ("rank", "size", "sample", "digest")
-                now = {key: (there or noted)[key] for key in ("inode", "modified", "changed")}
-                files[name] = {**{key: noted[key] for key in facts if key in noted}, **now}
-                done.append(name)
+                now = {
+                    key: (file_stat or file_entry)[key] for key in ("inode", "modified", "changed")
+                }
+                files[name] = {
+                    **{key: file_entry[key] for key in facts if key in file_entry},
+                    **now,
+                }
+                finished_names.append(name)
         if files.keys() >= set(complete):
             self._add_companions(make_companions())
         content = {
@@ -382,11 +407,13 @@ class TargetFolder:
             **contents,
         }
         if "copied" in contents:  # what an earlier run copied is still its own
-            content["copied"] = sorted({*known.get("copied", ()), *contents["copied"]})
+            content["copied"] = sorted({*old_manifest.get("copied", ()), *contents["copied"]})
         if "stages" in contents:
-            content["stages"] = {**known.get("stages", {}), **contents["stages"]}
+            content["stages"] = {**old_manifest.get("stages", {}), **contents["stages"]}
         self._write_manifest(content)
-        self._files = {n: f for n, f in self._files.items() if n not in done}  # not before it
+        self._files = {
+            n: f for n, f in self._files.items() if n not in finished_names
+        }  # not before it
         if self._mark is not None and self._companions:
             companions.set_mark(*self._mark, durable=self._durable)
         self.close(keep=False)
@@ -424,8 +451,8 @@ class TargetFolder:
     def _let_go(self) -> None:
         self._lock.release()
         with suppress(OSError):
-            for one in self._made:
-                one.rmdir()  # where nothing came of it
+            for folder in self._made:
+                folder.rmdir()  # where nothing came of it
 
 
 def _read_record(path: Path) -> bytes:

@@ -32,8 +32,8 @@ def write_parts(
     files' buffers; the rest is as for `rankxform.engine.pipeline.execute`.
     """
     parts = part_descriptors()
-    behind = journal is not None and journal.durable
-    sinks = file_sinks(outputs, parts, work.memory // 4, behind)
+    is_durable = journal is not None and journal.durable
+    sinks = file_sinks(outputs, parts, work.memory // 4, is_durable)
     if journal:
         journal.take_room(sum(sink.room for sink in sinks.values()))
 
@@ -42,7 +42,9 @@ def write_parts(
             sink.finish()
         if journal:
             sums = checker.take() if checker else {}
-            journal.commit({rank: one.part for rank, one in outputs.items()}, sums, on_progress)
+            journal.commit(
+                {rank: output.part for rank, output in outputs.items()}, sums, on_progress
+            )
 
     def complete(transfer: Transfer) -> None:
         if journal and transfer.targets:
@@ -59,7 +61,7 @@ def write_parts(
         with suppress(StorageError):
             if journal:
                 journal.give_room()
-            commit(lambda done: None)
+            commit(lambda nbytes: None)
         raise
     finally:
         if journal:

@@ -30,16 +30,18 @@ def list_on_all(team: Team, path: str, pattern: str) -> tuple[Listing | None, fr
         return None, frozenset()
     leader = nodes.is_leader(team.rank)
     folders = team.allgather(lambda: identity.network_folder(Path(path)) if leader else None)
-    same = {p for p, one in enumerate(folders) if one is not None and one == folders[0]} - {0}
+    same_as_process0 = {p for p, f in enumerate(folders) if f is not None and f == folders[0]} - {0}
 
     def own() -> Listing:
-        if leader and team.rank not in same:
+        if leader and team.rank not in same_as_process0:
             return store_at(path).list(pattern)
         return Listing(path)
 
-    there = reduce(Listing.joined, team.allgather(own))
+    listing = reduce(Listing.joined, team.allgather(own))
     searched = searched_nodes(team)
-    return replace(there, searched=searched), frozenset(nodes.node_of[process] for process in same)
+    return replace(listing, searched=searched), frozenset(
+        nodes.node_of[process] for process in same_as_process0
+    )
 
 
 def reach_of(
@@ -57,57 +59,70 @@ def reach_of(
     def mine() -> dict[int, Identity]:
         if not nodes.is_leader(team.rank) or nodes.node_of[team.rank] in same_as_node0:
             return {}
-        return {rank: one for rank, path in paths.items() if (one := identity.identity(Path(path)))}
+        return {
+            rank: file_identity
+            for rank, path in paths.items()
+            if (file_identity := identity.identity(Path(path)))
+        }
 
-    every = team.allgather(mine)
-    found = [
-        every[p[0]] if n not in same_as_node0 else every[0] for n, p in enumerate(nodes.processes)
+    by_process = team.allgather(mine)
+    identities_by_node = [
+        by_process[p[0]] if n not in same_as_node0 else by_process[0]
+        for n, p in enumerate(nodes.processes)
     ]
-    seen = [set(known) for known in found]
+    files_by_node = [set(identities) for identities in identities_by_node]
     twice = {
         rank: groups
         for rank in paths
-        if len(groups := identity.differing({n: f[rank] for n, f in enumerate(found) if rank in f}))
+        if len(
+            groups := identity.differing(
+                {n: f[rank] for n, f in enumerate(identities_by_node) if rank in f}
+            )
+        )
         > 1
     }
-    notices = _compare(team, paths, found, twice) if twice else []
+    notices = _compare(team, paths, identities_by_node, twice) if twice else []
     for rank, groups in twice.items():
         for node in (node for group in groups[1:] for node in group):
-            seen[node].discard(rank)
-    gone = [rank for rank in paths if not any(rank in one for one in seen)]
-    if gone:
-        raise CheckpointError(f"there is no such file{searched_nodes(team)}", where=paths[gone[0]])
-    return Reach(nodes.node_of, tuple(map(frozenset, seen))), notices
+            files_by_node[node].discard(rank)
+    missing_files = [rank for rank in paths if not any(rank in files for files in files_by_node)]
+    if missing_files:
+        raise CheckpointError(
+            f"there is no such file{searched_nodes(team)}", where=paths[missing_files[0]]
+        )
+    return Reach(nodes.node_of, tuple(map(frozenset, files_by_node))), notices
 
 
 def _compare(
     team: Team,
     paths: Mapping[int, str],
-    found: list[dict[int, Identity]],
+    identities_by_node: list[dict[int, Identity]],
     twice: Mapping[int, list[list[int]]],
 ) -> list[str]:
     """Compare files that nodes have under one name and that are not the same by their times."""
     nodes = team.nodes
     node = nodes.node_of[team.rank]
     for rank, groups in twice.items():
-        sizes = {nodes.names[group[0]]: found[group[0]][rank].size for group in groups}
+        sizes = {nodes.names[group[0]]: identities_by_node[group[0]][rank].size for group in groups}
         if len(set(sizes.values())) > 1:
             places = [f"{name} ({size} bytes)" for name, size in sizes.items()]
             raise _different(paths[rank], rank, places)
-    mine = [
+    files_to_digest = [
         rank
         for rank, groups in twice.items()
         if nodes.is_leader(team.rank) and any(group[0] == node for group in groups)
     ]
     digests = team.allgather_work(
-        lambda on_progress: {r: identity.digest(Path(paths[r]), on_progress) for r in mine}
+        lambda on_progress: {
+            r: identity.digest(Path(paths[r]), on_progress) for r in files_to_digest
+        }
     )
     for rank, groups in twice.items():
         leaders = [nodes.processes[group[0]][0] for group in groups]
         if len({digests[process][rank] for process in leaders}) > 1:
             names = [nodes.names[group[0]] for group in groups]
             raise _different(paths[rank], rank, names)
-    total = sum(found[groups[0][0]][rank].size * len(groups) for rank, groups in twice.items())
+    total = sum(identities_by_node[g[0][0]][r].size * len(g) for r, g in twice.items())
     return [
         f"{len(twice)} source files are on several nodes with other times (such as "
         f"{paths[min(twice)]}); their {total} bytes were compared, and one copy was used. Copies "

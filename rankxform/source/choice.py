@@ -73,9 +73,9 @@ class Fault(NamedTuple):
         """What is wrong, and what can be tried."""
         return str(self.parts)
 
-    def error(self, more: str = "") -> RankxformError:
-        """Return the error that it is, with `more` in its details."""
-        details = "\n".join(filter(None, (self.parts.details, more)))
+    def error(self, extra_details: str = "") -> RankxformError:
+        """Return the error that it is, with `extra_details` in its details."""
+        details = "\n".join(filter(None, (self.parts.details, extra_details)))
         error = self.kind.of_parts(self.parts._replace(details=details))
         error.fault = self.id
         return error
@@ -92,7 +92,9 @@ class Narrow:
     preferred: Mapping[int, str] = field(default_factory=dict)  # chosen if all of them exist
     manifest: bool = True  # use what rankxform noted of its own files
     extra_ranks: bool = False  # ranks beyond the strategy's are a notice, not a warning
-    beside: bool = True  # compare --src-strategy with output/strategy beside the checkpoint
+    check_saved_strategy: bool = (
+        True  # compare --src-strategy with output/strategy beside the checkpoint
+    )
 
 
 class Chosen(NamedTuple):
@@ -104,13 +106,13 @@ class Chosen(NamedTuple):
 
     selected: Selected
     names: Mapping[int, str]
-    wanted: tuple[int, ...]
+    needed_files: tuple[int, ...]
     strategy: Strategy | None
     faults: tuple[Fault, ...] = ()
     notices: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     siblings: int = 0
-    own: Own | None = None
+    manifest: Own | None = None
 
 
 def form_at(where: Where, option: str = "--src-form") -> Form:
@@ -135,7 +137,7 @@ def entered(where: Where) -> tuple[Where, str]:
     if where.pattern != DEFAULT_PATTERN or any(name.startswith("rank") for name in folders):
         return where, ""
     listing = store_at(where.path).list(where.pattern)
-    inside = [one for one, files in listing.inside.items() if files]
+    inside = [folder for folder, files in listing.inside.items() if files]
     if listing.files or len(inside) != 1 or form_at(where).described:
         return where, ""
     path = address_of(where.path, inside[0])
@@ -156,9 +158,12 @@ def earlier_step(form: Form, where: Where, listing: Listing, selected: Selected)
     """Return the newest step before the chosen one that all ranks have files of, by its name."""
     steps = [step for step in selected.skipped_steps if selected.step and step < selected.step]
     for step in sorted(steps, reverse=True):
-        asked, needed = replace(where, step="_".join(map(str, step))), Needed([*selected.names])
+        step_ref, rank_filter = (
+            replace(where, step="_".join(map(str, step))),
+            Needed([*selected.names]),
+        )
         with suppress(RankxformError):  # some rank lacks it
-            return form.select(listing, asked, store_at(where.path), needed).step_name
+            return form.select(listing, step_ref, store_at(where.path), rank_filter).step_name
     return None
 
 
@@ -171,52 +176,67 @@ def choose(
     where: Where, form: Form, listing: Listing | None, narrow: Narrow, team: Team
 ) -> tuple[Chosen, Listing | None]:
     """Choose the files, on process 0. Returns also the listing, where it is known."""
-    seen: list[Listing] = [] if listing is None else [listing]
+    listings: list[Listing] = [] if listing is None else [listing]
 
     def found() -> Chosen:
         store = store_at(where.path)
-        if where.files is None and not seen:
-            seen.append(store.list(form.pattern(where)))
-        there = seen[0] if seen else None
+        if where.files is None and not listings:
+            listings.append(store.list(form.pattern(where)))
+        src_listing = listings[0] if listings else None
         if form.described:
-            chosen = _described(where, form, there, store, narrow)
-            below = dirname(next(iter(chosen.names.values()), ""))
-            own = own_of(where, form, there, below) if narrow.manifest else None
-            return chosen if own is None else _with_own(chosen, own, where, there)
-        own = own_of(where, form, there) if narrow.manifest else None
-        if own is None:
-            return _of_ranks(where, form, there, store, narrow)
-        stated = where if where.strategy is not None else replace(where, strategy=own.strategy)
-        known = replace(narrow, beside=False)  # the manifest says more than what lies beside it
-        return _with_own(_of_ranks(stated, form, there, store, known), own, where, there)
+            chosen_files = _described(where, form, src_listing, store, narrow)
+            below = dirname(next(iter(chosen_files.names.values()), ""))
+            manifest = own_of(where, form, src_listing, below) if narrow.manifest else None
+            return (
+                chosen_files
+                if manifest is None
+                else _with_own(chosen_files, manifest, where, src_listing)
+            )
+        manifest = own_of(where, form, src_listing) if narrow.manifest else None
+        if manifest is None:
+            return _of_ranks(where, form, src_listing, store, narrow)
+        declared_ref = (
+            where if where.strategy is not None else replace(where, strategy=manifest.strategy)
+        )
+        manifest_scope = replace(
+            narrow, check_saved_strategy=False
+        )  # the manifest says more than what lies beside it
+        return _with_own(
+            _of_ranks(declared_ref, form, src_listing, store, manifest_scope),
+            manifest,
+            where,
+            src_listing,
+        )
 
-    chosen = team.bcast(found)
-    return chosen, (seen[0] if seen else None)
+    chosen_files = team.bcast(found)
+    return chosen_files, (listings[0] if listings else None)
 
 
-def _with_own(chosen: Chosen, own: Own, where: Where, listing: Listing | None) -> Chosen:
+def _with_own(chosen_files: Chosen, manifest: Own, where: Where, listing: Listing | None) -> Chosen:
     """Compare what was chosen with what rankxform noted of the files when it wrote them."""
-    if own.notice:
-        return chosen._replace(notices=(own.notice, *chosen.notices))
-    wrong = [*own.wrong, *own.gone]
-    found = list[Fault]()
-    if own.strategy is not None:
+    if manifest.notice:
+        return chosen_files._replace(notices=(manifest.notice, *chosen_files.notices))
+    wrong = [*manifest.wrong, *manifest.missing_files]
+    findings = list[Fault]()
+    if manifest.strategy is not None:
         if where.strategy is not None:
-            stated = _stated_by(own, own.strategy)
-            for one in _contradictions(stated, with_uneven_states(where.strategy)):
-                found.append(one._replace(kind=StrategyError, id=BOXES))
+            description = _stated_by(manifest, manifest.strategy)
+            for contradiction in _contradictions(description, with_uneven_states(where.strategy)):
+                findings.append(contradiction._replace(kind=StrategyError, id=BOXES))
         assert listing is not None
-        wrong += gone(own, listing.files, chosen.wanted if not found else ())
-    found += (Fault(one, id=FILES) for one in wrong)
-    notices = (*chosen.notices, *own.doubts)
-    return chosen._replace(faults=(*found, *chosen.faults), notices=notices, own=own)
+        wrong += gone(manifest, listing.files, chosen_files.needed_files if not findings else ())
+    findings += (Fault(message, id=FILES) for message in wrong)
+    notices = (*chosen_files.notices, *manifest.doubts)
+    return chosen_files._replace(
+        faults=(*findings, *chosen_files.faults), notices=notices, manifest=manifest
+    )
 
 
-def _stated_by(own: Own, strategy: Strategy) -> Description:
+def _stated_by(manifest: Own, strategy: Strategy) -> Description:
     """Return what a manifest states, as a checkpoint's own description."""
     shapes = strategy.shapes
-    declared = {name: (own.dtypes[name], shape) for name, shape in shapes.items()}
-    return Description(own.label, strategy, declared=declared)
+    declared = {name: (manifest.dtypes[name], shape) for name, shape in shapes.items()}
+    return Description(manifest.label, strategy, declared=declared)
 
 
 def _described(
@@ -227,35 +247,35 @@ def _described(
         raise UsageError(
             f"--src-pattern and files are for rank folders; {where.path} is {form.name}"
         )
-    found = [*_unfinished(where.path)]
+    findings = [*_unfinished(where.path)]
     try:
         selected = form.select(listing, where, store, Needed())
     except (UsageError, CheckpointError) as error:
         is_empty = not listing.files and error.parts.what.startswith("holds no")
         parts = with_what_lies_there(error.parts, where, listing, is_empty=is_empty)
-        return Chosen(Selected({}), {}, (), None, (*found, Fault(parts, type(error))))
+        return Chosen(Selected({}), {}, (), None, (*findings, Fault(parts, type(error))))
     description = selected.description
     assert description is not None
     names = selected.names
     folder = dirname(address_of(where.path, next(iter(names.values()), "")))
-    found = found or [*_unfinished(folder)]
+    findings = findings or [*_unfinished(folder)]
     strategy = description.strategy
     if where.strategy is not None:
-        found += _contradictions(description, where.strategy, as_ranks(names.values()))
-    wanted: set[int] = {*names, *description.ranks}
-    needed = narrow.ranks(strategy) if strategy is not None and not found else None
-    if needed is not None:
-        ranks = set(needed)
-        wanted = {file for file in wanted if description.ranks[file] in ranks}
-    kept = {file: name for file, name in names.items() if file in wanted}
-    if not kept:
-        lost = [*description.missing_files.values()]
-        named = f": {lost[0]}{more(lost, 'file')}" if lost else ""
-        what = f"none of the files that are needed is there{listing.searched}{named}"
-        found.append(Fault(Parts(what, ("bring them",), where=where.path)))
+        findings += _contradictions(description, where.strategy, as_ranks(names.values()))
+    needed_files: set[int] = {*names, *description.ranks}
+    needed_ranks = narrow.ranks(strategy) if strategy is not None and not findings else None
+    if needed_ranks is not None:
+        ranks = set(needed_ranks)
+        needed_files = {file for file in needed_files if description.ranks[file] in ranks}
+    names_to_read = {file: name for file, name in names.items() if file in needed_files}
+    if not names_to_read:
+        missing_names = [*description.missing_files.values()]
+        named = f": {missing_names[0]}{more(missing_names, 'file')}" if missing_names else ""
+        problem_text = f"none of the files that are needed is there{listing.searched}{named}"
+        findings.append(Fault(Parts(problem_text, ("bring them",), where=where.path)))
     return Chosen(
-        selected, kept, tuple(sorted(wanted)), strategy, tuple(found), description.notices,
-        description.warnings,
+        selected, names_to_read, tuple(sorted(needed_files)), strategy, tuple(findings),
+        description.notices, description.warnings,
     )  # fmt: skip
 
 
@@ -264,36 +284,38 @@ def _of_ranks(
 ) -> Chosen:
     """Choose the files of ranks, which say nothing of how they are sharded."""
     src, searched = where.strategy, listing.searched if listing else ""
-    whole = src is None or isinstance(src, WholeStrategy)
-    asked, needed = None if src is None else narrow.ranks(src), Needed()
-    if src is not None and (asked is not None or not whole):
-        needed = Needed(asked or range(src.ranks), range(src.ranks))
-    found = [*_unfinished(where.path)] if where.files is None else []
-    if narrow.beside and where.files is None and src is not None:
-        found += _contradicted_beside(where.path, src)
+    is_whole = src is None or isinstance(src, WholeStrategy)
+    requested_ranks, rank_filter = None if src is None else narrow.ranks(src), Needed()
+    if src is not None and (requested_ranks is not None or not is_whole):
+        rank_filter = Needed(requested_ranks or range(src.ranks), range(src.ranks))
+    findings = [*_unfinished(where.path)] if where.files is None else []
+    if narrow.check_saved_strategy and where.files is None and src is not None:
+        findings += _contradicted_beside(where.path, src)
     try:
-        selected = _selected(where, form, listing, store, needed, narrow.preferred)
+        selected = _selected(where, form, listing, store, rank_filter, narrow.preferred)
     except (UsageError, CheckpointError) as error:
         is_empty = listing is not None and not by_rank(listing, where.pattern)
         is_empty = is_empty and where.pattern == DEFAULT_PATTERN
         parts = with_what_lies_there(error.parts, where, listing, is_empty=is_empty)
-        return Chosen(Selected({}), {}, (), None, (*found, Fault(parts, type(error))))
+        return Chosen(Selected({}), {}, (), None, (*findings, Fault(parts, type(error))))
     names = selected.names
     alone = listing is None or listing.kind == FILE  # files are given: one, or that of each rank
-    one = address_of(where.path, *names.values()) if alone and len(names) == 1 else ""
-    siblings = siblings_of(Path(one)) if one and is_path(one) else []
+    single_path = address_of(where.path, *names.values()) if alone and len(names) == 1 else ""
+    siblings = siblings_of(Path(single_path)) if single_path and is_path(single_path) else []
     if src is None and (len(names) > 1 or siblings):
-        found.append(Fault(which_strategy(where, selected, siblings), UsageError))
-    if src is not None and not whole and siblings and where.files is None:
-        found.append(Fault(one_of_ranks(where, src, siblings), UsageError))
-    there = dict.fromkeys(map(selected.rank_of, names))
-    wanted = sorted(there) if needed.ranks is None else list(needed.ranks)
-    if not any(rank in there for rank in wanted):
-        what = f"none of the ranks {format_ranges(wanted)} is there{searched}"
-        found.append(Fault(Parts(what, where=where.path)))
-    outside = [] if src is None or whole else [rank for rank in there if rank >= src.ranks]
-    keep = {*wanted, *outside[-1:]}  # of the ranks beyond the strategy's, one is looked at
-    kept = {file: name for file, name in names.items() if selected.rank_of(file) in keep}
+        findings.append(Fault(which_strategy(where, selected, siblings), UsageError))
+    if src is not None and not is_whole and siblings and where.files is None:
+        findings.append(Fault(one_of_ranks(where, src, siblings), UsageError))
+    present_ranks = dict.fromkeys(map(selected.rank_of, names))
+    needed_ranks = sorted(present_ranks) if rank_filter.ranks is None else list(rank_filter.ranks)
+    if not any(rank in present_ranks for rank in needed_ranks):
+        problem_text = f"none of the ranks {format_ranges(needed_ranks)} is there{searched}"
+        findings.append(Fault(Parts(problem_text, where=where.path)))
+    outside = (
+        [] if src is None or is_whole else [rank for rank in present_ranks if rank >= src.ranks]
+    )
+    keep = {*needed_ranks, *outside[-1:]}  # of the ranks beyond the strategy's, one is looked at
+    names_to_read = {file: name for file, name in names.items() if selected.rank_of(file) in keep}
     notices, warnings = list[str](), [*_newer(selected)]
     if outside:
         assert src is not None
@@ -301,37 +323,47 @@ def _of_ranks(
             f"{where.path}: {len(outside)} ranks from {min(outside)} on are beyond the {src.ranks} "
             f"of {src.label} and were not used"
         )
-    missing = [rank for rank in wanted if rank not in there]
+    missing = [rank for rank in needed_ranks if rank not in present_ranks]
     if missing:
         notices.append(
             f"{where.path}: no file of rank {format_ranges(missing)}{searched}; "
             "copies on other ranks serve"
         )
-    files = [file for file in kept if selected.rank_of(file) not in {*outside[-1:]}]
+    files = [file for file in names_to_read if selected.rank_of(file) not in {*outside[-1:]}]
     return Chosen(
-        selected, kept, (*files, *missing), src, tuple(found), tuple(notices), tuple(warnings),
-        len(siblings),
+        selected, names_to_read, (*files, *missing), src, tuple(findings), tuple(notices),
+        tuple(warnings), len(siblings),
     )  # fmt: skip
 
 
-def _contradicted_beside(path: str, given: Strategy) -> Iterator[Fault]:
+def _contradicted_beside(path: str, src_strategy: Strategy) -> Iterator[Fault]:
     """Yield that a strategy contradicts the one that MindFormers left with the checkpoint."""
-    found = with_checkpoint(path, given)
-    own = with_uneven_states(found) if found is not None else None
-    listed = own.stages_of if own is not None else ()
-    kind = given.states.kind
-    both = [n for n in listed if n in given.stages_of and kind(n) != NEVER_SAVED]
-    if own is None or own.ranks != given.ranks or not both:
+    loaded_strategy = with_checkpoint(path, src_strategy)
+    mindformers_strategy = (
+        with_uneven_states(loaded_strategy) if loaded_strategy is not None else None
+    )
+    listed = mindformers_strategy.stages_of if mindformers_strategy is not None else ()
+    kind = src_strategy.states.kind
+    common_names = [n for n in listed if n in src_strategy.stages_of and kind(n) != NEVER_SAVED]
+    if (
+        mindformers_strategy is None
+        or mindformers_strategy.ranks != src_strategy.ranks
+        or not common_names
+    ):
         return  # it is another job's
-    name = first_differing_name(own, with_uneven_states(given), both, {})
+    name = first_differing_name(
+        mindformers_strategy, with_uneven_states(src_strategy), common_names, {}
+    )
     if name is not None:
         tries = (
             "give the one that the checkpoint was saved with",
             "say --accept contradictions if --src-strategy is right",
         )
-        what = f"{given.label} and {own.label} shard {name!r} in two ways"
-        more = f"MindFormers left the latter with {path}"
-        yield Fault(Parts(what, tries, details=more), StrategyError, id=BOXES)
+        problem_text = (
+            f"{src_strategy.label} and {mindformers_strategy.label} shard {name!r} in two ways"
+        )
+        details = f"MindFormers left the latter with {path}"
+        yield Fault(Parts(problem_text, tries, details=details), StrategyError, id=BOXES)
 
 
 def _selected(
@@ -339,13 +371,13 @@ def _selected(
     form: Form,
     listing: Listing | None,
     store: Store,
-    needed: Needed,
+    rank_filter: Needed,
     preferred: Mapping[int, str],
 ) -> Selected:
     if listing is not None and preferred and {*preferred.values()} <= {*listing.files}:
         return Selected(preferred)
     if listing is not None:
-        return form.select(listing, where, store, needed)
+        return form.select(listing, where, store, rank_filter)
     assert where.files is not None
     return Selected({rank: absolute(path) for rank, path in where.files.items()})
 
@@ -364,55 +396,65 @@ def _unfinished(folder: str) -> Iterator[Fault]:
     """Yield that a run of rankxform was stopped in a folder, whatever it holds."""
     if store_at(folder).has(f"{FOLDER_NAME}/{JOB_NAME}"):
         tries = ("run its command again to complete it, unless it is at work",)
-        what = "a conversion into this folder was stopped, or is at work"
-        yield Fault(Parts(what, tries, folder))
+        problem_text = "a conversion into this folder was stopped, or is at work"
+        yield Fault(Parts(problem_text, tries, folder))
 
 
 def _contradictions(
-    description: Description, given: Strategy, otherwise: str = ""
+    description: Description, src_strategy: Strategy, otherwise: str = ""
 ) -> Iterator[Fault]:
     """Yield where a given strategy contradicts what a checkpoint says of itself.
 
     otherwise: the option by which it is another checkpoint, "" if there is none.
     """
-    own = description.strategy
+    declared_strategy = description.strategy
 
-    def wrong(what: str) -> Fault:
+    def wrong(problem_text: str) -> Fault:
         tries = filter(None, (otherwise, "leave out --src-strategy"))
-        return Fault(Parts(what, (*tries,)), UsageError)
+        return Fault(Parts(problem_text, (*tries,)), UsageError)
 
-    if own is None:
-        if not isinstance(given, WholeStrategy):
-            what = "that its tensors are whole" if description.is_whole else "where each box is"
-            yield wrong(f"{description.source} says {what}, and {given.label} shards them")
+    if declared_strategy is None:
+        if not isinstance(src_strategy, WholeStrategy):
+            declared_text = (
+                "that its tensors are whole" if description.is_whole else "where each box is"
+            )
+            yield wrong(
+                f"{description.source} says {declared_text}, and {src_strategy.label} shards them"
+            )
         return
-    layouts = (layout for some in own.stages for layout in some.values())
-    if isinstance(given, WholeStrategy) and all({*one.counts} <= {1} for one in layouts):
+    layouts = (
+        layout for stage_layouts in declared_strategy.stages for layout in stage_layouts.values()
+    )
+    if isinstance(src_strategy, WholeStrategy) and all(
+        {*layout.counts} <= {1} for layout in layouts
+    ):
         return
-    if isinstance(given, WholeStrategy):
+    if isinstance(src_strategy, WholeStrategy):
         yield wrong(
             f"{description.source} says how its parameters are sharded, and 'none' means whole "
             "tensors"
         )
         return
-    if isinstance(given, PatternStrategy):
+    if isinstance(src_strategy, PatternStrategy):
         shapes = {name: shape for name, (_, shape) in description.declared.items()}
-        given = given.over(shapes, states=True)
-    if own.ranks != given.ranks:
+        src_strategy = src_strategy.over(shapes, states=True)
+    if declared_strategy.ranks != src_strategy.ranks:
         yield wrong(
-            f"{given.label} is of {given.ranks} ranks, and {description.source}, which is the "
-            f"checkpoint's own, of {own.ranks}"
+            f"{src_strategy.label} is of {src_strategy.ranks} ranks, and {description.source}, "
+            "which is the "
+            f"checkpoint's own, of {declared_strategy.ranks}"
         )
         return
-    both = [name for name in own.stages_of if name in given.stages_of]
-    if not both:
-        yield wrong(f"{given.label} lists no parameter of {description.source}")
+    common_names = [name for name in declared_strategy.stages_of if name in src_strategy.stages_of]
+    if not common_names:
+        yield wrong(f"{src_strategy.label} lists no parameter of {description.source}")
         return
     shapes = {name: shape for name, (_, shape) in description.declared.items()}
-    name = first_differing_name(own, given, both, shapes)
+    name = first_differing_name(declared_strategy, src_strategy, common_names, shapes)
     if name is not None:
         yield wrong(
-            f"{given.label} and {description.source} shard {name!r} in two ways, and the latter "
+            f"{src_strategy.label} and {description.source} shard {name!r} in two ways, and the "
+            "latter "
             "is the checkpoint's own"
         )
 

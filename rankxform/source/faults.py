@@ -34,15 +34,19 @@ def own_names(description: Description, indexes: Mapping[int, Index]) -> dict[in
 
     MindSpore puts one rank's slices there, of what it was told to leave out.
     """
-    schemas = {file: one.schema for file, one in indexes.items()}
+    schemas = {file: index.schema for file, index in indexes.items()}
     if description.untracked is None or description.untracked not in schemas:
         return schemas
-    known = {n for file, one in schemas.items() if file != description.untracked for n in one.names}
-    one = schemas[description.untracked]
-    states = find_states(dict.fromkeys([*description.declared, *known, *one.names]))
-    kept = [i for i, n in enumerate(one.names) if n not in known and states.of(n) is None]
+    tracked_names = {
+        n for file, schema in schemas.items() if file != description.untracked for n in schema.names
+    }
+    schema = schemas[description.untracked]
+    states = find_states(dict.fromkeys([*description.declared, *tracked_names, *schema.names]))
+    rows = [
+        i for i, n in enumerate(schema.names) if n not in tracked_names and states.of(n) is None
+    ]
     schemas[description.untracked] = Schema(
-        *(tuple(some[i] for i in kept) for some in (one.names, one.dtypes, one.shapes))  # type: ignore[arg-type]
+        *(tuple(column[i] for i in rows) for column in (schema.names, schema.dtypes, schema.shapes))  # type: ignore[arg-type]
     )
     return schemas
 
@@ -55,23 +59,27 @@ def repaired(description: Description, schemas: Mapping[int, Schema]) -> Descrip
     if description.strategy is None or not description.listed:
         return description
     stages = [dict(layouts) for layouts in description.strategy.stages]
-    known: dict[tuple[Layout, Shape], Layout | None] = {}
+    layout_cache: dict[tuple[Layout, Shape], Layout | None] = {}
     names: dict[str, None] = {}
     for file, schema in schemas.items():
         layouts = stages[description.strategy.stage_of(description.ranks[file])]
         for name in description.listed.get(file, ()):
-            at, (_, shape) = schema.position.get(name), description.declared[name]
-            if at is None or len(shape) != len(schema.shapes[at]) or 0 in schema.shapes[at]:
+            position, (_, shape) = schema.position.get(name), description.declared[name]
+            if (
+                position is None
+                or len(shape) != len(schema.shapes[position])
+                or 0 in schema.shapes[position]
+            ):
                 continue
-            counts = tuple(n // own for n, own in zip(shape, schema.shapes[at]))
+            counts = tuple(n // slice_size for n, slice_size in zip(shape, schema.shapes[position]))
             layout = layouts[name]
             if counts == layout.counts:
                 continue
-            if (layout, counts) not in known:
-                known[layout, counts] = repair_misstated_layout(layout, counts)
-            meant = known[layout, counts]
-            if meant is not None:
-                layouts[name], names[name] = meant, None
+            if (layout, counts) not in layout_cache:
+                layout_cache[layout, counts] = repair_misstated_layout(layout, counts)
+            repaired_layout = layout_cache[layout, counts]
+            if repaired_layout is not None:
+                layouts[name], names[name] = repaired_layout, None
     if not names:
         return description
     notice = (
@@ -99,31 +107,35 @@ def file_faults(
         yield from _large_among_untracked(
             paths[description.untracked], schemas[description.untracked], dropped
         )
-    there = {name for one in schemas.values() for name in one.names}
+    present_names = {name for schema in schemas.values() for name in schema.names}
     misplaced = _misplaced(description, schemas) if description.is_whole else {}
-    for name, (listed, held) in misplaced.items():
-        a, b = basename(paths[listed]), basename(paths[held])
-        what = f"lists {name!r} in {a}, and {b} holds it"
-        yield Parts(what, ("correct the index",), where=description.source)
+    for name, (listed, holder) in misplaced.items():
+        a, b = basename(paths[listed]), basename(paths[holder])
+        problem_text = f"lists {name!r} in {a}, and {b} holds it"
+        yield Parts(problem_text, ("correct the index",), where=description.source)
     for file, names in description.listed.items():
         if file not in schemas:
             continue
         position = schemas[file].position
         excused = _is_never_saved if description.strategy is not None else lambda name: False
-        gone = [
+        missing_names = [
             n
             for n in names
             if n not in position
-            and (n in there or not excused(n))
+            and (n in present_names or not excused(n))
             and n not in misplaced
             and not dropped(n)
         ]
-        if gone:
-            what = f"does not hold {_named(gone)}, which {description.source} lists in it"
-            yield Parts(what, ("copy the file again", "correct the list"), where=paths[file])
+        if missing_names:
+            problem_text = (
+                f"does not hold {_named(missing_names)}, which {description.source} lists in it"
+            )
+            yield Parts(
+                problem_text, ("copy the file again", "correct the list"), where=paths[file]
+            )
         if description.is_whole:
-            known = {*names, *misplaced}
-            yield from _unlisted(description, paths[file], schemas[file], known, dropped)
+            listed_names = {*names, *misplaced}
+            yield from _unlisted(description, paths[file], schemas[file], listed_names, dropped)
         else:
             yield from _slices(description, file, paths[file], schemas[file], names)
     if description.strategy is not None:
@@ -134,7 +146,7 @@ def _misplaced(
     description: Description, schemas: Mapping[int, Schema]
 ) -> dict[str, tuple[int, int]]:
     """Return tensors that an index lists in a file other than the one that has them: both files."""
-    holder = {name: file for file, one in schemas.items() for name in one.names}
+    holder = {name: file for file, schema in schemas.items() for name in schema.names}
     return {
         name: (file, holder[name])
         for file, names in description.listed.items()
@@ -172,44 +184,48 @@ def _copies(
 ) -> Iterator[Parts]:
     """Yield what is in a file and not said to be: copies, and states that cannot be placed."""
     of_rank: dict[tuple[int, str], int] = {}
-    every = (name for one in dict.fromkeys(schemas.values()) for name in one.names)
-    states = find_states(dict.fromkeys([*description.declared, *every]))
+    all_names = (name for schema in dict.fromkeys(schemas.values()) for name in schema.names)
+    states = find_states(dict.fromkeys([*description.declared, *all_names]))
     assert description.strategy is not None
     for file, schema in schemas.items():
         rank = description.ranks[file]
         listed = set(description.listed.get(file, ()))
-        more = [
+        unlisted_names = [
             n
             for n in schema.names
             if n not in listed
             and (n in description.declared or states.of(n) is not None)
             and not dropped(n)
         ]
-        if more:  # rarely: what follows a parameter is worked out for these files alone
+        if unlisted_names:  # rarely: what follows a parameter is worked out for these files alone
             layouts = description.strategy.stages[description.strategy.stage_of(rank)]
             follows = dict(following(schema, layouts, states, description.declared))
-            more = [name for name in more if name not in follows]
-        if more:
-            what = f"holds {_named(more)}, which {description.source} does not list in it"
-            yield Parts(what, (_AGAIN,), where=paths[file])
+            unlisted_names = [name for name in unlisted_names if name not in follows]
+        if unlisted_names:
+            problem_text = (
+                f"holds {_named(unlisted_names)}, which {description.source} does not list in it"
+            )
+            yield Parts(problem_text, (_AGAIN,), where=paths[file])
         for name in schema.names:
-            other = of_rank.setdefault((rank, name), file)
-            if other != file:
-                what = f"both are rank {rank}'s and hold {name!r}"
-                both = f"{paths[other]} and {paths[file]}"
-                yield Parts(what, ("remove the one that does not belong there",), where=both)
+            first_file = of_rank.setdefault((rank, name), file)
+            if first_file != file:
+                problem_text = f"both are rank {rank}'s and hold {name!r}"
+                paths_text = f"{paths[first_file]} and {paths[file]}"
+                yield Parts(
+                    problem_text, ("remove the one that does not belong there",), where=paths_text
+                )
 
 
 def _twice(paths: Mapping[int, str], schemas: Mapping[int, Schema]) -> Iterator[Parts]:
     """Yield whole tensors of one name in two files: it is not known which is meant."""
     first: dict[str, int] = {}
-    found: dict[tuple[int, int], list[str]] = {}
-    for file, one in schemas.items():
-        for name in one.names:
-            other = first.setdefault(name, file)
-            if other != file:
-                found.setdefault((other, file), []).append(name)
-    for (a, b), names in found.items():
+    names_by_pair: dict[tuple[int, int], list[str]] = {}
+    for file, schema in schemas.items():
+        for name in schema.names:
+            first_file = first.setdefault(name, file)
+            if first_file != file:
+                names_by_pair.setdefault((first_file, file), []).append(name)
+    for (a, b), names in names_by_pair.items():
         yield Parts(
             f"both hold {_named(names)}",
             (as_ranks([paths[a], paths[b]]) or _FOLDERS, "remove one"),
@@ -223,10 +239,10 @@ def _unlisted(
 ) -> Iterator[Parts]:
     """Yield tensors that the index does not list, if they are to be converted."""
     listed = set(names)
-    more = [n for n in schema.names if n not in listed and not dropped(n)]
-    if more:
-        what = f"holds {_named(more)}, which {description.source} does not list"
-        yield Parts(what, ("correct the index", "leave it out (--exclude)"), where=path)
+    unlisted_names = [n for n in schema.names if n not in listed and not dropped(n)]
+    if unlisted_names:
+        problem_text = f"holds {_named(unlisted_names)}, which {description.source} does not list"
+        yield Parts(problem_text, ("correct the index", "leave it out (--exclude)"), where=path)
 
 
 def _slices(
@@ -237,21 +253,21 @@ def _slices(
     layouts = description.strategy.stages[description.strategy.stage_of(description.ranks[file])]
     other_shapes, other_types = [], []
     for name in names:
-        at = schema.position.get(name)
-        if at is None:
+        position = schema.position.get(name)
+        if position is None:
             continue
         dtype, shape = description.declared[name]
         local = tuple(n // count for n, count in zip(shape, layouts[name].counts))
-        if schema.shapes[at] != local:
-            other_shapes.append((name, schema.shapes[at], local))
-        if schema.dtypes[at] != dtype:
-            other_types.append((name, schema.dtypes[at], dtype))
+        if schema.shapes[position] != local:
+            other_shapes.append((name, schema.shapes[position], local))
+        if schema.dtypes[position] != dtype:
+            other_types.append((name, schema.dtypes[position], dtype))
     if other_shapes:
         name, have, want = other_shapes[0]
-        more = f", and so for {len(other_shapes) - 1} more" if other_shapes[1:] else ""
+        suffix = f", and so for {len(other_shapes) - 1} more" if other_shapes[1:] else ""
         yield Parts(
             f"the slice of {name!r} has shape {list(have)}, and {description.source} says "
-            f"{list(want)}{more}",
+            f"{list(want)}{suffix}",
             (
                 "copy the file again",
                 "save rank folders and convert these, if the job has such groups of ranks",
@@ -262,8 +278,8 @@ def _slices(
         )
     if other_types:
         name, a, b = other_types[0]
-        what = f"{name!r} is {a}, and {description.source} says {b}"
-        yield Parts(what, (_AGAIN,), where=path)
+        problem_text = f"{name!r} is {a}, and {description.source} says {b}"
+        yield Parts(problem_text, (_AGAIN,), where=path)
 
 
 def in_two_files(

@@ -38,24 +38,28 @@ def which_strategy(where: Where, selected: Selected, siblings: Sequence[int]) ->
     """
     folder, ranks = Path(where.path), selected.rank_count
     count = len({*map(selected.rank_of, selected.names)})
-    what = f"holds the files of {count} ranks"
+    problem_text = f"holds the files of {count} ranks"
     if where.files is not None:
-        what = f"{count} files are given, of as many ranks"
+        problem_text = f"{count} files are given, of as many ranks"
     if siblings:
         ranks, folder = max(siblings) + 1, folder.resolve().parent.parent
-        what = f"is the file of one of {len(siblings)} rank folders"
-    beside = strategies.beside(folder, ranks) if is_path(where.path) else []
-    found = [option_for(path, one) for path, one in beside if is_tied(path, folder)]
-    others = [f"{shortly(path)} ({one.extent})" for path, one in beside][:_SHOWN]
-    found = found[:_SHOWN] or ["--src-strategy FILE or FOLDER (MindFormers: output/strategy)"]
-    there = f"beside it lies {' and '.join(others)}, of this checkpoint or of another"
-    none = "--src-strategy none if every rank holds whole parameters (data parallel, "
+        problem_text = f"is the file of one of {len(siblings)} rank folders"
+    candidates = strategies.beside(folder, ranks) if is_path(where.path) else []
+    options = [option_for(path, strategy) for path, strategy in candidates if is_tied(path, folder)]
+    candidate_texts = [f"{shortly(path)} ({strategy.extent})" for path, strategy in candidates][
+        :_SHOWN
+    ]
+    options = options[:_SHOWN] or ["--src-strategy FILE or FOLDER (MindFormers: output/strategy)"]
+    details = f"beside it lies {' and '.join(candidate_texts)}, of this checkpoint or of another"
+    none_option = "--src-strategy none if every rank holds whole parameters (data parallel, "
     above = (f"name the folder of them all, {quote(shortly(folder))}",) if siblings else ()
     return Parts(
-        f"{what}, and no --src-strategy says how they were sharded",
-        (*above, *found, _LOST, f"{none}remove_redundancy)"),
+        f"{problem_text}, and no --src-strategy says how they were sharded",
+        (*above, *options, _LOST, f"{none_option}remove_redundancy)"),
         where="" if where.files is not None else where.path,
-        details=there if others and not any(is_tied(path, folder) for path, _ in beside) else "",
+        details=details
+        if candidate_texts and not any(is_tied(path, folder) for path, _ in candidates)
+        else "",
     )
 
 
@@ -67,8 +71,10 @@ def as_ranks(paths: Iterable[str]) -> str:
     """
     numbered = (_RANK.sub(r"\g<1>{rank}", basename(path)) for path in paths)
     split = (name.rpartition(RANK) for name in numbered)
-    found = {before + rank + _NUMBER.sub("*", rest) if rank else "" for before, rank, rest in split}
-    pattern = found.pop() if len(found) == 1 else ""
+    patterns = {
+        prefix + rank + _NUMBER.sub("*", suffix) if rank else "" for prefix, rank, suffix in split
+    }
+    pattern = patterns.pop() if len(patterns) == 1 else ""
     return f"--src-pattern {quote(pattern)} if these are ranks' files" if pattern else ""
 
 
@@ -83,8 +89,8 @@ def with_what_lies_there(
         return parts
     if listing.kind == FOLDER:
         return what_lies_at(Path(where.path)) or parts
-    near = likeliest(Path(where.path))
-    return parts._replace(tries=(*near, *parts.tries))
+    nearby_tries = likeliest(Path(where.path))
+    return parts._replace(tries=(*nearby_tries, *parts.tries))
 
 
 def one_of_ranks(where: Where, strategy: Strategy, siblings: Sequence[int]) -> Parts:
@@ -110,20 +116,20 @@ def is_tied(path: Path, folder: Path) -> bool:
     return path.parent == folder or mindformers or path.name.startswith(f"{folder.name}_strategy")
 
 
-def with_checkpoint(path: str, given: Strategy) -> Strategy | None:
+def with_checkpoint(path: str, src_strategy: Strategy) -> Strategy | None:
     """Return the strategy that MindFormers leaves with a checkpoint: ``output/strategy`` beside
     ``output/checkpoint``.
 
-    None where there is none that can be read, or it is the `given` one.
+    None where there is none that can be read, or it is `src_strategy`.
     """
     folder = Path(path)
     if folder.name != "checkpoint" or not is_path(path):
         return None
-    beside = folder.parent / "strategy"
-    if Path(given.label).absolute().is_relative_to(beside.absolute()):
+    strategy_folder = folder.parent / "strategy"
+    if Path(src_strategy.label).absolute().is_relative_to(strategy_folder.absolute()):
         return None
-    found = strategies.loadable([beside] if beside.is_dir() else [])
-    return found[0][1] if found else None
+    loaded_strategies = strategies.loadable([strategy_folder] if strategy_folder.is_dir() else [])
+    return loaded_strategies[0][1] if loaded_strategies else None
 
 
 def what_lies_at(folder: Path) -> Parts | None:
@@ -140,12 +146,12 @@ def what_lies_at(folder: Path) -> Parts | None:
         )
     for place in (folder, *_folders_in(folder)):
         with suppress(OSError):
-            found = folder_signature([entry.name for entry in place.iterdir()])
-            if found is not None:
-                name, signature = found
+            match = folder_signature([entry.name for entry in place.iterdir()])
+            if match is not None:
+                name, signature = match
                 title = f"{signature.title}: {shortly(place / name)}"
-                what = f"expected a checkpoint that rankxform reads, found {title}"
-                return Parts(what, signature.tries, where=str(folder))
+                problem_text = f"expected a checkpoint that rankxform reads, found {title}"
+                return Parts(problem_text, signature.tries, where=str(folder))
     return None
 
 
@@ -163,7 +169,7 @@ def checkpoints_below(folder: Path) -> list[Path]:
 
     Numbered ones the newest first; of a Hugging Face cache first the one that ``refs/main`` names.
     """
-    caches = [one for one in _folders_in(folder) if (one / "snapshots").is_dir()]
+    caches = [child for child in _folders_in(folder) if (child / "snapshots").is_dir()]
     if caches:
         return [child for cache in caches for child in checkpoints_below(cache)]
     cache = folder.parent if folder.name == "snapshots" else folder
@@ -180,9 +186,9 @@ def checkpoints_below(folder: Path) -> list[Path]:
 def _folders_in(folder: Path) -> list[Path]:
     """Return the folders in a folder, by name; a few hundred at most."""
     with suppress(OSError):
-        return sorted(one for one in folder.iterdir() if one.is_dir() and not is_litter(one.name))[
-            -_MOST_LOOKED_AT:
-        ]
+        return sorted(
+            child for child in folder.iterdir() if child.is_dir() and not is_litter(child.name)
+        )[-_MOST_LOOKED_AT:]
     return []
 
 
@@ -203,13 +209,13 @@ def siblings_of(path: Path) -> list[int]:
     path = path.resolve()
     if not _FOLDER.fullmatch(path.parent.name):
         return []
-    found = []
+    ranks = []
     for folder in path.parent.parent.glob("rank_*"):
         match = _FOLDER.fullmatch(folder.name)
         with suppress(OSError):  # skip a folder that cannot be listed
-            if match and any(one.suffix in suffixes() for one in folder.iterdir()):
-                found.append(int(match[1]))
-    return found if len(found) > 1 else []
+            if match and any(file.suffix in suffixes() for file in folder.iterdir()):
+                ranks.append(int(match[1]))
+    return ranks if len(ranks) > 1 else []
 
 
 def option_for(path: Path, strategy: Strategy) -> str:
@@ -218,5 +224,5 @@ def option_for(path: Path, strategy: Strategy) -> str:
 
 def shortly(path: Path) -> str:
     """Write a path as it is named from here, if it lies below."""
-    here = Path.cwd()
-    return str(path.relative_to(here)) if path.is_relative_to(here) else str(path)
+    working_dir = Path.cwd()
+    return str(path.relative_to(working_dir)) if path.is_relative_to(working_dir) else str(path)

@@ -55,10 +55,10 @@ class Source:
     where: which; its path is absolute. form: its convention. selected: which files were chosen.
     paths: of these, by id. indexes: of those that belong to it and can be read; extra: of one file
     beyond the strategy's ranks, if any is there. catalog: None where nothing states how files are
-    sharded, or it cannot be made. reach: which process can open which file. wanted: ids that were
-    looked for. faults: what is wrong. notices: what to know; warnings: what may not be what was
-    meant. own: what rankxform noted when it wrote the files, if it did. listing: what lies at the
-    place; on process 0, or where there are several nodes, alone.
+    sharded, or it cannot be made. reach: which process can open which file. needed_files: ids that
+    were looked for. faults: what is wrong. notices: what to know; warnings: what may not be what
+    was meant. manifest: what rankxform noted when it wrote the files, if it did. listing: what lies
+    at the place; on process 0, or where there are several nodes, alone.
     """
 
     where: Where
@@ -69,21 +69,23 @@ class Source:
     extra: Mapping[int, Index]
     catalog: Catalog | None
     reach: Reach
-    wanted: tuple[int, ...] = ()
+    needed_files: tuple[int, ...] = ()
     faults: tuple[Fault, ...] = ()
     notices: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     searched: str = ""
-    own: Own | None = None
+    manifest: Own | None = None
     listing: Listing | None = field(default=None, compare=False)
 
     def require(self) -> Source:
         """Return the source. Raises its first fault."""
         if not self.faults:
             return self
-        first, more = self.faults[0], len(self.faults) - 1
-        also = f"{more} more such fault{'s' if more > 1 else ''}; inspect lists them"
-        raise first.error(also if more and self.form.described else "")
+        first, further_count = self.faults[0], len(self.faults) - 1
+        also = (
+            f"{further_count} more such fault{'s' if further_count > 1 else ''}; inspect lists them"
+        )
+        raise first.error(also if further_count and self.form.described else "")
 
     @property
     def table(self) -> Catalog:
@@ -116,67 +118,78 @@ def open_source(where: Where, team: Team, narrow: Narrow | None = None) -> Sourc
         listing, same_as_node0 = list_on_all(team, where.path, form.pattern(where))
     if len(same_as_node0) < team.nodes.count - 1:  # each node has a manifest of its own files
         narrow = replace(narrow, manifest=False)
-    chosen, there = choose(where, form, listing, narrow, team)
-    paths = {file: address_of(where.path, name) for file, name in sorted(chosen.names.items())}
+    chosen_files, src_listing = choose(where, form, listing, narrow, team)
+    paths = {f: address_of(where.path, n) for f, n in sorted(chosen_files.names.items())}
     reach, notices = reach_of(team, paths, same_as_node0)
-    stated = chosen.selected.description.stated if chosen.selected.description else {}
-    found, unreadable = index_all(paths, reach, team, chosen.own, stated)
+    declared_files = (
+        chosen_files.selected.description.declared_files
+        if chosen_files.selected.description
+        else {}
+    )
+    indexes, unreadable = index_all(paths, reach, team, chosen_files.manifest, declared_files)
     source = Source(
-        where, form, chosen.selected, paths, found, {}, None, reach, chosen.wanted,
-        (*chosen.faults, *unreadable), (*filter(None, [inside]), *chosen.notices, *notices),
-        chosen.warnings,
-        listing.searched if listing else "", chosen.own, there,
+        where, form, chosen_files.selected, paths, indexes, {}, None, reach,
+        chosen_files.needed_files, (*chosen_files.faults, *unreadable),
+        (*filter(None, [inside]), *chosen_files.notices, *notices), chosen_files.warnings,
+        listing.searched if listing else "", chosen_files.manifest, src_listing,
     )  # fmt: skip
-    return team.agree(lambda: _tabulated(source, chosen, narrow))
+    return team.agree(lambda: _tabulated(source, chosen_files, narrow))
 
 
 def index_all(
     paths: Mapping[int, str],
     reach: Reach,
     team: Team,
-    own: Own | None = None,
-    stated: Mapping[int, Stated] = MappingProxyType({}),
+    manifest: Own | None = None,
+    declared_files: Mapping[int, Stated] = MappingProxyType({}),
 ) -> tuple[dict[int, Index], list[Fault]]:
     """Index the files, each process its part, and give every process all of them. Collective.
 
     What cannot be read as a checkpoint is a fault, and what is not as rankxform wrote it.
     """
-    noted = _noted(paths, own)
+    manifest_entries = _noted(paths, manifest)
 
     def mine() -> tuple[dict[int, Index], list[Fault]]:
-        found, wrong, indexer = {}, list[Fault](), Indexer()
+        local_indexes, wrong, indexer = {}, list[Fault](), Indexer()
         for file in reach.partition(paths)[team.rank]:
-            why = changed(paths[file], noted[file], own.label) if own and file in noted else None
-            if why is not None:
-                wrong.append(Fault(why, CheckpointError, file, inside=True, id=FILES))
+            message = (
+                changed(paths[file], manifest_entries[file], manifest.label)
+                if manifest and file in manifest_entries
+                else None
+            )
+            if message is not None:
+                wrong.append(Fault(message, CheckpointError, file, inside=True, id=FILES))
                 continue
             try:
-                found[file] = indexer.index(paths[file], stated.get(file, _NOTHING))
+                local_indexes[file] = indexer.index(paths[file], declared_files.get(file, _NOTHING))
             except CheckpointError as error:
                 wrong.append(Fault(error.parts, CheckpointError, file, inside=True))
-        outwait(found.values())
-        return found, wrong
+        outwait(local_indexes.values())
+        return local_indexes, wrong
 
     parts = team.allgather(mine)
-    found = {file: one for part, _ in parts for file, one in part.items()}
-    wrong = sorted((one for _, some in parts for one in some), key=lambda one: one.file or 0)
-    same: dict[Schema, Schema] = {}  # what several processes found is kept once
-    for one in found.values():
-        one.schema = same.setdefault(one.schema, one.schema)
-    return dict(sorted(found.items())), wrong
+    indexes = {file: index for part, _ in parts for file, index in part.items()}
+    wrong = sorted(
+        (finding for _, local_findings in parts for finding in local_findings),
+        key=lambda finding: finding.file or 0,
+    )
+    schema_cache: dict[Schema, Schema] = {}  # what several processes found is kept once
+    for index in indexes.values():
+        index.schema = schema_cache.setdefault(index.schema, index.schema)
+    return dict(sorted(indexes.items())), wrong
 
 
-def _noted(paths: Mapping[int, str], own: Own | None) -> dict[int, Mapping[str, Any]]:
+def _noted(paths: Mapping[int, str], manifest: Own | None) -> dict[int, Mapping[str, Any]]:
     """Return what a manifest says of each file, by id."""
-    if own is None:
+    if manifest is None:
         return {}
-    known = {address_of(dirname(own.label), name): facts for name, facts in own.files.items()}
-    return {file: known[path] for file, path in paths.items() if path in known}
+    entries_by_path = {address_of(dirname(manifest.label), n): f for n, f in manifest.files.items()}
+    return {file: entries_by_path[path] for file, path in paths.items() if path in entries_by_path}
 
 
 def _states_of(description: Description, schemas: Mapping[int, Schema]) -> States:
     """Return which tensors of files and description are states, as far as names tell."""
-    names = (name for one in dict.fromkeys(schemas.values()) for name in one.names)
+    names = (name for schema in dict.fromkeys(schemas.values()) for name in schema.names)
     return find_states(dict.fromkeys([*names, *description.declared, *description.refused]))
 
 
@@ -186,54 +199,58 @@ def _of_ranks(source: Source, strategy: Strategy | None) -> Description:
     return Description(strategy.label if strategy else source.where.path, strategy, ranks=ranks)
 
 
-def _tabulated(source: Source, chosen: Chosen, narrow: Narrow) -> Source:
+def _tabulated(source: Source, chosen_files: Chosen, narrow: Narrow) -> Source:
     """Return a source with its catalog, or with what prevents that; pure."""
-    found, description = [*source.faults], chosen.selected.description
-    strategy, notices = chosen.strategy, [*source.notices]
+    findings, description = [*source.faults], chosen_files.selected.description
+    strategy, notices = chosen_files.strategy, [*source.notices]
     described = description is not None
-    if not described and not found and (strategy is None or isinstance(strategy, WholeStrategy)):
+    if not described and not findings and (strategy is None or isinstance(strategy, WholeStrategy)):
         try:
-            strategy, more = whole_strategy(
-                source.paths, source.indexes, source.where.path, chosen.siblings
+            strategy, added_notices = whole_strategy(
+                source.paths, source.indexes, source.where.path, chosen_files.siblings
             )
-            notices += more
+            notices += added_notices
         except (UsageError, CheckpointError) as error:
-            found.append(Fault(error.parts, type(error), inside=True))
+            findings.append(Fault(error.parts, type(error), inside=True))
     inside = {
-        file: one
-        for file, one in source.indexes.items()
+        file: index
+        for file, index in source.indexes.items()
         if described or strategy is None or source.selected.rank_of(file) < strategy.ranks
     }
-    extra = {file: one for file, one in source.indexes.items() if file not in inside}
+    extra = {file: index for file, index in source.indexes.items() if file not in inside}
     source = replace(source, indexes=inside, extra=extra, notices=tuple(notices))
     paths = source.paths
     if description is None:
-        meant = _of_ranks(source, strategy)
-        schemas = {file: one.schema for file, one in inside.items()}
-        wrong = faults.in_two_files(meant.ranks, schemas, paths)
+        final_description = _of_ranks(source, strategy)
+        schemas = {file: index.schema for file, index in inside.items()}
+        wrong = faults.in_two_files(final_description.ranks, schemas, paths)
     else:
         schemas = faults.own_names(description, inside)
-        meant = faults.repaired(description, schemas)
-        notices += meant.notices[len(description.notices) :]
-        drops = narrow.drops(_states_of(meant, schemas))
-        refused = (Parts(why) for name, why in meant.refused.items() if not drops(name))
-        wrong = chain(faults.file_faults(meant, schemas, paths, drops), refused)
-    found += (Fault(parts, inside=True) for parts in wrong)
+        final_description = faults.repaired(description, schemas)
+        notices += final_description.notices[len(description.notices) :]
+        drops = narrow.drops(_states_of(final_description, schemas))
+        refused = (Parts(r) for n, r in final_description.refused.items() if not drops(n))
+        wrong = chain(faults.file_faults(final_description, schemas, paths, drops), refused)
+    findings += (Fault(parts, inside=True) for parts in wrong)
     if (
-        description is not None and meant.is_whole
+        description is not None and final_description.is_whole
     ):  # an id stands for a rank with all that it holds whole
-        size = max(chosen.selected.names, default=0) + 1
-        meant = replace(meant, strategy=WholeStrategy(stage_size=size))
+        size = max(chosen_files.selected.names, default=0) + 1
+        final_description = replace(final_description, strategy=WholeStrategy(stage_size=size))
     catalog = None
-    if not found:
+    if not findings:
         try:
-            catalog = catalog_of(meant, schemas, paths, source.wanted, source.searched)
+            catalog = catalog_of(
+                final_description, schemas, paths, source.needed_files, source.searched
+            )
         except (CheckpointError, RequestError, StrategyError) as error:
-            found.append(Fault(error.parts, type(error), inside=True))
+            findings.append(Fault(error.parts, type(error), inside=True))
     if catalog is not None:
-        own = source.own.facts if source.own is not None else ()
-        differing = [*contradictions([*meant.facts, *own, *facts_of(catalog)])]
-        found += (Fault(one.parts, inside=True, id=one.id) for one in differing if one.refused)
-        doubts = tuple(str(one) for one in differing if not one.refused)
+        manifest_statements = source.manifest.facts if source.manifest is not None else ()
+        differing = [
+            *contradictions([*final_description.facts, *manifest_statements, *facts_of(catalog)])
+        ]
+        findings += (Fault(c.parts, inside=True, id=c.id) for c in differing if c.refused)
+        doubts = tuple(str(c) for c in differing if not c.refused)
         source = replace(source, warnings=source.warnings + doubts)
-    return replace(source, catalog=catalog, faults=tuple(found), notices=tuple(notices))
+    return replace(source, catalog=catalog, faults=tuple(findings), notices=tuple(notices))

@@ -40,7 +40,7 @@ def _doubt(text: str) -> str:
     return text
 
 
-DOUBT = replace(REPEATED, read=_doubt, what="doubts")
+DOUBT = replace(REPEATED, read=_doubt, title="doubts")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,8 +96,8 @@ class SourceOptions:
         if spelled.get(doubt):
             return True
         for text in self.accept:
-            known, _, pattern = text.partition(":")
-            if known == doubt and (not pattern or (name and re.search(pattern, name))):
+            accepted_doubt, _, pattern = text.partition(":")
+            if accepted_doubt == doubt and (not pattern or (name and re.search(pattern, name))):
                 return True
         return False
 
@@ -105,4 +105,4 @@ class SourceOptions:
     def accepted(self) -> tuple[str, ...]:
         """What is accepted, as `accept` spells it."""
         spelled = {EQUAL_SLICES: self.allow_equal_slices, EXTRA_RANKS: self.allow_extra_ranks}
-        return (*self.accept, *(doubt for doubt, given in spelled.items() if given))
+        return (*self.accept, *(doubt for doubt, is_accepted in spelled.items() if is_accepted))

@@ -28,9 +28,9 @@ class Own:
     strategy: how its ranks shard; None where it does not say so of all pipeline stages, or the form
     does. dtypes: by name. files: what is noted of each, by name relative to the folder. steps: how
     far the training was; applied: digests of the adapters that were added. wrong: companion files
-    that are not as written, and gone: files that are not there, of a form that describes itself, in
-    words; doubts: a model's small files that are not as they were copied. notice: why the manifest
-    could not be read.
+    that are not as written, and missing_files: files that are not there, of a form that describes
+    itself, in words; doubts: a model's small files that are not as they were copied. notice: why
+    the manifest could not be read.
     """
 
     label: str
@@ -40,7 +40,7 @@ class Own:
     steps: Mapping[str, int] = field(default_factory=dict)
     applied: tuple[str, ...] = ()
     wrong: tuple[Parts, ...] = ()
-    gone: tuple[Parts, ...] = ()
+    missing_files: tuple[Parts, ...] = ()
     doubts: tuple[str, ...] = ()
     notice: str = ""
 
@@ -88,51 +88,56 @@ def _read(folder: Path, form: Form, listing: Listing) -> Own | None:
     dtypes: Mapping[str, str] = {}
     if not form.described:
         try:
-            found = stated(record, str(path))
+            sharding = stated(record, str(path))
         except FormatError as error:
             raise StorageError(f"damaged: {error}", where=path) from error
-        strategy, dtypes = found.strategy, found.dtypes
+        strategy, dtypes = sharding.strategy, sharding.dtypes
     steps, label = record.get("step"), str(path)
-    there = [name for name in names if (folder / name).exists()] if form.described else names
+    present_names = (
+        [name for name in names if (folder / name).exists()] if form.described else names
+    )
     return Own(
         str(path),
         strategy,
         dtypes,
         record["files"],
         {n: v for n, v in steps.items() if isinstance(v, int)} if isinstance(steps, dict) else {},
-        tuple(one for one in record.get("applied", ()) if isinstance(one, str)),
+        tuple(digest for digest in record.get("applied", ()) if isinstance(digest, str)),
         tuple(
-            Parts(why, where=str(folder / name))
-            for name, why in companions.faults(folder, record).items()
+            Parts(r, where=str(folder / n)) for n, r in companions.faults(folder, record).items()
         ),
-        tuple(_gone(label, names, there)),
+        tuple(_gone(label, names, present_names)),
         tuple(companions.doubts(folder, record)),
     )
 
 
-def gone(own: Own, there: Collection[str], ranks: Collection[int] | None) -> Iterator[Parts]:
+def gone(
+    src_manifest: Own, present_names: Collection[str], ranks: Collection[int] | None
+) -> Iterator[Parts]:
     """Yield what a manifest lists and is not there. ranks: those that are needed."""
-    wanted = [n for n, facts in own.files.items() if ranks is None or facts["rank"] in ranks]
-    yield from _gone(own.label, wanted, there)
+    needed_names = [n for n, f in src_manifest.files.items() if ranks is None or f["rank"] in ranks]
+    yield from _gone(src_manifest.label, needed_names, present_names)
 
 
-def _gone(label: str, wanted: Collection[str], there: Collection[str]) -> Iterator[Parts]:
-    known = {*there}
-    lost = [name for name in wanted if name not in known]
-    if lost:
-        more = f", and {len(lost) - 1} files more" if lost[1:] else ""
+def _gone(
+    label: str, expected_names: Collection[str], present_names: Collection[str]
+) -> Iterator[Parts]:
+    present_set = {*present_names}
+    missing_names = [name for name in expected_names if name not in present_set]
+    if missing_names:
+        suffix = f", and {len(missing_names) - 1} files more" if missing_names[1:] else ""
         yield Parts(
             f"is gone, and {label} lists it",
             ("bring it back", "convert the original again"),
-            f"{address_of(str(Path(label).parent), lost[0])}{more}",
+            f"{address_of(str(Path(label).parent), missing_names[0])}{suffix}",
         )
 
 
-def changed(path: str, noted: Mapping[str, Any], label: str) -> Parts | None:
+def changed(path: str, manifest_entry: Mapping[str, Any], label: str) -> Parts | None:
     """Return that a file is not the one that a manifest lists; None if it is."""
     facts = known_facts(Path(path).resolve())
     with suppress(RankxformError):
-        if facts is None or is_unchanged(Path(path), noted, facts):
+        if facts is None or is_unchanged(Path(path), manifest_entry, facts):
             return None
     return Parts(
         f"is not the file that {label} lists: it was changed or replaced since",

@@ -35,8 +35,8 @@ def whole_strategy(
                 "name the folder with all ranks",
                 where=path,
             )
-        more = f"{path}: was taken for a complete checkpoint, and {siblings - 1} more rank "
-        return WholeStrategy(), [f"{more}folders lie beside it"] if siblings else []
+        notice_start = f"{path}: was taken for a complete checkpoint, and {siblings - 1} more rank "
+        return WholeStrategy(), [f"{notice_start}folders lie beside it"] if siblings else []
     shapes: dict[str, dict[Shape, int]] = {}
     repeated: dict[str, None] = {}  # in the files' order, so that messages are the same each time
     for rank in ranks:
@@ -55,22 +55,22 @@ def whole_strategy(
             where=where,
         )
     copies = [name for name in repeated if prod(next(iter(shapes[name]))) > 1]
-    gone = sorted(set(range(ranks[-1])).difference(ranks))
-    if gone and len(copies) < sum(prod(next(iter(some))) > 1 for some in shapes.values()):
+    missing_ranks = sorted(set(range(ranks[-1])).difference(ranks))
+    if missing_ranks and len(copies) < sum(prod(next(iter(s))) > 1 for s in shapes.values()):
         raise CheckpointError(
-            f"rank {gone[0]} has no file, and would hold parameters of its own as the "
+            f"rank {missing_ranks[0]} has no file, and would hold parameters of its own as the "
             "other ranks do",
             "bring its folder",
             "name one complete file",
             where=where,
         )
-    told = (
+    notice = (
         f"{where}: no strategy; the parameters of {len(ranks)} ranks were taken as whole, each on "
         "one rank as remove_redundancy leaves them"
     )
     if copies:
-        told = (
+        notice = (
             f"{where}: no strategy; the parameters of {len(ranks)} ranks were taken as whole; a "
             f"conversion compares all copies of {summarize_names(copies, 2)}"
         )
-    return WholeStrategy(stage_size=ranks[-1] + 1), [told]
+    return WholeStrategy(stage_size=ranks[-1] + 1), [notice]

@@ -180,9 +180,7 @@ class FolderMarker:
 
 def own_addresses(hosts: Iterable[str], name: str) -> frozenset[str]:
     """Return those of `hosts`, names or addresses, that mean this host, called `name`."""
-    return frozenset(
-        host for host in hosts if _short(host) == _short(name) or host == name or _is_local(host)
-    )
+    return frozenset(h for h in hosts if _short(h) == _short(name) or h == name or _is_local(h))
 
 
 def _short(host: str) -> str:

@@ -49,7 +49,9 @@ class Indexer:
         kind = container(path)
         with store_at(str(path)).open("") as file:
             size, modified, inode, changed = file.version
-            templates = self._seen.setdefault((kind.name, size), []) if kind.alike else []
+            templates = (
+                self._seen.setdefault((kind.name, size), []) if kind.has_equal_headers else []
+            )
             index = next((t.index for t in templates if t.fits(file.read_at)), None)
             if size < declared.nbytes:
                 raise CheckpointError(

@@ -110,10 +110,7 @@ def _declared(metadata: Metadata, label: str) -> Declared:
             file: shared_names.setdefault(names, names)
             for file, names in ((file, tuple(names)) for file, names in listed.items())
         },
-        {
-            name: (parameter.dtype, parameter.shape)
-            for name, parameter in metadata.parameters.items()
-        },
+        {n: (p.dtype, p.shape) for n, p in metadata.parameters.items()},
     )
 
 
@@ -252,9 +249,8 @@ class Slices:
 def _stores_once(planner: Planner, by_rank: Mapping[int, list[tuple[int, str]]]) -> bool:
     """Tell whether some rank's files lack what another's hold."""
     return any(
-        sum(len(planner.names(file)) for file, _ in by_rank.get(rank, ()))
-        < len(planner.names_of(rank))
-        for rank in range(planner.dst.ranks)
+        sum(len(planner.names(file)) for file, _ in by_rank.get(r, ())) < len(planner.names_of(r))
+        for r in range(planner.dst.ranks)
     )
 
 
@@ -264,9 +260,7 @@ def _in_stage(planner: Planner, stage: int, rank: int) -> list[tuple[str, Writte
     ranks = range(stage * size, (stage + 1) * size)
     layouts = planner.names_of(rank)
     listed = [
-        name
-        for name in planner.dst.stages[stage]
-        if name in layouts or _follows(planner.dst, name, layouts)
+        n for n in planner.dst.stages[stage] if n in layouts or _follows(planner.dst, n, layouts)
     ]
     order = dict.fromkeys([*listed, *layouts])
     network, optimizer = list[tuple[str, Written]](), list[tuple[str, Written]]()

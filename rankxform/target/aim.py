@@ -60,54 +60,60 @@ _LOADABLE = "safetensors"
 
 def prepare(request: Request, team: Team) -> tuple[Asked, Source, Target]:
     """Return a request as read, its source, and what is made of it. Collective."""
-    asked = read_request(request, team)
-    source = open_asked(asked, team)
-    return asked, source, aim(asked, source, team)
+    resolved = read_request(request, team)
+    source = open_asked(resolved, team)
+    return resolved, source, aim(resolved, source, team)
 
 
-def aim(asked: Asked, source: Source, team: Team) -> Target:
+def aim(resolved: Asked, source: Source, team: Team) -> Target:
     """Return what is made of a source without faults. Collective."""
-    adapter = _adapter(asked, team)
-    if adapter is not None and not asked.request.accepts(CONTRADICTIONS):
+    adapter = _adapter(resolved, team)
+    if adapter is not None and not resolved.request.accepts(CONTRADICTIONS):
         team.bcast(lambda: check_not_applied(source, adapter))
-    told = team.agree(lambda: with_variants(asked.request, asked.operation, source, asked.dst))
-    arranged = team.agree(lambda: with_arrangement(told, asked.operation, source))
-    asked = replace(asked, request=arranged)
-    training = training_facts(asked.request, source, team)
-    reference = _check_arrangement(asked, source, team)
-    with suggesting(asked, source, team):
-        target = team.agree(lambda: _aimed(asked, source, training, adapter))
-    doubts = [unsafe_writers(asked.request, target, team)]
+    variant_request = team.agree(
+        lambda: with_variants(resolved.request, resolved.operation, source, resolved.dst)
+    )
+    arranged = team.agree(lambda: with_arrangement(variant_request, resolved.operation, source))
+    resolved = replace(resolved, request=arranged)
+    training = training_facts(resolved.request, source, team)
+    reference = _check_arrangement(resolved, source, team)
+    with suggesting(resolved, source, team):
+        target = team.agree(lambda: _aimed(resolved, source, training, adapter))
+    doubts = [unsafe_writers(resolved.request, target, team)]
     if reference is not None:
         from .likeness import check_alike
 
-        doubts.append(team.bcast(lambda: check_alike(asked.request, source, target, reference)))
+        doubts.append(team.bcast(lambda: check_alike(resolved.request, source, target, reference)))
     return replace(target, warnings=(*target.warnings, *filter(None, doubts)))
 
 
-def _adapter(asked: Asked, team: Team) -> Source | None:
+def _adapter(resolved: Asked, team: Team) -> Source | None:
     """Open an adapter, if one is to be added. Collective."""
-    if asked.operation.lora is None:
+    if resolved.operation.lora is None:
         return None
-    operation, request = asked.operation, asked.request
-    stated = request.lora_strategy or (request.src_strategy if operation.inside else None)
-    given = stated or operation.lora_strategy
-    strategy = team.bcast(lambda: None if given is None else strategies.load(given))
+    operation, request = resolved.operation, resolved.request
+    requested_strategy = request.lora_strategy or (
+        request.src_strategy if operation.inside else None
+    )
+    adapter_strategy = requested_strategy or operation.lora_strategy
+    strategy = team.bcast(
+        lambda: None if adapter_strategy is None else strategies.load(adapter_strategy)
+    )
     where = Where(operation.lora or "", strategy=strategy)
     if operation.inside:  # the same files as the source's
         where = replace(where_of(request, strategy), path=operation.lora or "")
     return open_source(where, team).require()
 
 
-def _check_arrangement(asked: Asked, source: Source, team: Team) -> Source | None:
+def _check_arrangement(resolved: Asked, source: Source, team: Team) -> Source | None:
     """Compare how tensors are joined with a reference; return that, if one is given. Collective."""
-    request = asked.request
-    if request.like is None or asked.operation.table is None or asked.shapes is not None:
+    request = resolved.request
+    if request.like is None or resolved.operation.table is None or resolved.shapes is not None:
         return None
     from .likeness import check_arrangement
 
     reference = open_source(Where(request.like), team).require()
-    check_arrangement(request, asked.operation, source, reference, team)
+    check_arrangement(request, resolved.operation, source, reference, team)
     return reference
 
 
@@ -115,23 +121,25 @@ def _check_arrangement(asked: Asked, source: Source, team: Team) -> Source | Non
 
 
 def _aimed(
-    asked: Asked, source: Source, training: Mapping[str, Any], adapter: Source | None
+    resolved: Asked, source: Source, training: Mapping[str, Any], adapter: Source | None
 ) -> Target:
     """Work out what is made; pure, and the same on every process."""
-    request, operation, catalog = asked.request, asked.operation, source.table
+    request, operation, catalog = resolved.request, resolved.operation, source.table
     added, items = adapter.table if adapter else None, source.description.items
     facts = None if source.form.counters else training  # as tensors, the source has them
     derivation = derivation_of(request, operation, added, items, facts)
     derivation = derivation.with_states(catalog.states)
-    _check_extra_names(source, asked.src)
+    _check_extra_names(source, resolved.src)
     check_side(request, operation, source, derivation)
     tensors = tensors_of(catalog, derivation)
     listed = catalog.strategy.stages_of if catalog.strategy is not None else ()
-    derivation.check_names([*listed, *(one.name for one in catalog.parameters)])
-    derived, dst = _wanted(asked, catalog, tensors, derivation)
+    derivation.check_names([*listed, *(parameter.name for parameter in catalog.parameters)])
+    derived, dst = _wanted(resolved, catalog, tensors, derivation)
     ranks = check_ranks(request.ranks, dst)
-    dst, apart = with_followers(catalog, dst, derivation)
-    selection = select(catalog, dst, derivation, request.unmatched, ranks, tensors, apart)
+    dst, dst_listed_states = with_followers(catalog, dst, derivation)
+    selection = select(
+        catalog, dst, derivation, request.unmatched, ranks, tensors, dst_listed_states
+    )
     _check_untracked(source, selection, dst)
     check_shapes(source, selection, dst)
     absent = absent_weights(request, source, derivation)
@@ -144,7 +152,7 @@ def _aimed(
     form, written, arrangement = _arranged(request, planner, source, training)
     if arrangement.parts:
         planner = planner.with_parts(arrangement.parts)
-    told = absent + remarks(asked, source, selection, derivation, tensors)
+    findings = absent + remarks(resolved, source, selection, derivation, tensors)
     return Target(
         planner=planner,
         ranks=ranks,
@@ -162,10 +170,10 @@ def _aimed(
         tied_duplicates=tied_duplicates(tensors),
         map_in_words=map_in_words(operation, derivation),
         accepted=request.accepted,
-        notices=(*source.notices, *told.notices),
+        notices=(*source.notices, *findings.notices),
         warnings=(
             *source.warnings,
-            *told.warnings,
+            *findings.warnings,
             *map(str, contradictions(iterations(source, training, arrangement))),
         ),
     )
@@ -182,9 +190,9 @@ def _check_untracked(source: Source, selection: Selection, dst: Strategy) -> Non
     if untracked is None or isinstance(dst, WholeStrategy):
         return
     names = [
-        name
-        for name, one in selection.sharded.items()
-        if name in dst and one.src_name in source.indexes[untracked] and one.holders == (untracked,)
+        n
+        for n, p in selection.sharded.items()
+        if n in dst and p.src_name in source.indexes[untracked] and p.holders == (untracked,)
     ]
     if names:
         raise RequestError(
@@ -244,46 +252,46 @@ def _container(request: Request, form: Form, source: Source) -> Format:
 
 def _naming(request: Request, form: Form, container: Format, training: Mapping[str, Any]) -> Naming:
     """Return how a destination's files are to be made. Raises UsageError for others' options."""
-    for other in FORMS.values():
-        for name in other.options:
+    for other_form in FORMS.values():
+        for name in other_form.options:
             if name not in form.options and not is_default(request, name):
                 raise UsageError(
-                    f"--{name.replace('_', '-')} is for --dst-form {other.name}, and the "
+                    f"--{name.replace('_', '-')} is for --dst-form {other_form.name}, and the "
                     f"destination is {form.name}"
                 )
-    own = {name: getattr(request, name) for name in form.options}
-    return Naming(request.prefix, "." + container.name, training_step(training), own)
+    form_options = {name: getattr(request, name) for name in form.options}
+    return Naming(request.prefix, "." + container.name, training_step(training), form_options)
 
 
 # -- the destination's strategy -------------------------------------------------------------------
 
 
 def _wanted(
-    asked: Asked, catalog: Catalog, tensors: Sequence[Tensor], derivation: Derivation
+    resolved: Asked, catalog: Catalog, tensors: Sequence[Tensor], derivation: Derivation
 ) -> tuple[Derived | None, Strategy]:
     """Return the destination's strategy, and how it was derived if it was not given."""
-    in_files = [one for one in tensors if not is_added(one)]  # no strategy speaks of the others
-    made = [one for one in in_files if not (one.dropped and derivation.renames)]
+    in_files = [t for t in tensors if not is_added(t)]  # no strategy speaks of the others
+    schema_tensors = [tensor for tensor in in_files if not (tensor.dropped and derivation.renames)]
     schema = Schema(
-        tuple(one.name for one in made),
-        tuple(one.dtype for one in made),
-        tuple(one.shape for one in made),
+        tuple(tensor.name for tensor in schema_tensors),
+        tuple(tensor.dtype for tensor in schema_tensors),
+        tuple(tensor.shape for tensor in schema_tensors),
     )
-    wanted, request = asked.dst, asked.request
-    names = [one.name for one in made if not one.dropped]
-    if isinstance(wanted, Strategy):
-        wanted = named_strategy(wanted, request.names, names)
+    requested_dst, request = resolved.dst, resolved.request
+    names = [tensor.name for tensor in schema_tensors if not tensor.dropped]
+    if isinstance(requested_dst, Strategy):
+        requested_dst = named_strategy(requested_dst, request.names, names)
         states = catalog.is_whole and not derivation.renames
-        return None, written_out(wanted, [schema], states=states)
+        return None, written_out(requested_dst, [schema], states=states)
     from rankxform.derivation.asked import derive_from
 
     from .strategy_file import label_beside
 
     is_named = request.names not in (AS_STORED, MINDSPORE)  # as a framework does, and no more
-    is_named = is_named and asked.operation.table is None and not request.masters
+    is_named = is_named and resolved.operation.table is None and not request.masters
     is_other = derivation.renames and not is_named
     if is_other or catalog.is_whole or catalog.strategy is None:
-        derived = derive_from(wanted, WholeStrategy(), {0: schema})
+        derived = derive_from(requested_dst, WholeStrategy(), {0: schema})
     else:
         schemas = {
             rank: group.schema
@@ -292,7 +300,9 @@ def _wanted(
             for rank in group.ranks
         }
         named = derivation.schemas(schemas)
-        derived = derive_from(wanted, derivation.strategy(_without_followers(catalog)), named)
+        derived = derive_from(
+            requested_dst, derivation.strategy(_without_followers(catalog)), named
+        )
     strategy = (
         named_strategy(derived.strategy, request.names, names) if is_named else derived.strategy
     )
@@ -305,21 +315,28 @@ def _without_followers(catalog: Catalog) -> Strategy:
     """Return the source's strategy as it was given, without states that follow parameters."""
     strategy = catalog.strategy
     assert strategy is not None
-    more = {p.name for p in catalog.parameters if p.follows is not None}
-    if not more:
+    follower_names = {p.name for p in catalog.parameters if p.follows is not None}
+    if not follower_names:
         return strategy
-    stages = tuple({n: one for n, one in some.items() if n not in more} for some in strategy.stages)
+    stages = tuple(
+        {n: layout for n, layout in layouts.items() if n not in follower_names}
+        for layouts in strategy.stages
+    )
     return replace(strategy, stages=stages)
 
 
 # -- names ----------------------------------------------------------------------------------------
 
 
-def _check_extra_names(source: Source, stated: Strategy | None) -> None:
+def _check_extra_names(source: Source, src_strategy: Strategy | None) -> None:
     """Refuse ranks beyond the strategy's if they hold parameters that nobody else has."""
-    known = {name for one in source.indexes.values() for name in one.schema.names}
-    for rank, one in source.extra.items():
-        new = [n for n in one.schema.names if n not in known and not (stated and n in stated)]
+    tensor_names = {name for index in source.indexes.values() for name in index.schema.names}
+    for rank, extra_index in source.extra.items():
+        new = [
+            n
+            for n in extra_index.schema.names
+            if n not in tensor_names and not (src_strategy and n in src_strategy)
+        ]
         if new:
             raise CheckpointError(
                 f"holds {summarize_names(new, 2)}, which {source.table.label} does not list",

@@ -61,8 +61,8 @@ def where_of(request: Request, strategy: Strategy | None) -> Where:
 
 def where_given(request: Request) -> Where:
     """Return the source that a request names, with the strategy that it names, if it does."""
-    given = request.src_strategy
-    return where_of(request, None if given is None else strategies.load(given))
+    src_strategy = request.src_strategy
+    return where_of(request, None if src_strategy is None else strategies.load(src_strategy))
 
 
 def read_request(request: Request, team: Team) -> Asked:
@@ -74,31 +74,31 @@ def _read(request: Request) -> Asked:
     where = absolute(request.src)
     operation = read_operation_inputs(request, where)
     src, is_derived = strategies.load(request.src_strategy), False
-    there = not is_path(where) or Path(where).exists()
+    has_source = not is_path(where) or Path(where).exists()
     alone = request.src_strategy is None and request.src_config is not None
-    if alone and there and request.shapes is None:
+    if alone and has_source and request.shapes is None:
         from .of_slices import of_slices
 
         place = where_of(replace(request, src=where), None)
-        found = of_slices(place, request, request.exclude)
-        src, is_derived = (src, False) if found is None else (found, True)
-    is_own = is_derived or (alone and not there)  # --src-config says how SRC is sharded
-    wanted = None if is_own and not request.derives else _question(request)
-    dst = wanted or strategies.load(request.dst_strategy)
+        derived_strategy = of_slices(place, request, request.exclude)
+        src, is_derived = (src, False) if derived_strategy is None else (derived_strategy, True)
+    is_own = is_derived or (alone and not has_source)  # --src-config says how SRC is sharded
+    dst_request = None if is_own and not request.derives else _question(request)
+    dst = dst_request or strategies.load(request.dst_strategy)
     if request.shapes is not None:
         return Asked(request, operation, src, dst, read_shapes(Path(request.shapes)))
-    if request.dst and not there and Path(request.dst).exists():
+    if request.dst and not has_source and Path(request.dst).exists():
         raise UsageError(
             f"no such checkpoint file or folder, and {request.dst} is there",
             *likeliest(Path(where)),
             "exchange SRC and DST",
             where=where,
         )
-    stated = src if is_derived or request.src_strategy is not None else None
+    declared_src = src if is_derived or request.src_strategy is not None else None
     doubts = (*operation.doubts, *_part_of_a_job(request.src_strategy))
     if is_derived:
         doubts += (*_by_configuration_alone(request.src_config or ""),)
-    return Asked(_absolute(request, where), operation, stated, dst, doubts=doubts)
+    return Asked(_absolute(request, where), operation, declared_src, dst, doubts=doubts)
 
 
 def _by_configuration_alone(path: str) -> Iterator[str]:
@@ -113,27 +113,32 @@ def _by_configuration_alone(path: str) -> Iterator[str]:
         )
 
 
-def _part_of_a_job(given: str | Strategy | None) -> Iterator[str]:
+def _part_of_a_job(src_strategy: str | Strategy | None) -> Iterator[str]:
     """Yield that a strategy is one pipeline stage's, and the others lie beside it."""
-    path = strategies.path_of(given)
+    path = strategies.path_of(src_strategy)
     if path is None or not path.is_file():
         return
     named = re.sub(r"[0-9]+", "*", path.name)
-    alike = [
-        other
-        for other in strategies.in_folder(path.parent)
-        if other != path and re.sub(r"[0-9]+", "*", other.name) == named
+    siblings = [
+        candidate
+        for candidate in strategies.in_folder(path.parent)
+        if candidate != path and re.sub(r"[0-9]+", "*", candidate.name) == named
     ]
-    if not alike or strategies.metadata_at(path) is not None:
+    if not siblings or strategies.metadata_at(path) is not None:
         return
-    own = strategies.read(path)
+    record = strategies.read(path)
     with suppress(RankxformError):  # what lies there need be no strategy
-        for other in (alike[0], alike[len(alike) // 2], alike[-1]):  # one file of each rank is many
-            is_other = strategies.is_strategy(other) and not own.merged
-            if is_other and strategies.read(other).stage != own.stage:
+        for sibling in (
+            siblings[0],
+            siblings[len(siblings) // 2],
+            siblings[-1],
+        ):  # one file of each rank is many
+            is_other = strategies.is_strategy(sibling) and not record.merged
+            if is_other and strategies.read(sibling).stage != record.stage:
                 yield (
-                    f"{path}: is pipeline stage {own.stage}'s alone, and others' lie beside it, as "
-                    f"{other.name}: is a part of the model meant?"
+                    f"{path}: is pipeline stage {record.stage}'s alone, and others' lie beside it, "
+                    "as "
+                    f"{sibling.name}: is a part of the model meant?"
                 )
                 return
 
@@ -150,10 +155,8 @@ def _absolute(request: Request, where: str) -> Request:
     }
     if request.map is not None and request.map.endswith(".toml"):
         paths["map"] = request.map
-    known: dict[str, Any] = {
-        name: path and str(Path(path).absolute()) for name, path in paths.items()
-    }
-    return replace(request, src=where, dst=dst, **known)
+    absolute_paths: dict[str, Any] = {n: p and str(Path(p).absolute()) for n, p in paths.items()}
+    return replace(request, src=where, dst=dst, **absolute_paths)
 
 
 def _question(request: Request) -> DeriveRequest | None:
@@ -164,9 +167,9 @@ def _question(request: Request) -> DeriveRequest | None:
     from rankxform.derivation.asked import derive_request
 
     if request.dst_strategy is not None:
-        which = "--dst-config" if request.dst_parallel is None else "--dst-parallel"
+        flag = "--dst-config" if request.dst_parallel is None else "--dst-parallel"
         raise UsageError(
-            f"--dst-strategy and {which}: the strategy is given, or it is derived", "leave one out"
+            f"--dst-strategy and {flag}: the strategy is given, or it is derived", "leave one out"
         )
     return derive_request(request)
 

@@ -27,30 +27,30 @@ from .operation_inputs import derivation_of
 from .suggestions import suggesting
 
 
-def open_asked(asked: Asked, team: Team, *, every: bool = False) -> Source:
-    """Open the source that a request names, as far as it is needed, or `every` file. Collective.
+def open_asked(resolved: Asked, team: Team, *, all_files: bool = False) -> Source:
+    """Open the source that a request names, as far as it is needed, or all of it. Collective.
 
     Raises its first fault, with what else may be meant.
     """
-    if asked.shapes is not None:
-        return team.agree(lambda: _imagined(asked, asked.shapes or {}, team))
-    source = open_source(asked.where, team, Narrow() if every else _needed_of(asked))
-    with suggesting(asked, source, team):
+    if resolved.shapes is not None:
+        return team.agree(lambda: _imagined(resolved, resolved.shapes or {}, team))
+    source = open_source(resolved.where, team, Narrow() if all_files else _needed_of(resolved))
+    with suggesting(resolved, source, team):
         return team.agree(source.require)
 
 
-def _needed_of(asked: Asked) -> Narrow:
+def _needed_of(resolved: Asked) -> Narrow:
     """Return what of the source is needed."""
-    derivation = derivation_of(asked.request, asked.operation)
+    derivation = derivation_of(resolved.request, resolved.operation)
     return Narrow(
-        lambda src: _needed_ranks(src, asked, derivation),
+        lambda src: _needed_ranks(src, resolved, derivation),
         lambda states: derivation.with_states(states).drops,
-        extra_ranks=asked.request.accepts(EXTRA_RANKS),
-        beside=not asked.request.accepts(CONTRADICTIONS),
+        extra_ranks=resolved.request.accepts(EXTRA_RANKS),
+        check_saved_strategy=not resolved.request.accepts(CONTRADICTIONS),
     )
 
 
-def _needed_ranks(src: Strategy, asked: Asked, derivation: Derivation) -> list[int] | None:
+def _needed_ranks(src: Strategy, resolved: Asked, derivation: Derivation) -> list[int] | None:
     """Return the source ranks of the stages that the wanted destination ranks draw on.
 
     With `unmatched` "replicate" these are all ranks: any file may hold a parameter that no source
@@ -59,7 +59,7 @@ def _needed_ranks(src: Strategy, asked: Asked, derivation: Derivation) -> list[i
     """
     if isinstance(src, WholeStrategy):
         return None
-    request, dst = asked.request, asked.dst
+    request, dst = resolved.request, resolved.dst
     all_names = request.map is not None or request.masters
     if request.unmatched == REPLICATE or not isinstance(dst, Strategy) or all_names:
         return list(range(src.ranks))
@@ -67,21 +67,23 @@ def _needed_ranks(src: Strategy, asked: Asked, derivation: Derivation) -> list[i
     derivation.check_names(src.stages_of)
     name_of = derivation.name_of
     stages = {dst.stage_of(rank) for rank in check_ranks(request.ranks, dst)}
-    needed = {s for stage in stages for s in needed_stages(src, dst, stage, name_of)}
-    return [rank for stage in sorted(needed) for rank in src.ranks_in(stage)]
+    src_stages = {s for stage in stages for s in needed_stages(src, dst, stage, name_of)}
+    return [rank for stage in sorted(src_stages) for rank in src.ranks_in(stage)]
 
 
-def _imagined(asked: Asked, known: dict[str, tuple[Shape, str]], team: Team) -> Source:
+def _imagined(
+    resolved: Asked, shapes_and_types: dict[str, tuple[Shape, str]], team: Team
+) -> Source:
     """Imagine the checkpoint that a strategy makes of parameters with the given full shapes."""
-    src, shapes = asked.src or WholeStrategy(), Path(asked.request.shapes or "")
+    src, shapes = resolved.src or WholeStrategy(), Path(resolved.request.shapes or "")
     if isinstance(src, PatternStrategy):
-        src = src.over({name: shape for name, (shape, _) in known.items()}, states=True)
+        src = src.over({name: shape for name, (shape, _) in shapes_and_types.items()}, states=True)
     indexes: dict[int, Index] = {}
     for stage in range(len(src.stages)):
-        names = [n for n in known if n not in src or stage in src.stages_of.get(n, (0,))]
+        names = [n for n in shapes_and_types if n not in src or stage in src.stages_of.get(n, (0,))]
         sliced = []
         for name in names:
-            shape, _ = known[name]
+            shape, _ = shapes_and_types[name]
             try:
                 layout = (
                     src.layout(name, stage, len(shape)) if name in src else whole_layout(len(shape))
@@ -90,14 +92,14 @@ def _imagined(asked: Asked, known: dict[str, tuple[Shape, str]], team: Team) -> 
                 sliced.append(layout.grid(shape).box(layout.cell(0)).shape)
             except RequestError as error:
                 raise RequestError(f"{name!r} in {src.label}: {error}", where=shapes) from error
-        types = tuple(known[name][1] for name in names)
+        types = tuple(shapes_and_types[name][1] for name in names)
         schema = Schema(tuple(names), types, tuple(sliced))
         indexes.update((rank, Index(schema, array("q"), {}, 0)) for rank in src.ranks_in(stage))
     names_of = {rank: f"rank_{rank}/{shapes.name}" for rank in indexes}
-    schemas = {rank: one.schema for rank, one in indexes.items()}
+    schemas = {rank: index.schema for rank, index in indexes.items()}
     catalog = catalog_of(Description(src.label, src), schemas, names_of, tuple(indexes))
     return Source(
-        asked.where, FORMS[DEFAULT_FORM], Selected(names_of),
+        resolved.where, FORMS[DEFAULT_FORM], Selected(names_of),
         names_of, indexes, {}, catalog,
         Reach.full(team.nodes.node_of, indexes), tuple(indexes),
     )  # fmt: skip

@@ -28,17 +28,17 @@ if TYPE_CHECKING:
 class Destination(Protocol):
     """A destination while it is made, as one process has it.
 
-    source, target, request: what it is made of, and as it was asked for. left: by process the
-    slices that are to be written. files_linked, files_kept, files_continued: how many files share
-    another's bytes, were complete before, and had been begun by an earlier run; bytes_before: of
-    tensors that it had written. placement: in words, where the files are, if not at one place, and
-    whose processes write them, if of one node each.
+    source, target, request: what it is made of, and as it was asked for. remaining_slices: by
+    process the slices that are to be written. files_linked, files_kept, files_continued: how many
+    files share another's bytes, were complete before, and had been begun by an earlier run;
+    bytes_before: of tensors that it had written. placement: in words, where the files are, if not
+    at one place, and whose processes write them, if of one node each.
     """
 
     source: Source
     target: Target
     request: Request
-    left: Assignment
+    remaining_slices: Assignment
 
     @property
     def files_linked(self) -> int: ...
@@ -71,7 +71,7 @@ class DestinationKind(Protocol):
     """Where files of one kind of address are made.
 
     ascending: whether files take their bytes from the first to the last. What a process has to do
-    is then done file by file, so that `Destination.left` had best be whole files.
+    is then done file by file, so that `Destination.remaining_slices` had best be whole files.
     """
 
     ascending: bool

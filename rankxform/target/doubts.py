@@ -50,14 +50,14 @@ _ADAPTER = "lora"
 
 
 def remarks(
-    asked: Asked,
+    resolved: Asked,
     source: Source,
     selection: Selection,
     derivation: Derivation,
     tensors: Sequence[Tensor],
 ) -> Evidence:
     """Return what to know, and patterns that match nothing."""
-    request, operation = asked.request, asked.operation
+    request, operation = resolved.request, resolved.operation
     matchless = [*_matchless(request, source.table, derivation, tensors)]
     _check_numbered(request, tensors, source.table.states)
     added, doubts = _compositions(source, derivation)
@@ -74,21 +74,21 @@ def remarks(
             *doubts,
             *_like_states(source.table.states, tensors),
             *_unusual(source.table, tensors),
-            *asked.doubts,
+            *resolved.doubts,
         ),
     )
 
 
 def _check_numbered(request: Request, tensors: Sequence[Tensor], states: States) -> None:
     """Refuse to take numbered states for weights. Raises RequestError."""
-    names = [one.name for one in tensors if one.name in states.numbered and not one.dropped]
+    names = [t.name for t in tensors if t.name in states.numbered and not t.dropped]
     weights = [name for name in names if states.is_weight(name)]
     if request.weights_only and weights:
-        found = dict.fromkeys(map(_family_expression, weights))
+        family_patterns = dict.fromkeys(map(_family_expression, weights))
         raise RequestError(
             f"{summarize_names(weights, 2)} are named like optimizer states, by numbers that "
             "are no parameter's name",
-            f"--exclude {quote('|'.join(found))} to leave them out",
+            f"--exclude {quote('|'.join(family_patterns))} to leave them out",
         )
 
 
@@ -101,12 +101,13 @@ def _family_expression(name: str) -> str:
 
 def _like_states(states: States, tensors: Sequence[Tensor]) -> Iterator[str]:
     """Yield which tensors may be states of parameters that are not there."""
-    written = {source.name for one in tensors if not one.dropped for source in one.sources}
+    written = {source.name for tensor in tensors if not tensor.dropped for source in tensor.sources}
     for family, names in states.unrelated.items():
-        left = [name for name in names if name in written]
-        if left:
+        unrelated_names = [name for name in names if name in written]
+        if unrelated_names:
             yield (
-                f"{summarize_names(left, 2)}: named like the states {family}, but belong to no "
+                f"{summarize_names(unrelated_names, 2)}: named like the states {family}, but "
+                "belong to no "
                 "parameter of their shape; converting them as weights"
             )
     numbered = [name for name in states.numbered if name in written]
@@ -119,39 +120,39 @@ def _like_states(states: States, tensors: Sequence[Tensor]) -> Iterator[str]:
 
 def _unusual(catalog: Catalog, tensors: Sequence[Tensor]) -> Iterator[str]:
     """Yield which of the tensors that are converted are hardly weights."""
-    written = [one for one in tensors if not one.dropped and one.is_weight]
-    sources = {source.name for one in written for source in one.sources}
+    written = [tensor for tensor in tensors if not tensor.dropped and tensor.is_weight]
+    sources = {source.name for tensor in written for source in tensor.sources}
     shapes = {p.name: p.shape for p in catalog.parameters if p.name in sources and p.is_weight}
-    yield from unusual_tensors(shapes, [one.name for one in written])
+    yield from unusual_tensors(shapes, [tensor.name for tensor in written])
     yield from types_by_file(catalog)
 
 
 def _without_effect(request: Request, tensors: Sequence[Tensor]) -> Iterator[str]:
     """Yield options that change nothing, and copies that an option leaves alone."""
-    if request.weights_only and not any(one.dropped == NOT_WEIGHTS for one in tensors):
+    if request.weights_only and not any(tensor.dropped == NOT_WEIGHTS for tensor in tensors):
         yield "--weights-only leaves nothing out: there is no optimizer state and no counter"
-    written = [one for one in tensors if not one.dropped]
-    kept = [one for one in written if [one.name] == [source.name for source in one.sources]]
-    if request.names != AS_STORED and len(kept) == len(written):
+    written = [tensor for tensor in tensors if not tensor.dropped]
+    unrenamed_tensors = [t for t in written if [t.name] == [source.name for source in t.sources]]
+    if request.names != AS_STORED and len(unrenamed_tensors) == len(written):
         yield f"--names {request.names} changes no name"
-    copies = [one for one in tensors if one.related and one.related.is_copy and not one.dropped]
+    copies = [t for t in tensors if t.related and t.related.is_copy and not t.dropped]
     if copies and request.dtype is not None:
         pattern = copies_pattern(copies)
         yield (
-            f"{summarize_names([one.name for one in copies], 2)} repeat other tensors' names and "
+            f"{summarize_names([copy.name for copy in copies], 2)} repeat other tensors' names and "
             f"shapes and keep their type; --cast-states {quote(pattern)} casts them too"
         )
 
 
 def _compositions(source: Source, derivation: Derivation) -> tuple[list[str], list[str]]:
     """Return what adapters are added to and maps applied to, and what is doubtful in that."""
-    told, doubts = list[str](), list[str]()
-    for one in derivation.compositions:
-        if hasattr(one, "remarks"):
-            text, some = one.remarks([p.name for p in source.table.parameters])
-            told += [text] if text else []
-            doubts += some
-    return told, doubts
+    notices, doubts = list[str](), list[str]()
+    for operation in derivation.compositions:
+        if hasattr(operation, "remarks"):
+            text, operation_doubts = operation.remarks([p.name for p in source.table.parameters])
+            notices += [text] if text else []
+            doubts += operation_doubts
+    return notices, doubts
 
 
 def _remarks(
@@ -161,7 +162,7 @@ def _remarks(
     by_pattern = sharded_by_pattern(selection.sources(source.table), source.table)
     if by_pattern:
         yield f"{source.table.label} shards {summarize_names(by_pattern)}"
-    yield from unplaced(request, source, [one.name for one in selection.parameters])
+    yield from unplaced(request, source, [parameter.name for parameter in selection.parameters])
     form = FORMS[request.dst_form or DEFAULT_FORM]
     mapped = operation.table is not None
     if form.configured and not source.form.configured and CONFIG not in operation.companions:
@@ -181,13 +182,13 @@ def absent_weights(request: Request, source: Source, derivation: Derivation) -> 
     catalog, strategy = source.table, source.table.strategy
     if strategy is None or catalog.is_whole:
         return Evidence()
-    schemas = {id(one.schema): one.schema for one in source.indexes.values()}
-    there = {name for schema in schemas.values() for name in schema.names}
+    schemas = {id(index.schema): index.schema for index in source.indexes.values()}
+    present_names = {name for schema in schemas.values() for name in schema.names}
     states = catalog.states
     absent = [
         name
         for name, stages in strategy.stages_of.items()
-        if name not in there
+        if name not in present_names
         and states.is_weight(name)
         and not is_never_saved(name)
         and any(catalog.groups[stage] for stage in stages)
@@ -197,7 +198,7 @@ def absent_weights(request: Request, source: Source, derivation: Derivation) -> 
         return Evidence()
     weights = [name for name in strategy.stages_of if states.is_weight(name)]
     count = f"{len(absent)} of {len(weights)} weights"
-    if there and all(_ADAPTER in name or not states.is_weight(name) for name in there):
+    if present_names and all(_ADAPTER in n or not states.is_weight(n) for n in present_names):
         text = (
             f"{source.where.path}: holds an adapter alone, and {count} that {strategy.label} lists"
         )
@@ -223,33 +224,33 @@ def check_side(
     request: Request, operation: OperationInputs, source: Source, derivation: Derivation
 ) -> None:
     """Refuse to give a Hugging Face folder other names than Hugging Face's. Raises UsageError."""
-    form, one = FORMS[request.dst_form or DEFAULT_FORM], mapped(operation, derivation)
-    if one is None or not form.configured:
+    form, mapping = FORMS[request.dst_form or DEFAULT_FORM], mapped(operation, derivation)
+    if mapping is None or not form.configured:
         return
     from rankxform.formats.map_toml import HUGGINGFACE
 
     names = [p.name for p in source.table.parameters if p.state is None]
-    if one.knows(names) and one.side_of(names) == HUGGINGFACE:
+    if mapping.knows(names) and mapping.side_of(names) == HUGGINGFACE:
         raise UsageError(
             f"{source.where.path} has Hugging Face's names already, and "
-            f"{one.table.label} would give it MindFormers' in a {form.title} folder",
+            f"{mapping.table.label} would give it MindFormers' in a {form.title} folder",
             "leave out --map",
         )
 
 
 def check_shapes(source: Source, selection: Selection, dst: Strategy) -> None:
     """Refuse a destination's strategy that states other full shapes than the tensors have."""
-    made = (
+    statements = (
         fact
-        for name, one in selection.sharded.items()
+        for name, parameter in selection.sharded.items()
         if name in dst.shapes
         for fact in (
-            Fact(SHAPE, name, one.shape, HEADER, source.where.path),
+            Fact(SHAPE, name, parameter.shape, HEADER, source.where.path),
             Fact(SHAPE, name, dst.shapes[name], STRATEGY, dst.label),
         )
     )
-    for one in contradictions(made):
-        raise RequestError.of_parts(one.parts)
+    for contradiction in contradictions(statements):
+        raise RequestError.of_parts(contradiction.parts)
 
 
 def iterations(
@@ -266,14 +267,14 @@ def iterations(
 
 def _matchless_types(request: Request, tensors: Sequence[Tensor]) -> Iterator[tuple[str, str]]:
     """Yield patterns of types that match nothing of which the type would change or stay."""
-    written = [one.name for one in tensors if not one.dropped]
-    states = [one.name for one in tensors if not one.dropped and (one.related or not one.is_weight)]
-    for option, names, what in (
+    written = [tensor.name for tensor in tensors if not tensor.dropped]
+    states = [t.name for t in tensors if not t.dropped and (t.related or not t.is_weight)]
+    for option, names, kind_text in (
         ("keep_dtype", written, "parameter"),
         ("cast_states", states, "optimizer state or counter"),
     ):
         for pattern in drop.unmatched(getattr(request, option), names):
-            yield option, f"{flag_of(option)} {pattern!r} matches no {what}"
+            yield option, f"{flag_of(option)} {pattern!r} matches no {kind_text}"
 
 
 def _matchless(
@@ -283,19 +284,19 @@ def _matchless(
     yield from _matchless_types(request, tensors)
     if not (request.rename or request.include or request.exclude):
         return
-    own = [parameter.name for parameter in catalog.parameters]
-    own += catalog.strategy.stages_of if catalog.strategy is not None else ()
-    names = set(map(derivation.name_of, own))
+    src_names = [parameter.name for parameter in catalog.parameters]
+    src_names += catalog.strategy.stages_of if catalog.strategy is not None else ()
+    names = set(map(derivation.name_of, src_names))
     if derivation.renames:  # a source tensor that is left out keeps its name
-        names = {one.name for one in tensors}
+        names = {tensor.name for tensor in tensors}
     states = catalog.states
-    for rule in rename.unmatched(request.rename, map(states.base_name, own)):
+    for rule in rename.unmatched(request.rename, map(states.base_name, src_names)):
         yield (
             "rename",
             f"--rename {rule!r} renames nothing: no parameter matches it (an optimizer state is "
             "matched without its prefix, such as adam_m.)",
         )
-    names |= {CONSUMED, *(one.name for one in tensors if is_added(one))}
+    names |= {CONSUMED, *(tensor.name for tensor in tensors if is_added(tensor))}
     for option in ("include", "exclude"):
         for pattern in drop.unmatched(getattr(request, option), names):
             yield option, f"--{option} {pattern!r} matches no parameter"

@@ -57,28 +57,30 @@ def claim(request: Request, source: Source, target: Target, team: Team) -> Itera
     """
     placement = place(request, target, team)
     root = placement.of(team.rank)
-    held: list[TargetFolder] = []
+    locked_folders: list[TargetFolder] = []
 
     def lock() -> State | None:
         if team.rank != root.processes[0]:
             return None
-        held.append(_locked(request, source, target, root))
-        return held[0].state
+        locked_folders.append(_locked(request, source, target, root))
+        return locked_folders[0].state
 
     try:
         states = team.allgather(lock)
-        own = states[root.processes[0]]
-        assert own is not None
-        state = own.with_all(one for one in states if one is not None)
-        folder = held[0] if held else None
+        folder_state = states[root.processes[0]]
+        assert folder_state is not None
+        state = folder_state.with_all(s for s in states if s is not None)
+        folder = locked_folders[0] if locked_folders else None
         claimed = Folder(request, source, target, placement, root, folder, state)
         claimed.share_out(team)
         yield claimed
     except BaseException as error:
         keep = isinstance(error, (StorageError, StoppedError)) or not isinstance(error, Exception)
-        for one in held:
-            one.close(keep or (one.resumed and not isinstance(error, DifferenceError)))
-            if keep and one.begun and isinstance(error, RankxformError):
+        for locked_folder in locked_folders:
+            locked_folder.close(
+                keep or (locked_folder.resumed and not isinstance(error, DifferenceError))
+            )
+            if keep and locked_folder.begun and isinstance(error, RankxformError):
                 error.resumable = True
         raise
 
@@ -102,8 +104,8 @@ class Folder:
 
     places: which nodes have which folder; root: the one of this process; folder: its records, on
     the first of its processes. state: what was there, in all folders. groups: files whose bytes are
-    equal, by the one that is written. left: by process the slices that are to be written. outputs:
-    the files of this process's part.
+    equal, by the one that is written. remaining_slices: by process the slices that are to be
+    written. outputs: the files of this process's part.
     """
 
     request: Request
@@ -114,7 +116,7 @@ class Folder:
     folder: TargetFolder | None
     state: State
     groups: Mapping[int, Sequence[int]] = field(default_factory=dict)
-    left: Assignment = field(default_factory=list)
+    remaining_slices: Assignment = field(default_factory=list)
     outputs: Mapping[int, Output] = field(default_factory=dict)
     _journal: Journal | None = None
 
@@ -129,19 +131,19 @@ class Folder:
 
     @property
     def files_kept(self) -> int:
-        return len(self.state.kept)
+        return len(self.state.complete_files)
 
     @property
     def files_continued(self) -> int:
-        return len(self.state.completed.done)
+        return len(self.state.completed.names_by_rank)
 
     @property
     def bytes_before(self) -> int:
-        found = 0
-        for file, names in self.state.completed.done.items():
+        nbytes = 0
+        for file, names in self.state.completed.names_by_rank.items():
             slices = zip(self.target.planner.names(file), self.target.planner.slices(file))
-            found += sum(content_bytes(p.dtype, s) for name, (p, s) in slices if name in names)
-        return found
+            nbytes += sum(content_bytes(p.dtype, s) for name, (p, s) in slices if name in names)
+        return nbytes
 
     @property
     def placement(self) -> str | None:
@@ -152,10 +154,10 @@ class Folder:
         """The outputs that this process creates, finishes and publishes."""
         return {file: output for file, output in self.outputs.items() if output.owned}
 
-    def _in_root(self, found: Sequence[Mapping[Path, T]]) -> dict[Path, T]:
-        """Return what the processes of this folder found; `found` is by process."""
-        mine = [found[process] for process in self.root.processes]
-        return {path: one for some in mine for path, one in some.items()}
+    def _in_root(self, stats_by_process: Sequence[Mapping[Path, T]]) -> dict[Path, T]:
+        """Return what the processes of this folder found, of what all did."""
+        root_stats = [stats_by_process[process] for process in self.root.processes]
+        return {path: stat for stats_by_path in root_stats for path, stat in stats_by_path.items()}
 
     # -- before the first byte ------------------------------------------------------------------
 
@@ -163,25 +165,29 @@ class Folder:
         """Say who writes what of what is left. Collective."""
         planner, placement = self.target.planner, self.places
         layouts = FileLayouts(planner, self.source.indexes, self.target, self.request.crc)
-        files = [file for file in self.target.files if file not in self.state.kept]
+        files = [file for file in self.target.files if file not in self.state.complete_files]
         self.groups = groups = equal_files(self.request, planner, placement, files, team)
         self._keep_same_layouts(layouts, team)
-        done = self.state.completed.done
+        done = self.state.completed.names_by_rank
 
         def assign() -> tuple[Assignment, Assignment]:
             assignment = placement.assign(planner, list(groups), done)
-            return assignment, [remaining(planner, one, done) for one in assignment]
+            return assignment, [remaining(planner, r, done) for r in assignment]
 
-        assignment, self.left = team.agree(assign)
-        mine = assignment[team.rank]
-        self.outputs = team.agree(lambda: outputs(self.target, mine, groups, layouts))
+        assignment, self.remaining_slices = team.agree(assign)
+        local_slices = assignment[team.rank]
+        self.outputs = team.agree(lambda: outputs(self.target, local_slices, groups, layouts))
 
     def _keep_same_layouts(self, layouts: FileLayouts, team: Team) -> None:
         """Drop part files whose layout has changed, for example because a missing shard is back."""
         parts = self.state.completed.parts
-        mine = sorted(parts)[team.rank :: team.size]
-        same = team.allgather(lambda: [r for r in mine if layouts.of(r).digest == parts[r].layout])
-        completed = self.state.completed.only(rank for some in same for rank in some)
+        local_files = sorted(parts)[team.rank :: team.size]
+        unchanged_by_process = team.allgather(
+            lambda: [r for r in local_files if layouts.of(r).digest == parts[r].layout]
+        )
+        completed = self.state.completed.only(
+            rank for ranks in unchanged_by_process for rank in ranks
+        )
         self.state = replace(self.state, completed=completed)
 
     def begin(self, team: Team) -> None:
@@ -190,23 +196,23 @@ class Folder:
         team.agree(lambda: check_strategy_file(self.request, self.target) if first else None)
         sizes = team.allgather(lambda: {o.part: o.layout.size for o in self._owned.values()})
         spare = team.allgather(lambda: self._make_room(self._in_root(sizes)))
-        own = spare[self.root.processes[0]] // (2 * len(self.root.processes))
-        self._journal = team.agree(lambda: self._create_parts(team.rank, own))
+        journal_spare = spare[self.root.processes[0]] // (2 * len(self.root.processes))
+        self._journal = team.agree(lambda: self._create_parts(team.rank, journal_spare))
 
     def _make_room(self, sizes: Mapping[Path, int]) -> int:
         if self.folder is None:
             return 0
         spare = self.folder.check_room(sizes)
-        self.folder.forget_all_but(self.state.completed.done)
+        self.folder.forget_all_but(self.state.completed.names_by_rank)
         return spare
 
     def _create_parts(self, process: int, spare: int) -> Journal:
         """Create the part files that are not there yet, and a journal of all."""
         for file, output in self._owned.items():
-            if file not in self.state.completed.done:
+            if file not in self.state.completed.names_by_rank:
                 make_folder(output.final.parent)
                 create(output.part)
-        parts = {file: (one.part, one.layout.digest) for file, one in self._owned.items()}
+        parts = {file: (output.part, output.layout.digest) for file, output in self._owned.items()}
         return Journal(self.state, process, parts, durable=self.request.fsync, spare=spare)
 
     # -- filled -----------------------------------------------------------------------------------
@@ -227,27 +233,29 @@ class Folder:
         if self.request.crc:
             team.work(self._add_checksums, show_nothing)
         sums = team.allgather(lambda: self.journal.sums) if self.request.verify else []
-        seen = self._seen(team)
-        facts = team.allgather(lambda: self._link(seen))
-        parts = [{part_of(final): one for final, one in some.items()} for some in facts]
+        part_stats = self._seen(team)
+        facts = team.allgather(lambda: self._link(part_stats))
+        parts = [{part_of(final): stat for final, stat in p.items()} for p in facts]
         self._read_back(parts, team)
         team.agree(lambda: self._note_complete(self._in_root(facts), sums))
         now = self._seen(team)
         published = team.allgather(lambda: self._rename(facts[team.rank], now))
         self._read_back(published, team)
-        made = self._in_root(published)
-        team.agree(lambda: self._finish(made) if team.rank != 0 else None)
-        team.bcast(lambda: self._finish(made))
+        published_stats = self._in_root(published)
+        team.agree(lambda: self._finish(published_stats) if team.rank != 0 else None)
+        team.bcast(lambda: self._finish(published_stats))
 
     def _read_back(self, written: Sequence[Mapping[Path, Facts]], team: Team) -> None:
         """See that other nodes have what each process has written. Collective.
 
         Content is compared where its sample is known.
         """
-        mine = seen_elsewhere(written, self.root.processes, team.rank, self.places.nodes)
+        written_elsewhere = seen_elsewhere(
+            written, self.root.processes, team.rank, self.places.nodes
+        )
 
         def read() -> None:
-            for path, facts, writer in mine:
+            for path, facts, writer in written_elsewhere:
                 read_back(path, facts, writer)
 
         team.agree(read)
@@ -273,37 +281,37 @@ class Folder:
         """
 
         def mine() -> dict[int, Facts]:
-            found = {file: known_facts(output.part) for file, output in self.outputs.items()}
-            return {file: facts for file, facts in found.items() if facts is not None}
+            stats_by_file = {f: known_facts(o.part) for f, o in self.outputs.items()}
+            return {file: facts for file, facts in stats_by_file.items() if facts is not None}
 
-        seen: dict[int, Facts] = {}
-        for one in team.allgather(mine):
-            for file, facts in one.items():
-                known = seen.setdefault(file, {"size": 0, "modified": 0})
-                known.update((key, max(known[key], facts[key])) for key in known)
-        return seen
+        part_stats: dict[int, Facts] = {}
+        for local_stats in team.allgather(mine):
+            for file, facts in local_stats.items():
+                part_stat = part_stats.setdefault(file, {"size": 0, "modified": 0})
+                part_stat.update((key, max(part_stat[key], facts[key])) for key in part_stat)
+        return part_stats
 
-    def _facts(self, output: Output, final: Path, seen: Facts) -> Facts:
-        """Return the facts of the part file of `final`; `seen` are those of the output's own."""
-        own = final == output.final or self.request.link == HARD
-        return {**facts_of(part_of(final)), **(seen if own else {})}
+    def _facts(self, output: Output, final: Path, part_stat: Facts) -> Facts:
+        """Return the facts of `final`'s part file; `part_stat` are those of the output's own."""
+        is_same_inode = final == output.final or self.request.link == HARD
+        return {**facts_of(part_of(final)), **(part_stat if is_same_inode else {})}
 
-    def _link(self, seen: Mapping[int, Facts]) -> dict[Path, Facts]:
+    def _link(self, part_stats: Mapping[int, Facts]) -> dict[Path, Facts]:
         """Make part files for equal files too; return the facts of each complete part file.
 
         Raises StorageError where a part file is not the one that was made, or not of its size.
         """
-        request, found = self.request, {}
+        request, stats_by_path = self.request, {}
         for file, output in self._owned.items():
             nbytes = output.layout.size
-            facts = {**facts_of(output.part), **seen[file], "sample": sampled(output.part)}
+            facts = {**facts_of(output.part), **part_stats[file], "sample": sampled(output.part)}
             _check_part(output.part, facts, self.journal.parts[file].inode, nbytes)
             link_all(output.part, output.equal, request.link, durable=request.fsync)
             for final in output.output_paths:
-                same = self._facts(output, final, seen[file])
-                found[final] = {**same, "sample": facts["sample"]}
-                _check_part(part_of(final), same, same["inode"], nbytes)
-        return found
+                final_stat = self._facts(output, final, part_stats[file])
+                stats_by_path[final] = {**final_stat, "sample": facts["sample"]}
+                _check_part(part_of(final), final_stat, final_stat["inode"], nbytes)
+        return stats_by_path
 
     def _note_complete(
         self, facts: Mapping[Path, Facts], sums: Sequence[Mapping[int, int]]
@@ -314,16 +322,20 @@ class Folder:
         """
         if self.folder is None:
             return
-        every = [self.state.completed.sums, *sums]
+        all_sums = [self.state.completed.sums, *sums]
         digests = {
-            self.target.path(file): f"{sum(one.get(first, 0) for one in every) % MODULUS:016x}"
+            self.target.path(
+                file
+            ): f"{sum(file_sums.get(first, 0) for file_sums in all_sums) % MODULUS:016x}"
             for first, files in self.groups.items()
             for file in files
             if self.request.verify and file in self.root.ranks
         }
         self.folder.complete(facts, digests, stale(self.request, self.source, self.target))
 
-    def _rename(self, facts: Mapping[Path, Facts], seen: Mapping[int, Facts]) -> dict[Path, Facts]:
+    def _rename(
+        self, facts: Mapping[Path, Facts], part_stats: Mapping[int, Facts]
+    ) -> dict[Path, Facts]:
         """Give every complete part file its final name, if it still is what was noted.
 
         Returns the facts of each file under its name, as the node that wrote it has them.
@@ -331,8 +343,8 @@ class Folder:
         published, replaced = dict[Path, Facts](), set[Path]()
         for file, output in self._owned.items():
             for final in output.output_paths:
-                found, noted = self._facts(output, final, seen[file]), facts[final]
-                _check_part(part_of(final), found, noted["inode"], noted["size"])
+                part_stat, noted_stat = self._facts(output, final, part_stats[file]), facts[final]
+                _check_part(part_of(final), part_stat, noted_stat["inode"], noted_stat["size"])
                 if known_facts(final) is not None:  # what another node may still see
                     replaced.add(final)
                 give_name(part_of(final), final, durable=self.request.fsync)
@@ -351,21 +363,28 @@ class Folder:
             return
         request, target = self.request, self.target
         # an index or metadata says it of other forms, and its digest is kept
-        stated = request.verify or not target.form.described
-        kept = contents(target.planner, target.files) if stated else {}
+        has_contents = request.verify or not target.form.described
+        content_fields = contents(target.planner, target.files) if has_contents else {}
         options = verify_options(request, self.source, target)
         steps = {n: v for n in STEPS if isinstance(v := target.training.get(n), int)}
-        steps |= {fact.of: fact.value for fact in target.evidence.steps}
+        steps |= {fact.subject: fact.value for fact in target.evidence.steps}
         copied = keep_beside(target)
         names = target.arrangement.names
         accepted = request.accepted
-        told = {"ranks": len(names), "verify": options, "step": steps, "accepted": accepted}
-        beside = {name: companions.digest_of(data) for name, data in target.companions.items()}
-        told |= {"beside": beside, "copied": copied} if beside else {}
+        manifest_fields = {
+            "ranks": len(names),
+            "verify": options,
+            "step": steps,
+            "accepted": accepted,
+        }
+        companion_digests = {n: companions.digest_of(d) for n, d in target.companions.items()}
+        manifest_fields |= (
+            {"beside": companion_digests, "copied": copied} if companion_digests else {}
+        )
         added = applied(self.source, target.adapter)
-        told |= {"applied": added} if added else {}
+        manifest_fields |= {"applied": added} if added else {}
         self.folder.finish(
-            {**kept, **told},
+            {**content_fields, **manifest_fields},
             names.values(),
             lambda: target.form.companions(target.planner, target.arrangement, target.training),
             published,
@@ -375,12 +394,12 @@ class Folder:
         return foreign_warnings(self.target, self.target.paths.values(), team)
 
 
-def _check_part(part: Path, found: Facts, inode: int, nbytes: int) -> None:
+def _check_part(part: Path, part_stat: Facts, inode: int, nbytes: int) -> None:
     """Raise StorageError for a part file that was changed; it is removed, to be made anew."""
-    if (found["inode"], found["size"]) != (inode, nbytes):
+    if (part_stat["inode"], part_stat["size"]) != (inode, nbytes):
         remove(part)
         raise StorageError(
-            f"something else has changed or replaced it ({found['size']:,} bytes, "
+            f"something else has changed or replaced it ({part_stat['size']:,} bytes, "
             f"{nbytes:,} were written); it was removed, to be made anew",
             where=part,
         )

@@ -58,13 +58,15 @@ def _check_foreign_files(request: Request, target: Target, team: Team) -> None:
     """
     dst = Path(request.dst or "")
     folders = dst, target.folder  # which is one iteration's
-    marks = [one / name for one in folders for name in (MANIFEST_NAME, f"{FOLDER_NAME}/{JOB_NAME}")]
+    marks = [
+        folder / name for folder in folders for name in (MANIFEST_NAME, f"{FOLDER_NAME}/{JOB_NAME}")
+    ]
     if request.overwrite or any(team.allgather(lambda: any(mark.exists() for mark in marks))):
         return
-    found = _foreign_files(target, target.paths.values(), team)
-    if found:
+    foreign_paths = _foreign_files(target, target.paths.values(), team)
+    if foreign_paths:
         raise StorageError(
-            f"holds checkpoint files that rankxform did not write ({_few(found)})",
+            f"holds checkpoint files that rankxform did not write ({_few(foreign_paths)})",
             "name an empty folder",
             "move them away" if target.form.described else "say --overwrite to write beside them",
             "exchange SRC and DST, if they are in another order than meant",
@@ -82,24 +84,27 @@ def _check_apart(request: Request, source: Source, output_paths: Iterable[Path])
     folders = {inode(path.parent) for path in sources}
     inside = src.is_dir() and (is_inside(dst, src) or lies_in(dst, folders))
     for option in ("lora", "like"):
-        given = getattr(request, option)
-        if given is not None and (is_same(Path(given), dst) or is_inside(dst, Path(given))):
+        option_path = getattr(request, option)
+        if option_path is not None and (
+            is_same(Path(option_path), dst) or is_inside(dst, Path(option_path))
+        ):
             raise UsageError(
                 f"is the folder of --{option}, which is never written to",
                 "choose another destination",
                 where=dst,
             )
     for final in output_paths:
-        there, folder = inode(final), inode(final.parent)
+        final_inode, folder = inode(final), inode(final.parent)
         if inside or (folder is not None and folder in folders):
             raise UsageError(
                 f"lies in the source folder {src}, which is never written to",
                 "choose another destination",
                 where=final,
             )
-        if there is not None and there in files:
+        if final_inode is not None and final_inode in files:
             raise UsageError(
-                f"is the source file {files[there]} under another name, which is never replaced",
+                f"is the source file {files[final_inode]} under another name, which is never "
+                "replaced",
                 "choose another destination",
                 where=final,
             )
@@ -113,15 +118,16 @@ def _check_apart(request: Request, source: Source, output_paths: Iterable[Path])
         )
 
 
-def foreign_warnings(target: Target, own: Iterable[Path | str], team: Team) -> list[str]:
-    """Return a warning of checkpoint files beside a destination's `own`, if any are. Collective."""
-    found = _foreign_files(target, own, team)
+def foreign_warnings(target: Target, dst_paths: Iterable[Path | str], team: Team) -> list[str]:
+    """Return a warning of checkpoint files beside a destination's own, if any. Collective."""
+    foreign_paths = _foreign_files(target, dst_paths, team)
     marked = team.bcast(lambda: _later_mark(target))
-    if not found:
+    if not foreign_paths:
         return marked
     return [
         *marked,
-        f"{_few(found)}: another checkpoint file lies beside those of this destination, and may "
+        f"{_few(foreign_paths)}: another checkpoint file lies beside those of this destination, "
+        "and may "
         "be loaded instead; remove what does not belong there",
     ]
 
@@ -138,10 +144,10 @@ def _later_mark(target: Target) -> list[str]:
     return [f"{path}: says {int(text)}, and {number} was written: a job takes {int(text)}"]
 
 
-def _foreign_files(target: Target, own: Iterable[Path | str], team: Team) -> list[str]:
+def _foreign_files(target: Target, dst_paths: Iterable[Path | str], team: Team) -> list[str]:
     """Return other checkpoint files that may be taken for a destination's own. Collective."""
     form, folder = target.form, target.folder
-    names = [*(relpath(path, folder) for path in own), *target.arrangement.names.values()]
+    names = [*(relpath(path, folder) for path in dst_paths), *target.arrangement.names.values()]
 
     def look() -> list[str]:
         if not team.nodes.is_leader(team.rank) or not folder.is_dir():
@@ -149,8 +155,8 @@ def _foreign_files(target: Target, own: Iterable[Path | str], team: Team) -> lis
         listing = listing_at(folder, form)
         return [str(folder / name) for name in form.foreign_files(listing, names)]
 
-    every = team.allgather(look)
-    return sorted({path for some in every for path in some})
+    paths_by_process = team.allgather(look)
+    return sorted({path for paths in paths_by_process for path in paths})
 
 
 def _few(paths: Sequence[str]) -> str:

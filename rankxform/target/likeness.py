@@ -56,47 +56,49 @@ def check_arrangement(
 def _check(request: Request, operation: OperationInputs, source: Source, reference: Source) -> None:
     if not source.reach.is_full or not reference.reach.is_full:
         raise UsageError("it needs files that all nodes see", "leave out --like (give --config)")
-    taken, catalog = name_map(request, operation), source.table
-    assert taken is not None
+    mapping, catalog = name_map(request, operation), source.table
+    assert mapping is not None
     names = {parameter.name for parameter in catalog.parameters}
-    if taken.side_of(names) == HUGGINGFACE:
+    if mapping.side_of(names) == HUGGINGFACE:
         return
     if request.dst is not None and not FORMS[request.dst_form or DEFAULT_FORM].configured:
         raise UsageError(
             f"with --like, the destination is a folder such as {request.like}",
             "add --dst-form huggingface",
         )
-    joined = {link.whole for link in taken.links}  # neither states nor counters
-    every = (p for p in catalog.parameters if p.name in joined)
-    taken.compose([Tensor.of(p.name, p.src_dtype, p.shape) for p in every])  # shapes fit
+    joined = {link.whole_name for link in mapping.links}  # neither states nor counters
+    joined_parameters = (p for p in catalog.parameters if p.name in joined)
+    mapping.compose(
+        [Tensor.of(p.name, p.src_dtype, p.shape) for p in joined_parameters]
+    )  # shapes fit
     wrong: dict[str, str] = {}
-    by = ""
+    example = ""
     with (
         Sources(source.paths, source.indexes) as sources,
-        Sources(reference.paths, reference.indexes) as others,
+        Sources(reference.paths, reference.indexes) as reference_reader,
     ):
-        for name, ways in taken.table.choices.items():
+        for name, choices in mapping.table.choices.items():
             try:
                 scores = {
-                    way: _score(
-                        _as_joined(request, operation, name, way), name, catalog,
-                        sources, reference.table, others,
+                    choice: _score(
+                        _as_joined(request, operation, name, choice), name, catalog,
+                        sources, reference.table, reference_reader,
                     )
-                    for way in ways
+                    for choice in choices
                 }  # fmt: skip
-                told = _decided(name, scores, reference.where.path)
+                best_choice = _decided(name, scores, reference.where.path)
             except UsageError:
                 if getattr(request, name) is None:
                     raise
                 continue  # it does not tell, and the user says it
-            if scores[told][0] > scores[taken.choices[name]][0]:
-                wrong[name], by = told, by or scores[told][1]
+            if scores[best_choice][0] > scores[mapping.choices[name]][0]:
+                wrong[name], example = best_choice, example or scores[best_choice][1]
     if wrong:
-        flags = " ".join(f"{flag_of(name)} {way}" for name, way in wrong.items())
-        as_given = " and ".join(taken.choices[name] for name in wrong)
+        flags = " ".join(f"{flag_of(name)} {choice}" for name, choice in wrong.items())
+        as_given = " and ".join(mapping.choices[name] for name in wrong)
         raise UsageError(
             f"joined as {as_given}, the checkpoint does not correlate with "
-            f"{reference.where.path}, and so it does (such as {by!r})",
+            f"{reference.where.path}, and so it does (such as {example!r})",
             f"give {flags}",
         )
 
@@ -113,47 +115,66 @@ def check_alike(request: Request, source: Source, target: Target, reference: Sou
     """
     if not source.reach.is_full or not reference.reach.is_full:
         return None
-    known = {p.name: p for p in reference.table.parameters}
+    reference_by_name = {p.name: p for p in reference.table.parameters}
     kinds: dict[str, list[Parameter]] = {}
-    for one in target.planner.selection.parameters:
-        if one.name in known and _are_comparable(one, known[one.name]):
-            kinds.setdefault(pattern_of(one.name), []).append(one)
+    for parameter in target.planner.selection.parameters:
+        if parameter.name in reference_by_name and _are_comparable(
+            parameter, reference_by_name[parameter.name]
+        ):
+            kinds.setdefault(pattern_of(parameter.name), []).append(parameter)
     scores: dict[str, list[tuple[float, str]]] = {}
     with (
         Sources(source.paths, source.indexes) as sources,
-        Sources(reference.paths, reference.indexes) as others,
+        Sources(reference.paths, reference.indexes) as reference_reader,
     ):
-        for kind, some in kinds.items():
-            some.sort(key=lambda one: natural_sort_key(one.name))
-            for one in {some[at].name: some[at] for at in (0, len(some) // 2, -1)}.values():
-                box = Box((0, 0), (min(_ROWS, one.shape[0]), one.shape[1]))
-                own, wanted = read_made(one, box, sources), read_made(known[one.name], box, others)
-                if own.any() and wanted.any():  # zeros resemble nothing
-                    scores.setdefault(kind, []).append((correlation(own, wanted), one.name))
+        for kind, matrices in kinds.items():
+            matrices.sort(key=lambda matrix: natural_sort_key(matrix.name))
+            for parameter in {
+                matrices[p].name: matrices[p] for p in (0, len(matrices) // 2, -1)
+            }.values():
+                box = Box((0, 0), (min(_ROWS, parameter.shape[0]), parameter.shape[1]))
+                rows, reference_rows = (
+                    read_made(parameter, box, sources),
+                    read_made(reference_by_name[parameter.name], box, reference_reader),
+                )
+                if rows.any() and reference_rows.any():  # zeros resemble nothing
+                    scores.setdefault(kind, []).append(
+                        (correlation(rows, reference_rows), parameter.name)
+                    )
     return _resemblance(request, scores, reference.where.path)
 
 
-def _are_comparable(one: Parameter, other: Parameter) -> bool:
-    alike = one.shape == other.shape and {one.dtype, other.dtype} <= {*FLOATS}
-    return alike and len(one.shape) == 2 and min(one.shape) > 1 and not any(one.steps)
+def _are_comparable(parameter: Parameter, reference: Parameter) -> bool:
+    is_same_kind = parameter.shape == reference.shape and {parameter.dtype, reference.dtype} <= {
+        *FLOATS
+    }
+    return (
+        is_same_kind
+        and len(parameter.shape) == 2
+        and min(parameter.shape) > 1
+        and not any(parameter.steps)
+    )
 
 
 def _resemblance(
     request: Request, scores: Mapping[str, Sequence[tuple[float, str]]], reference: str
 ) -> str | None:
-    every = [one for some in scores.values() for one in some]
-    unlike = [one for one in every if one[0] < _ALIKE]
+    all_scores = [pair for kind_scores in scores.values() for pair in kind_scores]
+    unlike = [pair for pair in all_scores if pair[0] < _ALIKE]
     if not unlike:
         return None
-    if 2 * len(unlike) > len(every):
+    if 2 * len(unlike) > len(all_scores):
         return (
             f"nothing that is made resembles {reference} (such as {unlike[0][1]!r}: correlation "
             f"{unlike[0][0]:.2f}); its config.json and tokenizer are copied nonetheless"
         )
-    refused = [one for one in unlike if not request.accepts(CONTRADICTIONS, one[1])]
+    refused = [pair for pair in unlike if not request.accepts(CONTRADICTIONS, pair[1])]
     names = ", ".join(f"{name!r} ({score:.2f})" for score, name in (refused or unlike)[:_SHOWN])
-    more = f" and {len(refused) - _SHOWN} more" if refused[_SHOWN:] else ""
-    text = f"{names}{more} would not resemble {reference}, and {len(every) - len(unlike)} others do"
+    suffix = f" and {len(refused) - _SHOWN} more" if refused[_SHOWN:] else ""
+    text = (
+        f"{names}{suffix} would not resemble {reference}, and "
+        f"{len(all_scores) - len(unlike)} others do"
+    )
     if not refused:
         return text
     refuted = dict.fromkeys(pattern_of(name) for _, name in refused)
@@ -166,40 +187,45 @@ def _resemblance(
     )
 
 
-def _as_joined(request: Request, operation: OperationInputs, name: str, way: str) -> NameMap | None:
-    changed: Any = {name: way}
+def _as_joined(
+    request: Request, operation: OperationInputs, name: str, choice: str
+) -> NameMap | None:
+    changed: Any = {name: choice}
     return name_map(replace(request, **changed), operation)
 
 
 def _score(
-    made: NameMap | None,
+    mapping: NameMap | None,
     name: str,
     catalog: Catalog,
     sources: Sources,
     reference: Catalog,
-    others: Sources,
+    reference_reader: Sources,
 ) -> tuple[float, str]:
     """Return how one tensor, taken apart in one way, correlates with the reference's; and which."""
-    assert made is not None
-    there = {parameter.name: parameter for parameter in catalog.parameters}
-    known = {parameter.name: parameter for parameter in reference.parameters}
-    for link in made.links:
+    assert mapping is not None
+    parameters_by_name = {parameter.name: parameter for parameter in catalog.parameters}
+    reference_by_name = {parameter.name: parameter for parameter in reference.parameters}
+    for link in mapping.links:
         steps = {step for step, _ in link.rule.steps}
-        if name in steps and link.whole in there and _two_axes(link):
+        if name in steps and link.whole_name in parameters_by_name and _two_axes(link):
             part = link.parts[1]
-            if part not in known:
+            if part not in reference_by_name:
                 continue
-            tensors = made.taken_apart(link, there[link.whole].dtype)
+            tensors = mapping.taken_apart(link, parameters_by_name[link.whole_name].dtype)
             parameter = TensorMaker(catalog).parameter(tensors[1])
             rows = min(_ROWS, parameter.shape[0])
             box = Box((0, 0), (rows, parameter.shape[1]))
-            if known[part].shape != parameter.shape:
+            if reference_by_name[part].shape != parameter.shape:
                 raise CheckpointError(
-                    f"{part!r} has shape {list(known[part].shape)} in the reference, and "
+                    f"{part!r} has shape {list(reference_by_name[part].shape)} in the reference, "
+                    "and "
                     f"{list(parameter.shape)} here; it is another model's"
                 )
-            own = read_made(parameter, box, sources)
-            return correlation(own, read_made(known[part], box, others)), part
+            part_rows = read_made(parameter, box, sources)
+            return correlation(
+                part_rows, read_made(reference_by_name[part], box, reference_reader)
+            ), part
     raise UsageError("the reference has none of those tensors", f"give {flag_of(name)}")
 
 
@@ -208,17 +234,17 @@ def _two_axes(link: Link) -> bool:
 
 
 def _decided(name: str, scores: Mapping[str, tuple[float, str]], reference: str) -> str:
-    ordered = sorted(scores, key=lambda way: -scores[way][0])
+    ordered = sorted(scores, key=lambda choice: -scores[choice][0])
     best, second = ordered[0], ordered[1]
     high, low = scores[best][0], scores[second][0]
     if high == low and high >= _ALIKE:
         return next(iter(scores))  # both ways make the same tensor
     if not high >= _ALIKE or low > _CLEARLY * high:
         flag = flag_of(name)
-        told = ", ".join(f"{way} correlates {scores[way][0]:.2f}" for way in scores)
+        scores_text = ", ".join(f"{choice} correlates {scores[choice][0]:.2f}" for choice in scores)
         raise UsageError(
             f"{scores[best][1]!r} of {reference} does not tell how the checkpoint joins "
-            f"it ({told})",
+            f"it ({scores_text})",
             f"give {flag}",
         )
     return best

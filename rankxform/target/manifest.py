@@ -50,7 +50,7 @@ def identity(request: Request, source: Source, target: Target) -> dict[str, Any]
         "source strategy": described(planner.catalog),
         "destination strategy": digest(planner.dst),
         "tensors": _tensors(planner.selection.parameters),
-        "source files": _files(source, source.where.path, target.evidence.seen),
+        "source files": _files(source, source.where.path, target.evidence.digests_by_file),
         **(_adapter(adapter) if adapter else {}),
     }
 
@@ -65,9 +65,9 @@ def _adapter(adapter: Source) -> dict[str, Any]:
 
 def applied(source: Source, adapter: Source | None) -> list[str]:
     """Return digests of the adapters that a destination's tensors have in them, by their files."""
-    found = list(source.own.applied) if source.own is not None else []
+    digests = list(source.manifest.applied) if source.manifest is not None else []
     digest = adapter_digest(adapter) if adapter is not None else None
-    return [*found, digest] if digest is not None else found
+    return [*digests, digest] if digest is not None else digests
 
 
 def adapter_digest(adapter: Source) -> str | None:
@@ -88,23 +88,24 @@ def adapter_digest(adapter: Source) -> str | None:
 
 def check_not_applied(source: Source, adapter: Source) -> None:
     """Refuse to add an adapter that a source has in it by its manifest."""
-    known = source.own.applied if source.own is not None else ()
-    if known and adapter_digest(adapter) in known:
-        assert source.own is not None
+    applied_digests = source.manifest.applied if source.manifest is not None else ()
+    if applied_digests and adapter_digest(adapter) in applied_digests:
+        assert source.manifest is not None
         raise CheckpointError(
-            f"{source.own.label} says that {adapter.where.path} was added to these tensors already",
+            f"{source.manifest.label} says that {adapter.where.path} was added to these tensors "
+            "already",
             "leave out --lora",
             "--accept contradictions adds it again",
         )
 
 
-def _files(source: Source, folder: str, seen: Samples) -> dict[str, Any]:
+def _files(source: Source, folder: str, digests_by_file: Samples) -> dict[str, Any]:
     return {
         _key(source, file): {
             "file": _below(source.paths[file], folder),
             "size": index.size,
             "modified": index.modified,
-            **_sampled(seen.get(file, {}), index.schema),
+            **_sampled(digests_by_file.get(file, {}), index.schema),
         }
         for file, index in source.indexes.items()
     }
@@ -120,39 +121,41 @@ def _key(source: Source, file: int) -> str:
     return f"{source.selected.rank_of(file)}, {basename(source.paths[file])}"
 
 
-def _sampled(seen: Mapping[str, Sample], schema: Schema) -> dict[str, Any]:
+def _sampled(digests_by_tensor: Mapping[str, Sample], schema: Schema) -> dict[str, Any]:
     """Return a digest of which tensors of a file were looked at, and one of what it holds of them.
 
     Another request may look at others, and then the second says nothing. all: whether every tensor
     was looked at.
     """
-    if not seen:
+    if not digests_by_tensor:
         return {}
     names, contents = blake2b(digest_size=4), blake2b(digest_size=16)
-    for name in sorted(seen):
+    for name in sorted(digests_by_tensor):
         names.update(f"{name!r}".encode())
-        contents.update(seen[name].digest)
-    found = {"sampled": names.hexdigest(), "sample": contents.hexdigest()}
-    return {**found, "all": True} if seen.keys() >= schema.position.keys() else found
+        contents.update(digests_by_tensor[name].digest)
+    digest_fields = {"sampled": names.hexdigest(), "sample": contents.hexdigest()}
+    return (
+        {**digest_fields, "all": True}
+        if digests_by_tensor.keys() >= schema.position.keys()
+        else digest_fields
+    )
 
 
 def _tensors(parameters: Iterable[Parameter]) -> str | None:
     """Return a digest of how tensors are made of others, whatever said so; None if none is."""
-    state, known = blake2b(digest_size=16), dict[Composed, bytes]()
-    every = [
-        one
-        for one in parameters
-        if one.composed or (one.name, one.dtype) != (one.src_name, one.src_dtype)
+    state, assembly_digests = blake2b(digest_size=16), dict[Composed, bytes]()
+    changed_parameters = [
+        p for p in parameters if p.composed or (p.name, p.dtype) != (p.src_name, p.src_dtype)
     ]
-    for one in every:
-        composed, names = one.composed, one.src_names or (one.src_name,)
-        if composed is not None and composed not in known:
-            made = _assembly_text(composed.pieces.assembly).encode()
-            known[composed] = blake2b(made, digest_size=16).digest()
-        steps = _tuple_text(map(_step_text, one.steps))
-        state.update(f"\n{one.name!r} {one.dtype} {names!r} {steps}".encode())
-        state.update(known[composed] if composed is not None else b"")
-    return state.hexdigest() if every else None
+    for parameter in changed_parameters:
+        composed, names = parameter.composed, parameter.src_names or (parameter.src_name,)
+        if composed is not None and composed not in assembly_digests:
+            encoded_assembly = _assembly_text(composed.pieces.assembly).encode()
+            assembly_digests[composed] = blake2b(encoded_assembly, digest_size=16).digest()
+        steps = _tuple_text(map(_step_text, parameter.steps))
+        state.update(f"\n{parameter.name!r} {parameter.dtype} {names!r} {steps}".encode())
+        state.update(assembly_digests[composed] if composed is not None else b"")
+    return state.hexdigest() if changed_parameters else None
 
 
 def described(catalog: Catalog) -> str:
@@ -181,8 +184,8 @@ def digest(strategy: Strategy) -> str:
 
 def _tuple_text(texts: Iterable[str]) -> str:
     """Write a tuple of values whose texts are given, as Python does."""
-    every = [*texts]
-    return f"({every[0]},)" if len(every) == 1 else f"({', '.join(every)})"
+    all_texts = [*texts]
+    return f"({all_texts[0]},)" if len(all_texts) == 1 else f"({', '.join(all_texts)})"
 
 
 def _layout_text(layout: Layout) -> str:
@@ -194,9 +197,9 @@ def _layout_text(layout: Layout) -> str:
     )
 
 
-def _box_text(stated: StatedBox) -> str:
-    box = f"Box(start={stated.box.start!r}, stop={stated.box.stop!r})"
-    return f"StatedBox(file={stated.file!r}, box={box}, suffix={stated.suffix!r})"
+def _box_text(declared_box: StatedBox) -> str:
+    box = f"Box(start={declared_box.box.start!r}, stop={declared_box.box.stop!r})"
+    return f"StatedBox(file={declared_box.file!r}, box={box}, suffix={declared_box.suffix!r})"
 
 
 def _assembly_text(assembly: Assembly) -> str:
@@ -217,7 +220,7 @@ def _step_text(step: Step | None) -> str:
     if isinstance(step, LowRank):
         return (
             f"LowRank(a={step.a!r}, b={step.b!r}, scale={step.scale!r}, "
-            f"transposed={step.transposed!r}, each={step.each!r})"
+            f"transposed={step.transposed!r}, each={step.is_stacked!r})"
         )
     if isinstance(step, Dequantize):
         return f"Dequantize(scales={step.scales!r}, block={step.block!r})"
@@ -244,19 +247,19 @@ def verify_options(request: Request, source: Source, target: Target) -> list[str
     """Return the options of a `verify` that compares the destination with this source."""
     words = []
     derives = target.derived or request.derives  # before, as `launch` does, or now
-    wanted = target.planner.dst if derives else request.dst_strategy
-    for side, given, placeholder in (
+    dst_strategy = target.planner.dst if derives else request.dst_strategy
+    for side, strategy, placeholder in (
         ("src_strategy", request.src_strategy, "A"),
-        ("dst_strategy", wanted, "B"),
+        ("dst_strategy", dst_strategy, "B"),
     ):
-        path = strategies.path_of(given)
-        if isinstance(given, Strategy):
+        path = strategies.path_of(strategy)
+        if isinstance(strategy, Strategy):
             # one from a network is in no file; a derived one is called by the path where it is kept
-            kept = given.derived and Path(given.label).is_absolute()
-            words += _words(side, given.label if kept else placeholder)
-        elif given is not None:
-            words += _words(side, str(path.absolute()) if path else given)
-    compared = [one.name for one in option_table() if COMPARE in facts_of(one).affects]
+            is_saved = strategy.derived and Path(strategy.label).is_absolute()
+            words += _words(side, strategy.label if is_saved else placeholder)
+        elif strategy is not None:
+            words += _words(side, str(path.absolute()) if path else strategy)
+    compared = [option.name for option in option_table() if COMPARE in facts_of(option).affects]
     words += [*_all_words(request, compared)]
     if source.where.strategy is not None and request.src_strategy is None:
         words += [*_all_words(request, _OF_SLICES)]
@@ -284,8 +287,11 @@ def verify_command(manifest: Mapping[str, Any], folder: str) -> str:
     options = manifest.get("verify")
     if not isinstance(options, list) or not all(isinstance(word, str) for word in options):
         options = ["--src-strategy", "A", "--dst-strategy", "B"]
-    made, total = sorted({one["rank"] for one in manifest["files"].values()}), manifest.get("ranks")
-    if isinstance(total, int) and total != len(made):
-        options = [*options, "--ranks", format_ranges(made).replace(" ", "")]
+    ranks, total = (
+        sorted({file_entry["rank"] for file_entry in manifest["files"].values()}),
+        manifest.get("ranks"),
+    )
+    if isinstance(total, int) and total != len(ranks):
+        options = [*options, "--ranks", format_ranges(ranks).replace(" ", "")]
     source = manifest["identity"].get("source")
     return shlex.join(["rankxform", "verify", str(source or "SRC"), folder, *options])

@@ -42,31 +42,38 @@ def check_model_files(request: Request, source: Source, target: Target) -> list[
     if request.dst is None or scheme_of(request.dst) or not target.form.configured:
         return []
     folder = target.folder
-    others = [n for n in maps.companion_names(folder) if n not in target.companions]
-    shapes = {one.name: one.shape for one in target.planner.selection.parameters}
-    own, is_part = own_config(request, source, target), bool(request.include or request.exclude)
-    copied = [name for name in others if name in _copied(folder)]
-    if copied and request.overwrite and not is_of(folder, own, shapes):
+    existing_names = [n for n in maps.companion_names(folder) if n not in target.companions]
+    shapes = {parameter.name: parameter.shape for parameter in target.planner.selection.parameters}
+    model_config, is_part = (
+        own_config(request, source, target),
+        bool(request.include or request.exclude),
+    )
+    copied = [name for name in existing_names if name in _copied(folder)]
+    if copied and request.overwrite and not is_of(folder, model_config, shapes):
         return [f"{folder}: {_few(copied)} go with the tensors for which they were copied"]
-    others = [name for name in others if name not in copied]
-    if maps.CONFIG in others and not request.accepts(CONTRADICTIONS, maps.CONFIG):
-        why = of_another(folder, own, shapes, is_part=is_part)
-        if why:
+    existing_names = [name for name in existing_names if name not in copied]
+    if maps.CONFIG in existing_names and not request.accepts(CONTRADICTIONS, maps.CONFIG):
+        reason = of_another(folder, model_config, shapes, is_part=is_part)
+        if reason:
             raise StorageError(
-                f"is of another model than what is written here: {why}",
+                f"is of another model than what is written here: {reason}",
                 "remove it",
                 "choose another folder",
                 f"--accept {CONTRADICTIONS}:config.json keeps it",
                 where=folder / maps.CONFIG,
             )
-    return [f"{folder}: {_few(others)} lay there already, and stay as they are"] if others else []
+    return (
+        [f"{folder}: {_few(existing_names)} lay there already, and stay as they are"]
+        if existing_names
+        else []
+    )
 
 
 def stale(request: Request, source: Source, target: Target) -> frozenset[str]:
     """Return the small files of an earlier model that are to be removed with its tensors."""
     if request.dst is None or not target.form.configured or not request.overwrite:
         return frozenset()
-    shapes = {one.name: one.shape for one in target.planner.selection.parameters}
+    shapes = {parameter.name: parameter.shape for parameter in target.planner.selection.parameters}
     if is_of(target.folder, own_config(request, source, target), shapes):
         return frozenset()
     return _copied(target.folder)
@@ -84,12 +91,16 @@ def _copied(folder: Path) -> frozenset[str]:
     return frozenset()
 
 
-def is_of(folder: Path, own: tuple[Mapping[str, Any], str], shapes: Mapping[str, Shape]) -> bool:
+def is_of(
+    folder: Path, model_config: tuple[Mapping[str, Any], str], shapes: Mapping[str, Shape]
+) -> bool:
     """Tell whether a folder's config.json is of some tensors for sure: of the same architecture, or
     of the size of their embedding."""
-    if not (folder / maps.CONFIG).is_file() or of_another(folder, own, shapes, is_part=True):
+    if not (folder / maps.CONFIG).is_file() or of_another(
+        folder, model_config, shapes, is_part=True
+    ):
         return False
-    return bool(own[0]) or any(_EMBEDDING.fullmatch(name) for name in shapes)
+    return bool(model_config[0]) or any(_EMBEDDING.fullmatch(name) for name in shapes)
 
 
 def own_config(request: Request, source: Source, target: Target) -> tuple[Mapping[str, Any], str]:
@@ -106,26 +117,26 @@ def own_config(request: Request, source: Source, target: Target) -> tuple[Mappin
 
 def of_another(
     folder: Path,
-    own: tuple[Mapping[str, Any], str],
+    model_config: tuple[Mapping[str, Any], str],
     shapes: Mapping[str, Shape],
     *,
     is_part: bool = False,
 ) -> str:
     """Return why a folder's config.json is not of some tensors, in words; "" if it may be.
 
-    own: the configuration that the tensors should have, and where it is. is_part: the tensors are
-    not all that the model has.
+    model_config: the configuration that the tensors should have, and where it is. is_part: the
+    tensors are not all that the model has.
     """
     path = folder / maps.CONFIG
     try:
-        there = maps.parsed_config(read_bytes(path), str(path))
+        folder_config = maps.parsed_config(read_bytes(path), str(path))
     except RankxformError as error:
         return error.parts.what
-    config, label = own
+    config, label = model_config
     for key in ("architectures", "model_type"):
-        if there.get(key) and config.get(key) and there[key] != config[key]:
-            return f"{key} is {there[key]!r}, and {config[key]!r} in {label}"
-    return "" if there == config else refuted(there, shapes, is_part=is_part)
+        if folder_config.get(key) and config.get(key) and folder_config[key] != config[key]:
+            return f"{key} is {folder_config[key]!r}, and {config[key]!r} in {label}"
+    return "" if folder_config == config else refuted(folder_config, shapes, is_part=is_part)
 
 
 def refuted(config: Mapping[str, Any], shapes: Mapping[str, Shape], *, is_part: bool) -> str:
@@ -138,7 +149,7 @@ def refuted(config: Mapping[str, Any], shapes: Mapping[str, Shape], *, is_part: 
     "vocab_size is 8, and 'model.embed_tokens.weight' has shape [16, 4]"
     """
     inner = config.get("text_config")
-    stated = inner if isinstance(inner, Mapping) else config
+    text_config = inner if isinstance(inner, Mapping) else config
     embeddings = {name: shape for name, shape in shapes.items() if _EMBEDDING.fullmatch(name)}
     if _has_parts(config) or len({*embeddings.values()}) != 1:
         return ""
@@ -146,20 +157,31 @@ def refuted(config: Mapping[str, Any], shapes: Mapping[str, Shape], *, is_part: 
     if len(shape) != 2:
         return ""
     rows, columns = shape
-    words, width = stated.get("vocab_size"), stated.get("hidden_size")
-    if isinstance(words, int) and words != rows and not _is_padded(words, rows, stated):
+    words, width = text_config.get("vocab_size"), text_config.get("hidden_size")
+    if isinstance(words, int) and words != rows and not _is_padded(words, rows, text_config):
         return f"vocab_size is {words}, and {name!r} has shape {list(shape)}"
-    if isinstance(width, int) and width != columns and not any(map(stated.get, _OTHER_WIDTH)):
+    if isinstance(width, int) and width != columns and not any(map(text_config.get, _OTHER_WIDTH)):
         return f"hidden_size is {width}, and {name!r} has shape {list(shape)}"
     match = _EMBEDDING.fullmatch(name)
     assert match is not None
     layer = re.compile(re.escape(match["parent"]) + r"(?:layers|h|blocks)\.(\d+)\.")
-    found = {number[1] for other in shapes if (number := layer.match(other))}
-    key = next((key for key in _LAYERS if isinstance(stated.get(key), int)), "")
-    more = stated.get("num_nextn_predict_layers")
-    most = stated[key] + (more if isinstance(more, int) else 0) if key else 0
-    if found and key and (len(found) > most or (len(found) < stated[key] and not is_part)):
-        return f"{key} is {stated[key]}, and there are {len(found)} layers"
+    layer_numbers = {number[1] for tensor_name in shapes if (number := layer.match(tensor_name))}
+    key = next((key for key in _LAYERS if isinstance(text_config.get(key), int)), "")
+    extra_layer_count = text_config.get("num_nextn_predict_layers")
+    max_layer_count = (
+        text_config[key] + (extra_layer_count if isinstance(extra_layer_count, int) else 0)
+        if key
+        else 0
+    )
+    if (
+        layer_numbers
+        and key
+        and (
+            len(layer_numbers) > max_layer_count
+            or (len(layer_numbers) < text_config[key] and not is_part)
+        )
+    ):
+        return f"{key} is {text_config[key]}, and there are {len(layer_numbers)} layers"
     return ""
 
 
@@ -171,9 +193,11 @@ def _has_parts(config: Mapping[str, Any]) -> bool:
     return any(map(config.get, kinds)) or any(key not in plain for key in towers)
 
 
-def _is_padded(words: int, rows: int, stated: Mapping[str, Any]) -> bool:
+def _is_padded(words: int, rows: int, text_config: Mapping[str, Any]) -> bool:
     """Tell whether an embedding has rows of no word: up to a multiple, or a few special ones."""
-    more = rows - words
-    if rows == stated.get("embedding_size"):
+    extra_rows = rows - words
+    if rows == text_config.get("embedding_size"):
         return True
-    return words > _MANY_WORDS and 0 < more < _MANY_WORDS and (more <= 8 or rows % 64 == 0)
+    return (
+        words > _MANY_WORDS and 0 < extra_rows < _MANY_WORDS and (extra_rows <= 8 or rows % 64 == 0)
+    )

@@ -31,8 +31,8 @@ def of_slices(where: Where, options: DeriveOptions, exclude: Sequence[str]) -> S
     if where.files is not None:
         return None
     form, listing, selected = look_at(where)
-    own = MANIFEST_NAME in (*listing.entries, *listing.files)
-    if form.described or own or selected.rank_count < 2:
+    has_manifest = MANIFEST_NAME in (*listing.entries, *listing.files)
+    if form.described or has_manifest or selected.rank_count < 2:
         return None
     if selected.ranks:
         raise UsageError(
@@ -40,14 +40,14 @@ def of_slices(where: Where, options: DeriveOptions, exclude: Sequence[str]) -> S
             "--src-strategy FILE or FOLDER of the job that wrote them",
             where=where.path,
         )
-    given = source_request(options)
+    derive_request = source_request(options)
     paths = {rank: address_of(where.path, name) for rank, name in selected.names.items()}
     label = f"derived from {options.src_config} and the slices"
-    return derived_of(given, paths, where.path, label, exclude).strategy
+    return derived_of(derive_request, paths, where.path, label, exclude).strategy
 
 
 def derived_of(
-    given: DeriveRequest,
+    derive_request: DeriveRequest,
     paths: Mapping[int, str],
     where: str,
     label: str,
@@ -59,7 +59,7 @@ def derived_of(
     """
     from rankxform.derivation.slices import Bytes, derive_of_slices
 
-    sizes = given.dst
+    sizes = derive_request.dst
     ranks = sizes.ranks
     missing = sorted({*range(ranks)} - {*paths})
     if missing and {*range(ranks)}.issuperset(paths) and 2 * len(missing) < ranks:
@@ -76,23 +76,25 @@ def derived_of(
         )
     index_of = cache(lambda rank: index(paths[rank]))
     first = [stage * sizes.stage_size for stage in range(sizes.pp)]
-    gone = [compile_regex(text, "--exclude") for text in exclude]
-    schemas = {rank: _without(index_of(rank).schema, gone) for rank in first}
+    excluded_patterns = [compile_regex(text, "--exclude") for text in exclude]
+    schemas = {rank: _without(index_of(rank).schema, excluded_patterns) for rank in first}
 
     def holds_same(name: str, a: int, b: int) -> bool | None:
         stage = next(rank for rank in first if name in schemas[rank].position)
         ranks = stage + a, stage + b
-        seen = [sample(paths[r], index_of(r), [name]).get(name) for r in ranks]
-        own, others = seen
-        if own is None or others is None or own.constant or others.constant:
+        digests = [sample(paths[r], index_of(r), [name]).get(name) for r in ranks]
+        digest_a, digest_b = digests
+        if digest_a is None or digest_b is None or digest_a.constant or digest_b.constant:
             return None  # not there: the other is a rank of another stage
-        return own.digest == others.digest
+        return digest_a.digest == digest_b.digest
 
-    return derive_of_slices(given, schemas, label, Bytes(holds_same, may_repeat))
+    return derive_of_slices(derive_request, schemas, label, Bytes(holds_same, may_repeat))
 
 
-def _without(schema: Schema, gone: Sequence[re.Pattern[str]]) -> Schema:
-    every = zip(schema.names, schema.dtypes, schema.shapes)
-    kept = [one for one in every if not any(pattern.search(one[0]) for pattern in gone)]
-    names, dtypes, shapes = zip(*kept) if kept else ((), (), ())
+def _without(schema: Schema, excluded_patterns: Sequence[re.Pattern[str]]) -> Schema:
+    specs = zip(schema.names, schema.dtypes, schema.shapes)
+    remaining_specs = [
+        spec for spec in specs if not any(pattern.search(spec[0]) for pattern in excluded_patterns)
+    ]
+    names, dtypes, shapes = zip(*remaining_specs) if remaining_specs else ((), (), ())
     return Schema(names, dtypes, shapes)

@@ -74,24 +74,24 @@ class OperationInputs:
 
 def read_operation_inputs(request: Request, where: str) -> OperationInputs:
     """Read what the operations of a conversion of `where` need. Raises UsageError."""
-    known = _with_adapter(request, where, _read_map(request, where))
-    readers = {name: one.read for name, one in OPERATIONS.items() if hasattr(one, "read")}
+    inputs = _with_adapter(request, where, _read_map(request, where))
+    readers = {n: o.read for n, o in OPERATIONS.items() if hasattr(o, "read")}
     documents = {name: read(vars(request)) for name, read in readers.items()}
-    known = _with_manifest(request, where, _with_companions(request, known))
-    return replace(known, documents=documents)
+    inputs = _with_manifest(request, where, _with_companions(request, inputs))
+    return replace(inputs, documents=documents)
 
 
 def _read_map(request: Request, where: str) -> OperationInputs:
     if request.map is None:
-        known = OperationInputs()
+        inputs = OperationInputs()
         has_use = request.dtype is not None or request.lora is not None
-        found = _config(request, where) if has_use else None
-        if found is not None:  # it may state a block's size
-            known, request = OperationInputs(None, *found), replace(request, config=None)
+        config_and_path = _config(request, where) if has_use else None
+        if config_and_path is not None:  # it may state a block's size
+            inputs, request = OperationInputs(None, *config_and_path), replace(request, config=None)
         for name in ("config", "like", *CHOICES, "variant"):
             if getattr(request, name):
                 raise UsageError(f"{flag_of(name)} is for --map", "give both")
-        return known
+        return inputs
     table = maps.load(request.map)
     for name in CHOICES:
         if getattr(request, name) is not None and name not in table.choices:
@@ -99,8 +99,8 @@ def _read_map(request: Request, where: str) -> OperationInputs:
             raise UsageError(f"{table.label} has no such choice", f"leave out {flag}")
     for name in _variants(request):
         if name not in table.variants:
-            there = ", ".join(table.variants) or "none"
-            raise UsageError(f"--variant {name}: {table.label} has {there}")
+            variants_text = ", ".join(table.variants) or "none"
+            raise UsageError(f"--variant {name}: {table.label} has {variants_text}")
     if request.like is not None and not Path(request.like).is_dir():
         raise UsageError("no such folder", "give --like a published model", where=request.like)
     usual = where if request.like is None else str(Path(request.like))
@@ -118,8 +118,12 @@ def _read_map(request: Request, where: str) -> OperationInputs:
         )
     config, path = read
     _check_sizes(request, where, config, path)
-    stated = config.get("architectures")
-    named = [str(one) for one in stated] if isinstance(stated, list) else []
+    architectures = config.get("architectures")
+    named = (
+        [str(architecture) for architecture in architectures]
+        if isinstance(architectures, list)
+        else []
+    )
     if table.architectures and named and not set(named) & set(table.architectures):
         raise UsageError(
             f"is of a {named[0]}; {table.label} is for {' and '.join(table.architectures)}",
@@ -130,24 +134,24 @@ def _read_map(request: Request, where: str) -> OperationInputs:
 
 def _check_sizes(request: Request, where: str, config: Mapping[str, Any], path: str) -> None:
     """Refuse configurations that state sizes of a model otherwise. Raises UsageError."""
-    stated = {path: config}
-    others = [where]  # a given one stands in the place of a reference's
+    configs_by_label = {path: config}
+    config_folders = [where]  # a given one stands in the place of a reference's
     if request.like is not None and request.config is None:
-        others.append(request.like)
-    for folder in others:
+        config_folders.append(request.like)
+    for folder in config_folders:
         store = store_at(folder)
         if not is_path(folder) or Path(folder).is_dir():
             name = address_of(folder, maps.CONFIG)
-            if name not in stated and store.has(maps.CONFIG):
-                stated[name] = maps.parsed_config(store.read(maps.CONFIG), name)
+            if name not in configs_by_label and store.has(maps.CONFIG):
+                configs_by_label[name] = maps.parsed_config(store.read(maps.CONFIG), name)
     facts = (
         Fact(SIZE, key, value, CONFIGURATION, label)
-        for label, some in stated.items()
-        for key, value in some.items()
+        for label, declared_config in configs_by_label.items()
+        for key, value in declared_config.items()
         if type(value) is int and _IS_SIZE.fullmatch(key)
     )
-    for one in contradictions(facts):
-        raise UsageError.of_parts(one.parts)
+    for contradiction in contradictions(facts):
+        raise UsageError.of_parts(contradiction.parts)
 
 
 def _config(request: Request, folder: str) -> tuple[dict[str, Any], str] | None:
@@ -162,44 +166,46 @@ def _config(request: Request, folder: str) -> tuple[dict[str, Any], str] | None:
     return maps.parsed_config(store.read(maps.CONFIG), name), name
 
 
-def _with_companions(request: Request, known: OperationInputs) -> OperationInputs:
+def _with_companions(request: Request, inputs: OperationInputs) -> OperationInputs:
     """Add the small files of a reference that a Hugging Face folder has too, or a config.json."""
     if request.dst is None or not FORMS[request.dst_form or DEFAULT_FORM].configured:
-        return known
-    found = {} if request.like is None else maps.companions(Path(request.like))
+        return inputs
+    companions = {} if request.like is None else maps.companions(Path(request.like))
     if request.config is None:
-        return replace(known, companions=found) if found else known
-    own = _with_type(known, maps.config_bytes(Path(request.config)))
-    if own is not None:  # the one that was given, not the reference's
-        return replace(known, companions={**found, maps.CONFIG: own})
-    assert known.table is not None
-    found.pop(maps.CONFIG, None)
+        return replace(inputs, companions=companions) if companions else inputs
+    typed_config = _with_type(inputs, maps.config_bytes(Path(request.config)))
+    if typed_config is not None:  # the one that was given, not the reference's
+        return replace(inputs, companions={**companions, maps.CONFIG: typed_config})
+    assert inputs.table is not None
+    companions.pop(maps.CONFIG, None)
     doubt = (
-        f"{known.label}: states no model_type, and {known.table.label} is not for one model only"
+        f"{inputs.label}: states no model_type, and {inputs.table.label} is not for one model only"
     )
-    return replace(known, companions=found, doubts=(f"{doubt}; no {maps.CONFIG} is written of it",))
+    return replace(
+        inputs, companions=companions, doubts=(f"{doubt}; no {maps.CONFIG} is written of it",)
+    )
 
 
-def _with_type(known: OperationInputs, written: bytes) -> bytes | None:
+def _with_type(inputs: OperationInputs, written: bytes) -> bytes | None:
     """Return a configuration with the model's type, by which libraries know what it is of.
 
     None where neither it nor the map says that.
     """
-    table, config = known.table, known.config
+    table, config = inputs.table, inputs.config
     if table is None or config.get("model_type"):
         return written
     types = dict(zip(table.architectures, table.model_types))
-    stated = config.get("architectures")
-    if not isinstance(stated, list) or not stated:
-        stated = [*types][: 1 if len(types) == 1 else 0]
-    name = next((one for one in stated if one in types), None)
+    architectures = config.get("architectures")
+    if not isinstance(architectures, list) or not architectures:
+        architectures = [*types][: 1 if len(types) == 1 else 0]
+    name = next((architecture for architecture in architectures if architecture in types), None)
     if name is None:
         return None
-    whole = {**config, "architectures": [name], "model_type": types[name]}
-    return (json.dumps(whole, indent=2) + "\n").encode()
+    typed_config = {**config, "architectures": [name], "model_type": types[name]}
+    return (json.dumps(typed_config, indent=2) + "\n").encode()
 
 
-def _with_manifest(request: Request, where: str, known: OperationInputs) -> OperationInputs:
+def _with_manifest(request: Request, where: str, inputs: OperationInputs) -> OperationInputs:
     """Add what MindFormers' trainer knows an adapter by, where the destination is read by it.
 
     Without it the trainer loads no base. Raises UsageError.
@@ -207,12 +213,12 @@ def _with_manifest(request: Request, where: str, known: OperationInputs) -> Oper
     is_read = request.lora is None and is_path(where)
     path = _manifest_at(Path(where), request.step) if is_read else None
     if path is None or request.dst is None:
-        return known
+        return inputs
     if request.dst_form == "checkpoint2":
-        more = {ADAPTER_MANIFEST: maps.config_bytes(path)}
-        return replace(known, companions={**known.companions, **more})
-    told = f"{path}: says what the adapter is for, and the destination gets no such file"
-    return replace(known, doubts=(*known.doubts, told))
+        adapter_files = {ADAPTER_MANIFEST: maps.config_bytes(path)}
+        return replace(inputs, companions={**inputs.companions, **adapter_files})
+    doubt = f"{path}: says what the adapter is for, and the destination gets no such file"
+    return replace(inputs, doubts=(*inputs.doubts, doubt))
 
 
 def _manifest_at(where: Path, step: str | None = None) -> Path | None:
@@ -221,20 +227,20 @@ def _manifest_at(where: Path, step: str | None = None) -> Path | None:
     It lies with each iteration, and above them that of the last to be saved.
     """
     folder = where.parent if where.is_file() else where
-    chosen, number = folder, None
+    step_folder, number = folder, None
     with suppress(RankxformError, OSError):
         _, _, selected = look_at(Where(str(folder), step=step))
-        chosen = folder / dirname(next(iter(selected.names.values()), ""))
+        step_folder = folder / dirname(next(iter(selected.names.values()), ""))
         number = selected.step[0] if selected.step else None
-    if (chosen / ADAPTER_MANIFEST).is_file():
-        return chosen / ADAPTER_MANIFEST
+    if (step_folder / ADAPTER_MANIFEST).is_file():
+        return step_folder / ADAPTER_MANIFEST
     above = folder / ADAPTER_MANIFEST
     if not above.is_file() or maps.config(above).get("global_step", number) != number:
         return None
     return above
 
 
-def _with_adapter(request: Request, src: str, known: OperationInputs) -> OperationInputs:
+def _with_adapter(request: Request, src: str, inputs: OperationInputs) -> OperationInputs:
     """Add what is known of an adapter. Raises UsageError."""
     numbers = {"lora_alpha": request.lora_alpha, "lora_rank": request.lora_rank}
     flags = {name: flag_of(name) for name in (*numbers, "lora_strategy")}
@@ -242,22 +248,24 @@ def _with_adapter(request: Request, src: str, known: OperationInputs) -> Operati
         for name, flag in flags.items():
             if getattr(request, name) is not None:
                 raise UsageError(f"{flag} is for --lora", "give both")
-        return known
+        return inputs
     from rankxform.ops.lora import Scaling, positive
 
     where = Path(request.lora).absolute()
     if not where.exists():
         raise UsageError("no such adapter", where=where)
     path = (where if where.is_dir() else where.parent) / ADAPTER_CONFIG
-    stated = [flags[name] for name, value in numbers.items() if value is not None]
-    own = None if path.is_file() else _manifest_at(where)
-    if own is not None:
-        if stated:
-            raise UsageError(f"{own} states both", f"leave out {' and '.join(stated)}")
-        scaling = Scaling.of_mindformers(maps.config(own), str(own))
+    requested_flags = [flags[name] for name, value in numbers.items() if value is not None]
+    manifest_path = None if path.is_file() else _manifest_at(where)
+    if manifest_path is not None:
+        if requested_flags:
+            raise UsageError(
+                f"{manifest_path} states both", f"leave out {' and '.join(requested_flags)}"
+            )
+        scaling = Scaling.of_mindformers(maps.config(manifest_path), str(manifest_path))
     elif path.is_file():
-        if stated:
-            raise UsageError(f"{path} states both", f"leave out {' and '.join(stated)}")
+        if requested_flags:
+            raise UsageError(f"{path} states both", f"leave out {' and '.join(requested_flags)}")
         scaling = Scaling.of(maps.config(path), str(path))
     elif not positive(request.lora_alpha) or not request.lora_rank:
         raise UsageError(
@@ -271,7 +279,7 @@ def _with_adapter(request: Request, src: str, known: OperationInputs) -> Operati
     if strategy is None and where.is_dir() and not form_at(Where(str(where))).described:
         strategy = request.src_strategy
     return replace(
-        known,
+        inputs,
         lora=str(where),
         scaling=scaling,
         lora_strategy=strategy,
@@ -281,7 +289,7 @@ def _with_adapter(request: Request, src: str, known: OperationInputs) -> Operati
 
 def derivation_of(
     request: Request,
-    given: OperationInputs,
+    inputs: OperationInputs,
     adapter: Catalog | None = None,
     items: str = "",
     training: Mapping[str, Any] | None = None,
@@ -290,41 +298,44 @@ def derivation_of(
 
     items: how the source keeps what is no tensor. training: what it states of the training.
     """
-    made = None
+    adapter_operation = None
     if adapter is not None:
         from rankxform.ops.lora import Adapter
 
-        assert given.scaling is not None
+        assert inputs.scaling is not None
         shapes = {p.src_name: p.shape for p in adapter.parameters}
-        made = Adapter(shapes, given.scaling, str(given.lora), inside=given.inside)
+        adapter_operation = Adapter(shapes, inputs.scaling, str(inputs.lora), inside=inputs.inside)
     form = FORMS[request.dst_form or DEFAULT_FORM]
     ready = {
-        "mapping": name_map(request, given),
-        "adapter": made,
-        "block": _block(given),
-        "scheme": _scheme(given),
+        "mapping": name_map(request, inputs),
+        "adapter": adapter_operation,
+        "block": _block(inputs),
+        "scheme": _scheme(inputs),
         "items": (items, form.items),
         "training": training if form.counters and request.dst is not None else None,
     }
-    return Derivation.of({**vars(request), **given.documents, **ready})
+    return Derivation.of({**vars(request), **inputs.documents, **ready})
 
 
-def _block(given: OperationInputs) -> tuple[int, int] | None:
+def _block(inputs: OperationInputs) -> tuple[int, int] | None:
     """Return the rows and columns of a block of 8-bit floats, if the configuration states them."""
-    stated = given.config.get("quantization_config")
-    size = stated.get("weight_block_size") if isinstance(stated, dict) else None
+    quantization = inputs.config.get("quantization_config")
+    size = quantization.get("weight_block_size") if isinstance(quantization, dict) else None
     if size is None:
         return None
     good = isinstance(size, list) and len(size) == 2 and all(type(n) is int for n in size)
     if not good or not all(0 < n < _MOST_BLOCK for n in size):
-        raise UsageError(f"weight_block_size is {size!r}; expected two numbers", where=given.label)
+        raise UsageError(f"weight_block_size is {size!r}; expected two numbers", where=inputs.label)
     return size[0], size[1]
 
 
-def _scheme(given: OperationInputs) -> str:
+def _scheme(inputs: OperationInputs) -> str:
     """Return what the configuration calls the model's quantization; "" if it states none."""
-    stated, experts = given.config.get("quantization_config"), given.config.get("expert_dtype")
-    method = str(stated.get("quant_method") or "") if isinstance(stated, dict) else ""
+    quantization, experts = (
+        inputs.config.get("quantization_config"),
+        inputs.config.get("expert_dtype"),
+    )
+    method = str(quantization.get("quant_method") or "") if isinstance(quantization, dict) else ""
     return f"{method}, experts {experts}" if method and isinstance(experts, str) else method
 
 
@@ -333,37 +344,37 @@ def tied_duplicates(tensors: Iterable[Tensor]) -> tuple[tuple[str, str], ...]:
 
     Steps of parameters only where one of them is written.
     """
-    every = [*tensors]
-    written = {source.name for one in every if not one.dropped for source in one.sources}
+    all_tensors = [*tensors]
+    written = {s.name for t in all_tensors if not t.dropped for s in t.sources}
     return tuple(
-        (one.sources[0].name, one.same_as)
-        for one in every
-        if one.same_as and (one.state is None or one.same_as in written)
+        (tensor.sources[0].name, tensor.same_as)
+        for tensor in all_tensors
+        if tensor.same_as and (tensor.state is None or tensor.same_as in written)
     )
 
 
 def truncated_vocab(derivation: Derivation, tensors: Sequence[Tensor]) -> tuple[str, ...]:
     """Return the source tensors that lose rows of the vocabulary."""
     return tuple(
-        one.sources[0].name
+        tensor.sources[0].name
         for operation in derivation.compositions
         if isinstance(operation, Vocabulary)
-        for one in operation.cut(tensors)
+        for tensor in operation.cut(tensors)
     )
 
 
-def name_map(request: Request, given: OperationInputs) -> NameMap | None:
+def name_map(request: Request, inputs: OperationInputs) -> NameMap | None:
     """Return the map, with the model's sizes, if one is asked for. Raises UsageError."""
-    if given.table is None:
+    if inputs.table is None:
         return None
     from rankxform.ops.mapping import NameMap
     from rankxform.ops.sizes import Sizes
 
-    sizes = Sizes(given.table, given.config, given.label)
-    chosen = {name: value for name in CHOICES if (value := getattr(request, name))}
-    chosen |= _variants(request)
+    sizes = Sizes(inputs.table, inputs.config, inputs.label)
+    choices = {name: value for name in CHOICES if (value := getattr(request, name))}
+    choices |= _variants(request)
     excluded = [compile_regex(text, "--exclude") for text in request.exclude]
-    return NameMap(sizes, chosen, excluded, free_rows=request.vocab is not None)
+    return NameMap(sizes, choices, excluded, free_rows=request.vocab is not None)
 
 
 def _variants(request: Request) -> dict[str, str]:
@@ -375,22 +386,26 @@ def _variants(request: Request) -> dict[str, str]:
     return {name: way for name, _, way in pairs}
 
 
-def with_variants(request: Request, given: OperationInputs, source: Source, dst: object) -> Request:
+def with_variants(
+    request: Request, inputs: OperationInputs, source: Source, dst: object
+) -> Request:
     """Return the request with the variants of a map that are told by the names that are there.
 
     Those are the source's, or those that the destination's strategy lists.
     """
-    if given.table is None or not given.table.variants:
+    if inputs.table is None or not inputs.table.variants:
         return request
-    taken = name_map(request, given)
-    assert taken is not None
+    mapping = name_map(request, inputs)
+    assert mapping is not None
     with suppress(RequestError, CheckpointError):  # what is wrong with the names, the map says
-        axes = {one.name: len(one.shape) for one in _tensors_before_a_map(request, source)}
+        axes = {tensor.name: len(tensor.shape) for tensor in _tensors_before_a_map(request, source)}
         if isinstance(dst, Strategy):
             layouts = (item for stage in dst.stages for item in stage.items())
-            axes |= {n: len(one.tensor_map) for n, one in layouts if not one.may_be_nested}
-        told = {**taken.told(axes), **_variants(request)}
-        return replace(request, variant=tuple(f"{name}={way}" for name, way in told.items()))
+            axes |= {n: len(layout.tensor_map) for n, layout in layouts if not layout.may_be_nested}
+        ways_by_variant = {**mapping.told(axes), **_variants(request)}
+        return replace(
+            request, variant=tuple(f"{name}={way}" for name, way in ways_by_variant.items())
+        )
     return request
 
 
@@ -401,27 +416,27 @@ _MEGATRON = {"qkv": "grouped", "gate_up": "contiguous"}
 """How Megatron-Core joins them: q, k and v of a group together, gate before up."""
 
 
-def with_arrangement(request: Request, given: OperationInputs, source: Source) -> Request:
+def with_arrangement(request: Request, inputs: OperationInputs, source: Source) -> Request:
     """Return the request with how joined tensors lie where the source's form tells.
 
     What counts is the form whose tensors are joined, the source's or the destination's: MindFormers
     joins them as its defaults say, Megatron otherwise, and other forms may be anybody's. Raises
     UsageError where no form tells.
     """
-    if given.table is None or not given.table.choices:
+    if inputs.table is None or not inputs.table.choices:
         return request
     from rankxform.formats.map_toml import MINDFORMERS
 
-    taken = name_map(request, given)
-    assert taken is not None
+    mapping = name_map(request, inputs)
+    assert mapping is not None
     try:
-        is_source = taken.side_of(_names_before_a_map(request, source)) == MINDFORMERS
+        is_source = mapping.side_of(_names_before_a_map(request, source)) == MINDFORMERS
     except (RequestError, CheckpointError):
         return request  # what is wrong with the names, the map says
     if request.like is not None and is_source:
         return request  # the reference decides
     form = source.form if is_source else FORMS[request.dst_form or DEFAULT_FORM]
-    unsaid = [name for name in taken.choices if getattr(request, name) is None]
+    unsaid = [name for name in mapping.choices if getattr(request, name) is None]
     if not unsaid or form.name in MINDFORMERS_FORMS or (form.configured and not is_source):
         return request  # what has Hugging Face's names gets no others in such a folder
     if form.name == "torch_dist":
@@ -429,12 +444,12 @@ def with_arrangement(request: Request, given: OperationInputs, source: Source) -
         qkv, gate_up = request.qkv or lies["qkv"], request.gate_up or lies["gate_up"]
         return replace(request, qkv=qkv, gate_up=gate_up)
     tries = [
-        " ".join(f"{flag_of(name)} {[*given.table.choices[name]][number]}" for name in unsaid)
+        " ".join(f"{flag_of(name)} {[*inputs.table.choices[name]][number]}" for name in unsaid)
         for number in (0, 1)
     ]
     where = source.where.path if is_source else f"--dst-form {form.name}"
     raise UsageError(
-        f"{given.table.label} joins tensors, and a {form.title} checkpoint does not say how",
+        f"{inputs.table.label} joins tensors, and a {form.title} checkpoint does not say how",
         f"{tries[0]}, as MindFormers joins them",
         f"{tries[1]}, as most others do",
         where=where,
@@ -443,68 +458,87 @@ def with_arrangement(request: Request, given: OperationInputs, source: Source) -
 
 def _names_before_a_map(request: Request, source: Source) -> list[str]:
     """Return what the source's weights are called when a map takes them. Raises RequestError."""
-    return [one.name for one in _tensors_before_a_map(request, source) if one.is_weight]
+    return [tensor.name for tensor in _tensors_before_a_map(request, source) if tensor.is_weight]
 
 
 def _tensors_before_a_map(request: Request, source: Source) -> list[Tensor]:
     """Return the source's tensors as a map takes them. Raises RequestError."""
     options = {**vars(request), "mapping": True}
-    before = takewhile(lambda item: item[0] not in ("dequantize", "mapping"), OPERATIONS.items())
-    made = (make(options) for _, make in before)
-    derivation = Derivation((one for one in made if one is not None), source.table.states)
-    return [one for one in tensors_of(source.table, derivation) if not one.dropped]
+    earlier_factories = takewhile(
+        lambda item: item[0] not in ("dequantize", "mapping"), OPERATIONS.items()
+    )
+    operations = (make(options) for _, make in earlier_factories)
+    derivation = Derivation(
+        (operation for operation in operations if operation is not None), source.table.states
+    )
+    return [tensor for tensor in tensors_of(source.table, derivation) if not tensor.dropped]
 
 
-def assumptions(request: Request, given: OperationInputs, derivation: Derivation) -> Iterator[str]:
+def assumptions(request: Request, inputs: OperationInputs, derivation: Derivation) -> Iterator[str]:
     """Yield what no file records and is taken to be so."""
-    if given.companions and given.config.get("quantization_config"):
+    if inputs.companions and inputs.config.get("quantization_config"):
         yield (
-            f"{given.label}: its quantization_config is copied, and the destination's tensors are "
+            f"{inputs.label}: its quantization_config is copied, and the destination's tensors are "
             "not quantized; remove it from DST/config.json"
         )
-    if request.vocab is not None and given.config.get("vocab_size", request.vocab) != request.vocab:
+    if (
+        request.vocab is not None
+        and inputs.config.get("vocab_size", request.vocab) != request.vocab
+    ):
         yield (
-            f"{given.label}: states vocab_size {given.config['vocab_size']}, and the destination "
+            f"{inputs.label}: states vocab_size {inputs.config['vocab_size']}, and the destination "
             f"has {request.vocab} rows; change the configuration that goes with it"
         )
-    kept = given.config.get("torch_dtype", given.config.get("dtype", request.dtype))
-    if given.companions and WRITTEN_OUT.get(kept, kept) != request.dtype and request.dtype:
+    config_dtype = inputs.config.get("torch_dtype", inputs.config.get("dtype", request.dtype))
+    if (
+        inputs.companions
+        and WRITTEN_OUT.get(config_dtype, config_dtype) != request.dtype
+        and request.dtype
+    ):
         yield (
-            f"{given.label}: states torch_dtype {kept}, and the destination's tensors are "
+            f"{inputs.label}: states torch_dtype {config_dtype}, and the destination's tensors are "
             f"{request.dtype}; change DST/config.json"
         )
-    one = mapped(given, derivation)
-    stated = _variants(request)
-    untold = [f"{n}={way}" for n, way in one.variants.items() if n not in stated] if one else []
-    if one and untold:
+    mapping = mapped(inputs, derivation)
+    requested_variants = _variants(request)
+    untold = (
+        [f"{n}={way}" for n, way in mapping.variants.items() if n not in requested_variants]
+        if mapping
+        else []
+    )
+    if mapping and untold:
         yield (
-            f"{one.table.label}: MindFormers gets {', '.join(untold)}, as in its configurations "
+            f"{mapping.table.label}: MindFormers gets {', '.join(untold)}, as in its "
+            "configurations "
             "(--variant chooses; a destination's strategy tells)"
         )
-    chosen = one.choices if one else {}
-    unsaid = [n for n in chosen if getattr(request, n) is None]
-    if one and unsaid and request.like is None:
-        in_words = ", ".join(f"{name} {chosen[name]}" for name in unsaid)
+    choices = mapping.choices if mapping else {}
+    unsaid = [n for n in choices if getattr(request, n) is None]
+    if mapping and unsaid and request.like is None:
+        in_words = ", ".join(f"{name} {choices[name]}" for name in unsaid)
         flags = " and ".join(map(flag_of, unsaid))
         yield (
-            f"{one.table.label}: takes {in_words}, as MindFormers does by default; no file records "
+            f"{mapping.table.label}: takes {in_words}, as MindFormers does by default; no file "
+            "records "
             f"it ({flags} choose; on the way to Hugging Face, --like compares)"
         )
 
 
-def map_in_words(given: OperationInputs, derivation: Derivation) -> str | None:
+def map_in_words(inputs: OperationInputs, derivation: Derivation) -> str | None:
     """Return which map is applied, and what it takes that no file records."""
-    one = mapped(given, derivation)
-    if one is None:
+    mapping = mapped(inputs, derivation)
+    if mapping is None:
         return None
-    choices = ", ".join(f"{name} {value}" for name, value in one.choices.items())
-    return f"{one.table.label} by {one.sizes.label}" + (f": {choices}" if choices else "")
+    choices = ", ".join(f"{name} {value}" for name, value in mapping.choices.items())
+    return f"{mapping.table.label} by {mapping.sizes.label}" + (f": {choices}" if choices else "")
 
 
-def mapped(given: OperationInputs, derivation: Derivation) -> NameMap | None:
+def mapped(inputs: OperationInputs, derivation: Derivation) -> NameMap | None:
     """Return the map among the operations, if there is one."""
-    if given.table is None:
+    if inputs.table is None:
         return None
     from rankxform.ops.mapping import NameMap
 
-    return next((one for one in derivation.compositions if isinstance(one, NameMap)), None)
+    return next(
+        (operation for operation in derivation.compositions if isinstance(operation, NameMap)), None
+    )

@@ -22,18 +22,22 @@ def equal_files(
     request: Request, planner: Planner, placement: Placement, ranks: Iterable[int], team: Team
 ) -> dict[int, list[int]]:
     """Return which files of `ranks` are written, each with the ranks that get its bytes."""
-    each = {rank: [rank] for rank in ranks}
+    single_groups = {rank: [rank] for rank in ranks}
     if request.link == NONE:
-        return each
-    apart = [[rank for rank in each if rank in root.ranks] for root in placement.roots]
-    found = {first: some for mine in apart for first, some in planner.equal_files(mine).items()}
-    if len(found) == len(each) or request.dst is None:
-        return each
+        return single_groups
+    ranks_by_root = [[rank for rank in single_groups if rank in r.ranks] for r in placement.roots]
+    groups = {
+        first: group
+        for root_ranks in ranks_by_root
+        for first, group in planner.equal_files(root_ranks).items()
+    }
+    if len(groups) == len(single_groups) or request.dst is None:
+        return single_groups
     if request.link == REFLINK:
         dst, first = Path(request.dst), team.rank == placement.of(team.rank).processes[0]
         if not all(team.allgather(lambda: not first or can_reflink(dst))):
-            return each
-    return found
+            return single_groups
+    return groups
 
 
 class FileLayouts:
@@ -70,9 +74,9 @@ class FileLayouts:
         """Return the file of the lowest source rank of a destination rank's stage."""
         planner = self._planner
         return next(
-            one
+            index
             for stage in planner.source_stages(planner.dst.stage_of(planner.part(rank).rank))
-            for file, one in self._indexes.items()
+            for file, index in self._indexes.items()
             if planner.catalog.stage_of(file) == stage
         )
 
@@ -81,22 +85,27 @@ class FileLayouts:
 
         Entries named after a source tensor that is not in the destination's file are left out.
         """
-        gone = set(source.schema.names).difference(t.name for t in self._planner.tensors(rank))
-        kept = {key: text for key, text in source.metadata.items() if key not in gone}
-        return self._target.form.metadata(kept)
+        omitted_names = set(source.schema.names).difference(
+            t.name for t in self._planner.tensors(rank)
+        )
+        metadata = {key: text for key, text in source.metadata.items() if key not in omitted_names}
+        return self._target.form.metadata(metadata)
 
 
 def outputs(
     target: Target,
-    mine: Sequence[SliceRange],
+    slice_ranges: Sequence[SliceRange],
     groups: Mapping[int, Sequence[int]],
     layouts: FileLayouts,
 ) -> dict[int, Output]:
     """Plan the files of this process's part; `groups` are ranks whose files are equal."""
-    found = {}
-    for one in mine:
-        final, *others = map(target.path, groups[one.rank])
-        found[one.rank] = Output(
-            final, layouts.of(one.rank), owned=one.first == 0, equal=tuple(others)
+    outputs_by_file = {}
+    for slice_range in slice_ranges:
+        final, *equal_paths = map(target.path, groups[slice_range.rank])
+        outputs_by_file[slice_range.rank] = Output(
+            final,
+            layouts.of(slice_range.rank),
+            owned=slice_range.first == 0,
+            equal=tuple(equal_paths),
         )
-    return found
+    return outputs_by_file

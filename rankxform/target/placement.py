@@ -66,17 +66,17 @@ class Placement:
         """Return what each process writes of the files of `ranks`."""
         files: list[frozenset[int]] = [frozenset()] * self.nodes.count
         for root in self.roots:
-            mine = [rank for rank in ranks if rank in root.ranks]
-            every = frozenset(mine)
-            own = sorted({self.nodes.node_of[process] for process in root.processes})
+            root_ranks = [rank for rank in ranks if rank in root.ranks]
+            root_rank_set = frozenset(root_ranks)
+            root_nodes = sorted({self.nodes.node_of[process] for process in root.processes})
             if self.one_node:
-                number = [own.index(self.nodes.node_of[process]) for process in root.processes]
-                writer = share_among_nodes(planner, mine, number, done)
-                for at, node in enumerate(own):
-                    files[node] = frozenset(rank for rank in mine if writer[rank] == at)
+                number = [root_nodes.index(self.nodes.node_of[p]) for p in root.processes]
+                writer = share_among_nodes(planner, root_ranks, number, done)
+                for position, node in enumerate(root_nodes):
+                    files[node] = frozenset(rank for rank in root_ranks if writer[rank] == position)
             else:
-                for node in own:
-                    files[node] = every
+                for node in root_nodes:
+                    files[node] = root_rank_set
         return assign_visible(planner, ranks, Reach(self.nodes.node_of, tuple(files)), done)
 
     def describe(self) -> str | None:
@@ -104,17 +104,17 @@ def place(request: Request, target: Target, team: Team) -> Placement:
     # an index lists all files: it must be in a folder that all nodes see
     one_folder = target.form.title if target.arrangement.parts else None
     if len(groups) > 1 and one_folder:
-        apart = " and ".join(nodes.names[group[0]] for group in groups[:2])
+        nodes_text = " and ".join(nodes.names[group[0]] for group in groups[:2])
         raise StorageError(
-            f"is not one folder on {apart}, which a {one_folder} checkpoint needs",
+            f"is not one folder on {nodes_text}, which a {one_folder} checkpoint needs",
             "name a folder that all nodes share",
             "write rank folders",
             where=dst,
         )
     if len(groups) > 1 and dst_placement == SHARED:
-        apart = " and ".join(nodes.names[group[0]] for group in groups[:2])
+        nodes_text = " and ".join(nodes.names[group[0]] for group in groups[:2])
         raise StorageError(
-            f"is not one folder on {apart}, as --dst-placement shared says",
+            f"is not one folder on {nodes_text}, as --dst-placement shared says",
             "name a folder that all nodes share",
             "leave the option out",
             where=dst,
@@ -176,28 +176,28 @@ def _begun(paths: Mapping[int, Path], team: Team) -> Mapping[int, int]:
             return []
         return [r for r, path in paths.items() if path.exists() or part_of(path).exists()]
 
-    every = team.allgather(mine)
-    found: dict[int, list[int]] = {}
+    ranks_by_process = team.allgather(mine)
+    nodes_by_rank: dict[int, list[int]] = {}
     for node, processes in enumerate(nodes.processes):
-        for rank in every[processes[0]]:
-            found.setdefault(rank, []).append(node)
-    return {rank: some[0] for rank, some in found.items() if len(some) == 1}
+        for rank in ranks_by_process[processes[0]]:
+            nodes_by_rank.setdefault(rank, []).append(node)
+    return {r: n[0] for r, n in nodes_by_rank.items() if len(n) == 1}
 
 
 def _groups(team: Team, folder: Path) -> list[list[int]]:
     """Return the nodes in groups that see one folder."""
     nodes = team.nodes
-    held: list[FolderMarker] = []
+    markers: list[FolderMarker] = []
     token = team.bcast(lambda: random_hex(8))
     leader, node = nodes.is_leader(team.rank), nodes.node_of[team.rank]
     try:
-        team.agree(lambda: held.append(FolderMarker(folder, token, node)) if leader else None)
-        every = team.allgather(lambda: held[0].seen(nodes.count) if held else ())
+        team.agree(lambda: markers.append(FolderMarker(folder, token, node)) if leader else None)
+        nodes_by_process = team.allgather(lambda: markers[0].seen(nodes.count) if markers else ())
         team.barrier()  # nobody removes a marker that another looks for
     finally:
-        for marker in held:
+        for marker in markers:
             marker.remove()
-    first = [min(every[processes[0]]) for processes in nodes.processes]
+    first = [min(nodes_by_process[processes[0]]) for processes in nodes.processes]
     groups: dict[int, list[int]] = {}
     for number, lowest in enumerate(first):
         groups.setdefault(lowest, []).append(number)
@@ -230,13 +230,15 @@ def _by_host(team: Team, hosts: Sequence[str]) -> Mapping[int, int]:
     def own() -> Iterable[str]:
         return own_addresses(set(hosts), name) if nodes.is_leader(team.rank) else ()
 
-    found = {
-        host: nodes.node_of[p] for p, known in enumerate(team.allgather(own)) for host in known
+    nodes_by_host = {
+        host: nodes.node_of[p]
+        for p, local_hosts in enumerate(team.allgather(own))
+        for host in local_hosts
     }
     for rank, host in enumerate(hosts):
-        if host not in found:
+        if host not in nodes_by_host:
             raise UsageError(
                 f"--dst-placement: destination rank {rank} belongs on {host}, where no process "
                 f"runs; the processes are on {', '.join(nodes.names)}"
             )
-    return {rank: found[host] for rank, host in enumerate(hosts)}
+    return {rank: nodes_by_host[host] for rank, host in enumerate(hosts)}

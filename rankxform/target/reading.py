@@ -26,7 +26,7 @@ def reading(
     target: Target,
     work: WorkPlan | None = None,
     p2p: Messenger | None = None,
-    on_progress: OnProgress = lambda done: None,
+    on_progress: OnProgress = lambda nbytes: None,
 ) -> Iterator[Inputs]:
     """Open the source's files, and those of an adapter, to do `work` (None: to look at tensors).
 
@@ -34,28 +34,38 @@ def reading(
     every process calls it, with messages.
     """
     with ExitStack() as stack:
-        seen = target.evidence.seen
+        digests_by_file = target.evidence.digests_by_file
 
         def recheck(file: int) -> None:
-            check_content(source.paths[file], source.indexes[file], seen.get(file, {}))
+            check_content(source.paths[file], source.indexes[file], digests_by_file.get(file, {}))
 
-        sources = held = stack.enter_context(Sources(source.paths, source.indexes, recheck))
+        sources = operand_reader = stack.enter_context(
+            Sources(source.paths, source.indexes, recheck)
+        )
         planner, adapter = target.planner, target.adapter
         tensors: dict[str, tuple[Parameter, Sources]] = {}
-        if any(any(one.steps) for one in planner.selection.parameters):
+        if any(any(parameter.steps) for parameter in planner.selection.parameters):
             tensors = {p.src_name: (p, sources) for p in planner.catalog.parameters}
         if adapter is not None:
-            held = stack.enter_context(Sources(adapter.paths, adapter.indexes))
-            more: list[Parameter] = adapter.table.parameters
-            tensors.update((p.src_name, (p, held)) for p in more if "lora" in p.src_name)
+            operand_reader = stack.enter_context(Sources(adapter.paths, adapter.indexes))
+            adapter_parameters: list[Parameter] = adapter.table.parameters
+            tensors.update(
+                (p.src_name, (p, operand_reader))
+                for p in adapter_parameters
+                if "lora" in p.src_name
+            )
         first = work.operands if work is not None else None
         if first is None:
             yield Inputs(sources, p2p, Operands(tensors))
-            held.check_unchanged()
+            operand_reader.check_unchanged()
             return
-        parameters = (one.parameter for one in first.transfers if one.targets)
+        parameters = (transfer.parameter for transfer in first.transfers if transfer.targets)
         arrays = Arrays(TensorSpec(p.name, p.dtype, p.shape) for p in parameters)
-        before = execute(first, Inputs(held, p2p), {0: arrays}, lambda done: on_progress(0))
-        read = 0 if held is sources else before.read  # else it counts in what these read in all
-        before = replace(before, read=read, written=0)
-        yield Inputs(sources, p2p, Operands(tensors, arrays.take()), before)
+        operand_traffic = execute(
+            first, Inputs(operand_reader, p2p), {0: arrays}, lambda nbytes: on_progress(0)
+        )
+        read = (
+            0 if operand_reader is sources else operand_traffic.read
+        )  # else it counts in what these read in all
+        operand_traffic = replace(operand_traffic, read=read, written=0)
+        yield Inputs(sources, p2p, Operands(tensors, arrays.take()), operand_traffic)

@@ -74,7 +74,7 @@ def check_strategy_file(request: Request, target: Target) -> None:
     if (
         source is not None
         and source.exists()
-        and any(is_same(path, one) for one in strategies.files(source))
+        and any(is_same(path, source_file) for source_file in strategies.files(source))
     ):
         raise StorageError(
             "is the source's strategy, and the destination's belongs there",
@@ -132,8 +132,8 @@ def _companions(target: Target) -> Iterator[tuple[Path, bytes]]:
 def _check_companions(request: Request, target: Target) -> None:
     """Refuse to replace a model's small files by others. Raises StorageError."""
     for path, content in _companions(target):
-        there = path.exists() or path.is_symlink()
-        if there and not request.overwrite and read_bytes(path) != content:
+        is_present = path.exists() or path.is_symlink()
+        if is_present and not request.overwrite and read_bytes(path) != content:
             raise StorageError(
                 "is already there, and another than would be written",
                 "remove it",
@@ -152,10 +152,10 @@ def _derived(path: Path) -> Strategy | None:
     try:
         if path.is_symlink() or not path.is_file() or not strategies.is_strategy(path):
             return None
-        found = strategies.load(str(path))
+        strategy = strategies.load(str(path))
     except RankxformError:
         return None
-    return found if found.derived else None
+    return strategy if strategy.derived else None
 
 
 def _describes(ours: Strategy, target: Target) -> bool:
@@ -166,9 +166,9 @@ def _describes(ours: Strategy, target: Target) -> bool:
     dst = target.planner.dst
     if (ours.stage_size, len(ours.stages)) != (dst.stage_size, len(dst.stages)):
         return False
-    for mine, theirs in zip(ours.stages, dst.stages):
-        if any(name not in mine for name in theirs if dst.states.of(name) is None):
+    for our_layouts, theirs in zip(ours.stages, dst.stages):
+        if any(name not in our_layouts for name in theirs if dst.states.of(name) is None):
             return False
-        if any(name not in theirs or not same_boxes(mine[name], theirs[name]) for name in mine):
+        if any(n not in theirs or not same_boxes(our_layouts[n], theirs[n]) for n in our_layouts):
             return False
     return True

@@ -41,7 +41,7 @@ _LOOKED_AT = 100
 
 
 @contextmanager
-def suggesting(asked: Asked, source: Source, team: Team) -> Iterator[None]:
+def suggesting(resolved: Asked, source: Source, team: Team) -> Iterator[None]:
     """Where a check fails, say what else than the given strategies may be meant, if anything.
 
     Around what fails on every process alike; process 0 looks for other strategies only then.
@@ -49,9 +49,9 @@ def suggesting(asked: Asked, source: Source, team: Team) -> Iterator[None]:
     try:
         yield
     except (CheckpointError, StrategyError, RequestError) as error:
-        meant = team.bcast(lambda: _meant_if_readable(asked.request, source, asked.dst))
-        if meant is not None:
-            error.say(meant.added_to(error.parts))
+        suggestion = team.bcast(lambda: _meant_if_readable(resolved.request, source, resolved.dst))
+        if suggestion is not None:
+            error.say(suggestion.added_to(error.parts))
         raise
 
 
@@ -59,17 +59,17 @@ class _Hint(NamedTuple):
     """What may be meant: what was found ("": nothing more), what to try, and whether that is
     likelier than what the error says."""
 
-    what: str
+    message: str
     tries: tuple[str, ...]
     first: bool = True
 
     def added_to(self, parts: Parts) -> Parts:
         """Return what an error says with this."""
-        if self.first and self.what:
-            return Parts(self.what, self.tries, details=str(parts._replace(details="")))
+        if self.first and self.message:
+            return Parts(self.message, self.tries, details=str(parts._replace(details="")))
         if self.first:
             return parts._replace(tries=(*self.tries, *parts.tries))
-        details = "\n".join(filter(None, (parts.details, self.what)))
+        details = "\n".join(filter(None, (parts.details, self.message)))
         return parts._replace(tries=(*parts.tries, *self.tries), details=details)
 
 
@@ -81,10 +81,10 @@ def _meant_if_readable(request: Request, source: Source, dst: object) -> _Hint |
 
 def _meant(request: Request, source: Source, dst: object) -> _Hint | None:
     """Return what may be meant."""
-    if request.map is not None and (found := _other_map(request, source)) is not None:
-        return found
-    if request.map is None and (found := _missing_map(request, source, dst)) is not None:
-        return found
+    if request.map is not None and (suggestion := _other_map(request, source)) is not None:
+        return suggestion
+    if request.map is None and (suggestion := _missing_map(request, source, dst)) is not None:
+        return suggestion
     src = source.where.strategy if request.src_strategy is not None else None
     unreadable = any(fault.file is not None for fault in source.faults[:1])
     if unreadable and source.listing is not None:
@@ -97,12 +97,12 @@ def _meant(request: Request, source: Source, dst: object) -> _Hint | None:
     if src is None:
         src = WholeStrategy()
     ranks = source.selected.rank_count
-    given = strategies.path_of(request.src_strategy)
+    src_path = strategies.path_of(request.src_strategy)
     fits = ranks == src.ranks or (request.accepts(EXTRA_RANKS) and ranks > src.ranks)
-    if given is not None and not fits:
-        found = _other_strategy(request, source, given, src, dst)
-        if found is not None:  # fewer ranks may be lost ones as well
-            return found._replace(first=ranks > src.ranks)
+    if src_path is not None and not fits:
+        suggestion = _other_strategy(request, source, src_path, src, dst)
+        if suggestion is not None:  # fewer ranks may be lost ones as well
+            return suggestion._replace(first=ranks > src.ranks)
     return _stage_file(request.dst_strategy, "--dst-strategy")
 
 
@@ -119,14 +119,14 @@ def _missing_map(request: Request, source: Source, dst: object) -> _Hint | None:
         return None
     if request.rename:
         return None
-    names = [one.name for one in source.table.parameters]
+    names = [parameter.name for parameter in source.table.parameters]
     if any(name in dst for name in names):
         return None
     maps = tuple(f"--map {name}" for name in _fitting_maps(request, source, dst))
     if not maps:
         return None
-    such = f"such as {names[0]}"
-    return _Hint(f"none of the {len(names)} names of SRC is in {dst.label} ({such})", maps)
+    example_text = f"such as {names[0]}"
+    return _Hint(f"none of the {len(names)} names of SRC is in {dst.label} ({example_text})", maps)
 
 
 def _fitting_maps(request: Request, source: Source, dst: Strategy | None = None) -> list[str]:
@@ -134,20 +134,20 @@ def _fitting_maps(request: Request, source: Source, dst: Strategy | None = None)
     from rankxform.storage import maps
 
     tensors = [Tensor.of(p.name, p.src_dtype, p.shape) for p in source.table.parameters]
-    found = []
+    fitting_names = []
     for name in filter(None, (request.map, *maps.names())):
         with suppress(RankxformError):
-            asked = replace(request, map=name)
-            known = name_map(asked, read_operation_inputs(asked, source.where.path))
-            made = known.compose(tensors) if known is not None else []
-            if any(dst is None or one.name in dst for one in made):
-                found.append(name)
-    return list(dict.fromkeys(found))
+            map_request = replace(request, map=name)
+            mapping = name_map(map_request, read_operation_inputs(map_request, source.where.path))
+            composed_tensors = mapping.compose(tensors) if mapping is not None else []
+            if any(dst is None or tensor.name in dst for tensor in composed_tensors):
+                fitting_names.append(name)
+    return list(dict.fromkeys(fitting_names))
 
 
 def _fits(strategy: Strategy, source: Source) -> bool:
     """Tell whether the headers of a source's files fit a strategy."""
-    schemas = {file: one.schema for file, one in {**source.indexes, **source.extra}.items()}
+    schemas = {file: index.schema for file, index in {**source.indexes, **source.extra}.items()}
     with suppress(RankxformError):
         description = Description(strategy.label, strategy)
         catalog_of(description, schemas, source.paths, range(strategy.ranks))
@@ -156,44 +156,44 @@ def _fits(strategy: Strategy, source: Source) -> bool:
 
 
 def _other_strategy(
-    request: Request, source: Source, given: Path, src: Strategy, dst: object
+    request: Request, source: Source, src_path: Path, src: Strategy, dst: object
 ) -> _Hint | None:
     ranks = source.selected.rank_count
     counts = f"{src.label} is of {src.ranks} ranks, and the checkpoint has {ranks}"
     if request.dst is not None and _ranks_in(Path(request.dst)) == src.ranks:
-        ways = ["exchange SRC and DST"]
+        tries = ["exchange SRC and DST"]
         if isinstance(dst, Strategy) and dst.ranks == ranks:  # either pair may be meant
-            ways.insert(0, "exchange --src-strategy and --dst-strategy")
-        return _Hint(f"{counts}; {request.dst} has {src.ranks}", tuple(ways))
-    around = strategies.loadable([given.parent]) if given.is_file() else []
-    stages = [one for one in around if one[1].ranks == ranks]
+            tries.insert(0, "exchange --src-strategy and --dst-strategy")
+        return _Hint(f"{counts}; {request.dst} has {src.ranks}", tuple(tries))
+    around = strategies.loadable([src_path.parent]) if src_path.is_file() else []
+    stages = [candidate for candidate in around if candidate[1].ranks == ranks]
     if stages:
         return _Hint(counts, (option_for(*stages[0]),))
     if isinstance(dst, Strategy) and dst.ranks == ranks:
-        both = "exchange --src-strategy and --dst-strategy"
-        return _Hint(f"{counts}, as many as {dst.label} is of", (both,))
-    beside = strategies.beside(Path(request.src), ranks) if is_path(request.src) else []
-    if not beside:  # under any name where the given one lies
-        beside = strategies.loadable(sorted(given.parent.iterdir())[:_LOOKED_AT])
-    fitting = [one for one in beside if one[1].ranks == ranks and _fits(one[1], source)]
+        exchange_text = "exchange --src-strategy and --dst-strategy"
+        return _Hint(f"{counts}, as many as {dst.label} is of", (exchange_text,))
+    candidates = strategies.beside(Path(request.src), ranks) if is_path(request.src) else []
+    if not candidates:  # under any name where the given one lies
+        candidates = strategies.loadable(sorted(src_path.parent.iterdir())[:_LOOKED_AT])
+    fitting = [c for c in candidates if c[1].ranks == ranks and _fits(c[1], source)]
     if fitting:
         return _Hint(counts, (option_for(*fitting[0]),))
     if ranks > src.ranks:
-        every = f"give the strategy of all {ranks} ranks, such as a folder of all stages"
-        return _Hint(counts, (every,))
+        advice_text = f"give the strategy of all {ranks} ranks, such as a folder of all stages"
+        return _Hint(counts, (advice_text,))
     return None
 
 
-def _stage_file(given: str | Strategy | None, flag: str) -> _Hint | None:
+def _stage_file(strategy: str | Strategy | None, flag: str) -> _Hint | None:
     """Return what to do if a strategy's file is of one pipeline stage of several; else None."""
-    path = strategies.path_of(given)
+    path = strategies.path_of(strategy)
     if path is None or not path.is_file() or (record := strategies.read(path)).merged:
         return None
-    for folder, whole in strategies.loadable([path.parent]):
-        if len(whole.stages) > 1:
+    for folder, job_strategy in strategies.loadable([path.parent]):
+        if len(job_strategy.stages) > 1:
             return _Hint(
                 f"{path} is of pipeline stage {record.stage} alone",
-                (f"{flag} {quote(shortly(folder))} (found there: {whole.extent})",),
+                (f"{flag} {quote(shortly(folder))} (found there: {job_strategy.extent})",),
             )
     return None
 

@@ -73,13 +73,13 @@ class Target:
         """The path of each file that is made, by its id, where the place is a folder."""
         return {file: self.path(file) for file in self.files}
 
-    def with_evidence(self, found: Evidence, notices: Sequence[str] = ()) -> Target:
+    def with_evidence(self, evidence: Evidence, notices: Sequence[str] = ()) -> Target:
         """Return what is made where bytes were found to say this of the source; with notices."""
-        own = found.own
+        per_rank_names = evidence.per_rank_tensors
         return replace(
             self,
-            planner=self.planner.with_own(own) if own else self.planner,
-            evidence=found,
-            notices=(*self.notices, *notices, *found.notices),
-            warnings=self.warnings + found.warnings,
+            planner=self.planner.with_own(per_rank_names) if per_rank_names else self.planner,
+            evidence=evidence,
+            notices=(*self.notices, *notices, *evidence.notices),
+            warnings=self.warnings + evidence.warnings,
         )

@@ -38,9 +38,9 @@ def training_facts(request: Request, source: Source, team: Team) -> dict[str, An
     if not (has_files or has_tensors) or request.shapes is not None:
         return {}
     step = source.selected.step
-    noted = source.own.steps if source.own is not None else {}
+    manifest_steps = source.manifest.steps if source.manifest is not None else {}
     description = source.description
-    training = {**noted, **description.training}
+    training = {**manifest_steps, **description.training}
     if _is_excluded(request, CONSUMED):
         training.pop(CONSUMED, None)
     for name in COMMON:
@@ -91,7 +91,7 @@ def unplaced(request: Request, source: Source, written: Collection[str]) -> Iter
         return
     if _STEP_KEY in written:
         return
-    if not any(_STEP_KEY in one for one in source.indexes.values()):
+    if not any(_STEP_KEY in index for index in source.indexes.values()):
         yield (
             f"{description.source}: the training's global_step is {step}, which no tensor file "
             f"holds; it is not written, for {form.title} can hold it only as a tensor"
@@ -117,7 +117,7 @@ def _number(source: Source, name: str, team: Team) -> float | None:
     Collective.
     """
     indexes = source.indexes
-    files = (f for f, one in indexes.items() if name in one and _is_number(one, name))
+    files = (f for f, index in indexes.items() if name in index and _is_number(index, name))
     file = next(files, None)
     if file is None:
         return None

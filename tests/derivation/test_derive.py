@@ -470,7 +470,7 @@ def test_a_configuration_that_states_the_layers_goes_before_the_source():
     assert found.strategy.stages == stages
     assert "where the source has them" in " ".join(found.assumptions)
     assert found.assumptions[0].startswith("The destination's job has dp="), found.assumptions
-    found = derive(replace(given, places=StageLayers(stated=True)))
+    found = derive(replace(given, places=StageLayers(from_config=True)))
     assert [len(some) for some in found.strategy.stages] == [2, 2]
 
 

@@ -74,7 +74,7 @@ def test_exchanges_worked_out_by_hand(tmp_path):
         (0, 3): {1: (1, 3), 0: (1, 3)},
     }
     mine = routes_of(exchange)[0]
-    assert mine.own == [((0, 0), (0, 0)), ((0, 1), (0, 0))]
+    assert mine.read_here == [((0, 0), (0, 0)), ((0, 1), (0, 0))]
     assert mine.sends == {1: [((0, 0), (1, 0)), ((0, 1), (1, 0))]}
     assert mine.recvs == {1: [((0, 2), (0, 0)), ((0, 3), (0, 0))]}
 
@@ -142,7 +142,7 @@ def test_every_piece_reaches_everyone_who_serves_it_once(seed, tmp_path):
     for exchange in exchanges_of(plan, assignment, reach, TWO_PHASE if always else AUTO):
         had = {}
         for process, own in routes_of(exchange).items():
-            for piece in own.own:
+            for piece in own.read_here:
                 had.setdefault((process, piece), []).append(process)
             for post in (own.recvs, own.forwarded):
                 for sender, pieces in post.items():

@@ -37,7 +37,7 @@ def test_a_source_without_faults_has_a_table(ranks):
     folder, strategy = ranks
     source = open_source(Where(str(folder), strategy=strategy), SerialTeam()).require()
     assert [one.name for one in source.table.parameters] == ["a", "b"]
-    assert source.wanted == tuple(source.indexes) == (0, 1, 2, 3)
+    assert source.needed_files == tuple(source.indexes) == (0, 1, 2, 3)
     assert source.form.name == "ranks" and source.faults == ()
 
 

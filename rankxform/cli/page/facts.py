@@ -47,11 +47,11 @@ def facts_of(
     source: Source, target: Target, plan: Plan, command: Sequence[str], outcome: Outcome
 ) -> dict[str, Any]:
     """Return the facts of a plan, and of what came of it; docs/page.schema.json states them."""
-    done, verdict, simulated, predicted = outcome
+    report, verdict, simulated, predicted = outcome
     planned = {**plan.as_dict(), "predicted_seconds": predicted}
     del planned["shards"]  # by file: as many as there are ranks; `flow` has their sums
     results: dict[str, Any] = {"plan": planned, "simulation": simulated}
-    for name, result in (("transform", done), ("verify", verdict)):
+    for name, result in (("transform", report), ("verify", verdict)):
         results[name] = None if result is None else result.as_dict()
     nodes = simulated["nodes"] if simulated else len(source.reach.files)
     between = node_flow(plan.between_nodes, nodes).as_dict() if plan.between_nodes else None
@@ -63,17 +63,17 @@ def facts_of(
         "time": _time(outcome),
         "nodes": between,
         "made": _made(source, target, plan, command),
-        "results": {name: found for name, found in results.items() if found},
+        "results": {name: result_facts for name, result_facts in results.items() if result_facts},
     }
-    return {"result": "page", **{name: found for name, found in facts.items() if found}}
+    return {"result": "page", **{name: section for name, section in facts.items() if section}}
 
 
 def _head(source: Source, target: Target, plan: Plan, outcome: Outcome) -> dict[str, Any]:
-    done, verdict, simulated, predicted = outcome
-    least, most = plan.fan_in
+    report, verdict, simulated, predicted = outcome
+    lower, upper = plan.fan_in
     amounts = {
         "time": "not measured",
-        "reads": f"{least if least == most else f'{least} to {most}'} of {plan.src_ranks:,} "
+        "reads": f"{lower if lower == upper else f'{lower} to {upper}'} of {plan.src_ranks:,} "
         f"source {'ranks' if source.table.strategy else 'files'}, for each file written",
         "read": read_and_needed(plan.bytes_read, plan.bytes_needed),
         "disk": needs(plan),
@@ -81,74 +81,81 @@ def _head(source: Source, target: Target, plan: Plan, outcome: Outcome) -> dict[
         "tensors": f"{plan.parameters:,}",
         "processes": f"{plan.processes:,}",
     }
-    state, told = "plan", "a plan; nothing was read but headers and samples"
+    state, summary = "plan", "a plan; nothing was read but headers and samples"
     if simulated is not None:
-        told, predicted = "simulated, by the cost model", simulated["predicted_seconds"]
+        summary, predicted = "simulated, by the cost model", simulated["predicted_seconds"]
         amounts["processes"] = f"{plan.processes:,} on {format_count(simulated['nodes'], 'node')}"
     if predicted is not None:
         amounts["time"] = f"about {format_seconds(predicted)}"
-    if done is not None:
-        state, told = "right", "done, every byte written once; not compared"
-        if done.files_kept == len(done.files):
-            told = "complete already; nothing was written"
-        elif done.fingerprints:
-            told = "done, and fingerprints are kept"
+    if report is not None:
+        state, summary = "right", "done, every byte written once; not compared"
+        if report.files_kept == len(report.files):
+            summary = "complete already; nothing was written"
+        elif report.fingerprints:
+            summary = "done, and fingerprints are kept"
         amounts["time"] = (
-            f"{format_seconds(done.seconds)}; {format_seconds(done.move_seconds)} to move bytes"
+            f"{format_seconds(report.seconds)}; {format_seconds(report.move_seconds)} to move bytes"
         )
-        amounts["memory"] = f"{format_size(done.peak_memory_bytes)} in the largest process"
+        amounts["memory"] = f"{format_size(report.peak_memory_bytes)} in the largest process"
     if verdict is not None:
-        state, told = _STATES[verdict.same], verdict.in_short()
+        state, summary = _STATES[verdict.same], verdict.in_short()
         if verdict.same and verdict.checked == "bytes":
-            told = f"the same, every byte compared: {format_size(verdict.bytes_compared)}"
+            summary = f"the same, every byte compared: {format_size(verdict.bytes_compared)}"
         amounts["time"] = format_seconds(verdict.seconds)
     step = f", step {plan.step}" if plan.step else ""
     sides = (plan.src, source.table.label), (target.dst, target.planner.dst.label)
     src, dst = (basename((folder or label).rstrip("/")) for folder, label in sides)
-    compared = verdict is not None and done is None
+    compared = verdict is not None and report is None
     return {
         "title": f"{dst}, compared with {src}" if compared else f"{src} -> {dst}",
         "what": f"{source.table.extent}{step} -> {target.planner.dst.extent}",
-        "told": told,
+        "told": summary,
         "state": state,
         "amounts": list(amounts.items()),
     }
 
 
 def _kinds(target: Target) -> dict[str, Any]:
-    every = kinds(target)
-    drawn, more = shown([kind for kind in every if kind.changed])
-    same = dict.fromkeys(kind.name for kind in every if not kind.changed)
-    found = {"drawn": [*map(as_drawn, drawn)], "more": [*map(as_drawn, more)], "same": [*same]}
-    return found if every else {}
+    all_kinds = kinds(target)
+    drawn, undrawn_kinds = shown([kind for kind in all_kinds if kind.changed])
+    unchanged_names = dict.fromkeys(kind.name for kind in all_kinds if not kind.changed)
+    kind_facts = {
+        "drawn": [*map(as_drawn, drawn)],
+        "more": [*map(as_drawn, undrawn_kinds)],
+        "same": [*unchanged_names],
+    }
+    return kind_facts if all_kinds else {}
 
 
 def _time(outcome: Outcome) -> dict[str, Any]:
-    done, _, simulated, predicted = outcome
-    told = ""
+    report, _, simulated, predicted = outcome
+    summary = ""
     if simulated is not None:
-        every = simulated["seconds_of_processes"] or [0.0]
-        told = (
+        seconds = simulated["seconds_of_processes"] or [0.0]
+        summary = (
             f"About {format_seconds(simulated['predicted_seconds'])} in all; the busiest process "
         )
-        told += f"{format_seconds(max(every))}, the idlest {format_seconds(min(every))}, "
-        told += "by the cost model."
+        summary += f"{format_seconds(max(seconds))}, the idlest {format_seconds(min(seconds))}, "
+        summary += "by the cost model."
     elif predicted is not None:
-        told = f"The move would take about {format_seconds(predicted)}, "
-        told += "at bandwidths that were measured."
-    if done is None or done.files_kept == len(done.files):
-        return {"told": [told], "floor": None, "phases": None} if told else {}
-    floor = floor_of(done)
-    ordered = sorted(range(done.processes), key=lambda p: done.phases[p].get("wait", 0.0))
-    rows = {f"process {p}": done.phases[p] for p in range(done.processes)}
-    if done.processes > _MOST_BARS:
-        at = {"busiest": 0, "median": len(ordered) // 2, "idlest": -1}
-        rows = {f"{name} ({ordered[i]})": done.phases[ordered[i]] for name, i in at.items()}
-    names = [name for name in done.phases[0] if any(row[name] for row in rows.values())]
+        summary = f"The move would take about {format_seconds(predicted)}, "
+        summary += "at bandwidths that were measured."
+    if report is None or report.files_kept == len(report.files):
+        return {"told": [summary], "floor": None, "phases": None} if summary else {}
+    floor = floor_of(report)
+    ordered = sorted(range(report.processes), key=lambda p: report.phases[p].get("wait", 0.0))
+    rows = {f"process {p}": report.phases[p] for p in range(report.processes)}
+    if report.processes > _MOST_BARS:
+        positions_by_name = {"busiest": 0, "median": len(ordered) // 2, "idlest": -1}
+        rows = {
+            f"{name} ({ordered[i]})": report.phases[ordered[i]]
+            for name, i in positions_by_name.items()
+        }
+    names = [name for name in report.phases[0] if any(row[name] for row in rows.values())]
     phases = [{"name": name, "seconds": [row[n] for n in names]} for name, row in rows.items()]
     return {
         "told": in_words(floor) if floor else [],
-        "floor": [one._asdict() for one in floor.rows] if floor else None,
+        "floor": [resource._asdict() for resource in floor.rows] if floor else None,
         "phases": {"names": names, "rows": phases},
     }
 

@@ -86,5 +86,5 @@ def write_of_work(
         team.bcast(lambda: write(options, source, target, plan, **outcome))
     except Exception as error:
         if team.rank == 0:
-            told = "" if isinstance(error, RankxformError) else f"{type(error).__name__}: "
-            warn(f"no page was written: {told}{error}")
+            error_prefix = "" if isinstance(error, RankxformError) else f"{type(error).__name__}: "
+            warn(f"no page was written: {error_prefix}{error}")
