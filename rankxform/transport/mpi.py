@@ -44,6 +44,8 @@ from .team import ShowProgress, Team
 
 T = TypeVar("T")
 
+GATHER_LIMIT = 1 << 30
+"""Bytes that one gather may have; more is broadcast process by process. MPI counts in 32 bits."""
 _YIELD_SECONDS = 0.02
 _FIRST_SLEEP, _LONGEST_SLEEP = 50e-6, 2e-3
 _ROUND_SECONDS = 0.2
@@ -75,7 +77,7 @@ class MpiTeam(Team):
     @classmethod
     def over(cls, comm: Any = None) -> MpiTeam:
         """Make a team of `comm`'s processes, or of the launcher's world."""
-        mpi = _load()
+        mpi = getattr(comm, "mpi", None) or _load()  # a communicator of tests brings its own MPI
         if comm is not None:
             return cls(mpi, comm.Dup(), owns_mpi=False)
         started, world_size = launched_size(), mpi.COMM_WORLD.size
@@ -101,7 +103,7 @@ class MpiTeam(Team):
         mine = self.agree(lambda: pickle.dumps(compute()))
         sizes = np.zeros(self.size, np.int64)
         self._wait(self._comm.Iallgather(np.array([len(mine)], np.int64), sizes))
-        if sizes.sum() < 1 << 30:
+        if sizes.sum() < GATHER_LIMIT:
             data = np.empty(int(sizes.sum()), np.uint8)
             self._wait(self._comm.Iallgatherv(np.frombuffer(mine, np.uint8), (data, sizes)))
             ends = np.cumsum(sizes)

@@ -158,6 +158,7 @@ class SerialTeam(Team):
         self.stopping.at_work(True)
         try:
             with storage_errors():
+                self.check_stop()
                 value = compute(on_progress)
         finally:
             self.stopping.at_work(False)

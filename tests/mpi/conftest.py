@@ -10,13 +10,7 @@ import pytest
 
 from rankxform.planning.reach import Reach
 from tests import reference
-
-
-def world():
-    """Return MPI's world; only tests that run under mpirun may ask."""
-    from mpi4py import MPI
-
-    return MPI.COMM_WORLD
+from tests.mpi_launch import world
 
 
 @pytest.fixture

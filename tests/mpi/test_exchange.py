@@ -4,25 +4,22 @@ from __future__ import annotations
 
 import errno
 import os
-import time
 from importlib import import_module
 from pathlib import Path
 
 import numpy as np
 import pytest
-from mpi4py import MPI
 
 import rankxform
-from rankxform import transport
 from tests import reference
 from tests.cases import Case, random_case, unevenly_sharded
 from tests.mpi.conftest import as_nodes, prepare
+from tests.mpi_launch import world
 
 job_measure = import_module("rankxform.job.measure")
 transport_p2p = import_module("rankxform.transport.p2p")
 transport_mpi = import_module("rankxform.transport.mpi")
 
-WORLD = MPI.COMM_WORLD
 SIZES = (2, 3, 5)
 ROW, COLUMN, WHOLE = [0, -1], [-1, 0], [-1, -1]
 
@@ -39,7 +36,7 @@ def shard(src, dst, shape=(240, 512)):
     )
 
 
-@pytest.mark.mpi(min_size=2, sizes=SIZES)
+@pytest.mark.world(sizes=SIZES)
 @pytest.mark.parametrize("seed", range(12))
 def test_every_slice_is_right_when_bytes_are_exchanged(seed, tmp):
     kind = ("ckpt", "safetensors")[seed % 2]
@@ -48,9 +45,15 @@ def test_every_slice_is_right_when_bytes_are_exchanged(seed, tmp):
     src, a, b = prepare(case, tmp, kind)
     options = {"verify": True} if seed % 3 == 0 else {}
     rankxform.transform(
-        src, tmp / "dst", a, b, comm=WORLD, fsync=False, read_method="two-phase", **options
+        src, tmp / "dst", a, b, comm=world(), fsync=False, read_method="two-phase", **options
     )
     assert reference.wrong_slices(tmp / "dst", case.dst, case.params, kind) == []
+
+
+@pytest.mark.world(real=(3,))
+@pytest.mark.parametrize("seed", range(3))
+def test_every_slice_is_right_when_messages_are_mpis(seed, tmp):
+    test_every_slice_is_right_when_bytes_are_exchanged(seed, tmp)
 
 
 FAMILIES = {
@@ -66,63 +69,63 @@ FAMILIES = {
 }
 
 
-@pytest.mark.mpi(min_size=2, sizes=SIZES)
+@pytest.mark.world(sizes=SIZES)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_storage_is_asked_for_each_byte_once(family, tmp):
     case = FAMILIES[family]
     src, a, b = prepare(case, tmp)
     distinct = 3 * 240 * 512 * 4
     options = {"fsync": False, "read_method": "two-phase", "memory": 1 << 20, "link": "none"}
-    report = rankxform.transform(src, tmp / "dst", a, b, comm=WORLD, **options)
+    report = rankxform.transform(src, tmp / "dst", a, b, comm=world(), **options)
     assert reference.wrong_slices(tmp / "dst", case.dst, case.params) == []
     assert report.bytes_read == distinct
-    plan = rankxform.plan(src, a, b, comm=WORLD, read_method="two-phase")
+    plan = rankxform.plan(src, a, b, comm=world(), read_method="two-phase")
     assert (plan.bytes_read, plan.bytes_sent) == (report.bytes_read, report.bytes_sent)
 
 
-@pytest.mark.mpi(min_size=2, sizes=SIZES)
+@pytest.mark.world(sizes=SIZES)
 def test_loading_reads_one_copy_for_all(tmp):
-    case = shard(([4], ROW), ([WORLD.size], WHOLE))
+    case = shard(([4], ROW), ([world().size], WHOLE))
     src, a, b = prepare(case, tmp)
-    found = rankxform.load(src, a, b, comm=WORLD, read_method="two-phase")
+    found = rankxform.load(src, a, b, comm=world(), read_method="two-phase")
     for name, (shape, dtype) in case.params.items():
         assert np.array_equal(found[name].view("u4"), reference.full_tensor(name, shape, dtype))
-    assert sum(WORLD.allgather(found.bytes_read)) == 3 * 240 * 512 * 4
+    assert sum(world().allgather(found.bytes_read)) == 3 * 240 * 512 * 4
 
 
-@pytest.mark.mpi(min_size=2, sizes=SIZES)
+@pytest.mark.world(sizes=SIZES)
 def test_verify_exchanges_too(tmp):
     case = shard(([8], COLUMN), ([6], ROW))
     src, a, b = prepare(case, tmp)
-    rankxform.transform(src, tmp / "dst", a, b, comm=WORLD, fsync=False)
-    verdict = rankxform.verify(src, tmp / "dst", a, b, comm=WORLD, read_method="two-phase")
+    rankxform.transform(src, tmp / "dst", a, b, comm=world(), fsync=False)
+    verdict = rankxform.verify(src, tmp / "dst", a, b, comm=world(), read_method="two-phase")
     assert verdict.differences == ()
-    if WORLD.rank == 0:
+    if world().rank == 0:
         with (tmp / "dst" / "rank_4" / "checkpoint_4.ckpt").open("r+b") as file:
             file.seek(70000)
             file.write(b"another")
-    WORLD.Barrier()
-    verdict = rankxform.verify(src, tmp / "dst", a, b, comm=WORLD, read_method="two-phase")
+    world().Barrier()
+    verdict = rankxform.verify(src, tmp / "dst", a, b, comm=world(), read_method="two-phase")
     assert [one.rank for one in verdict.differences] == [4]
 
 
-@pytest.mark.mpi(min_size=2, sizes=SIZES)
+@pytest.mark.world(sizes=SIZES, real=(3,))
 def test_a_failure_in_an_exchange_leaves_nothing_on_its_way(tmp, monkeypatch):
     """One process cannot read while others wait for its messages; then all goes on as ever."""
     case = shard(([8], COLUMN), ([6], ROW))
     src, a, b = prepare(case, tmp)
-    victim = WORLD.size - 1
+    victim = world().size - 1
     calls = [0]
     real = os.preadv
 
     def preadv(fd, buffers, offset):
         calls[0] += len(buffers[0]) > 4096
-        if WORLD.rank == victim and calls[0] == 4:
+        if world().rank == victim and calls[0] == 4:
             raise OSError(5, "Input/output error")
         return real(fd, buffers, offset)
 
     monkeypatch.setattr(os, "preadv", preadv)
-    options = {"comm": WORLD, "fsync": False, "read_method": "two-phase", "memory": 1 << 20}
+    options = {"comm": world(), "fsync": False, "read_method": "two-phase", "memory": 1 << 20}
     with pytest.raises(rankxform.StorageError, match=f"process {victim} of"):
         rankxform.transform(src, tmp / "dst", a, b, **options)
     monkeypatch.setattr(os, "preadv", real)
@@ -130,12 +133,12 @@ def test_a_failure_in_an_exchange_leaves_nothing_on_its_way(tmp, monkeypatch):
     assert reference.wrong_slices(tmp / "dst", case.dst, case.params) == []
 
 
-@pytest.mark.mpi(min_size=2, sizes=(2, 5))
+@pytest.mark.world(sizes=(2, 5))
 def test_what_is_measured_is_the_same_on_every_process(tmp, monkeypatch):
     """Two nodes, of several processes each, that see the same files and want all of them."""
-    case = shard(([4], ROW), ([WORLD.size], WHOLE))
+    case = shard(([4], ROW), ([world().size], WHOLE))
     src, a, b = prepare(case, tmp)
-    monkeypatch.setattr(transport_mpi, "this_node", lambda host: (f"n{WORLD.rank % 2}", ""))
+    monkeypatch.setattr(transport_mpi, "this_node", lambda host: (f"n{world().rank % 2}", ""))
     real, found = job_measure.measured, []
 
     def measured(*arguments, **options):
@@ -143,10 +146,10 @@ def test_what_is_measured_is_the_same_on_every_process(tmp, monkeypatch):
         return found[-1]
 
     monkeypatch.setattr(job_measure, "measured", measured)
-    rankxform.transform(src, tmp / "dst", a, b, comm=WORLD, fsync=False, link="none")
+    rankxform.transform(src, tmp / "dst", a, b, comm=world(), fsync=False, link="none")
     assert reference.wrong_slices(tmp / "dst", case.dst, case.params) == []
     ((costs, speeds),) = found
-    assert WORLD.allgather((costs, speeds)) == [(costs, speeds)] * WORLD.size
+    assert world().allgather((costs, speeds)) == [(costs, speeds)] * world().size
     assert -1 <= costs.overlap <= 1
     assert (
         min(costs.read, costs.network, costs.copy, costs.read_latency, costs.latency, *speeds) > 0
@@ -154,7 +157,7 @@ def test_what_is_measured_is_the_same_on_every_process(tmp, monkeypatch):
     assert max(costs.network, costs.copy) < 1e13 > 1 / costs.latency
 
 
-@pytest.mark.mpi(min_size=3, sizes=(3, 5))
+@pytest.mark.world(sizes=(3, 5))
 @pytest.mark.parametrize("seed", range(24))
 def test_what_a_node_does_not_see_comes_from_another(seed, tmp, monkeypatch):
     case = random_case(seed, mindspore_agrees=False)
@@ -163,11 +166,11 @@ def test_what_a_node_does_not_see_comes_from_another(seed, tmp, monkeypatch):
     as_nodes(monkeypatch, 2 + seed % 2, seed)
     memory = (1 << 20, 64 << 20)[seed % 3 == 0]
     options = {"verify": True} if seed % 4 == 0 else {}
-    rankxform.transform(src, tmp / "dst", a, b, comm=WORLD, fsync=False, memory=memory, **options)
+    rankxform.transform(src, tmp / "dst", a, b, comm=world(), fsync=False, memory=memory, **options)
     assert reference.wrong_slices(tmp / "dst", case.dst, case.params) == []
 
 
-@pytest.mark.mpi(min_size=3, sizes=(3, 5))
+@pytest.mark.world(sizes=(3, 5))
 @pytest.mark.parametrize("dst", [([2], COLUMN, 0, 0), ([2], ROW, 0, 0, [0, 8])])
 def test_what_has_no_elements_goes_with_what_is_read_for_others(dst, tmp, monkeypatch):
     """A whole parameter, or one rank's slice of another."""
@@ -177,16 +180,16 @@ def test_what_has_no_elements_goes_with_what_is_read_for_others(dst, tmp, monkey
     )  # fmt: skip
     src, a, b = prepare(case, tmp)
     as_nodes(monkeypatch, 3, 0)
-    rankxform.transform(src, tmp / "dst", a, b, comm=WORLD, fsync=False, verify=True)
+    rankxform.transform(src, tmp / "dst", a, b, comm=world(), fsync=False, verify=True)
     assert reference.wrong_slices(tmp / "dst", case.dst, case.params) == []
 
 
-@pytest.mark.mpi(min_size=2, sizes=(2, 3))
+@pytest.mark.world(sizes=(2, 3))
 def test_a_sync_that_fails_in_an_exchange_ends_all_and_is_continued(tmp, monkeypatch):
     """The last process's device refuses to sync what it wrote."""
     case = shard(([8], COLUMN), ([6], ROW))
     src, a, b = prepare(case, tmp)
-    options = {"comm": WORLD, "read_method": "two-phase"}
+    options = {"comm": world(), "read_method": "two-phase"}
 
     real = os.fsync
 
@@ -196,43 +199,20 @@ def test_a_sync_that_fails_in_an_exchange_ends_all_and_is_continued(tmp, monkeyp
         real(fd)
 
     with monkeypatch.context() as patch:
-        if WORLD.rank == WORLD.size - 1:
+        if world().rank == world().size - 1:
             patch.setattr(os, "fsync", refuse)
-        with pytest.raises(rankxform.StorageError, match=rf"part.*sync.*process {WORLD.size - 1}"):
+        with pytest.raises(
+            rankxform.StorageError, match=rf"part.*sync.*process {world().size - 1}"
+        ):
             rankxform.transform(src, tmp / "dst", a, b, **options)
-    WORLD.Barrier()
+    world().Barrier()
     assert not list((tmp / "dst").rglob("*.ckpt"))
-    WORLD.Barrier()
+    world().Barrier()
     rankxform.transform(src, tmp / "dst", a, b, **options)
     assert reference.wrong_slices(tmp / "dst", case.dst, case.params) == []
 
 
-@pytest.mark.mpi(min_size=2, sizes=(2, 3))
-def test_a_process_that_is_busy_for_long_is_not_taken_for_lost():
-    """Others wait for its message longer than the stall limit, while it shows signs of life."""
-    team = transport.team(WORLD)
-    team.stall_seconds = 1.0
-    p2p = team.p2p()
-    room = bytearray(9)
-
-    def work(on_progress):
-        if WORLD.rank == 0:
-            end = time.monotonic() + 2.5
-            while time.monotonic() < end:
-                on_progress(0)
-                time.sleep(0.05)
-            p2p.wait_all(
-                [p2p.send(p, memoryview(b"a message")) for p in range(1, WORLD.size)], on_progress
-            )
-        else:
-            p2p.wait_all([p2p.receive(0, memoryview(room))], on_progress)
-
-    team.work(work, lambda done, end: None)
-    assert WORLD.rank == 0 or bytes(room) == b"a message"
-    team.free()
-
-
-@pytest.mark.mpi(min_size=2, sizes=SIZES)
+@pytest.mark.world(sizes=SIZES)
 @pytest.mark.parametrize("place", [0.0, 0.5, 0.999])
 def test_a_bit_that_changes_between_two_processes_is_found(place, tmp, monkeypatch):
     """A message of process 0's has another bit, at its start, in its middle, or in its checksum."""
@@ -242,7 +222,7 @@ def test_a_bit_that_changes_between_two_processes_is_found(place, tmp, monkeypat
 
     def send(self, peer, data, tag=0):
         sent.append(peer)
-        if WORLD.rank == 0 and len(sent) == 2:
+        if world().rank == 0 and len(sent) == 2:
             data[int(place * len(data))] ^= 16
         return real(self, peer, data, tag)
 
@@ -254,16 +234,16 @@ def test_a_bit_that_changes_between_two_processes_is_found(place, tmp, monkeypat
                 tmp / "dst",
                 a,
                 b,
-                comm=WORLD,
+                comm=world(),
                 fsync=False,
                 read_method="two-phase",
                 verify=True,
             )
-    WORLD.Barrier()  # the first process has cleared up
+    world().Barrier()  # the first process has cleared up
     assert not list((tmp / "dst").rglob("*.ckpt"))
-    WORLD.Barrier()
+    world().Barrier()
     rankxform.transform(
-        src, tmp / "dst", a, b, comm=WORLD, fsync=False, read_method="two-phase", verify=True
+        src, tmp / "dst", a, b, comm=world(), fsync=False, read_method="two-phase", verify=True
     )
     assert reference.wrong_slices(tmp / "dst", case.dst, case.params) == []
 
@@ -274,18 +254,18 @@ def _resident(what):
     return 1024 * int(next(line for line in lines if line.startswith(what)).split()[1])
 
 
-@pytest.mark.mpi(min_size=2, sizes=(3,))
+@pytest.mark.world(real=(3,))
 @pytest.mark.parametrize(("dst", "verify"), [(([8], ROW), False), (([2], WHOLE), True)])
 def test_no_process_takes_more_memory_than_it_may(dst, verify, tmp):
     """100 MB, or twice as much, cross between processes with 8 MiB for buffers each."""
     case = shard(([4], COLUMN), dst, shape=(4096, 2048))
     src, a, b = prepare(case, tmp)
-    options = {"comm": WORLD, "fsync": False, "read_method": "two-phase", "link": "none"}
+    options = {"comm": world(), "fsync": False, "read_method": "two-phase", "link": "none"}
     rankxform.transform(src, tmp / "first", a, b, memory=1 << 20, ranks=(0,), **options)
     Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
     before = _resident("VmRSS")
     rankxform.transform(src, tmp / "dst", a, b, memory=8 << 20, verify=verify, **options)
-    grown = max(WORLD.allgather(_resident("VmHWM") - before))
+    grown = max(world().allgather(_resident("VmHWM") - before))
     assert grown < 8 << 20
-    if WORLD.rank == 0:
+    if world().rank == 0:
         assert reference.wrong_slices(tmp / "dst", case.dst, case.params) == []

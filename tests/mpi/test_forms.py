@@ -11,7 +11,7 @@ import pytest
 import rankxform
 from tests import reference, reference_forms
 from tests.cases import random_case
-from tests.mpi.conftest import world
+from tests.mpi_launch import world
 from tests.reference_forms import FORMS, SHARDED
 
 OWN = ("ranks", "checkpoint2", "unified", "huggingface")
@@ -95,14 +95,14 @@ def converted(src, dst, seed, case, here):
     assert rankxform.verify(here / "src", here / "dst", a, own, **told).same, seed
 
 
-@pytest.mark.mpi(min_size=1, sizes=(1, 2, 3, 5))
+@pytest.mark.world(sizes=(1, 3))
 @pytest.mark.parametrize(("src", "dst"), list(product(OWN, OWN)))
 def test_every_form_to_every_other(src, dst, cases, tmp):
     for seed, case in cases:
         converted(src, dst, seed, case, tmp / str(seed))
 
 
-@pytest.mark.mpi(min_size=1, sizes=(1, 2, 3, 5))
+@pytest.mark.world(sizes=(1, 3))
 def test_distributed_checkpoints_to_every_form_and_back(cases, tmp):
     pairs = [(a, b) for a, b in product(FORMS, FORMS) if {a, b} & {*DISTRIBUTED}]
     for number, (src, dst) in enumerate(pairs):
@@ -110,7 +110,7 @@ def test_distributed_checkpoints_to_every_form_and_back(cases, tmp):
             converted(src, dst, seed, case, tmp / f"{src} {dst} {seed}")
 
 
-@pytest.mark.mpi(min_size=1, sizes=(1, 3))
+@pytest.mark.world(sizes=(1, 3))
 @pytest.mark.parametrize("seed", range(12))
 def test_through_any_three_forms_and_back(seed, cases, tmp):
     _, case = cases[seed % len(cases)]

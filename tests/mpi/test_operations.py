@@ -11,7 +11,8 @@ import pytest
 import rankxform
 from rankxform.errors import RankxformError, UsageError
 from tests import reference, reference_forms
-from tests.mpi.conftest import as_nodes, world
+from tests.mpi.conftest import as_nodes
+from tests.mpi_launch import world
 from tests.reference_maps import random_strategy
 from tests.reference_values import FAMILIES, WORDS, adapter_of, exactly, ulp, values, words
 
@@ -43,7 +44,7 @@ def whole(folder):
     return reference_forms.read_huggingface(folder)
 
 
-@pytest.mark.mpi(min_size=1, sizes=(1, 3))
+@pytest.mark.world(sizes=(1, 3))
 @pytest.mark.parametrize("dtype", ["bf16", "fp16", "fp32"])
 def test_floating_parameters_change_their_type_and_states_do_not(dtype, tmp):
     bits = np.random.default_rng(3)
@@ -94,7 +95,7 @@ def test_floating_parameters_change_their_type_and_states_do_not(dtype, tmp):
         assert loaded.dtypes[name] == own
 
 
-@pytest.mark.mpi(min_size=1, sizes=(1, 3))
+@pytest.mark.world(sizes=(1, 3))
 @pytest.mark.parametrize("dtype", ["BFloat16", "Float32", "Float16"])
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("nodes", [1, 2])
@@ -152,7 +153,7 @@ def test_an_adapter_is_added_within_half_an_ulp(family, dtype, nodes, tmp, monke
         assert (np.abs(have - want) <= 0.5 * ulp(want, dtype) * (1 + 2**-12)).all(), name
 
 
-@pytest.mark.mpi(min_size=2, sizes=(3,))
+@pytest.mark.world(sizes=(3,))
 def test_an_adapter_that_crosses_between_nodes_fits_the_memory(tmp, monkeypatch):
     bits = np.random.default_rng(8)
     arrays = {"up.weight": words(bits.normal(0, 1, (2048, 256)), "Float32")}
@@ -172,7 +173,7 @@ def test_an_adapter_that_crosses_between_nodes_fits_the_memory(tmp, monkeypatch)
     assert not list((tmp / "dst").glob("*.safetensors"))
 
 
-@pytest.mark.mpi(min_size=2, sizes=(2, 3))
+@pytest.mark.world(sizes=(2, 3))
 @pytest.mark.parametrize("seed", range(3))
 def test_operands_of_unequal_size_leave_all_processes_the_same_tiles(seed, tmp, monkeypatch):
     """Each process makes another stage, of which one has a much larger adapter than the other."""
@@ -210,7 +211,7 @@ def test_operands_of_unequal_size_leave_all_processes_the_same_tiles(seed, tmp, 
         assert (tmp / "dst" / path.relative_to(tmp / "one")).read_bytes() == path.read_bytes()
 
 
-@pytest.mark.mpi(min_size=1, sizes=(1, 2))
+@pytest.mark.world(sizes=(1, 2))
 @pytest.mark.parametrize("fill", ["zeros", "repeat-last"])
 def test_a_vocabulary_gets_padding_and_loses_it_again(fill, tmp):
     bits = np.random.default_rng(2)
@@ -252,7 +253,7 @@ def test_a_vocabulary_gets_padding_and_loses_it_again(fill, tmp):
     rankxform.transform(tmp / "src", tmp / "cut", a, vocab=39, vocab_cut=True, **options)
 
 
-@pytest.mark.mpi(min_size=1, sizes=(1, 3))
+@pytest.mark.world(sizes=(1, 3))
 @pytest.mark.parametrize("method", ["auto", "two-phase"])
 def test_ranks_of_nothing_but_padding_get_zeros(method, tmp):
     bits = np.random.default_rng(9)
@@ -286,7 +287,7 @@ def test_ranks_of_nothing_but_padding_get_zeros(method, tmp):
 
 
 @pytest.mark.filterwarnings("ignore:.*masters looked at", "ignore:.*have no master")
-@pytest.mark.mpi(min_size=1, sizes=(1, 2))
+@pytest.mark.world(sizes=(1, 2))
 def test_masters_take_the_place_of_parameters(tmp):
     bits = np.random.default_rng(4)
     arrays = {n: bits.integers(0, 1 << 16, (8, 6)).astype("<u2") for n in ("a", "b", "c")}
@@ -319,7 +320,7 @@ def float8(code):
     return sign * ((8 + mantissa) * 2.0 ** (exponent - 10) if exponent else mantissa * 2.0**-9)
 
 
-@pytest.mark.mpi(min_size=1, sizes=(1, 2))
+@pytest.mark.world(sizes=(1, 2))
 @pytest.mark.parametrize("method", ["auto", "two-phase"])
 @pytest.mark.parametrize("nodes", [1, 2])
 def test_blocks_of_8_bit_floats_are_multiplied_by_their_factors(method, nodes, tmp, monkeypatch):

@@ -28,7 +28,8 @@ from rankxform.values import dataclass
 from tests import reference
 from tests.cases import Case
 from tests.geometry.test_boxes import split
-from tests.mpi.conftest import prepare, world
+from tests.mpi.conftest import prepare
+from tests.mpi_launch import world
 from tests.toy_alias import Alias
 from tests.toy_storage import Memory
 from tests.toy_uploads import Server
@@ -82,7 +83,7 @@ class ToyContainer:
         return ()
 
 
-@pytest.mark.mpi(min_size=1, sizes=(1, 2, 3))
+@pytest.mark.world(sizes=(1, 2, 3))
 @pytest.mark.parametrize("method", METHODS)
 def test_a_container_from_outside(method, tmp):
     src, a, b = prepare(CASE, tmp)
@@ -132,7 +133,7 @@ class FlatFolder(RankFolders):
         return []
 
 
-@pytest.mark.mpi(min_size=1, sizes=(1, 2, 3))
+@pytest.mark.world(sizes=(1, 2, 3))
 @pytest.mark.parametrize("method", METHODS)
 def test_a_form_from_outside(method, tmp):
     src, a, b = prepare(CASE, tmp)
@@ -209,7 +210,7 @@ def write_tiles(folder, seed=1):
     (folder / "tiles.json").write_text(json.dumps(document))
 
 
-@pytest.mark.mpi(min_size=1, sizes=(1, 2, 3))
+@pytest.mark.world(sizes=(1, 2, 3))
 @pytest.mark.parametrize("method", METHODS)
 def test_a_source_that_follows_no_strategy(method, tmp):
     src, a, b = prepare(CASE, tmp)
@@ -249,7 +250,7 @@ def narrow(options):
     return narrowed
 
 
-@pytest.mark.mpi(min_size=1, sizes=(1, 2, 3))
+@pytest.mark.world(sizes=(1, 2, 3))
 @pytest.mark.parametrize("method", METHODS)
 def test_a_step_from_outside(method, tmp):
     src, a, _ = prepare(CASE, tmp)
@@ -274,7 +275,7 @@ def test_a_step_from_outside(method, tmp):
                 assert np.array_equal(loaded[f"narrow.{name}"], want)
 
 
-@pytest.mark.mpi(min_size=1, sizes=(1, 2, 3))
+@pytest.mark.world(sizes=(1, 2, 3))
 @pytest.mark.parametrize("method", METHODS)
 def test_a_step_with_an_option_and_a_document(method, tmp):
     src, a, _ = prepare(CASE, tmp)
@@ -316,7 +317,7 @@ class Halves:
         return block
 
 
-@pytest.mark.mpi(min_size=1, sizes=(1, 2, 3))
+@pytest.mark.world(sizes=(1, 2, 3))
 @pytest.mark.parametrize("exchanges", [False, True])
 def test_a_read_method_from_outside(exchanges, tmp):
     src, a, b = prepare(CASE, tmp)
@@ -329,7 +330,7 @@ def test_a_read_method_from_outside(exchanges, tmp):
     assert reference.wrong_slices(tmp / "dst", CASE.dst, CASE.params) == []
 
 
-@pytest.mark.mpi(min_size=1, sizes=(1, 2, 3))
+@pytest.mark.world(sizes=(1, 2, 3))
 @pytest.mark.parametrize("method", [*METHODS, "ranges"])
 @pytest.mark.parametrize("kind", ["ckpt", "safetensors"])
 def test_a_source_that_is_no_file(kind, method, tmp):
@@ -365,7 +366,7 @@ def ended(run):
     return True
 
 
-@pytest.mark.mpi(min_size=1, sizes=(1, 2, 3))
+@pytest.mark.world(sizes=(1, 2, 3))
 @pytest.mark.parametrize("kind", ["ckpt", "safetensors"])
 def test_a_destination_that_takes_ascending_parts(kind, tmp):
     """The connection breaks at every part, and the next run goes on with that part."""
