@@ -17,21 +17,21 @@ import sys
 import time
 from pathlib import Path
 
-from rankxform.checkpoints.base import Naming
-from rankxform.checkpoints.checkpoint2 import Checkpoint2
+from rankxform.checkpoints.base import FileNaming
+from rankxform.checkpoints.checkpoint2 import Checkpoint2Form
 from rankxform.formats.base import Schema
 from rankxform.formats.dtype import item_size
 from rankxform.planning.assign import assign
 from rankxform.planning.description import Description
 from rankxform.planning.movement import needed_bytes
 from rankxform.planning.plan import Planner
-from rankxform.planning.selection import select
+from rankxform.planning.selection import select_parameters
 from rankxform.planning.table import catalog_of
 from rankxform.planning.transfers import SliceRange
 from rankxform.storage import strategies
 from rankxform.storage.index import Indexer
-from rankxform.storage.metadata import read
-from rankxform.storage.posix import write_small
+from rankxform.storage.metadata import read_checkpoint2_metadata
+from rankxform.storage.posix import write_atomically
 from tests import reference
 
 DEEPSEEK = Path(__file__).parents[1] / "tests/data/models/deepseek_v3"
@@ -67,15 +67,15 @@ def schemas_of(src, params):
 
 
 def plan():
-    src = strategies.load(str(SRC / "merged_ckpt_strategy.ckpt"))
-    dst = strategies.load(str(DST / "merged_ckpt_strategy.ckpt"))
+    src = strategies.load_strategy(str(SRC / "merged_ckpt_strategy.ckpt"))
+    dst = strategies.load_strategy(str(DST / "merged_ckpt_strategy.ckpt"))
     params = saved(src)
     schemas = schemas_of(src, params)
     paths = {rank: f"rank_{rank}" for rank in schemas}
     before = rss()
     began = time.perf_counter()
     source = catalog_of(Description(src.label, src), schemas, paths, schemas)
-    planner = Planner(source, dst, select(source, dst))
+    planner = Planner(source, dst, select_parameters(source, dst))
     everything = [SliceRange(rank, 0, len(planner.names(rank))) for rank in range(dst.ranks)]
     transfers = planner.transfers(everything)
     seconds = time.perf_counter() - began
@@ -99,7 +99,7 @@ def _elements(shape):
 
 
 def index(folder="/tmp/rankxform-bench/index"):
-    src = strategies.load(str(SRC / "merged_ckpt_strategy.ckpt"))
+    src = strategies.load_strategy(str(SRC / "merged_ckpt_strategy.ckpt"))
     params = saved(src)
     root = Path(folder)
     paths = []
@@ -150,22 +150,22 @@ def index(folder="/tmp/rankxform-bench/index"):
 
 def metadata(folder="/tmp/rankxform-bench/metadata"):
     """Write and read the metadata.json of DeepSeek-V3 as Checkpoint 2.0."""
-    src = strategies.load(str(SRC / "merged_ckpt_strategy.ckpt"))
+    src = strategies.load_strategy(str(SRC / "merged_ckpt_strategy.ckpt"))
     params = saved(src)
     schemas = schemas_of(src, params)
     paths = {rank: f"rank_{rank}" for rank in schemas}
     source = catalog_of(Description(src.label, src), schemas, paths, schemas)
-    planner = Planner(source, src, select(source, src))
+    planner = Planner(source, src, select_parameters(source, src))
     found = {"parameters": len(params)}
     Path(folder).mkdir(parents=True, exist_ok=True)
     for dedup in (False, True):
-        form, path = Checkpoint2(), Path(folder) / f"{dedup}.json"
-        arrangement = form.arrange(planner, Naming(iteration=1, dedup=dedup))
+        form, path = Checkpoint2Form(), Path(folder) / f"{dedup}.json"
+        arrangement = form.arrange(planner, FileNaming(iteration=1, dedup=dedup))
         began = time.perf_counter()
         parts = form.companions(planner.with_parts(arrangement.parts), arrangement, {})
-        write_small(path, parts["metadata.json"], durable=False)
+        write_atomically(path, parts["metadata.json"], durable=False)
         written, began = time.perf_counter() - began, time.perf_counter()
-        said = read(path)
+        said = read_checkpoint2_metadata(path)
         seconds = time.perf_counter() - began
         found["dedup" if dedup else "plain"] = {
             "bytes": path.stat().st_size, "write": written, "read": seconds,

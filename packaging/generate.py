@@ -10,7 +10,7 @@ from pathlib import Path
 
 import rankxform
 from rankxform.cli import verbs
-from rankxform.cli.parser import leaves, parser
+from rankxform.cli.parser import commands_with_actions, parser
 
 HERE = Path(__file__).parent
 
@@ -28,13 +28,13 @@ def man() -> str:
         ".SH DESCRIPTION",
         *_paragraphs(str(whole.description)),
     ]
-    for name, verb in leaves(whole):
+    for name, verb in commands_with_actions(whole):
         lines += [f".SH {name.upper()}", *_plain(str(verb.description))]
         for action in shown(verb):
             flags = ", ".join(map(_bold, action.option_strings)) or _bold(_value(action))
             value = "" if action.nargs == 0 or not action.option_strings else f" {_value(action)}"
             lines += [".TP", flags + _escaped(value), *_plain((action.help or "") % vars(action))]
-        example = verbs.verb_called(name).EXAMPLE if name in verbs.VERBS else ""
+        example = verbs.command_named(name).EXAMPLE if name in verbs.COMMANDS else ""
         if example:
             lines += [".PP", "Example:", ".nf", *_plain(f"  {example}"), ".fi"]
     lines += [".SH NOTES", *_paragraphs(str(whole.epilog))]
@@ -45,7 +45,7 @@ def completion() -> str:
     """What bash completes: verbs, actions, options, values of options, and else files."""
     whole = parser()
     flags, values = [], []
-    for name, verb in leaves(whole):
+    for name, verb in commands_with_actions(whole):
         words = " ".join(flag for one in shown(verb) for flag in one.option_strings)
         flags.append(f'        "{name}") words="{words}" ;;')
         for one in shown(verb):
@@ -53,9 +53,9 @@ def completion() -> str:
                 choices = " ".join(map(str, one.choices))
                 pattern = "|".join(f'"{name} {flag}"' for flag in one.option_strings)
                 values.append(f'        {pattern}) words="{choices}" ;;')
-    names = " ".join(dict.fromkeys(name.split()[0] for name, _ in leaves(whole)))
+    names = " ".join(dict.fromkeys(name.split()[0] for name, _ in commands_with_actions(whole)))
     inner: dict[str, list[str]] = {}
-    for name, _ in leaves(whole):
+    for name, _ in commands_with_actions(whole):
         first, _, action = name.partition(" ")
         if action:
             inner.setdefault(first, []).append(action)

@@ -21,8 +21,8 @@ from rankxform.errors import (
     RankxformError,
     RankxformWarning,
     UsageError,
-    nearest,
-    storage_errors,
+    did_you_mean,
+    raising_storage_errors,
 )
 from rankxform.job import check as checking
 from rankxform.job import contents as containing
@@ -38,9 +38,9 @@ from rankxform.job.report import Report
 from rankxform.job.verdict import Verdict
 from rankxform.job.verify_manifest import verify_alone
 from rankxform.layout.strategy import Strategy
-from rankxform.options import LOAD, Kind, facts_of
-from rankxform.planning.needed import needed_ranks
-from rankxform.request import Request, affecting, option_table, options_in_words
+from rankxform.options import AFFECTS_LOAD, OptionType, option_info
+from rankxform.planning.needed import source_ranks_needed
+from rankxform.request import Request, all_options, options_affecting, options_in_words
 from rankxform.storage import strategies
 from rankxform.transport import SerialTeam, Team, team
 from rankxform.transport.launcher import launched_rank
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
     from rankxform.derivation.mesh import Parallel
     from rankxform.derivation.request import Derived
-    from rankxform.keywords import DeriveOptions, LoadOptions, Options, SourceOptions
+    from rankxform.keywords import DeriveKeywords, Keywords, LoadKeywords, SourceKeywords
 
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
@@ -72,11 +72,11 @@ def _with_options(names: Callable[[], frozenset[str]]) -> Callable[[F], F]:
 
 
 def _all() -> frozenset[str]:
-    return frozenset(option.name for option in option_table()) | {"files"}
+    return frozenset(option.name for option in all_options()) | {"files"}
 
 
 def _loading() -> frozenset[str]:
-    return frozenset(affecting(LOAD)) | {"files"}
+    return frozenset(options_affecting(AFFECTS_LOAD)) | {"files"}
 
 
 @_with_options(_all)
@@ -88,7 +88,7 @@ def transform(
     *,
     progress: Progress = True,
     comm: Any = None,
-    **options: Unpack[Options],
+    **options: Unpack[Keywords],
 ) -> Report:
     """Convert the checkpoint in `src` to the folder `dst`; return what was done.
 
@@ -121,7 +121,7 @@ def load(
     rank: int | None = None,
     progress: Progress = True,
     comm: Any = None,
-    **options: Unpack[LoadOptions],
+    **options: Unpack[LoadKeywords],
 ) -> Parameters:
     """Return this process's slices of the checkpoint in `src` as numpy arrays, by name.
 
@@ -159,7 +159,7 @@ def verify(
     *,
     progress: Progress = True,
     comm: Any = None,
-    **options: Unpack[Options],
+    **options: Unpack[Keywords],
 ) -> Verdict:
     """Compare every byte of `dst` with what `src` and the strategies make of it.
 
@@ -193,7 +193,7 @@ def plan(
     processes: int | None = None,
     progress: Progress = True,
     comm: Any = None,
-    **options: Unpack[Options],
+    **options: Unpack[Keywords],
 ) -> Plan:
     """Return what `transform` would read, exchange and write by so many `processes`.
 
@@ -219,13 +219,13 @@ def ranks(
     src_strategy: PathLike | None, dst_strategy: PathLike | None, wanted: tuple[int, ...] = ()
 ) -> dict[int, tuple[int, ...]]:
     """Return for each destination rank the source ranks whose bytes it needs."""
-    with storage_errors():
+    with raising_storage_errors():
         src, dst = (
-            strategies.load(_strategy("src_strategy", src_strategy)),
-            strategies.load(_strategy("dst_strategy", dst_strategy)),
+            strategies.load_strategy(_strategy("src_strategy", src_strategy)),
+            strategies.load_strategy(_strategy("dst_strategy", dst_strategy)),
         )
     numbers = [_number("wanted", rank) for rank in _several("wanted", wanted)]
-    return needed_ranks(src, dst, numbers)
+    return source_ranks_needed(src, dst, numbers)
 
 
 def derive(
@@ -237,7 +237,7 @@ def derive(
     preset: PathLike | None = None,
     rules: Mapping[str, Any] | Iterable[tuple[str, Any]] = (),
     output: PathLike | None = None,
-    **options: Unpack[DeriveOptions],
+    **options: Unpack[DeriveKeywords],
 ) -> Derived:
     """Derive the strategy of a job that was never compiled.
 
@@ -253,12 +253,12 @@ def derive(
     """
     from rankxform.derivation.asked import derive_request
     from rankxform.derivation.mesh import Parallel
-    from rankxform.job.strategies import derive_strategy, stated
-    from rankxform.keywords import DeriveOptions
+    from rankxform.job.strategies import derive_strategy, with_stated_sizes
+    from rankxform.keywords import DeriveKeywords
 
-    unknown = sorted(set(options).difference(DeriveOptions.__annotations__))
+    unknown = sorted(set(options).difference(DeriveKeywords.__annotations__))
     if unknown:
-        suggestion = nearest(unknown[0], DeriveOptions.__annotations__)
+        suggestion = did_you_mean(unknown[0], DeriveKeywords.__annotations__)
         raise UsageError(
             f"unknown option {unknown[0]!r}{suggestion or '; see help(rankxform.derive)'}"
         )
@@ -268,25 +268,25 @@ def derive(
         "preset": None if preset is None else _path("preset", preset),
     }
     pairs = list(rules.items()) if isinstance(rules, Mapping) else rules
-    with storage_errors():
+    with raising_storage_errors():
         request = derive_request(_request("", None, None, None, {**options, **texts}, _all()))
         assert request is not None
         sizes = (parallel if isinstance(parallel, Parallel) else None for parallel in (src, dst))
-        strategy = strategies.load(_strategy("source", source))
+        strategy = strategies.load_strategy(_strategy("source", source))
         where = None if shapes is None else _path("shapes", shapes)
-        derived = derive_strategy(stated(request, tuple(sizes), pairs), strategy, where)
+        derived = derive_strategy(with_stated_sizes(request, tuple(sizes), pairs), strategy, where)
         if output is not None:
             target = Path(output).absolute()
             derived = replace(derived, strategy=replace(derived.strategy, label=str(target)))
             if launched_rank() == 0:  # they all derive the same
-                strategies.save(derived.strategy, target)
+                strategies.save_strategy(derived.strategy, target)
     return derived
 
 
 def merge(folder: PathLike, target: PathLike, *, overwrite: bool = False) -> None:
     """Write the strategy files of all pipeline stages in `folder` as the one file `target`."""
-    with storage_errors():
-        strategies.merge(Path(folder), Path(target), overwrite=overwrite)
+    with raising_storage_errors():
+        strategies.merge_stage_files(Path(folder), Path(target), overwrite=overwrite)
 
 
 def inspect(path: PathLike, *, progress: Progress = True) -> dict[str, Any]:
@@ -294,7 +294,7 @@ def inspect(path: PathLike, *, progress: Progress = True) -> dict[str, Any]:
 
     "kind" says which it is, and so which other keys there are.
     """
-    with storage_errors(), progress_shower(progress, SerialTeam()):
+    with raising_storage_errors(), progress_shower(progress, SerialTeam()):
         return inspection.inspect(_path("path", path))
 
 
@@ -305,7 +305,7 @@ def check(
     full: bool = False,
     progress: Progress = True,
     comm: Any = None,
-    **options: Unpack[SourceOptions],
+    **options: Unpack[SourceKeywords],
 ) -> Check:
     """Look for all that is wrong with a checkpoint, as ``inspect --check`` does.
 
@@ -313,9 +313,9 @@ def check(
     and `files`. What is wrong is in the result's rows, and its `same` is None if nothing could be
     compared with anything.
     """
-    from rankxform.keywords import SourceOptions
+    from rankxform.keywords import SourceKeywords
 
-    option_names = frozenset(SourceOptions.__annotations__)
+    option_names = frozenset(SourceKeywords.__annotations__)
 
     def run(processes: Team, begin: Begin) -> Check:
         request = processes.agree(
@@ -332,16 +332,16 @@ def contents(
     *,
     comm: Any = None,
     progress: Progress = True,
-    **options: Unpack[SourceOptions],
+    **options: Unpack[SourceKeywords],
 ) -> Contents:
     """Return what a checkpoint holds, as ``inspect --page`` shows it; a notebook searches in it.
 
     `options` say which files are meant: `src_pattern`, `step`, `suffix` and `files`. What is wrong
     with them is in the result's `faults`.
     """
-    from rankxform.keywords import SourceOptions
+    from rankxform.keywords import SourceKeywords
 
-    option_names = frozenset(SourceOptions.__annotations__)
+    option_names = frozenset(SourceKeywords.__annotations__)
 
     def run(processes: Team, begin: Begin) -> Contents:
         request = processes.agree(
@@ -384,7 +384,7 @@ def _is_refused(text: str) -> bool:
     return False
 
 
-def _as_typed(name: str, kind: Kind, value: Any) -> Any:
+def _as_typed(name: str, kind: OptionType, value: Any) -> Any:
     """Take what the command line takes, such as "256M", and a step that is a number."""
     if isinstance(value, str) and (kind.item in (int, float) or kind.choices):
         try:
@@ -404,11 +404,11 @@ def _request(
 ) -> Request:
     unknown = sorted(set(options).difference(option_names))
     if unknown:
-        suggestion = nearest(unknown[0], {*option_names, *_GIVEN} - {unknown[0]})
+        suggestion = did_you_mean(unknown[0], {*option_names, *_GIVEN} - {unknown[0]})
         raise UsageError(f"unknown option {unknown[0]!r}{suggestion or _SEE}")
     option_values = dict(options)
-    for option in option_table():
-        kind = facts_of(option).kind
+    for option in all_options():
+        kind = option_info(option).kind
         if option.name not in option_values:
             continue
         if not kind.is_tuple:

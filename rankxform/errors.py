@@ -71,7 +71,7 @@ def _lists(text: str) -> Iterator[tuple[int, int]]:
                 yield start, bracket.end()
 
 
-class Parts(NamedTuple):
+class Message(NamedTuple):
     """The parts of an error message."""
 
     what: str  # what was expected and what was found
@@ -89,18 +89,18 @@ class Parts(NamedTuple):
         return f"{self.line}{tries}" + (f"\n{self.details}" if self.details else "")
 
 
-class _Told(Exception):
+class _MessageError(Exception):
     """An error whose message has parts."""
 
     def __init__(self, what: str = "", *tries: str, where: object = "", details: str = "") -> None:
         """`tries` continue the sentence, without a full stop. For the others see `Parts`."""
-        self.say(Parts(what, tries, str(where), details))
+        self.say(Message(what, tries, str(where), details))
 
-    def say(self, parts: Parts) -> None:
+    def say(self, parts: Message) -> None:
         """Replace the message."""
         what, details = _shortened(parts.what), _shortened(parts.details)
         tries, where = tuple(map(_shortened, parts.tries)), _shortened(parts.where)
-        self.parts = Parts(what, tries, where, details)
+        self.parts = Message(what, tries, where, details)
         self.args = (str(self.parts),)
 
     @property
@@ -123,12 +123,12 @@ class _Told(Exception):
         """What there is to know beside, in lines."""
         return self.parts.details
 
-    def at(self, where: object) -> Parts:
+    def at(self, where: object) -> Message:
         """Return the same of a file, or of what else it was found in."""
         return self.parts._replace(what=self.parts.line, where=str(where))
 
 
-class RankxformError(_Told):
+class RankxformError(_MessageError):
     """Any failure that rankxform reports by one message.
 
     what, where, tries, details: its parts. process: on which process it was met, in words, where
@@ -142,7 +142,7 @@ class RankxformError(_Told):
     fault: str | None = None
 
     @classmethod
-    def of_parts(cls, parts: Parts) -> Self:
+    def of_parts(cls, parts: Message) -> Self:
         """Return the error that has these parts."""
         return cls(parts.what, *parts.tries, where=parts.where, details=parts.details)
 
@@ -214,10 +214,10 @@ class StorageError(RankxformError):
         return cls(f"cannot {doing}: {error.strerror or error}", where=str(path))
 
 
-def nearest(word: str, words: Iterable[str]) -> str:
+def did_you_mean(word: str, words: Iterable[str]) -> str:
     """Return a question that proposes the most similar of `words`. "": none is similar.
 
-    >>> nearest("src_startegy", ["src_strategy", "step"]), nearest("x", ["step"])
+    >>> did_you_mean("src_startegy", ["src_strategy", "step"]), did_you_mean("x", ["step"])
     ('; did you mean src_strategy?', '')
     """
     from difflib import get_close_matches
@@ -228,7 +228,7 @@ def nearest(word: str, words: Iterable[str]) -> str:
     return f"; did you mean {matches[0]}?" if matches else ""
 
 
-class FormatError(_Told):
+class FormatError(_MessageError):
     """Bytes that do not follow their format; the message says what was found, at which byte.
 
     Format readers do not know the file; their callers turn this into a StrategyError or a
@@ -237,7 +237,7 @@ class FormatError(_Told):
 
 
 @contextmanager
-def storage_errors() -> Iterator[None]:
+def raising_storage_errors() -> Iterator[None]:
     """Turn an OSError raised inside the block into a StorageError."""
     try:
         yield
@@ -263,14 +263,14 @@ class PeerError(RankxformError):
 
 def peer_error(
     name: str,
-    parts: Parts,
+    parts: Message,
     process: str = "",
     fault: str | None = None,
     reasons: tuple[str, ...] = (),
 ) -> RankxformError:
     """Return the error that every process raises for one that failed with class `name`.
 
-    >>> peer_error("StorageError", Parts("disk full")), peer_error("KeyError", Parts("x"))
+    >>> peer_error("StorageError", Message("disk full")), peer_error("KeyError", Message("x"))
     (StorageError('disk full'), PeerError('x'))
     """
     kinds = {kind.__name__: kind for kind in RankxformError.__subclasses__()}

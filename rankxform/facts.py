@@ -1,7 +1,7 @@
 """Facts on a checkpoint, each stated by something: two statements of one fact must agree.
 
-Whoever reads a statement, in a file's name, a header, metadata, an option, makes a `Fact` of it,
-with its origin. `contradictions` is the only place where statements are compared.
+Whoever reads a statement, in a file's name, a header, metadata, an option, makes a `Statement` of
+it, with its origin. `contradictions` is the only place where statements are compared.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from math import prod
 from typing import Any, NamedTuple
 
-from rankxform.errors import Parts
+from rankxform.errors import Message
 
 FILE_NAME, FOLDER, HEADER, SCALAR, METADATA, INDEX, TRACKER = (
     "file name", "folder", "header", "scalar", "metadata", "index", "tracker",
@@ -48,7 +48,7 @@ def _not_before(a: tuple[int, ...], b: tuple[int, ...]) -> bool:
     return all(first <= second for first, second in zip(a, b))
 
 
-class Kind(NamedTuple):
+class StatementKind(NamedTuple):
     """A kind of facts. words: what is stated, of `{of}`; remedy: what to do where two disagree, or
     for a warning what it may mean.
 
@@ -61,42 +61,41 @@ class Kind(NamedTuple):
     refused: bool = True
 
 
-STEP, ITERATION, NAMED_STEP, SHAPE, LAYERS, OUTPUTS, TYPE, BYTES, SIZE, BOXES, FILES, COMMIT = (
-    "step", "iteration", "named-step", "shape", "layers", "outputs", "type", "bytes", "size",
-    "boxes", "files", "commit",
-)  # fmt: skip
+STEP, ITERATION, NAMED_STEP, COMMIT = "step", "iteration", "named-step", "commit"
+SHAPE, LAYER_SHAPE, BIAS_LENGTH, TYPE = "shape", "layers", "outputs", "type"
+TOTAL_BYTES, MODEL_SIZE, BOXES, FILE_IDENTITY = "bytes", "size", "boxes", "files"
 
-KINDS: Mapping[str, Kind] = {
-    STEP: Kind("{of} is", "bring the files of one step"),
-    ITERATION: Kind(
+STATEMENT_KINDS: Mapping[str, StatementKind] = {
+    STEP: StatementKind("{of} is", "bring the files of one step"),
+    ITERATION: StatementKind(
         "the iteration is",
         "the job that loads it counts on from one of them",
         _share_one,
         refused=False,
     ),
-    NAMED_STEP: Kind(
+    NAMED_STEP: StatementKind(
         "{of} are",
         "was the file renamed, or overwritten by an earlier step?",
         _not_before,
         refused=False,
     ),
-    SHAPE: Kind("the full shape of {of!r} is", "bring both of one network", _same_shape),
-    LAYERS: Kind(
+    SHAPE: StatementKind("the full shape of {of!r} is", "bring both of one network", _same_shape),
+    LAYER_SHAPE: StatementKind(
         "from slices of one shape the full shape of {of} is",
         "is the strategy another network's?",
         refused=False,
     ),
-    OUTPUTS: Kind(
+    BIAS_LENGTH: StatementKind(
         "the full shape of {of!r} is", "is the strategy another network's?", _ends_in, refused=False
     ),
-    TYPE: Kind("the type of {of!r} is", "copy both again from one checkpoint"),
-    BYTES: Kind(
+    TYPE: StatementKind("the type of {of!r} is", "copy both again from one checkpoint"),
+    TOTAL_BYTES: StatementKind(
         "the bytes of {of} are", "is a file missing, or of another checkpoint?", refused=False
     ),
-    SIZE: Kind("{of} is", "bring both of one model"),
-    BOXES: Kind("{of!r} is sharded as", "bring both of one checkpoint"),
-    FILES: Kind("{of} is", "bring the one that was not changed or replaced"),
-    COMMIT: Kind(
+    MODEL_SIZE: StatementKind("{of} is", "bring both of one model"),
+    BOXES: StatementKind("{of!r} is sharded as", "bring both of one checkpoint"),
+    FILE_IDENTITY: StatementKind("{of} is", "bring the one that was not changed or replaced"),
+    COMMIT: StatementKind(
         "the commit is",
         "the files are of two versions of the model? Download them again",
         refused=False,
@@ -104,14 +103,14 @@ KINDS: Mapping[str, Kind] = {
 }
 """All kinds, by the id that a fault bears."""
 
-TENSORS = "all tensors"
+ALL_TENSORS = "all tensors"
 """Of what bytes are stated."""
 
 
-class Fact(NamedTuple):
+class Statement(NamedTuple):
     """One statement: the kind of fact, of what, the value, what states it, and where, for messages.
 
-    >>> Fact(STEP, "global_step", 100, METADATA, "common.json").value
+    >>> Statement(STEP, "global_step", 100, METADATA, "common.json").value
     100
     """
 
@@ -125,8 +124,8 @@ class Fact(NamedTuple):
 class Contradiction(NamedTuple):
     """Two statements of one fact that do not agree."""
 
-    first: Fact
-    second: Fact
+    first: Statement
+    second: Statement
 
     @property
     def id(self) -> str:
@@ -136,34 +135,34 @@ class Contradiction(NamedTuple):
     @property
     def refused(self) -> bool:
         """Whether it is a fault, or a warning."""
-        return KINDS[self.id].refused
+        return STATEMENT_KINDS[self.id].refused
 
     @property
-    def parts(self) -> Parts:
+    def parts(self) -> Message:
         """What differs, and what may be the reason."""
-        kind, subject = KINDS[self.id], self.first.subject
+        kind, subject = STATEMENT_KINDS[self.id], self.first.subject
         first, second = (_written(fact.value) for fact in self)
         text = f"{kind.words.format(of=subject)} {first}, and {second} by {self.second.where}"
-        return Parts(text, (kind.remedy,), self.first.where)
+        return Message(text, (kind.remedy,), self.first.where)
 
     def __str__(self) -> str:
         return str(self.parts)
 
 
-def contradictions(facts: Iterable[Fact]) -> Iterator[Contradiction]:
+def contradictions(facts: Iterable[Statement]) -> Iterator[Contradiction]:
     """Yield for each property whose statements differ the first statement and the first other one.
 
-    >>> a = Fact(STEP, "global_step", 100, METADATA, "common.json")
+    >>> a = Statement(STEP, "global_step", 100, METADATA, "common.json")
     >>> [str(one) for one in contradictions([a, a._replace(value=90, where="iteration_00000090")])]
     ... # doctest: +ELLIPSIS
     ['common.json: global_step is 100, and 90 by iteration_00000090; ...']
     """
-    first: dict[tuple[str, str], Fact] = {}
+    first: dict[tuple[str, str], Statement] = {}
     differing = set()
     for fact in facts:
         key = fact.kind, fact.subject
         earlier = first.setdefault(key, fact)
-        if key not in differing and not KINDS[fact.kind].agree(earlier.value, fact.value):
+        if key not in differing and not STATEMENT_KINDS[fact.kind].agree(earlier.value, fact.value):
             differing.add(key)
             yield Contradiction(earlier, fact)
 

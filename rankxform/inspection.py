@@ -11,7 +11,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from rankxform.checkpoints.base import DEFAULT_FORM, DEFAULT_PATTERN, FORMS, Form, Selected, Where
+from rankxform.checkpoints.base import (
+    DEFAULT_FORM,
+    DEFAULT_PATTERN,
+    FORMS,
+    CheckpointRef,
+    Form,
+    SelectedFiles,
+)
 from rankxform.checkpoints.rank_folders import by_rank
 from rankxform.errors import (
     RankxformError,
@@ -19,16 +26,16 @@ from rankxform.errors import (
     StrategyError,
     UsageError,
 )
-from rankxform.formats.base import Index, suffixes
+from rankxform.formats.base import Index, container_suffixes
 from rankxform.formats.dtype import BYTES
 from rankxform.layout.layout import Layout
 from rankxform.planning.description import Description
-from rankxform.publish.companions import faults
-from rankxform.publish.target import FOLDER_NAME, JOB_NAME, MANIFEST_NAME, manifest
-from rankxform.source.choice import form_at, listing_at, look_at
+from rankxform.publish.companions import wrong_companions
+from rankxform.publish.target import FOLDER_NAME, JOB_NAME, MANIFEST_NAME, read_manifest
+from rankxform.source.choice import form_at, list_and_select, listing_at
 from rankxform.source.opening import Source, open_source
 from rankxform.storage import strategies
-from rankxform.storage.index import container, index
+from rankxform.storage.index import container_of_path, index_file
 from rankxform.storage.store import absolute, address_of, is_litter, is_path
 from rankxform.transport import SerialTeam
 
@@ -55,17 +62,17 @@ def inspect(place: str, pattern: str = DEFAULT_PATTERN) -> dict[str, Any]:
     return next(description for description in descriptions if description is not None)
 
 
-def recognized(place: str) -> Form | None:
+def described_form_at(place: str) -> Form | None:
     """Return the form of a folder that describes itself; None of any other."""
     with suppress(RankxformError, OSError):
-        form = form_at(Where(absolute(place)))
+        form = form_at(CheckpointRef(absolute(place)))
         return form if form.described else None
     return None
 
 
 def _described(place: str, pattern: str) -> Found:
     """Describe a checkpoint that describes itself, with all that it says wrongly of its files."""
-    form = recognized(place) if pattern == DEFAULT_PATTERN else None  # else they are ranks'
+    form = described_form_at(place) if pattern == DEFAULT_PATTERN else None  # else they are ranks'
     if form is None:
         return None
     common_fields: dict[str, Any] = {
@@ -74,12 +81,12 @@ def _described(place: str, pattern: str) -> Found:
         "form": form.name,
         "form_title": form.title,
     }
-    source = open_source(Where(absolute(place), form.name), SerialTeam())
+    source = open_source(CheckpointRef(absolute(place), form.name), SerialTeam())
     faults = [fault.text for fault in source.faults if fault.file is None]
     listing, description = source.listing, source.description
     if not source.paths:
         names = listing.files if listing is not None else ()
-        files = [_facts(address_of(place, name)) for name in names if name.endswith(suffixes())]
+        files = [_facts(address_of(place, n)) for n in names if n.endswith(container_suffixes())]
         return {**common_fields, "step": None, "steps": [], "faults": faults, "shards": files}
     rows = []
     for number, row in _rows(place, source).items():
@@ -120,7 +127,7 @@ def _rows(place: str, source: Source) -> dict[int, dict[str, Any]]:
     }
 
 
-def _steps(selected: Selected) -> dict[str, Any]:
+def _steps(selected: SelectedFiles) -> dict[str, Any]:
     """Return which step is chosen, and which there are."""
     steps = sorted({*selected.skipped_steps, *([selected.step] if selected.step else [])})
     return {"step": selected.step_name, "steps": ["_".join(map(str, step)) for step in steps]}
@@ -128,7 +135,7 @@ def _steps(selected: Selected) -> dict[str, Any]:
 
 def _by_rank(path: Path, pattern: str) -> dict[int, list[str]]:
     """Return the checkpoint files of each rank, by names, of rank folders."""
-    where = Where(pattern=pattern)
+    where = CheckpointRef(pattern=pattern)
     return by_rank(listing_at(path, FORMS[DEFAULT_FORM], where), where.pattern)
 
 
@@ -149,7 +156,7 @@ def _file(place: str, pattern: str) -> Found:
     return {"kind": "json", "path": str(path), "file_bytes": path.stat().st_size}
 
 
-def glance(path: Path, pattern: str = DEFAULT_PATTERN) -> dict[str, Any] | None:
+def describe_briefly(path: Path, pattern: str = DEFAULT_PATTERN) -> dict[str, Any] | None:
     """Say what is at `path` without opening checkpoint files; None if it is nothing of interest."""
     title = None
     try:
@@ -164,20 +171,22 @@ def glance(path: Path, pattern: str = DEFAULT_PATTERN) -> dict[str, Any] | None:
 
 def _in_words(path: Path) -> str | None:
     if path.suffix in strategies.SUFFIXES and strategies.is_strategy(path):
-        return f"strategy, {strategies.load(str(path)).extent}"
-    if path.suffix in suffixes():
+        return f"strategy, {strategies.load_strategy(str(path)).extent}"
+    if path.suffix in container_suffixes():
         return f"checkpoint file, {path.stat().st_size:,} bytes"
     return None
 
 
 def _folder_in_words(path: Path, pattern: str) -> str | None:
-    form = recognized(str(path))
+    form = described_form_at(str(path))
     if form is not None:
         return f"checkpoint, {form.title}"
     ranks = _by_rank(path, pattern)
     if ranks:
         try:
-            _, _, selected = look_at(Where(str(path.absolute()), DEFAULT_FORM, pattern))
+            _, _, selected = list_and_select(
+                CheckpointRef(str(path.absolute()), DEFAULT_FORM, pattern)
+            )
             steps = ", ".join(_steps(selected)["steps"])
         except RankxformError as error:
             steps = str(error)
@@ -185,8 +194,8 @@ def _folder_in_words(path: Path, pattern: str) -> str | None:
         return f"checkpoint of {len(ranks):,} ranks{ours}" + (f"; steps {steps}" if steps else "")
     entries = sorted(entry for entry in path.iterdir() if not is_litter(entry.name))
     if any(_is_strategy(entry) for entry in entries):
-        return f"strategy, {strategies.load(str(path)).extent}"
-    files = [e for e in entries if e.suffix in suffixes() and e.is_file()]
+        return f"strategy, {strategies.load_strategy(str(path)).extent}"
+    files = [e for e in entries if e.suffix in container_suffixes() and e.is_file()]
     if files:
         return f"{len(files):,} checkpoint file" + ("s" if files[1:] else "")
     inside = [e.name for e in entries if e.is_dir() and _by_rank(e, pattern)]
@@ -207,10 +216,16 @@ def _folder(place: str, pattern: str) -> Found:
     entries = sorted(entry for entry in path.iterdir() if not is_litter(entry.name))
     strategy_files = [entry for entry in entries if _is_strategy(entry)]
     files = [
-        e for e in entries if e.suffix in suffixes() and e not in strategy_files and e.is_file()
+        e
+        for e in entries
+        if e.suffix in container_suffixes() and e not in strategy_files and e.is_file()
     ]
     folders = (entry for entry in entries if entry.is_dir())
-    if strategy_files and not files and not any(glance(folder, pattern) for folder in folders):
+    if (
+        strategy_files
+        and not files
+        and not any(describe_briefly(folder, pattern) for folder in folders)
+    ):
         return _strategies(path, strategy_files)
     if files and not strategy_files:
         return {"kind": "files", "path": place, "shards": [_facts(str(file)) for file in files]}
@@ -219,7 +234,7 @@ def _folder(place: str, pattern: str) -> Found:
         _ranks(place, pattern)
     except (RankxformError, OSError) as error:
         reason_field = {"why": str(error)}
-    parts = [part for entry in entries if (part := glance(entry, pattern))]
+    parts = [part for entry in entries if (part := describe_briefly(entry, pattern))]
     return {"kind": "collection", "path": place, **reason_field, "items": parts}
 
 
@@ -228,12 +243,12 @@ def _strategies(path: Path, files: list[Path]) -> dict[str, Any]:
     try:
         return _strategy(path)
     except StrategyError as error:
-        parts = [part for file in files if (part := glance(file))]
+        parts = [part for file in files if (part := describe_briefly(file))]
         return {"kind": "strategies", "path": str(path), "why": str(error), "items": parts}
 
 
 def _strategy(path: Path) -> dict[str, Any]:
-    strategy = strategies.load(str(path))
+    strategy = strategies.load_strategy(str(path))
     return {
         "kind": "strategy",
         "path": str(path),
@@ -258,13 +273,13 @@ def _layout(layout: Layout) -> dict[str, Any]:
 
 
 def _checkpoint(path: Path) -> dict[str, Any]:
-    file_index = index(path)
+    file_index = index_file(path)
     schema = file_index.schema
     return {
         "kind": "checkpoint",
         "path": str(path),
         **_totals(file_index),
-        "format": container(path).name,
+        "format": container_of_path(path).name,
         "checksum": file_index.has_checksum,
         "metadata": dict(file_index.metadata),
         "entries": [
@@ -292,7 +307,7 @@ def _totals(file_index: Index) -> dict[str, int]:
 def _facts(path: str) -> dict[str, Any]:
     """Describe a checkpoint file in few numbers, or say why it cannot be read."""
     try:
-        return {"file": path, **_totals(index(path))}
+        return {"file": path, **_totals(index_file(path))}
     except RankxformError as error:
         return {"file": path, "error": str(error)}
 
@@ -309,7 +324,7 @@ def _ranks(place: str, pattern: str) -> Found:
     if is_path(place) and not files_of:
         return None
     common_fields = {"kind": "folder", "path": place}
-    source = open_source(Where(absolute(place), DEFAULT_FORM, pattern), SerialTeam())
+    source = open_source(CheckpointRef(absolute(place), DEFAULT_FORM, pattern), SerialTeam())
     if source.paths:
         rank_of, rows_by_file = source.selected.rank_of, _rows(place, source)
         rows = [{"rank": rank_of(file), **row} for file, row in rows_by_file.items()]
@@ -329,7 +344,7 @@ def _ranks(place: str, pattern: str) -> Found:
     return {**common_fields, "step": None, "unclear": unclear, "shards": rows}
 
 
-def _newer(selected: Selected) -> dict[str, Any]:
+def _newer(selected: SelectedFiles) -> dict[str, Any]:
     return {"warnings": [selected.newer]} if selected.newer else {}
 
 
@@ -343,7 +358,7 @@ def _destination(place: str, pattern: str) -> Found:
             return None
         return {**common_fields, "complete": False, "src": None, "shards": []}
     try:
-        record = manifest(path)
+        record = read_manifest(path)
     except StorageError as error:
         return {
             **common_fields,
@@ -360,7 +375,9 @@ def _destination(place: str, pattern: str) -> Found:
         **common_fields,
         "form": form.name,
         "form_title": form.title if form.described else None,
-        "faults": [f"{path / name}: {reason}" for name, reason in faults(path, record).items()],
+        "faults": [
+            f"{path / name}: {reason}" for name, reason in wrong_companions(path, record).items()
+        ],
         "complete": not begun and not any("error" in file_row for file_row in rows),
         "src": record["identity"].get("source") or "-",
         "options": list(map(str, options)) if isinstance(options, list) else [],

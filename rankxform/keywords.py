@@ -11,7 +11,7 @@ from typing import TypedDict
 from rankxform.planning.cost_model import Costs
 
 
-class DeriveOptions(TypedDict, total=False):
+class DeriveKeywords(TypedDict, total=False):
     """Keywords of `rankxform.derive`."""
 
     unproven: bool
@@ -22,7 +22,7 @@ class DeriveOptions(TypedDict, total=False):
     unsharded: str | None
 
 
-class SourceOptions(TypedDict, total=False):
+class SourceKeywords(TypedDict, total=False):
     """Keywords of `rankxform.check`: which files are meant."""
 
     src_pattern: str
@@ -31,7 +31,7 @@ class SourceOptions(TypedDict, total=False):
     files: Mapping[int, str] | None
 
 
-class LoadOptions(DeriveOptions, SourceOptions, total=False):
+class LoadKeywords(DeriveKeywords, SourceKeywords, total=False):
     """Keywords of `rankxform.load`: what concerns no files of a destination."""
 
     unmatched: str
@@ -77,7 +77,7 @@ class LoadOptions(DeriveOptions, SourceOptions, total=False):
     memory: int
 
 
-class Options(LoadOptions, total=False):
+class Keywords(LoadKeywords, total=False):
     """Keywords of `rankxform.transform`, `verify` and `plan`: all options."""
 
     ranks: Sequence[int]

@@ -23,7 +23,7 @@ class Phases:
 
     def __init__(self, first: str) -> None:
         self.seconds, self.began = dict.fromkeys(ORDER, 0.0), time.monotonic()
-        self.seconds["start"] = since_process_start()
+        self.seconds["start"] = seconds_since_start()
         self._now, self._since = first, self.began
         self._fetched = fetched()
 
@@ -39,7 +39,7 @@ class Phases:
         self._now, self._since = name, now
 
 
-def since_process_start() -> float:
+def seconds_since_start() -> float:
     """Return the seconds since this process was started (proc(5), field 22 of stat)."""
     try:
         with open("/proc/self/stat") as file:
@@ -72,6 +72,6 @@ def fetched() -> int | None:
     return None
 
 
-def cores() -> int:
+def usable_cores() -> int:
     """Return how many cores this process may use."""
     return len(os.sched_getaffinity(0))

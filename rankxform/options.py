@@ -16,19 +16,27 @@ from typing import Any
 from rankxform.errors import UsageError
 from rankxform.values import dataclass
 
-BYTES, COMPARE, FIT, LOAD = "bytes", "compare", "fit", "load"
+AFFECTS_BYTES, AFFECTS_COMPARISON, AFFECTS_FIT, AFFECTS_LOAD = "bytes", "compare", "fit", "load"
 """What depends on an option: the bytes of the output; the `verify` that compares it; whether a
 checkpoint fits as it is; and what `load`, which writes no files, takes."""
 
-WHAT = "what is converted"
-ON_THE_WAY = "operations on the way"
-DERIVED = "destination strategy, derived instead of given"
-SOURCE = "which source files"
-OUTPUT = "output"
-IO = "reading and memory"
-RUN = "how it is done"
+GROUP_SELECTION = "what is converted"
+GROUP_OPERATIONS = "operations on the way"
+GROUP_DERIVATION = "destination strategy, derived instead of given"
+GROUP_SOURCE = "which source files"
+GROUP_DESTINATION = "output"
+GROUP_IO = "reading and memory"
+GROUP_RUN = "how it is done"
 
-GROUPS = (WHAT, ON_THE_WAY, DERIVED, SOURCE, OUTPUT, IO, RUN)
+GROUPS = (
+    GROUP_SELECTION,
+    GROUP_OPERATIONS,
+    GROUP_DERIVATION,
+    GROUP_SOURCE,
+    GROUP_DESTINATION,
+    GROUP_IO,
+    GROUP_RUN,
+)
 """The groups of options, in the order in which help shows them."""
 
 CONVERSIONS = ("transform", "verify", "plan", "launch")
@@ -112,7 +120,7 @@ def _decimal(text: str) -> float:
 
 
 @dataclass(frozen=True)
-class Kind:
+class OptionType:
     """A kind of values.
 
     item: the type of a value, or of each of several; title: what messages call a value that a
@@ -152,19 +160,23 @@ class Kind:
         )
 
 
-TEXT = Kind()
-FLAG = Kind(bool, "true or false", "bool", stands_for=True)
-OFF = Kind(bool, "true or false", "bool", stands_for=False)
-REPEATED = Kind(title="texts", hint="str | Sequence[str]", is_tuple=True, repeated=True)
-NUMBER = Kind(int, "a number", "int", _number, "a number from 0 on")
-NUMBERS = Kind(int, "numbers", "Sequence[int]", _numbers, "numbers such as 1,0,0", is_tuple=True)
-RANKS = Kind(int, "numbers", "Sequence[int]", number_ranges, "numbers such as 0,2-5", is_tuple=True)
-SIZE = Kind(int, "a number of bytes", "int", parse_size, "a size such as 256M")
-LIMIT = Kind(int, "a number of bytes", "int", parse_limit, "a size such as 5GB or 3GiB")
-DECIMAL = Kind(float, "a number", "float", _decimal, "a number above zero")
+TYPE_TEXT = OptionType()
+TYPE_FLAG = OptionType(bool, "true or false", "bool", stands_for=True)
+TYPE_OFF = OptionType(bool, "true or false", "bool", stands_for=False)
+TYPE_REPEATED = OptionType(title="texts", hint="str | Sequence[str]", is_tuple=True, repeated=True)
+TYPE_NUMBER = OptionType(int, "a number", "int", _number, "a number from 0 on")
+TYPE_NUMBERS = OptionType(
+    int, "numbers", "Sequence[int]", _numbers, "numbers such as 1,0,0", is_tuple=True
+)
+TYPE_RANKS = OptionType(
+    int, "numbers", "Sequence[int]", number_ranges, "numbers such as 0,2-5", is_tuple=True
+)
+TYPE_SIZE = OptionType(int, "a number of bytes", "int", parse_size, "a size such as 256M")
+TYPE_LIMIT = OptionType(int, "a number of bytes", "int", parse_limit, "a size such as 5GB or 3GiB")
+TYPE_DECIMAL = OptionType(float, "a number", "float", _decimal, "a number above zero")
 
 
-class _Some:
+class _RegisteredNames:
     """The names in a registry whose entries pass a test, whenever one looks."""
 
     def __init__(self, registry: Mapping[str, Any], is_meant: Callable[[Any], bool]) -> None:
@@ -177,17 +189,19 @@ class _Some:
         return name in [*self]
 
 
-def one_of(
+def choice_of(
     choices: Any,
     is_meant: Callable[[Any], bool] | None = None,
     also: Mapping[str, str] = MappingProxyType({}),
-) -> Kind:
+) -> OptionType:
     """Return the kind of these texts, or of those of a registry; of all, or of some entries.
 
     also: other words for some of them.
     """
-    allowed_choices = choices if is_meant is None else _Some(choices, is_meant)
-    return Kind(choices=allowed_choices, read=(lambda text: also.get(text, text)) if also else str)
+    allowed_choices = choices if is_meant is None else _RegisteredNames(choices, is_meant)
+    return OptionType(
+        choices=allowed_choices, read=(lambda text: also.get(text, text)) if also else str
+    )
 
 
 # -- declarations ---------------------------------------------------------------------------------
@@ -203,13 +217,13 @@ def flag_of(name: str) -> str:
 
 
 @dataclass(frozen=True)
-class Facts:
+class OptionInfo:
     """What is declared of an option beside its name and default (`option`)."""
 
     group: str
     help: str
     affects: frozenset[str]
-    kind: Kind
+    kind: OptionType
     metavar: str | None
     verbs: Sequence[str]
     aliases: tuple[str, ...]
@@ -220,13 +234,13 @@ def option(
     group: str,
     help: str,
     *affects: str,
-    kind: Kind = TEXT,
+    kind: OptionType = TYPE_TEXT,
     metavar: str | None = None,
     verbs: Sequence[str] = CONVERSIONS,
     aliases: Sequence[str] = (),
 ) -> Any:
     """Declare an option; aliases: other flags of it."""
-    facts = Facts(group, help, frozenset(affects), kind, metavar, verbs, tuple(aliases))
+    facts = OptionInfo(group, help, frozenset(affects), kind, metavar, verbs, tuple(aliases))
     return field(default=default, metadata={"option": facts})
 
 
@@ -235,9 +249,9 @@ def options_of(part: Any) -> list[Field[Any]]:
     return [field for field in fields(part) if field.metadata]
 
 
-def facts_of(option: Field[Any]) -> Facts:
+def option_info(option: Field[Any]) -> OptionInfo:
     """Return what is declared of an option."""
-    facts: Facts = option.metadata["option"]
+    facts: OptionInfo = option.metadata["option"]
     return facts
 
 
@@ -247,10 +261,10 @@ def is_default(part: Any, name: str) -> bool:
     return bool(getattr(part, name) == default)
 
 
-def check(part: Any) -> None:
+def check_options(part: Any) -> None:
     """Raise UsageError for values that options cannot have."""
     for declared in options_of(part):
-        name, value, kind = declared.name, getattr(part, declared.name), facts_of(declared).kind
+        name, value, kind = declared.name, getattr(part, declared.name), option_info(declared).kind
         unset = value is None is declared.default
         if not unset and not kind.accepts(value):
             raise UsageError(f"{name} is {value!r}; expected {kind.title}")
@@ -263,7 +277,7 @@ def check(part: Any) -> None:
                 _check_meaning(name, text, kind)
 
 
-def _check_meaning(name: str, text: str, kind: Kind) -> None:
+def _check_meaning(name: str, text: str, kind: OptionType) -> None:
     """Refuse a text that is kept as it is and has to mean something."""
     if kind.item is str and kind.read is not str:
         try:

@@ -15,7 +15,7 @@ from rankxform.errors import UsageError
 from rankxform.layout.strategy import Strategy
 from rankxform.ops.base import OPERATIONS
 from rankxform.ops.options import OperationOptions
-from rankxform.options import GROUPS, check, facts_of, options_of
+from rankxform.options import GROUPS, check_options, option_info, options_of
 from rankxform.planning.options import SelectionOptions
 from rankxform.publish.options import PublishOptions
 from rankxform.source.options import SourceOptions
@@ -55,7 +55,7 @@ class Request(
         return _remade, (vars(self),)
 
     def __post_init__(self) -> None:
-        check(self)
+        check_options(self)
         for name in ("src", "dst", "src_strategy", "dst_strategy"):
             text = getattr(self, name)
             if isinstance(text, str) and "\0" in text:
@@ -85,7 +85,7 @@ def _class_of(parts: tuple[type, ...]) -> type[Request]:
     return dataclass(frozen=True)(type("Request", (*parts, Request), {})) if parts else Request
 
 
-def option_table() -> tuple[Field[Any], ...]:
+def all_options() -> tuple[Field[Any], ...]:
     """Return all options, in the order in which help shows them."""
     return _table(_declared())
 
@@ -93,17 +93,17 @@ def option_table() -> tuple[Field[Any], ...]:
 @cache
 def _table(parts: tuple[type, ...]) -> tuple[Field[Any], ...]:
     options = options_of(_class_of(parts))
-    return tuple(sorted(options, key=lambda option: GROUPS.index(facts_of(option).group)))
+    return tuple(sorted(options, key=lambda option: GROUPS.index(option_info(option).group)))
 
 
-def in_group(title: str) -> list[str]:
+def options_in_group(title: str) -> list[str]:
     """Return the names of the options of a group."""
-    return [option.name for option in option_table() if facts_of(option).group == title]
+    return [option.name for option in all_options() if option_info(option).group == title]
 
 
-def affecting(aspect: str) -> list[str]:
+def options_affecting(aspect: str) -> list[str]:
     """Return the names of the options that affect `aspect`, such as `options.BYTES`."""
-    return [option.name for option in option_table() if aspect in facts_of(option).affects]
+    return [option.name for option in all_options() if aspect in option_info(option).affects]
 
 
 @cache
@@ -113,14 +113,14 @@ def options_in_words(names: frozenset[str]) -> str:
 
     lines: list[str] = []
     for group in GROUPS:
-        shown = [name for name in in_group(group) if name in names]
-        options = [option for option in option_table() if option.name in shown]
+        shown = [name for name in options_in_group(group) if name in names]
+        options = [option for option in all_options() if option.name in shown]
         lines += ["", f"{group}:"] if options else []
         for option in options:
-            kind = facts_of(option).kind
+            kind = option_info(option).kind
             default = "" if option.default in (None, ()) else f" = {option.default!r}"
             head = f"{option.name}: {kind.hint}{default}"
-            text = facts_of(option).help % {"default": option.default}
+            text = option_info(option).help % {"default": option.default}
             if kind.stands_for is False:
                 text = f"False: {text}"
             lines += [
@@ -132,4 +132,4 @@ def options_in_words(names: frozenset[str]) -> str:
 
 def default_of(name: str) -> Any:
     """Return the default value of an option."""
-    return next(option.default for option in option_table() if option.name == name)
+    return next(option.default for option in all_options() if option.name == name)

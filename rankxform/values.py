@@ -39,7 +39,7 @@ else:
 
 
 @contextmanager
-def without_collection() -> Iterator[None]:
+def no_garbage_collection() -> Iterator[None]:
     """Let no garbage be collected while millions of values are made, none of which is any.
 
     The collector would look at all of them again and again.

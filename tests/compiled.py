@@ -58,7 +58,7 @@ class Compiled:
 
 @cache
 def _strategy(files):
-    return merge_records([strategies.read(path) for path in files], files[0].name)
+    return merge_records([strategies.read_strategy_file(path) for path in files], files[0].name)
 
 
 @cache
@@ -288,7 +288,7 @@ def with_facts(src, dst):
     preset = facts.get("preset")
     return replace(
         strictly(src, dst),
-        preset=presets.load(preset) if preset else None,
+        preset=presets.load_preset(preset) if preset else None,
         opt_on=tuple(map(re.compile, facts.get("opt_on", ()))),
         opt_off=tuple(map(re.compile, facts.get("opt_off", ()))),
         unsharded=facts.get("unsharded", frozenset()),

@@ -214,13 +214,13 @@ def test_impossible_layouts(layout, words, place):
 
 
 def test_a_file_that_shrinks_while_it_is_read(place, monkeypatch):
-    read = engine.Sources.read
+    read = engine.SourceReader.read
 
     def shrink_first(self, rank, *rest):
         os.truncate(place.shard(rank), 40)
         return read(self, rank, *rest)
 
-    monkeypatch.setattr(engine.Sources, "read", shrink_first)
+    monkeypatch.setattr(engine.SourceReader, "read", shrink_first)
     with pytest.raises(rankxform.CheckpointError, match="rank_0/.* changed"):
         rankxform.transform(place.src, place.dst, place.a, place.b)
     assert not [p for p in place.dst.rglob("*") if p.is_file()]

@@ -117,7 +117,7 @@ def test_a_configuration_alone_says_everything(full, tmp_path, monkeypatch, capf
 def strategy_of(path):
     from rankxform.storage import strategies
 
-    return strategies.load(str(path))
+    return strategies.load_strategy(str(path))
 
 
 def test_load_and_plan_derive_too(full, tmp_path):
@@ -323,9 +323,9 @@ def test_what_is_not_known_is_refused_at_once_and_in_whole(full, tmp_path, capfd
 
 class TestConfigurations:
     def parse(self, text):
-        from rankxform.derivation.mindformers_yaml import parse
+        from rankxform.derivation.mindformers_yaml import parse_job_config
 
-        return parse(text.encode(), "job.yaml")
+        return parse_job_config(text.encode(), "job.yaml")
 
     def test_what_is_read(self):
         found = self.parse(CONFIG)

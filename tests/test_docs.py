@@ -20,9 +20,9 @@ from nbclient import NotebookClient
 import rankxform
 from rankxform.cli import arguments
 from rankxform.cli.main import main
-from rankxform.keywords import LoadOptions, Options
-from rankxform.options import LOAD
-from rankxform.request import affecting, option_table
+from rankxform.keywords import Keywords, LoadKeywords
+from rankxform.options import AFFECTS_LOAD
+from rankxform.request import all_options, options_affecting
 from tests import reference, reference_forms
 
 ROOT = Path(__file__).parent.parent
@@ -119,7 +119,7 @@ def test_a_command_runs(text, place):
     words = shlex.split(
         re.sub(r" -n (\d+|P) | > \S+$", " ", text), comments=True
     )  # by this process alone
-    arguments.parse(["8" if word == "N" else word for word in words])
+    arguments.parse_arguments(["8" if word == "N" else word for word in words])
     if any(part in text for part in ELSEWHERE):
         return
     renames = [after for word, after in itertools.pairwise(words) if word == "--rename"]
@@ -162,11 +162,11 @@ def test_links_lead_somewhere(page):
 
 def test_keywords_are_the_table():
     """What an editor completes is what the table knows."""
-    assert {*Options.__annotations__} | {*LoadOptions.__annotations__} == {
-        *(one.name for one in option_table()),
+    assert {*Keywords.__annotations__} | {*LoadKeywords.__annotations__} == {
+        *(one.name for one in all_options()),
         "files",
     }
-    assert {*LoadOptions.__annotations__} == {*affecting(LOAD), "files"}
+    assert {*LoadKeywords.__annotations__} == {*options_affecting(AFFECTS_LOAD), "files"}
 
 
 def stories():

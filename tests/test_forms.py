@@ -331,9 +331,12 @@ def test_a_given_strategy_is_compared(tmp_path):
 
 
 def test_metadata_is_a_strategy():
-    known = strategies.load(str(DATA / "checkpoint2" / METADATA))
+    known = strategies.load_strategy(str(DATA / "checkpoint2" / METADATA))
     assert known.extent == "2 stages of 4 ranks"
-    assert strategies.load(str(DATA / "checkpoint2" / "iteration_00000100")).stages == known.stages
+    assert (
+        strategies.load_strategy(str(DATA / "checkpoint2" / "iteration_00000100")).stages
+        == known.stages
+    )
 
 
 def test_two_forms_in_one_folder_are_a_question(tmp_path):
@@ -644,14 +647,19 @@ def test_types_that_mindspore_does_not_have(tmp_path):
 def test_a_large_document_is_read_in_parts(monkeypatch):
     """Any size of what is read at once gives the same; an entry is never half read."""
     data = (DATA / "checkpoint2_2026" / METADATA).read_bytes()
-    whole = checkpoint2.parse(lambda offset, n: data[offset : offset + n])
+    whole = checkpoint2.parse_checkpoint2_metadata(lambda offset, n: data[offset : offset + n])
     for block in (1, 7, 1000):
         monkeypatch.setattr(json_stream, "_BLOCK", block)
-        assert checkpoint2.parse(lambda offset, n: data[offset : offset + n]) == whole
+        assert (
+            checkpoint2.parse_checkpoint2_metadata(lambda offset, n: data[offset : offset + n])
+            == whole
+        )
     for cut in range(0, len(data), 997):
         short = data[:cut]
         with pytest.raises(FormatError):
-            checkpoint2.parse(lambda offset, n, short=short: short[offset : offset + n])
+            checkpoint2.parse_checkpoint2_metadata(
+                lambda offset, n, short=short: short[offset : offset + n]
+            )
 
 
 def test_complete_files_on_every_rank(tmp_path):

@@ -160,7 +160,7 @@ def test_unfinished_work_says_so(job, tmp_path, monkeypatch):
     def stop(*_, **__):
         raise rankxform.StoppedError("stopped by a test")
 
-    monkeypatch.setattr(import_module("rankxform.target.folder"), "give_name", stop)
+    monkeypatch.setattr(import_module("rankxform.target.folder"), "publish_file", stop)
     with pytest.raises(rankxform.StoppedError):
         rankxform.transform(job / "checkpoint", tmp_path / "dst", job / "strategy", "none")
     found = look(tmp_path / "dst")

@@ -13,7 +13,7 @@ import pytest
 import rankxform
 from rankxform.cli.main import main
 from rankxform.engine import piece_schedule
-from rankxform.engine.convert import converter, word_type
+from rankxform.engine.convert import cast_function, word_type
 from rankxform.errors import CheckpointError, RankxformError, RequestError, UsageError
 from rankxform.job.launch import launch
 from rankxform.request import Request
@@ -194,9 +194,9 @@ def test_the_configuration_of_another_kind_is_refused(tmp_path):
 
 
 def test_each_table_and_its_base_reads_and_is_listed():
-    assert set(maps.names()) == {*KINDS, *ALSO}
-    for name in maps.names():
-        table = maps.load(name)
+    assert set(maps.map_names()) == {*KINDS, *ALSO}
+    for name in maps.map_names():
+        table = maps.load_map_table(name)
         assert table.rules
         assert table.architectures
         assert table.title
@@ -295,7 +295,7 @@ def test_casts_are_mindspores(tmp_path):
     bits = np.array([int(text, 16) for text in vectors["float32_bits"]], "<u4")
     for dtype, key in (("BFloat16", "bfloat16_bits"), ("Float16", "float16_bits")):
         found = np.empty(bits.shape, word_type(dtype))
-        converter("Float32", dtype)(found, bits.view("<f4"))
+        cast_function("Float32", dtype)(found, bits.view("<f4"))
         assert [f"{word:04x}" for word in found.view("<u2")] == vectors[key]
 
 
@@ -304,34 +304,34 @@ def test_casts_of_a_million_random_patterns():
     values = bits.view("<f4")
     nan = np.isnan(values)
     found = np.empty(bits.shape, "<u2")
-    converter("Float32", "BFloat16")(found, values)
+    cast_function("Float32", "BFloat16")(found, values)
     wide = bits.astype("u8")
     nearest = ((wide + 0x7FFF + ((wide >> 16) & 1)) >> 16).astype("<u2")
     assert np.array_equal(found, np.where(nan, 0x7FC0, nearest))
     back = np.empty(bits.shape, "<f4")
-    converter("BFloat16", "Float32")(back, found)
+    cast_function("BFloat16", "Float32")(back, found)
     assert np.array_equal(back.view("<u4")[~nan], found[~nan].astype("<u4") << 16)
     assert (back.view("<u4")[nan] == 0x7FC00000).all()
     half = np.empty(bits.shape, "<f2")
-    converter("Float32", "Float16")(half, values)
+    cast_function("Float32", "Float16")(half, values)
     assert (half.view("<u2")[nan] == np.where(bits[nan] >> 31, 0xFE00, 0x7E00)).all()
     some = ~nan & (np.abs(values) < 65520)
     error = np.abs(half[some].astype("<f8") - values[some])
     assert (error <= np.maximum(2.0**-25, np.abs(values[some].astype("<f8")) * 2.0**-11)).all()
     again = np.empty(bits.shape, "<u2")
-    converter("Float16", "BFloat16")(again, half)
+    cast_function("Float16", "BFloat16")(again, half)
     once = np.empty(bits.shape, "<u2")
-    converter("Float32", "BFloat16")(once, half.astype("<f4"))
+    cast_function("Float32", "BFloat16")(once, half.astype("<f4"))
     assert np.array_equal(again, once)
 
 
 def test_integers_are_never_made_of_what_they_cannot_hold():
     into = np.empty(2, "<i4")
-    converter("Float32", "Int32")(into, np.array([-3.7, 2.0], "<f4"))
+    cast_function("Float32", "Int32")(into, np.array([-3.7, 2.0], "<f4"))
     assert into.tolist() == [-3, 2]
     for bad in (2.0**31, np.nan, np.inf):
         with pytest.raises(CheckpointError, match="is no value of Int32"):
-            converter("Float32", "Int32")(into, np.array([0, bad], "<f4"))
+            cast_function("Float32", "Int32")(into, np.array([0, bad], "<f4"))
 
 
 def printed(capfd, *line):

@@ -14,7 +14,7 @@ from rankxform.job.plan import simulate
 from rankxform.job.predict import Cluster
 from rankxform.ops.base import OPERATIONS
 from rankxform.request import Request
-from rankxform.target.placement import NODE, SHARED
+from rankxform.target.placement import PLACEMENT_NODE, PLACEMENT_SHARED
 from rankxform.transport import SerialTeam
 from tests import reference, reference_forms
 from tests.place import Place
@@ -195,7 +195,7 @@ def test_a_simulation_counts_the_factors_that_cross(tmp_path):
     request = Request(str(src), None, None, str(dst), dtype="bf16", read_method="ranges")
     node, shared = (
         simulate(request, SerialTeam(), Cluster(2, 2, placement)).simulation
-        for placement in (NODE, SHARED)
+        for placement in (PLACEMENT_NODE, PLACEMENT_SHARED)
     )
     read = [sum(one.read for one in found.workloads) for found in (node, shared)]
     assert read[0] - read[1] == 16

@@ -6,14 +6,27 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-from rankxform.options import BYTES, COMPARE, FIT, LOAD, ON_THE_WAY, option
+from rankxform.options import (
+    AFFECTS_BYTES,
+    AFFECTS_COMPARISON,
+    AFFECTS_FIT,
+    AFFECTS_LOAD,
+    GROUP_OPERATIONS,
+    option,
+)
 from rankxform.values import dataclass
 
 
 @dataclass(frozen=True, kw_only=True)
 class AliasOptions:
     alias: str | None = option(
-        None, ON_THE_WAY, "names of tensors, in a JSON file", BYTES, COMPARE, FIT, LOAD
+        None,
+        GROUP_OPERATIONS,
+        "names of tensors, in a JSON file",
+        AFFECTS_BYTES,
+        AFFECTS_COMPARISON,
+        AFFECTS_FIT,
+        AFFECTS_LOAD,
     )
 
 

@@ -10,7 +10,14 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from rankxform.errors import StorageError
-from rankxform.storage.store import FOLDER, NOTHING, Listing, OpenFile, Version, expression_of
+from rankxform.storage.store import (
+    FOLDER,
+    NOTHING,
+    FileVersion,
+    HeaderReader,
+    Listing,
+    expression_of,
+)
 
 SCHEME = "mem://"
 
@@ -76,7 +83,9 @@ class MemoryStore:
     @contextmanager
     def open(self, name):
         data = self._memory.get(self._address(name))
-        yield OpenFile(lambda offset, nbytes: data[offset : offset + nbytes], Version(len(data), 1))
+        yield HeaderReader(
+            lambda offset, nbytes: data[offset : offset + nbytes], FileVersion(len(data), 1)
+        )
 
 
 class MemoryRanges:
@@ -89,10 +98,10 @@ class MemoryRanges:
         self._waiting = 0
 
     def version(self, path, sparse=False):
-        return Version(len(self._memory.get(path)), 1)
+        return FileVersion(len(self._memory.get(path)), 1)
 
     def named(self, path):
-        return Version(len(self._memory.files[path]), 1) if path in self._memory.files else None
+        return FileVersion(len(self._memory.files[path]), 1) if path in self._memory.files else None
 
     def _get(self, path, offset, nbytes):
         time.sleep(self._memory.latency)

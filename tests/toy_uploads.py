@@ -13,10 +13,10 @@ from pathlib import Path
 
 from rankxform.engine.pipeline import execute
 from rankxform.errors import StorageError
-from rankxform.formats.base import locate
+from rankxform.formats.base import spans_of_range
 from rankxform.planning.assign import remaining
-from rankxform.target.manifest import identity
-from rankxform.target.outputs import FileLayouts
+from rankxform.target.manifest import conversion_identity
+from rankxform.target.outputs import FileLayoutCache
 
 
 @dataclass
@@ -80,12 +80,12 @@ class Upload:
 
     def __init__(self, server, request, source, target):
         self.server, self.request, self.source, self.target = server, request, source, target
-        self._layouts = FileLayouts(target.planner, source.indexes, target, request.crc)
+        self._layouts = FileLayoutCache(target.planner, source.indexes, target, request.crc)
         self._place = target.place.partition("://")[2]
 
     def begun(self):
         """Note what is made here; return what parts of which files are there."""
-        server, made = self.server, identity(self.request, self.source, self.target)
+        server, made = self.server, conversion_identity(self.request, self.source, self.target)
         record = json.dumps(made, sort_keys=True).encode()
         if server.get(self._name("record")) not in (None, record):
             raise StorageError(f"{self.target.dst}: holds another checkpoint; name another place")
@@ -153,7 +153,7 @@ class PartSink:
 
     def put(self, name, start, data):
         spans, done = self._layout.spans[name], 0
-        for span in locate(spans, start, len(data)) if len(data) else spans:
+        for span in spans_of_range(spans, start, len(data)) if len(data) else spans:
             head = self._layout.heads.get(span.offset)
             if head is not None:
                 self._append(span.offset - len(head), head)

@@ -17,8 +17,8 @@ import pytest
 
 import rankxform
 from rankxform.errors import RankxformError
-from rankxform.options import facts_of, flag_of
-from rankxform.request import option_table
+from rankxform.options import flag_of, option_info
+from rankxform.request import all_options
 
 FILES = (
     "test_bad_input.py", "test_cases.py", "test_derived.py", "test_distributed.py", "test_forms.py",
@@ -31,13 +31,15 @@ FILES = (
 def known():
     """Return the name of each option by its flags."""
     return {
-        flag: one for one in option_table() for flag in (flag_of(one.name), *facts_of(one).aliases)
+        flag: one
+        for one in all_options()
+        for flag in (flag_of(one.name), *option_info(one).aliases)
     }
 
 
 def takes_value(flag):
     one = known().get(flag)
-    return one is None or facts_of(one).kind.stands_for is None
+    return one is None or option_info(one).kind.stands_for is None
 
 
 def flags_of(text):
@@ -66,7 +68,7 @@ def with_options(options, flags):
             return None
         name = table[flag].name
         if not takes_value(flag):
-            options[name] = facts_of(table[flag]).kind.stands_for
+            options[name] = option_info(table[flag]).kind.stands_for
             continue
         value = value or words.pop(0)
         is_many = isinstance(table[flag].default, tuple)

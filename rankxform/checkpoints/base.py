@@ -15,12 +15,12 @@ from rankxform.errors import UsageError
 from rankxform.layout.names import format_ranges
 from rankxform.layout.strategy import Strategy
 from rankxform.planning.description import Description
-from rankxform.planning.parts import Part
+from rankxform.planning.parts import FileContent
 from rankxform.planning.plan import Planner
 from rankxform.storage.store import Listing, Store
 from rankxform.values import dataclass
 
-Step = tuple[int, ...]
+TrainingStep = tuple[int, ...]
 """Epoch and step, or an iteration alone."""
 
 
@@ -28,7 +28,7 @@ DEFAULT_PATTERN = "rank_{rank}/*"
 
 
 @dataclass(frozen=True)
-class Where:
+class CheckpointRef:
     """Names a checkpoint: a place, and which of the files there are meant.
 
     path: a folder or a file. form: the convention; None: it is recognized. pattern: of rank
@@ -48,7 +48,7 @@ class Where:
 
 
 @dataclass(frozen=True)
-class Needed:
+class RankFilter:
     """Which ranks of rank folders are needed, and which there may be.
 
     ranks: those that are needed (None: all that are there). among: those that belong to the
@@ -61,7 +61,7 @@ class Needed:
 
 
 @dataclass(frozen=True)
-class Selected:
+class SelectedFiles:
     """The chosen files: their names by id, "" for the place itself, and their (epoch, step).
 
     ranks: by id the rank that a file is of, where ranks have several files; {}: ids are ranks.
@@ -71,9 +71,9 @@ class Selected:
     """
 
     names: Mapping[int, str]
-    step: Step | None = None
-    skipped_steps: tuple[Step, ...] = ()
-    incomplete: Mapping[Step, tuple[int, ...]] = field(default_factory=dict)
+    step: TrainingStep | None = None
+    skipped_steps: tuple[TrainingStep, ...] = ()
+    incomplete: Mapping[TrainingStep, tuple[int, ...]] = field(default_factory=dict)
     description: Description | None = None
     ranks: Mapping[int, int] = field(default_factory=dict)
 
@@ -108,7 +108,7 @@ class Selected:
 
 
 @dataclass(frozen=True)
-class Naming:
+class FileNaming:
     """How a destination's files are to be made, as the user says.
 
     prefix: start of their names (None: the form's own). suffix: of the container, with a dot.
@@ -123,7 +123,7 @@ class Naming:
 
 
 @dataclass(frozen=True)
-class Arrangement:
+class DestinationFiles:
     """The files of a destination.
 
     names: of each, by id, relative to `folder`, which is relative to the destination. parts: what
@@ -132,7 +132,7 @@ class Arrangement:
     """
 
     names: Mapping[int, str]
-    parts: Mapping[int, Part] = field(default_factory=dict)
+    parts: Mapping[int, FileContent] = field(default_factory=dict)
     folder: str = ""
     mark: tuple[str, bytes] | None = None
 
@@ -163,7 +163,7 @@ class Form(Protocol):
     is_written: bool
     """Whether there can be destinations of it."""
 
-    def pattern(self, where: Where) -> str:
+    def pattern(self, where: CheckpointRef) -> str:
         """Return which files it wants to be listed, as `rankxform.storage.store.Store.list`."""
 
     def recognizes(self, listing: Listing, store: Store) -> str | None:
@@ -172,13 +172,15 @@ class Form(Protocol):
         `listing` has what lies directly there, and all files among it.
         """
 
-    def select(self, listing: Listing, where: Where, store: Store, rank_filter: Needed) -> Selected:
+    def select(
+        self, listing: Listing, where: CheckpointRef, store: Store, rank_filter: RankFilter
+    ) -> SelectedFiles:
         """Choose one file for each id, of those that are listed by `pattern`.
 
         Raises UsageError or CheckpointError that lists the candidates; never guesses.
         """
 
-    def arrange(self, planner: Planner, naming: Naming) -> Arrangement:
+    def arrange(self, planner: Planner, naming: FileNaming) -> DestinationFiles:
         """Return the files of a whole destination, of which `planner` knows the slices.
 
         Raises RequestError for what the form cannot hold, UsageError for what it has to be told.
@@ -194,7 +196,7 @@ class Form(Protocol):
         """Return what else belongs to a destination whose files have these `names`."""
 
     def companions(
-        self, planner: Planner, arrangement: Arrangement, training: Mapping[str, Any]
+        self, planner: Planner, arrangement: DestinationFiles, training: Mapping[str, Any]
     ) -> Mapping[str, Iterable[bytes]]:
         """Return small files that belong to a complete destination, by their relative names.
 
@@ -209,7 +211,7 @@ class Form(Protocol):
         """
 
 
-class ReadOnly:
+class ReadOnlyForm:
     """What a form has to say of destinations if there can be none."""
 
     name: str
@@ -221,7 +223,7 @@ class ReadOnly:
     items = ""
     is_written = False
 
-    def arrange(self, planner: Planner, naming: Naming) -> Arrangement:
+    def arrange(self, planner: Planner, naming: FileNaming) -> DestinationFiles:
         raise UsageError(f"{self.name} is read only", "choose another --dst-form")
 
     def metadata(self, source: Mapping[str, str]) -> Mapping[str, str]:
@@ -234,7 +236,7 @@ class ReadOnly:
         return ()
 
     def companions(
-        self, planner: Planner, arrangement: Arrangement, training: Mapping[str, Any]
+        self, planner: Planner, arrangement: DestinationFiles, training: Mapping[str, Any]
     ) -> Mapping[str, Iterable[bytes]]:
         return {}
 
@@ -248,7 +250,7 @@ FORMS: dict[str, Form] = {}
 DEFAULT_FORM = "ranks"
 
 
-def recognized(listing: Listing, store: Store, option: str = "--src-form") -> Form:
+def recognize_form(listing: Listing, store: Store, option: str = "--src-form") -> Form:
     """Return the form of what lies at a place. Raises UsageError where two are recognized."""
     marks = {
         form.name: mark for form in FORMS.values() if (mark := form.recognizes(listing, store))
@@ -263,7 +265,7 @@ def recognized(listing: Listing, store: Store, option: str = "--src-form") -> Fo
     return FORMS[next(iter(marks), DEFAULT_FORM)]
 
 
-def form_called(name: str) -> Form:
+def form_named(name: str) -> Form:
     """Return the form of that name. Raises UsageError."""
     if name not in FORMS:
         raise UsageError(f"form {name!r} is none of {', '.join(FORMS)}")

@@ -21,25 +21,25 @@ from typing import Any
 
 from rankxform import facts
 from rankxform.errors import CheckpointError, UsageError
-from rankxform.facts import ITERATION, Fact
+from rankxform.facts import ITERATION, Statement
 from rankxform.formats import checkpoint2 as documents
 from rankxform.planning.description import Description
-from rankxform.planning.parts import Part
+from rankxform.planning.parts import FileContent
 from rankxform.planning.plan import Planner
 from rankxform.storage import metadata
-from rankxform.storage.metadata import Slices
+from rankxform.storage.metadata import Checkpoint2Writer
 from rankxform.storage.store import FOLDER, Listing, Store
 
 from . import folder, unified
-from .base import Arrangement, Naming, Needed, Selected, Where
+from .base import CheckpointRef, DestinationFiles, FileNaming, RankFilter, SelectedFiles
 from .folder import COMMON
-from .iterations import Iteration, Steps, iteration_of
+from .iterations import SelectedIteration, StepFolders, iteration_of
 
 TRACKER, METADATA = "latest_checkpointed_iteration.txt", "metadata.json"
 OTHERS_STEPS = "iter_"
 """How the folders of Megatron-Core's iterations begin, whose tracker has the same name."""
 _ITERATION = re.compile(r"iteration_(\d{8,18})")
-STEPS_OF = Steps("iteration", _ITERATION, "iteration_{:08}", TRACKER, folder.tensor_files)
+STEPS_OF = StepFolders("iteration", _ITERATION, "iteration_{:08}", TRACKER, folder.tensor_files)
 _FILE = re.compile(
     r"(?P<prefix>.*-)?(?P<kind>model|opt)-(?P<rank>[0-9]{7,9})-(?P<of>[0-9]{7,9})\.safetensors"
 )
@@ -47,7 +47,7 @@ _END = len("-0000008.safetensors")
 KINDS = ("model", "opt")
 
 
-class Checkpoint2:
+class Checkpoint2Form:
     """A Checkpoint 2.0 (`checkpoints.base.Form`): the root of its iterations, or one of them."""
 
     name = "checkpoint2"
@@ -61,7 +61,7 @@ class Checkpoint2:
     items = ""
     is_written = True
 
-    def pattern(self, where: Where) -> str:
+    def pattern(self, where: CheckpointRef) -> str:
         return "iteration_*/*"
 
     def recognizes(self, listing: Listing, store: Store) -> str | None:
@@ -83,7 +83,9 @@ class Checkpoint2:
             (n for n in listing.entries if _ITERATION.fullmatch(n) or _FILE.fullmatch(n)), None
         )
 
-    def select(self, listing: Listing, where: Where, store: Store, rank_filter: Needed) -> Selected:
+    def select(
+        self, listing: Listing, where: CheckpointRef, store: Store, rank_filter: RankFilter
+    ) -> SelectedFiles:
         if where.suffix is not None:
             raise UsageError("--suffix chooses among rank files; Checkpoint 2.0 has --step N")
         iteration = iteration_of(listing, where, store, STEPS_OF)
@@ -102,12 +104,12 @@ class Checkpoint2:
             description = replace(
                 selected.description, training=training, facts=_facts(iteration, training)
             )
-            return Selected(
+            return SelectedFiles(
                 selected.names, iteration.step, iteration.skipped_steps, description=description
             )
         return _described(iteration, store)
 
-    def arrange(self, planner: Planner, naming: Naming) -> Arrangement:
+    def arrange(self, planner: Planner, naming: FileNaming) -> DestinationFiles:
         """Two files for each rank; with `dedup` each slice in that of the lowest rank with it."""
         iteration = naming.options["iteration"]
         if iteration is None:
@@ -130,7 +132,7 @@ class Checkpoint2:
                 first = [
                     n
                     for n in layouts
-                    if not folder.is_seen(planner, n, layouts[n], rank, slice_keys)
+                    if not folder.is_repeated_slice(planner, n, layouts[n], rank, slice_keys)
                 ]
                 kinds = _kinds(planner, first)
             else:
@@ -142,9 +144,9 @@ class Checkpoint2:
                     names[2 * rank + kind] = (
                         f"{prefix}{KINDS[kind]}-{rank:07}-{ranks:07}.safetensors"
                     )
-                    parts[2 * rank + kind] = Part(rank, kind_names)
+                    parts[2 * rank + kind] = FileContent(rank, kind_names)
         mark = TRACKER, str(iteration).encode()
-        return Arrangement(names, parts, f"iteration_{iteration:08}", mark)
+        return DestinationFiles(names, parts, f"iteration_{iteration:08}", mark)
 
     def metadata(self, source: Mapping[str, str]) -> Mapping[str, str]:
         return folder.plain_metadata(source, "ms")
@@ -159,10 +161,10 @@ class Checkpoint2:
         return (METADATA, COMMON)
 
     def companions(
-        self, planner: Planner, arrangement: Arrangement, training: Mapping[str, Any]
+        self, planner: Planner, arrangement: DestinationFiles, training: Mapping[str, Any]
     ) -> Mapping[str, Iterable[bytes]]:
-        slices = Slices.of(planner, arrangement.names)
-        return {METADATA: slices.document(), COMMON: [documents.common(training)]}
+        slices = Checkpoint2Writer.of(planner, arrangement.names)
+        return {METADATA: slices.document(), COMMON: [documents.format_common(training)]}
 
     def foreign_files(self, listing: Listing, dst_names: Collection[str]) -> list[str]:
         return folder.foreign_files(listing, dst_names)
@@ -191,7 +193,7 @@ def _kinds(planner: Planner, names: Iterable[str]) -> tuple[frozenset[str], ...]
 # -- found ----------------------------------------------------------------------------------------
 
 
-def _check_one_device(iteration: Iteration) -> None:
+def _check_one_device(iteration: SelectedIteration) -> None:
     """Refuse files of several ranks without metadata, which alone says how they are sharded."""
     for name in folder.tensor_files(iteration.names):
         match = _FILE.fullmatch(name)
@@ -204,14 +206,14 @@ def _check_one_device(iteration: Iteration) -> None:
             )
 
 
-def _training(iteration: Iteration, store: Store) -> dict[str, Any]:
+def _training(iteration: SelectedIteration, store: Store) -> dict[str, Any]:
     if COMMON not in iteration.names:
         return {}
     listed = iteration.listing
     return folder.training(store, iteration.below + COMMON, iteration.at(COMMON), listed.searched)
 
 
-def _facts(iteration: Iteration, training: Mapping[str, Any]) -> tuple[Fact, ...]:
+def _facts(iteration: SelectedIteration, training: Mapping[str, Any]) -> tuple[Statement, ...]:
     """Return how far the training was, by common.json and by the folder's name.
 
     The folder counts what common.json calls step_num or global_step; they differ where steps were
@@ -223,8 +225,8 @@ def _facts(iteration: Iteration, training: Mapping[str, Any]) -> tuple[Fact, ...
     counted = frozenset(fact.value for fact in step_statements if fact.subject != "epoch_num")
     if counted and iteration.number is not None:
         number = frozenset({iteration.number})
-        step_statements.append(Fact(ITERATION, "", counted, facts.METADATA, common))
-        step_statements.append(Fact(ITERATION, "", number, facts.FOLDER, iteration.path))
+        step_statements.append(Statement(ITERATION, "", counted, facts.METADATA, common))
+        step_statements.append(Statement(ITERATION, "", number, facts.FOLDER, iteration.path))
     return tuple(step_statements)
 
 
@@ -246,15 +248,15 @@ def _more_of_ranks(ranks: Mapping[str, int], named: Collection[str]) -> dict[str
     }
 
 
-def _described(iteration: Iteration, store: Store) -> Selected:
+def _described(iteration: SelectedIteration, store: Store) -> SelectedFiles:
     """Return the files that metadata.json speaks of, and what it says of them."""
     path, name = iteration.at(METADATA), iteration.below + METADATA
     if not store.has(name):
         store.read(name, iteration.listing.searched)  # says on which node it is not
     with store.open(name) as file:
-        description = metadata.parsed(file.read_at, path)
+        description = metadata.parse_checkpoint2(file.read_at, path)
     for name in description.ranks:
-        folder.in_folder(name, path)
+        folder.name_in_folder(name, path)
     ranks = {**description.ranks, **_more_of_ranks(description.ranks, iteration.names)}
     files = sorted(ranks, key=lambda name: (ranks[name], name))
     ids = {name: number for number, name in enumerate(files)}
@@ -264,17 +266,18 @@ def _described(iteration: Iteration, store: Store) -> Selected:
     notices, training = [*iteration.notices], _training(iteration, store)
     if missing_files:
         notices.append(
-            f"{iteration.at(missing_files[0])}{folder.more(missing_files, 'file')}: is missing, "
+            f"{iteration.at(missing_files[0])}{folder.and_more(missing_files, 'file')}: is "
+            "missing, "
             f"though {METADATA} "
             "lists it; its slices can be read only where other files hold copies"
         )
     if unlisted_files:
         notices.append(
-            f"{iteration.at(unlisted_files[0])}{folder.more(unlisted_files, 'file')}: was not "
+            f"{iteration.at(unlisted_files[0])}{folder.and_more(unlisted_files, 'file')}: was not "
             f"used: {METADATA} "
             "does not list it"
         )
-    return Selected(
+    return SelectedFiles(
         {ids[name]: iteration.below + name for name in files if name in present_names},
         iteration.step,
         iteration.skipped_steps,

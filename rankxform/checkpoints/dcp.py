@@ -15,13 +15,13 @@ from typing import Any
 from rankxform.errors import CheckpointError, FormatError
 from rankxform.formats import torch_metadata
 from rankxform.formats.base import BLOCK
-from rankxform.formats.torch_metadata import TORCH_FLAVOR, Item, Table
+from rankxform.formats.torch_metadata import TORCH_FLAVOR, DcpMetadata, StoredItem
 from rankxform.planning.description import Description
 from rankxform.planning.plan import Planner
 from rankxform.storage.store import FOLDER, Listing, Store
 
 from . import boxes, folder
-from .base import Arrangement, Naming, Needed, Selected, Where
+from .base import CheckpointRef, DestinationFiles, FileNaming, RankFilter, SelectedFiles
 from .boxes import METADATA
 
 SUFFIX = ".distcp"
@@ -29,7 +29,7 @@ BACKEND = "metadata.json"
 _FILE = re.compile(r"__([0-9]{1,9})_0\.distcp")
 
 
-class Dcp:
+class DcpForm:
     """A folder of PyTorch's DCP (`checkpoints.base.Form`)."""
 
     name = "dcp"
@@ -43,7 +43,7 @@ class Dcp:
     items = "torch"
     is_written = True
 
-    def pattern(self, where: Where) -> str:
+    def pattern(self, where: CheckpointRef) -> str:
         return "*"
 
     def recognizes(self, listing: Listing, store: Store) -> str | None:
@@ -53,19 +53,21 @@ class Dcp:
             return METADATA
         return next((name for name in listing.entries if name.endswith(SUFFIX)), None)
 
-    def select(self, listing: Listing, where: Where, store: Store, rank_filter: Needed) -> Selected:
+    def select(
+        self, listing: Listing, where: CheckpointRef, store: Store, rank_filter: RankFilter
+    ) -> SelectedFiles:
         folder.check_no_step(self.name, where)
         table = read_table(listing, store, METADATA)
         base_description = Description(listing.at(METADATA), items=self.items)
-        names, description = boxes.described(
-            listing, boxes.as_stored(table), entry_of, (SUFFIX,), "", base_description
+        names, description = boxes.describe_boxes(
+            listing, boxes.box_table(table), entry_of, (SUFFIX,), "", base_description
         )
-        return Selected(names, description=description)
+        return SelectedFiles(names, description=description)
 
-    def arrange(self, planner: Planner, naming: Naming) -> Arrangement:
+    def arrange(self, planner: Planner, naming: FileNaming) -> DestinationFiles:
         parts = boxes.parts_of(planner, naming.options["max_part"] or boxes.DEFAULT_BYTES)
         names = {number: f"__{number}_0{SUFFIX}" for number in range(len(parts))}
-        return Arrangement(names, dict(enumerate(parts)))
+        return DestinationFiles(names, dict(enumerate(parts)))
 
     def metadata(self, source: Mapping[str, str]) -> Mapping[str, str]:
         return {}
@@ -78,10 +80,10 @@ class Dcp:
         return (METADATA,)
 
     def companions(
-        self, planner: Planner, arrangement: Arrangement, training: Mapping[str, Any]
+        self, planner: Planner, arrangement: DestinationFiles, training: Mapping[str, Any]
     ) -> Mapping[str, Iterable[bytes]]:
         table = boxes.table_of(planner, arrangement.names, places=True)
-        return {METADATA: torch_metadata.written(table, TORCH_FLAVOR)}
+        return {METADATA: torch_metadata.format_dcp_metadata(table, TORCH_FLAVOR)}
 
     def foreign_files(self, listing: Listing, dst_names: Collection[str]) -> list[str]:
         return folder.foreign_files(listing, dst_names, (SUFFIX,))
@@ -103,7 +105,7 @@ def begins_with(store: Store, name: str, words: bytes) -> bool:
         return words in file.read_at(0, BLOCK)
 
 
-def entry_of(item: Item, nbytes: int) -> str:
+def entry_of(item: StoredItem, nbytes: int) -> str:
     """Return what a ``.distcp`` calls an item: its first byte, and its key in a safetensors file.
 
     Such a file, at the end, has all tensors, and what is stated are a tensor's own bytes.
@@ -111,7 +113,7 @@ def entry_of(item: Item, nbytes: int) -> str:
     return f"{item.offset}/{item.key}" if item.nbytes == nbytes else str(item.offset)
 
 
-def read_table(listing: Listing, store: Store, name: str) -> Table:
+def read_table(listing: Listing, store: Store, name: str) -> DcpMetadata:
     """Read a ``.metadata``. Raises CheckpointError."""
     on_another_node = name in listing.entries or name in listing.files
     if not store.has(name) and not on_another_node:
@@ -129,6 +131,6 @@ def read_table(listing: Listing, store: Store, name: str) -> Table:
             where=listing.at(name),
         )
     try:
-        return torch_metadata.parse(store.read(name, listing.searched))
+        return torch_metadata.parse_dcp_metadata(store.read(name, listing.searched))
     except FormatError as error:
         raise CheckpointError(f"{METADATA} {error}", where=listing.at(name)) from error

@@ -15,18 +15,18 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 
 from rankxform.errors import CheckpointError, FormatError, RankxformError
-from rankxform.facts import HEADER, TYPE, Fact
+from rankxform.facts import HEADER, TYPE, Statement
 from rankxform.formats import safetensors
 from rankxform.formats.base import Index
-from rankxform.formats.json_stream import load
-from rankxform.formats.torch_metadata import Item, Table
+from rankxform.formats.json_stream import decode_json
+from rankxform.formats.torch_metadata import DcpMetadata, StoredItem
 from rankxform.geometry.box import Box, Shape
 from rankxform.layout.names import format_ranges
 from rankxform.planning.description import Description
 from rankxform.storage.store import FOLDER, Listing, Store
 
 from . import boxes, folder
-from .base import Needed, ReadOnly, Selected, Where
+from .base import CheckpointRef, RankFilter, ReadOnlyForm, SelectedFiles
 from .dcp import begins_with
 
 KEY = "DCP_SHARDING_INFO"
@@ -34,14 +34,14 @@ _LOOKED_AT = 4
 SHARD = re.compile(r"shard-([0-9]{5,9})-model-[0-9]{5,9}-of-[0-9]{5,9}\.safetensors")
 
 
-class DcpSafetensors(ReadOnly):
+class DcpSafetensorsForm(ReadOnlyForm):
     """A folder of safetensors files with boxes of tensors (`checkpoints.base.Form`)."""
 
     name = "dcp_safetensors"
     title = "sharded safetensors of DCP"
     container: str | None = "safetensors"
 
-    def pattern(self, where: Where) -> str:
+    def pattern(self, where: CheckpointRef) -> str:
         return "*"
 
     def recognizes(self, listing: Listing, store: Store) -> str | None:
@@ -51,7 +51,9 @@ class DcpSafetensors(ReadOnly):
         named = next((name for name in listing.entries if SHARD.fullmatch(name)), None)
         return named or holds_boxes(listing, store)
 
-    def select(self, listing: Listing, where: Where, store: Store, rank_filter: Needed) -> Selected:
+    def select(
+        self, listing: Listing, where: CheckpointRef, store: Store, rank_filter: RankFilter
+    ) -> SelectedFiles:
         folder.check_no_step(self.name, where)
         names = folder.tensor_files(listing.files)
         if not names:
@@ -62,11 +64,11 @@ class DcpSafetensors(ReadOnly):
         table, differing = _table(boxes_by_file)
         label = f"{KEY} of {listing.at(names[0])}"
         described = Description(label, warnings=_gaps(listing, names), facts=differing)
-        names_by_id, description = boxes.described(
-            listing, boxes.as_stored(table), lambda item, nbytes: item.key, (folder.SUFFIX,), "",
+        names_by_id, description = boxes.describe_boxes(
+            listing, boxes.box_table(table), lambda item, nbytes: item.key, (folder.SUFFIX,), "",
             described,
         )  # fmt: skip
-        return Selected(names_by_id, description=description)
+        return SelectedFiles(names_by_id, description=description)
 
 
 def holds_boxes(listing: Listing, store: Store) -> str | None:
@@ -94,7 +96,9 @@ def _read(store: Store, listing: Listing, name: str) -> dict[str, tuple[str, Box
 
 
 def _boxes(index: Index) -> dict[str, tuple[str, Box]]:
-    sharding_info = load(index.metadata.get(KEY, "").encode()) if KEY in index.metadata else None
+    sharding_info = (
+        decode_json(index.metadata.get(KEY, "").encode()) if KEY in index.metadata else None
+    )
     if not isinstance(sharding_info, dict):
         raise FormatError(f"has no {KEY}, which other files of the folder have")
     boxes_by_name = {}
@@ -119,26 +123,26 @@ def _is_place(value: object) -> bool:
 
 def _table(
     boxes_by_file: Mapping[str, Mapping[str, tuple[str, Box]]],
-) -> tuple[Table, tuple[Fact, ...]]:
+) -> tuple[DcpMetadata, tuple[Statement, ...]]:
     """Return the table of boxes, and types that differ; a tensor ends where its last box does."""
-    lying: dict[str, list[Item]] = {}
+    lying: dict[str, list[StoredItem]] = {}
     types: dict[str, str] = {}
-    differing = list[Fact]()
+    differing = list[Statement]()
     for file, tensors in boxes_by_file.items():
         for name, (dtype, box) in tensors.items():
             first_dtype = types.setdefault(name, dtype)
             if dtype != first_dtype:
-                differing.append(Fact(TYPE, name, first_dtype, HEADER, "other files"))
-                differing.append(Fact(TYPE, name, dtype, HEADER, file))
+                differing.append(Statement(TYPE, name, first_dtype, HEADER, "other files"))
+                differing.append(Statement(TYPE, name, dtype, HEADER, file))
             stored_items = lying.setdefault(name, [])
             if box not in (i.box for i in stored_items if box.size):  # a replica
-                stored_items.append(Item(file, 0, -1, name, box))
+                stored_items.append(StoredItem(file, 0, -1, name, box))
     shapes: dict[str, Shape] = {}
     for name, stored_items in lying.items():
         stops = [i.box.stop for i in stored_items if i.box is not None]
         shapes[name] = tuple(max(ends) for ends in zip(*stops))
     typed_shapes = {name: (types[name], shape) for name, shape in shapes.items()}
-    return Table(
+    return DcpMetadata(
         typed_shapes, {name: tuple(tensor_items) for name, tensor_items in lying.items()}
     ), tuple(differing)
 

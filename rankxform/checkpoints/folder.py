@@ -9,12 +9,12 @@ from shlex import quote
 from typing import Any
 
 from rankxform.errors import CheckpointError, FormatError, UsageError
-from rankxform.facts import BYTES, INDEX, METADATA, STEP, TENSORS, Fact
+from rankxform.facts import ALL_TENSORS, INDEX, METADATA, STEP, TOTAL_BYTES, Statement
 from rankxform.formats.base import TensorSpec
-from rankxform.formats.base import suffixes as suffixes_of_files
+from rankxform.formats.base import container_suffixes as suffixes_of_files
 from rankxform.formats.checkpoint2 import parse_common
 from rankxform.formats.dtype import INT4, content_bytes
-from rankxform.formats.json_stream import load
+from rankxform.formats.json_stream import decode_json
 from rankxform.formats.signatures import FIRST_BYTES, file_signature
 from rankxform.layout.layout import Layout
 from rankxform.layout.names import STEPS, natural_sort_key
@@ -22,7 +22,7 @@ from rankxform.planning.description import Description
 from rankxform.planning.plan import Planner
 from rankxform.storage.store import FILE, Listing, Store
 
-from .base import Selected, Where
+from .base import CheckpointRef, SelectedFiles
 from .rank_folders import LATEST
 
 SUFFIX = ".safetensors"
@@ -35,7 +35,7 @@ def tensor_files(names: Iterable[str]) -> list[str]:
     return sorted((n for n in names if n.endswith(SUFFIX) and "/" not in n), key=natural_sort_key)
 
 
-def in_folder(name: object, source: str, suffixes: Collection[str] = (SUFFIX,)) -> str:
+def name_in_folder(name: object, source: str, suffixes: Collection[str] = (SUFFIX,)) -> str:
     """Return the name of a file that `source` names. Raises CheckpointError if it leaves the
     folder, or is of another kind."""
     if not isinstance(name, str) or not name or "\0" in name:
@@ -60,10 +60,12 @@ def training(store: Store, name: str, path: str, searched: str = "") -> dict[str
         raise CheckpointError.of_parts(error.at(path)) from error
 
 
-def steps(members: Mapping[str, Any], path: str) -> list[Fact]:
+def steps(members: Mapping[str, Any], path: str) -> list[Statement]:
     """Return how far a training was, as a common.json states it."""
     numbers_by_name = {name: members[name] for name in STEPS if members.get(name) is not None}
-    return [Fact(STEP, name, number, METADATA, path) for name, number in numbers_by_name.items()]
+    return [
+        Statement(STEP, name, number, METADATA, path) for name, number in numbers_by_name.items()
+    ]
 
 
 def weight_map(store: Store, listing: Listing, name: str) -> tuple[dict[str, str], Any]:
@@ -73,7 +75,7 @@ def weight_map(store: Store, listing: Listing, name: str) -> tuple[dict[str, str
     """
     total, data = None, store.read(name, listing.searched)
     try:
-        members = load(data)
+        members = decode_json(data)
         if isinstance(members, dict):
             metadata = members.get("metadata")
             total = metadata.get("total_size") if isinstance(metadata, dict) else None
@@ -88,21 +90,21 @@ def weight_map(store: Store, listing: Listing, name: str) -> tuple[dict[str, str
             f"expected an index, and it is {signature.title}", *signature.tries,
             where=listing.at(name),
         ) from error  # fmt: skip
-    return {n: in_folder(file, listing.at(name)) for n, file in members.items()}, total
+    return {n: name_in_folder(file, listing.at(name)) for n, file in members.items()}, total
 
 
 def whole_tensors(
     listing: Listing, store: Store, index: str | None, untracked: str | None = None, below: str = ""
-) -> Selected:
+) -> SelectedFiles:
     """Return the files of a folder of whole tensors, each in one file, as `index` lists them.
 
     Without an index these are all safetensors files. `untracked` is one with values that the index
     does not list. below: the folder, with a slash, if it is not the place itself.
     """
     if listing.kind == FILE:
-        return Selected({0: ""}, description=Description(listing.path))
-    present_names = own_files(listing, below)
-    searched, listed, facts = listing.searched, dict[str, list[str]](), tuple[Fact, ...]()
+        return SelectedFiles({0: ""}, description=Description(listing.path))
+    present_names = files_directly_in(listing, below)
+    searched, listed, facts = listing.searched, dict[str, list[str]](), tuple[Statement, ...]()
     if index is None:
         names = [name for name in tensor_files(present_names) if name != untracked]
     else:
@@ -110,7 +112,7 @@ def whole_tensors(
         for parameter, file in files_by_parameter.items():
             listed.setdefault(file, []).append(parameter)
         if type(total) is int:
-            facts = (Fact(BYTES, TENSORS, total, INDEX, listing.at(index)),)
+            facts = (Statement(TOTAL_BYTES, ALL_TENSORS, total, INDEX, listing.at(index)),)
         names = sorted(listed, key=natural_sort_key)
     if not names:
         raise CheckpointError(
@@ -127,14 +129,15 @@ def whole_tensors(
     if unlisted_files:
         assert index is not None
         notices = (
-            f"{listing.at(unlisted_files[0])}{more(unlisted_files, 'file')}: {index} does not list "
+            f"{listing.at(unlisted_files[0])}{and_more(unlisted_files, 'file')}: {index} does not "
+            "list "
             "it, and it was "
             "not used",
         )
     names_by_id = {number: below + name for number, name in enumerate(names)}
     if untracked is not None and untracked in present_names:
         names_by_id[len(names)] = below + untracked
-    return Selected(
+    return SelectedFiles(
         names_by_id,
         description=Description(
             listing.at(index if index is not None else below.rstrip("/")),
@@ -159,27 +162,28 @@ def _missing_files(
     if unlisted_files:
         tries.insert(0, f"mv {quote(listing.at(index))} {quote(listing.at(index) + '.old')}")
         details = (
-            f"{unlisted_files[0]}{more(unlisted_files, 'file')} lie there, and the index does not "
+            f"{unlisted_files[0]}{and_more(unlisted_files, 'file')} lie there, and the index does "
+            "not "
             "list them; "
             "without an index all files in the folder are converted"
         )
     first = missing[0]
     return CheckpointError(
         f"is missing; {index} lists {len(listed[first])} parameters in it, such as "
-        f"{listed[first][0]!r}{listing.searched}{more(missing, 'file')}",
+        f"{listed[first][0]!r}{listing.searched}{and_more(missing, 'file')}",
         *tries,
         where=listing.at(first),
         details=details,
     )
 
 
-def own_files(listing: Listing, below: str = "") -> tuple[str, ...]:
+def files_directly_in(listing: Listing, below: str = "") -> tuple[str, ...]:
     """Return the names of the files that lie directly in a folder of a listing."""
     named = (name[len(below) :] for name in listing.files if name.startswith(below))
     return tuple(name for name in named if "/" not in name)
 
 
-def more(names: Sequence[object], noun: str) -> str:
+def and_more(names: Sequence[object], noun: str) -> str:
     """Say how many there are beside the first."""
     remaining_count = len(names) - 1
     return (
@@ -209,7 +213,7 @@ def foreign_files(
     return [n for n in listing.entries if n.endswith(ends) and n not in own_entries]
 
 
-def by_bytes(tensors: Iterable[TensorSpec], max_bytes: int) -> list[list[str]]:
+def split_by_bytes(tensors: Iterable[TensorSpec], max_bytes: int) -> list[list[str]]:
     """Return names by file, in the order of names; one that would exceed the limit opens another.
 
     A tensor over the limit has a file of its own, and the open one stays open.
@@ -230,7 +234,7 @@ def by_bytes(tensors: Iterable[TensorSpec], max_bytes: int) -> list[list[str]]:
     return [*files, current] if current else files
 
 
-def check_whole(form: str, ranks: int) -> None:
+def refuse_sharded_strategy(form: str, ranks: int) -> None:
     """Raise UsageError where a form of whole tensors is to be sharded."""
     if ranks > 1:
         raise UsageError(
@@ -238,7 +242,7 @@ def check_whole(form: str, ranks: int) -> None:
         )
 
 
-def check_no_step(form: str, where: Where) -> None:
+def check_no_step(form: str, where: CheckpointRef) -> None:
     """Raise UsageError for a choice among steps, of which the form has but one: the latest."""
     if where.step not in (None, LATEST) or where.suffix is not None:
         raise UsageError(f"--step and --suffix choose among files; a {form} folder holds one step")
@@ -249,7 +253,7 @@ def plain_metadata(source: Mapping[str, str], kind: str) -> Mapping[str, str]:
     return {"format": kind} | {k: v for k, v in source.items() if v == INT4}
 
 
-def is_seen(
+def is_repeated_slice(
     planner: Planner, name: str, layout: Layout, rank: int, slice_keys: set[object]
 ) -> bool:
     """Tell whether a lower rank holds the same slice; it is known from now on."""

@@ -19,15 +19,15 @@ from typing import Any
 
 from rankxform import facts
 from rankxform.errors import CheckpointError, RankxformError, UsageError
-from rankxform.facts import COMMIT, Fact
+from rankxform.facts import COMMIT, Statement
 from rankxform.formats.dtype import content_bytes
 from rankxform.layout.names import format_ranges
-from rankxform.planning.parts import Part
+from rankxform.planning.parts import FileContent
 from rankxform.planning.plan import Planner
 from rankxform.storage.store import FOLDER, Listing, Store
 
 from . import folder
-from .base import Arrangement, Naming, Needed, Selected, Where
+from .base import CheckpointRef, DestinationFiles, FileNaming, RankFilter, SelectedFiles
 from .boxes import METADATA
 from .dcp_safetensors import SHARD, holds_boxes
 
@@ -39,7 +39,7 @@ _SHARD = re.compile(
 )
 
 
-class HuggingFace:
+class HuggingFaceForm:
     """A Hugging Face folder (`checkpoints.base.Form`)."""
 
     name = "huggingface"
@@ -53,7 +53,7 @@ class HuggingFace:
     items = ""
     is_written = True
 
-    def pattern(self, where: Where) -> str:
+    def pattern(self, where: CheckpointRef) -> str:
         return "*"
 
     def recognizes(self, listing: Listing, store: Store) -> str | None:
@@ -72,7 +72,9 @@ class HuggingFace:
             return None
         return next((name for name in names if name.endswith(folder.SUFFIX)), None)
 
-    def select(self, listing: Listing, where: Where, store: Store, rank_filter: Needed) -> Selected:
+    def select(
+        self, listing: Listing, where: CheckpointRef, store: Store, rank_filter: RankFilter
+    ) -> SelectedFiles:
         folder.check_no_step(self.name, where)
         indexes = [name for name in listing.files if name.endswith(INDEX)]
         if len(indexes) > 1:
@@ -87,16 +89,18 @@ class HuggingFace:
         facts = (*selected.description.facts, *_commits(selected, store))
         return replace(selected, description=replace(selected.description, facts=facts))
 
-    def arrange(self, planner: Planner, naming: Naming) -> Arrangement:
+    def arrange(self, planner: Planner, naming: FileNaming) -> DestinationFiles:
         """In the order of names, by bytes, as huggingface_hub divides them."""
-        folder.check_whole(self.name, planner.dst.ranks)
+        folder.refuse_sharded_strategy(self.name, planner.dst.ranks)
         max_bytes = naming.options["max_shard"] or DEFAULT_BYTES
-        shards = folder.by_bytes(planner.tensors(0), max_bytes)
+        shards = folder.split_by_bytes(planner.tensors(0), max_bytes)
         prefix, count = naming.prefix or "", len(shards)
         names = {n: f"{prefix}model-{n + 1:05}-of-{count:05}.safetensors" for n in range(count)}
         if count == 1:
             names = {0: f"{prefix}model.safetensors"}
-        return Arrangement(names, {n: Part(0, frozenset(shard)) for n, shard in enumerate(shards)})
+        return DestinationFiles(
+            names, {n: FileContent(0, frozenset(shard)) for n, shard in enumerate(shards)}
+        )
 
     def metadata(self, source: Mapping[str, str]) -> Mapping[str, str]:
         return folder.plain_metadata(source, "pt")
@@ -111,7 +115,7 @@ class HuggingFace:
         return tuple(prefix + INDEX for prefix in sorted(prefixes))
 
     def companions(
-        self, planner: Planner, arrangement: Arrangement, training: Mapping[str, Any]
+        self, planner: Planner, arrangement: DestinationFiles, training: Mapping[str, Any]
     ) -> Mapping[str, Iterable[bytes]]:
         if len(arrangement.names) == 1:
             return {}
@@ -135,7 +139,7 @@ class HuggingFace:
         return [*folder.foreign_files(listing, dst_names), *indexes]
 
 
-def _commits(selected: Selected, store: Store) -> Iterator[Fact]:
+def _commits(selected: SelectedFiles, store: Store) -> Iterator[Statement]:
     """Yield the commit that each file was downloaded of, as huggingface_hub notes it."""
     for name in selected.names.values():
         metadata_name = _DOWNLOADED.format(name=name)
@@ -144,7 +148,7 @@ def _commits(selected: Selected, store: Store) -> Iterator[Fact]:
                 commit = (
                     store.read(metadata_name).partition(b"\n")[0].decode(errors="replace").strip()
                 )
-                yield Fact(COMMIT, "", commit, facts.METADATA, name)
+                yield Statement(COMMIT, "", commit, facts.METADATA, name)
 
 
 def _check_clear(listing: Listing, indexed: bool) -> None:

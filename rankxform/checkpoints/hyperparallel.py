@@ -19,22 +19,22 @@ from typing import Any
 
 from rankxform import facts
 from rankxform.errors import CheckpointError, UsageError
-from rankxform.facts import SHAPE, TYPE, Fact
+from rankxform.facts import SHAPE, TYPE, Statement
 from rankxform.formats import torch_metadata
 from rankxform.formats.dtype import BYTES
-from rankxform.formats.torch_metadata import HYPER_FLAVOR, Item, Table
+from rankxform.formats.torch_metadata import HYPER_FLAVOR, DcpMetadata, StoredItem
 from rankxform.layout.names import format_ranges
 from rankxform.planning.description import Description
-from rankxform.planning.parts import Part
+from rankxform.planning.parts import FileContent
 from rankxform.planning.plan import Planner
 from rankxform.storage.store import FOLDER, Listing, Store
 
 from . import boxes, folder
-from .base import Arrangement, Naming, Needed, Selected, Where
+from .base import CheckpointRef, DestinationFiles, FileNaming, RankFilter, SelectedFiles
 from .boxes import METADATA
 from .dcp import SUFFIX, begins_with, read_table
 from .folder import SUFFIX as TENSORS
-from .iterations import Iteration, Steps, iteration_of
+from .iterations import SelectedIteration, StepFolders, iteration_of
 
 TRACKER = "latest_checkpoint_iteration.txt"
 ITEMS = ".bytes"
@@ -51,10 +51,10 @@ def _is_complete(names: Iterable[str]) -> bool:
     return any(name == METADATA or _OWN_TABLE.fullmatch(name) for name in names)
 
 
-STEPS_OF = Steps("step", _STEP, "global_step_{}", TRACKER, _files, _is_complete)
+STEPS_OF = StepFolders("step", _STEP, "global_step_{}", TRACKER, _files, _is_complete)
 
 
-class HyperParallel:
+class HyperParallelForm:
     """A step of HyperParallel's, or the root of its steps (`checkpoints.base.Form`)."""
 
     name = "hyperparallel"
@@ -68,7 +68,7 @@ class HyperParallel:
     items = "hyperparallel"
     is_written = True
 
-    def pattern(self, where: Where) -> str:
+    def pattern(self, where: CheckpointRef) -> str:
         return "global_step_*/*"
 
     def recognizes(self, listing: Listing, store: Store) -> str | None:
@@ -85,7 +85,9 @@ class HyperParallel:
             None,
         )
 
-    def select(self, listing: Listing, where: Where, store: Store, rank_filter: Needed) -> Selected:
+    def select(
+        self, listing: Listing, where: CheckpointRef, store: Store, rank_filter: RankFilter
+    ) -> SelectedFiles:
         if where.suffix is not None:
             raise UsageError("--suffix chooses among rank files; HyperParallel has --step N")
         iteration = iteration_of(listing, where, store, STEPS_OF)
@@ -95,17 +97,19 @@ class HyperParallel:
         base_description = replace(
             base_description, items=self.items, training=training, notices=notices
         )
-        names, description = boxes.described(
+        names, description = boxes.describe_boxes(
             listing,
-            boxes.as_stored(table),
+            boxes.box_table(table),
             _entry_of,
             (TENSORS, ITEMS),
             iteration.below,
             base_description,
         )
-        return Selected(names, iteration.step, iteration.skipped_steps, description=description)
+        return SelectedFiles(
+            names, iteration.step, iteration.skipped_steps, description=description
+        )
 
-    def arrange(self, planner: Planner, naming: Naming) -> Arrangement:
+    def arrange(self, planner: Planner, naming: FileNaming) -> DestinationFiles:
         """Two files for each rank: what is no tensor has one of its own."""
         names, parts = {}, {}
         max_bytes = naming.options["max_part"] or boxes.DEFAULT_BYTES
@@ -115,13 +119,13 @@ class HyperParallel:
             for kind, kind_names in enumerate((part.names - non_tensors, non_tensors)):
                 if kind_names:
                     names[2 * number + kind] = f"_rank{number}_{(TENSORS, ITEMS)[kind]}"
-                    parts[2 * number + kind] = Part(part.rank, kind_names)
+                    parts[2 * number + kind] = FileContent(part.rank, kind_names)
         step = naming.options["iteration"]
         step = naming.step if step is None else step
         if step is None:
-            return Arrangement(names, parts)
+            return DestinationFiles(names, parts)
         mark = TRACKER, f"{step}\n".encode()
-        return Arrangement(names, parts, f"global_step_{step}", mark)
+        return DestinationFiles(names, parts, f"global_step_{step}", mark)
 
     def metadata(self, source: Mapping[str, str]) -> Mapping[str, str]:
         return {}
@@ -134,21 +138,21 @@ class HyperParallel:
         return (METADATA,)
 
     def companions(
-        self, planner: Planner, arrangement: Arrangement, training: Mapping[str, Any]
+        self, planner: Planner, arrangement: DestinationFiles, training: Mapping[str, Any]
     ) -> Mapping[str, Iterable[bytes]]:
         table = boxes.table_of(planner, arrangement.names, places=False)
-        return {METADATA: torch_metadata.written(table, HYPER_FLAVOR)}
+        return {METADATA: torch_metadata.format_dcp_metadata(table, HYPER_FLAVOR)}
 
     def foreign_files(self, listing: Listing, dst_names: Collection[str]) -> list[str]:
         return folder.foreign_files(listing, dst_names, (TENSORS, ITEMS))
 
 
-def _entry_of(item: Item, nbytes: int) -> str:
+def _entry_of(item: StoredItem, nbytes: int) -> str:
     """Return what a file calls an item: a tensor's key; a ``.bytes`` file is one entry."""
     return item.key if item.box is not None else ""
 
 
-def _table(iteration: Iteration, store: Store) -> tuple[Table, Description]:
+def _table(iteration: SelectedIteration, store: Store) -> tuple[DcpMetadata, Description]:
     """Read the table of a step, or the tables of all its ranks; return also what states it."""
     tables_by_rank = {
         int(match[1] or match[2]): name
@@ -173,7 +177,7 @@ def _table(iteration: Iteration, store: Store) -> tuple[Table, Description]:
             f"copy {missing_name} into it",
             where=iteration.path,
         )
-    merged_table, differing = Table(), list[Fact]()
+    merged_table, differing = DcpMetadata(), list[Statement]()
     for _, name in sorted(tables_by_rank.items()):
         added_table = read_table(iteration.listing, store, iteration.below + name)
         differing += _join(
@@ -182,7 +186,9 @@ def _table(iteration: Iteration, store: Store) -> tuple[Table, Description]:
     return merged_table, Description(iteration.at(tables_by_rank[0]), facts=tuple(differing))
 
 
-def _join(merged_table: Table, added_table: Table, sources: tuple[str, str]) -> Iterator[Fact]:
+def _join(
+    merged_table: DcpMetadata, added_table: DcpMetadata, sources: tuple[str, str]
+) -> Iterator[Statement]:
     """Add a rank's table, and yield what it and others' state of one tensor, if that differs.
 
     A box that several ranks have is a replica. sources: paths of the others' tables and of this
@@ -193,7 +199,7 @@ def _join(merged_table: Table, added_table: Table, sources: tuple[str, str]) -> 
         for source, (dtype, shape) in zip(
             sources, typed_shapes if len({*typed_shapes}) > 1 else ()
         ):
-            yield Fact(TYPE, name, dtype, facts.METADATA, source)
-            yield Fact(SHAPE, name, shape, facts.METADATA, source)
+            yield Statement(TYPE, name, dtype, facts.METADATA, source)
+            yield Statement(SHAPE, name, shape, facts.METADATA, source)
     for name, stored_items in added_table.items.items():
         merged_table.items[name] = (*merged_table.items.get(name, ()), *stored_items)

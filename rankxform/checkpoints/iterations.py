@@ -10,12 +10,12 @@ from rankxform.layout.names import format_ranges
 from rankxform.storage.store import FOLDER, Listing, Store
 from rankxform.values import dataclass
 
-from .base import Where
+from .base import CheckpointRef
 from .rank_folders import LATEST
 
 
 @dataclass(frozen=True)
-class Steps:
+class StepFolders:
     """How a form names the folders of steps.
 
     word: what a step is called. expression: of a folder's name, with the number as its group; name:
@@ -33,7 +33,7 @@ class Steps:
 
 
 @dataclass(frozen=True)
-class Iteration:
+class SelectedIteration:
     """An iteration: its number, the names of its files, and other iterations.
 
     below: its folder in the place, with a slash; "" if it is the place itself.
@@ -58,7 +58,9 @@ class Iteration:
         return None if self.number is None else (self.number,)
 
 
-def iteration_of(listing: Listing, where: Where, store: Store, kind: Steps) -> Iteration:
+def iteration_of(
+    listing: Listing, where: CheckpointRef, store: Store, kind: StepFolders
+) -> SelectedIteration:
     """Return the iteration that is meant. Raises UsageError, CheckpointError."""
     if listing.kind != FOLDER:
         raise UsageError(f"no such checkpoint folder{listing.searched}", where=listing.path)
@@ -82,7 +84,7 @@ def iteration_of(listing: Listing, where: Where, store: Store, kind: Steps) -> I
                 else f"{listing.path}: holds files of a checkpoint beside folders of {kind.word}s; "
                 "name one"
             )
-        return Iteration(listing, "", number, direct)
+        return SelectedIteration(listing, "", number, direct)
     if not names_by_number:
         raise CheckpointError(
             f"holds no {re.sub('{.*}', 'N', kind.name)} folder with files{listing.searched}",
@@ -100,13 +102,13 @@ def iteration_of(listing: Listing, where: Where, store: Store, kind: Steps) -> I
     else:
         number, notices = _number(listing, where, store, sorted(names_by_number), kind)
     skipped_steps = tuple((n,) for n in sorted(names_by_number) if n != number)
-    return Iteration(
+    return SelectedIteration(
         listing, folders[number], number, tuple(names_by_number[number]), skipped_steps, notices
     )
 
 
 def _doubts(
-    listing: Listing, kind: Steps, complete: Collection[int], tracker_number: int
+    listing: Listing, kind: StepFolders, complete: Collection[int], tracker_number: int
 ) -> tuple[str, ...]:
     """Return that a tracker names no complete step, or not the newest."""
     if kind.tracker not in listing.entries or tracker_number == max(complete):
@@ -121,7 +123,7 @@ def _doubts(
     )
 
 
-def _stated(listing: Listing, store: Store, kind: Steps) -> int:
+def _stated(listing: Listing, store: Store, kind: StepFolders) -> int:
     """Return the number that a tracker states; -1 if it states none."""
     if kind.tracker not in listing.entries:
         return -1
@@ -130,7 +132,7 @@ def _stated(listing: Listing, store: Store, kind: Steps) -> int:
 
 
 def _number(
-    listing: Listing, where: Where, store: Store, numbers: list[int], kind: Steps
+    listing: Listing, where: CheckpointRef, store: Store, numbers: list[int], kind: StepFolders
 ) -> tuple[int, tuple[str, ...]]:
     if where.step not in (None, LATEST):
         assert where.step is not None

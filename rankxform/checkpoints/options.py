@@ -2,8 +2,18 @@
 
 from __future__ import annotations
 
-from rankxform.formats.base import FORMATS
-from rankxform.options import BYTES, COMPARE, FIT, FLAG, LIMIT, NUMBER, OUTPUT, one_of, option
+from rankxform.formats.base import CONTAINERS
+from rankxform.options import (
+    AFFECTS_BYTES,
+    AFFECTS_COMPARISON,
+    AFFECTS_FIT,
+    GROUP_DESTINATION,
+    TYPE_FLAG,
+    TYPE_LIMIT,
+    TYPE_NUMBER,
+    choice_of,
+    option,
+)
 from rankxform.values import dataclass
 
 from .base import FORMS
@@ -14,30 +24,35 @@ class FormOptions:
     """How a destination's files are made. See the help of each."""
 
     dst_form: str | None = option(
-        None, OUTPUT, "form of DST (default: ranks; of verify: recognized)", BYTES, COMPARE, FIT,
-        kind=one_of(FORMS, lambda form: form.is_written, {"hf": "huggingface"}),
+        None, GROUP_DESTINATION, "form of DST (default: ranks; of verify: recognized)",
+        AFFECTS_BYTES, AFFECTS_COMPARISON, AFFECTS_FIT,
+        kind=choice_of(FORMS, lambda form: form.is_written, {"hf": "huggingface"}),
     )  # fmt: skip
     prefix: str | None = option(
-        None, OUTPUT, "start of each file's name (default: checkpoint_ in rank folders)", BYTES,
-        COMPARE,
+        None, GROUP_DESTINATION, "start of each file's name (default: checkpoint_ in rank folders)",
+        AFFECTS_BYTES, AFFECTS_COMPARISON,
     )  # fmt: skip
     max_part: int | None = option(
-        None, OUTPUT, "most bytes of a part of unified safetensors (default: 3GiB)", BYTES,
-        kind=LIMIT, metavar="SIZE",
+        None, GROUP_DESTINATION, "most bytes of a part of unified safetensors (default: 3GiB)",
+        AFFECTS_BYTES, kind=TYPE_LIMIT, metavar="SIZE",
     )  # fmt: skip
     max_shard: int | None = option(
-        None, OUTPUT, "most bytes of a Hugging Face shard (default: 5GB, of 10^9 bytes)", BYTES,
-        kind=LIMIT, metavar="SIZE",
+        None, GROUP_DESTINATION, "most bytes of a Hugging Face shard (default: 5GB, of 10^9 bytes)",
+        AFFECTS_BYTES, kind=TYPE_LIMIT, metavar="SIZE",
     )  # fmt: skip
     dedup: bool = option(
-        False, OUTPUT, "store each slice of a Checkpoint 2.0 once", BYTES, kind=FLAG
+        False,
+        GROUP_DESTINATION,
+        "store each slice of a Checkpoint 2.0 once",
+        AFFECTS_BYTES,
+        kind=TYPE_FLAG,
     )
     iteration: int | None = option(
-        None, OUTPUT, "iteration of the Checkpoint 2.0 that is written (default: the source's "
-        "global_step)", BYTES, kind=NUMBER, metavar="N",
+        None, GROUP_DESTINATION, "iteration of the Checkpoint 2.0 that is written (default: the "
+        "source's global_step)", AFFECTS_BYTES, kind=TYPE_NUMBER, metavar="N",
     )  # fmt: skip
     format: str | None = option(
-        None, OUTPUT, "container of the files (default: the source's if MindSpore loads it, else "
-        "safetensors)", COMPARE,
-        kind=one_of(FORMATS, lambda container: container.alone),
+        None, GROUP_DESTINATION, "container of the files (default: the source's if MindSpore "
+        "loads it, else safetensors)", AFFECTS_COMPARISON,
+        kind=choice_of(CONTAINERS, lambda container: container.alone),
     )  # fmt: skip

@@ -15,12 +15,21 @@ from posixpath import basename, dirname, normpath, splitext
 from typing import Any
 
 from rankxform.errors import CheckpointError, UsageError
-from rankxform.formats.base import suffixes
+from rankxform.formats.base import container_suffixes
 from rankxform.planning.plan import Planner
 from rankxform.storage.store import FILE, FOLDER, RANK, Listing, Store, expression_of
 from rankxform.values import dataclass
 
-from .base import DEFAULT_FORM, DEFAULT_PATTERN, Arrangement, Naming, Needed, Selected, Step, Where
+from .base import (
+    DEFAULT_FORM,
+    DEFAULT_PATTERN,
+    CheckpointRef,
+    DestinationFiles,
+    FileNaming,
+    RankFilter,
+    SelectedFiles,
+    TrainingStep,
+)
 
 DEFAULT_PREFIX = "checkpoint_"
 LATEST = "latest"
@@ -29,7 +38,7 @@ _SHOWN = 2
 _FOLDER = re.compile(r"rank_(\d+)")
 
 
-class RankFolders:
+class RankFoldersForm:
     """A folder for each rank, with its files; or one complete file (`checkpoints.base.Form`).
 
     A single file stands for rank 0.
@@ -46,21 +55,23 @@ class RankFolders:
     items = ""
     is_written = True
 
-    def pattern(self, where: Where) -> str:
+    def pattern(self, where: CheckpointRef) -> str:
         return where.pattern
 
     def recognizes(self, listing: Listing, store: Store) -> str | None:
         """Rank folders; a source is taken for some that are spelled otherwise if nothing else."""
         return next((name for name in listing.entries if _FOLDER.fullmatch(name)), None)
 
-    def select(self, listing: Listing, where: Where, store: Store, rank_filter: Needed) -> Selected:
+    def select(
+        self, listing: Listing, where: CheckpointRef, store: Store, rank_filter: RankFilter
+    ) -> SelectedFiles:
         path, searched = listing.path, listing.searched
         if listing.kind == FILE and path.endswith(".json"):
             raise UsageError(
                 "is no checkpoint file", f"name its folder, {dirname(path)}", where=path
             )
         if listing.kind == FILE:
-            return Selected({0: ""})
+            return SelectedFiles({0: ""})
         if listing.kind != FOLDER:
             raise UsageError(f"no such checkpoint file or folder{searched}", where=path)
         candidates = {
@@ -77,7 +88,8 @@ class RankFolders:
             ][:_SHOWN]
             named = " or ".join(f"{folder} ({n} ranks)" for folder, n in inside)
             raise CheckpointError(
-                f"holds no checkpoint at {where.pattern} ({' or '.join(suffixes())}){searched}",
+                f"holds no checkpoint at {where.pattern} "
+                f"({' or '.join(container_suffixes())}){searched}",
                 f"name {named or 'the right folder'}",
                 "--src-pattern, such as 'ckpt_{rank}/*.ckpt'",
                 where=path,
@@ -98,10 +110,10 @@ class RankFolders:
             )
         return selected if where.step in (None, LATEST) else replace(selected, incomplete={})
 
-    def arrange(self, planner: Planner, naming: Naming) -> Arrangement:
+    def arrange(self, planner: Planner, naming: FileNaming) -> DestinationFiles:
         prefix = DEFAULT_PREFIX if naming.prefix is None else naming.prefix
         ranks = range(planner.dst.ranks)
-        return Arrangement({r: f"rank_{r}/{prefix}{r}{naming.suffix}" for r in ranks})
+        return DestinationFiles({r: f"rank_{r}/{prefix}{r}{naming.suffix}" for r in ranks})
 
     def metadata(self, source: Mapping[str, str]) -> Mapping[str, str]:
         """MindSpore's files say "ms" where others say "pt"."""
@@ -119,7 +131,7 @@ class RankFolders:
         return ()
 
     def companions(
-        self, planner: Planner, arrangement: Arrangement, training: Mapping[str, Any]
+        self, planner: Planner, arrangement: DestinationFiles, training: Mapping[str, Any]
     ) -> Mapping[str, Iterable[bytes]]:
         return {}
 
@@ -135,9 +147,9 @@ class RankFolders:
             return folder in folders or (match is not None and int(match[1]) > last_rank >= 0)
 
         return [
-            name
-            for name in listing.files
-            if name not in own_names and is_taken(dirname(name)) and name.endswith(suffixes())
+            n
+            for n in listing.files
+            if n not in own_names and is_taken(dirname(n)) and n.endswith(container_suffixes())
         ]
 
 
@@ -154,7 +166,7 @@ class _Candidate:
     family: str
     starred: str
     numbered: str  # the family with a star for every number that is the rank's, padded or not
-    step: Step | None
+    step: TrainingStep | None
 
 
 def by_rank(listing: Listing, pattern: str) -> dict[int, list[str]]:
@@ -163,7 +175,7 @@ def by_rank(listing: Listing, pattern: str) -> dict[int, list[str]]:
     if RANK not in pattern:
         raise UsageError(f"--src-pattern {pattern!r}: {{rank}} must stand for the rank's number")
     parts = [expression_of(part) for part in pattern.split("/")]
-    ends = suffixes()
+    ends = container_suffixes()
     names_by_rank: dict[int, list[str]] = {}
     spelled: dict[int, tuple[str, ...]] = {}
     for name in listing.files:
@@ -193,7 +205,7 @@ def _candidate(name: str, rank: int, listing: Listing) -> _Candidate:
     return _Candidate(name, listing.at(name), *families, step)
 
 
-def _step(text: str | None, candidates: Mapping[int, Iterable[_Candidate]]) -> Step | None:
+def _step(text: str | None, candidates: Mapping[int, Iterable[_Candidate]]) -> TrainingStep | None:
     """Read which step is wished for; one without its epoch must be of one epoch alone."""
     if text in (None, LATEST):
         return None
@@ -218,11 +230,11 @@ def _step(text: str | None, candidates: Mapping[int, Iterable[_Candidate]]) -> S
     return matching_steps[0]
 
 
-def _names(steps: Iterable[Step]) -> str:
+def _names(steps: Iterable[TrainingStep]) -> str:
     return ", ".join(f"{epoch}_{step}" for epoch, step in steps)
 
 
-def _steps(steps: Iterable[Step]) -> str:
+def _steps(steps: Iterable[TrainingStep]) -> str:
     """Say which steps the files' names state."""
     sorted_steps = sorted(steps)
     if not sorted_steps:
@@ -234,10 +246,10 @@ def _choose(
     candidates: Mapping[int, list[_Candidate]],
     needed_ranks: list[int],
     among: Collection[int],
-    step: Step | None,
+    step: TrainingStep | None,
     suffix: str | None,
     pattern: str,
-) -> Selected:
+) -> SelectedFiles:
     """Choose one file for each rank, or all that a pattern of the user's means."""
     is_given = pattern != DEFAULT_PATTERN
     has_parts = is_given and "*" in pattern.rpartition(RANK)[2]
@@ -290,13 +302,13 @@ def _choose(
     recent_steps = {step for step in all_steps if step and newest and step >= newest}
     lacking = {s: tuple(r for r, steps in have.items() if s not in steps) for s in recent_steps}
     incomplete = {step: lacking_ranks for step, lacking_ranks in lacking.items() if lacking_ranks}
-    return Selected(names, newest, tuple(skipped_steps), incomplete, ranks=ranks)
+    return SelectedFiles(names, newest, tuple(skipped_steps), incomplete, ranks=ranks)
 
 
 def _whole_steps(files: Sequence[_Candidate]) -> list[_Candidate]:
     """Return a rank's files but for those of steps of which it lacks one that another step has."""
     kinds = {file.family for file in files if file.step is not None}
-    families_by_step: dict[Step | None, set[str]] = {}
+    families_by_step: dict[TrainingStep | None, set[str]] = {}
     for file in files:
         families_by_step.setdefault(file.step, set()).add(file.family)
     return [file for file in files if families_by_step[file.step] == kinds or file.step is None]
@@ -345,7 +357,7 @@ def _one_family(files: list[_Candidate], *, is_given: bool) -> set[str]:
 
 def _common_step(
     files_by_rank: Mapping[int, list[_Candidate]], needed_ranks: list[int]
-) -> Step | None:
+) -> TrainingStep | None:
     """Return the newest step that all `needed_ranks` have, None where files state none."""
     steps = [{c.step for c in files_by_rank[rank]} for rank in needed_ranks]
     in_all = (

@@ -19,17 +19,17 @@ from collections.abc import Collection, Iterable
 from math import prod
 
 from rankxform.errors import CheckpointError, FormatError, UsageError
-from rankxform.formats.json_stream import load
-from rankxform.formats.torch_metadata import Table
+from rankxform.formats.json_stream import decode_json
+from rankxform.formats.torch_metadata import DcpMetadata
 from rankxform.geometry.box import Box
 from rankxform.planning.description import Description
 from rankxform.storage.store import FOLDER, Listing, Store
 
 from . import boxes
-from .base import Needed, ReadOnly, Selected, Where
-from .boxes import METADATA, Boxes, Placed
+from .base import CheckpointRef, RankFilter, ReadOnlyForm, SelectedFiles
+from .boxes import METADATA, BoxInItem, BoxTable
 from .dcp import BACKEND, SUFFIX, entry_of, is_megatrons, read_table
-from .iterations import Steps, iteration_of
+from .iterations import StepFolders, iteration_of
 
 TRACKER = "latest_checkpointed_iteration.txt"
 _STEP = re.compile(r"iter_([0-9]{7,18})")
@@ -43,17 +43,17 @@ def _files(names: Iterable[str]) -> list[str]:
     return [name for name in names if name == METADATA or name.endswith(SUFFIX)]
 
 
-STEPS_OF = Steps("iteration", _STEP, "iter_{:07}", TRACKER, _files)
+STEPS_OF = StepFolders("iteration", _STEP, "iter_{:07}", TRACKER, _files)
 
 
-class TorchDist(ReadOnly):
+class TorchDistForm(ReadOnlyForm):
     """An iteration of Megatron-Core's, or the root of its iterations (`checkpoints.base.Form`)."""
 
     name = "torch_dist"
     title = "Megatron torch_dist"
     container: str | None = "distcp"
 
-    def pattern(self, where: Where) -> str:
+    def pattern(self, where: CheckpointRef) -> str:
         return "iter_*/*"
 
     def recognizes(self, listing: Listing, store: Store) -> str | None:
@@ -63,7 +63,9 @@ class TorchDist(ReadOnly):
             return BACKEND
         return next((name for name in listing.folders if _STEP.fullmatch(name)), None)
 
-    def select(self, listing: Listing, where: Where, store: Store, rank_filter: Needed) -> Selected:
+    def select(
+        self, listing: Listing, where: CheckpointRef, store: Store, rank_filter: RankFilter
+    ) -> SelectedFiles:
         if where.suffix is not None:
             raise UsageError("--suffix chooses among rank files; torch_dist has --step N")
         iteration = iteration_of(listing, where, store, STEPS_OF)
@@ -72,7 +74,7 @@ class TorchDist(ReadOnly):
         source = iteration.at(METADATA)
         training = {} if iteration.number is None else {"global_step": iteration.number}
         base_description = Description(source, training=training, refused=_raw(table, source))
-        names, description = boxes.described(
+        names, description = boxes.describe_boxes(
             listing,
             _of_model(table, base_description.refused),
             entry_of,
@@ -80,13 +82,15 @@ class TorchDist(ReadOnly):
             iteration.below,
             base_description,
         )
-        return Selected(names, iteration.step, iteration.skipped_steps, description=description)
+        return SelectedFiles(
+            names, iteration.step, iteration.skipped_steps, description=description
+        )
 
 
 def _check_backend(path: str, name: str, store: Store) -> None:
     """Refuse backends that keep tensors otherwise."""
     try:
-        backend = load(store.read(name))
+        backend = decode_json(store.read(name))
     except FormatError as error:
         raise CheckpointError.of_parts(error.at(path)) from error
     backend = backend if isinstance(backend, dict) else {}
@@ -99,7 +103,7 @@ def _check_backend(path: str, name: str, store: Store) -> None:
             )
 
 
-def _raw(table: Table, source: str) -> dict[str, str]:
+def _raw(table: DcpMetadata, source: str) -> dict[str, str]:
     """Return tensors that are parts of flat buffers, and why they cannot be read."""
     raw = [name for name in table.items if name.startswith(_RAW)]
     reason = (
@@ -109,11 +113,11 @@ def _raw(table: Table, source: str) -> dict[str, str]:
     return {name: f"{source}: {name} {reason}" for name in (*table.flattened, *raw)}
 
 
-def _of_model(table: Table, refused: Collection[str]) -> Boxes:
+def _of_model(table: DcpMetadata, refused: Collection[str]) -> BoxTable:
     """Return the tensors of a model: layers apart, halves joined; without those refused."""
     model_tensors = {n: s for n, s in table.tensors.items() if n not in refused}
     lying = {n: i for n, i in table.items.items() if n not in refused}
-    stored_boxes = boxes.as_stored(Table(model_tensors, lying))
+    stored_boxes = boxes.box_table(DcpMetadata(model_tensors, lying))
     tensors, boxes_by_name = dict(stored_boxes.tensors), dict(stored_boxes.boxes)
     for name in stored_boxes.tensors:
         if _STACKED.search(name):
@@ -128,25 +132,25 @@ def _of_model(table: Table, refused: Collection[str]) -> Boxes:
             and match[1] not in tensors
         ):
             _join_halves(match[1], tensors, boxes_by_name)
-    return Boxes(tensors, boxes_by_name, stored_boxes.items)
+    return BoxTable(tensors, boxes_by_name, stored_boxes.items)
 
 
 def _take_apart(
     name: str,
     tensors: dict[str, tuple[str, tuple[int, ...]]],
-    boxes_by_name: dict[str, tuple[Placed, ...]],
+    boxes_by_name: dict[str, tuple[BoxInItem, ...]],
 ) -> None:
     """Put the layers of a tensor in its place, each a tensor without the axis in front."""
     (dtype, shape), placed_boxes = tensors.pop(name), boxes_by_name.pop(name)
     if not shape:
         tensors[name], boxes_by_name[name] = (dtype, shape), placed_boxes
         return
-    layers: dict[int, list[Placed]] = {number: [] for number in range(shape[0])}
+    layers: dict[int, list[BoxInItem]] = {number: [] for number in range(shape[0])}
     for placed in placed_boxes:
         box = Box(placed.box.start[1:], placed.box.stop[1:])
         for number in range(placed.box.start[0], placed.box.stop[0]):
             first = (number - placed.box.start[0]) * prod(box.shape)
-            layers[number].append(Placed(placed.item, box, placed.item_shape, first))
+            layers[number].append(BoxInItem(placed.item, box, placed.item_shape, first))
     for number, layer_boxes in layers.items():
         layer = _STACKED.sub(f"layers.{number}.", name, count=1)
         if layer in tensors:
@@ -157,7 +161,7 @@ def _take_apart(
 def _join_halves(
     name: str,
     tensors: dict[str, tuple[str, tuple[int, ...]]],
-    boxes_by_name: dict[str, tuple[Placed, ...]],
+    boxes_by_name: dict[str, tuple[BoxInItem, ...]],
 ) -> None:
     """Put one tensor, gate before up, in the place of its halves."""
     (dtype, shape), (_, second_shape) = (tensors.pop(f"{name}_{half}") for half in "wv")

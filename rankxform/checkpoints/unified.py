@@ -26,12 +26,12 @@ from rankxform.formats import checkpoint2 as documents
 from rankxform.formats.base import TensorSpec
 from rankxform.formats.dtype import content_bytes
 from rankxform.layout.names import format_ranges, natural_sort_key
-from rankxform.planning.parts import Part
+from rankxform.planning.parts import FileContent
 from rankxform.planning.plan import Planner
 from rankxform.storage.store import Listing, Store
 
 from . import folder
-from .base import Arrangement, Naming, Needed, Selected, Where
+from .base import CheckpointRef, DestinationFiles, FileNaming, RankFilter, SelectedFiles
 from .folder import COMMON
 
 MAP, FIRST, LOOSE = "param_name_map.json", "part0.safetensors", "hyper_param.safetensors"
@@ -39,7 +39,7 @@ DEFAULT_BYTES = 3 << 30
 _PART = re.compile(r"part(0|[1-9][0-9]{0,8})\.safetensors")
 
 
-class Unified:
+class UnifiedForm:
     """A folder of unified safetensors (`checkpoints.base.Form`)."""
 
     name = "unified"
@@ -53,14 +53,16 @@ class Unified:
     items = ""
     is_written = True
 
-    def pattern(self, where: Where) -> str:
+    def pattern(self, where: CheckpointRef) -> str:
         return "*"
 
     def recognizes(self, listing: Listing, store: Store) -> str | None:
         marks = (MAP, FIRST)
         return next((name for name in marks if name in listing.files), None)
 
-    def select(self, listing: Listing, where: Where, store: Store, rank_filter: Needed) -> Selected:
+    def select(
+        self, listing: Listing, where: CheckpointRef, store: Store, rank_filter: RankFilter
+    ) -> SelectedFiles:
         folder.check_no_step(self.name, where)
         index = MAP if MAP in listing.files else None
         if index is None:
@@ -78,13 +80,13 @@ class Unified:
             selected = replace(selected, description=replace(description, warnings=(doubt,)))
         return selected
 
-    def arrange(self, planner: Planner, naming: Naming) -> Arrangement:
+    def arrange(self, planner: Planner, naming: FileNaming) -> DestinationFiles:
         """Assign tensors as MindSpore does, the largest first, to the part with the fewest bytes.
 
         There are more parts than MindSpore makes where one would exceed the limit.
         """
-        folder.check_whole(self.name, planner.dst.ranks)
-        untracked = [t.name for t in planner.tensors(0) if is_loose(planner, t)]
+        folder.refuse_sharded_strategy(self.name, planner.dst.ranks)
+        untracked = [t.name for t in planner.tensors(0) if belongs_in_untracked_file(planner, t)]
         sizes = {
             t.name: content_bytes(t.dtype, t.shape)
             for t in planner.tensors(0)
@@ -99,10 +101,10 @@ class Unified:
             count += 1
             parts = _balanced(sizes, count)
         names = {number: f"part{number}.safetensors" for number, part in enumerate(parts) if part}
-        contents_by_id = {number: Part(0, frozenset(parts[number])) for number in names}
+        contents_by_id = {number: FileContent(0, frozenset(parts[number])) for number in names}
         if untracked:
-            names[count], contents_by_id[count] = LOOSE, Part(0, frozenset(untracked))
-        return Arrangement(names, contents_by_id)
+            names[count], contents_by_id[count] = LOOSE, FileContent(0, frozenset(untracked))
+        return DestinationFiles(names, contents_by_id)
 
     def metadata(self, source: Mapping[str, str]) -> Mapping[str, str]:
         return folder.plain_metadata(source, "ms")
@@ -114,7 +116,7 @@ class Unified:
         return (MAP, COMMON)
 
     def companions(
-        self, planner: Planner, arrangement: Arrangement, training: Mapping[str, Any]
+        self, planner: Planner, arrangement: DestinationFiles, training: Mapping[str, Any]
     ) -> Mapping[str, Iterable[bytes]]:
         tensors_by_file = {
             name: planner.tensors(file) for file, name in arrangement.names.items() if name != LOOSE
@@ -131,7 +133,7 @@ class Unified:
         tensors = (tensor for file_tensors in tensors_by_file.values() for tensor in file_tensors)
         goes_on = any(planner.parameter(tensor.name).state for tensor in tensors)
         if goes_on and training.get("global_step") is not None:
-            return {COMMON: [documents.common(training)], **index}
+            return {COMMON: [documents.format_common(training)], **index}
         return index
 
     def foreign_files(self, listing: Listing, dst_names: Collection[str]) -> list[str]:
@@ -162,7 +164,7 @@ def _check_no_gap(listing: Listing) -> None:
         )
 
 
-def is_loose(planner: Planner, tensor: TensorSpec) -> bool:
+def belongs_in_untracked_file(planner: Planner, tensor: TensorSpec) -> bool:
     """Tell whether a tensor is no parameter of the network: a counter, or one value that no
     strategy lists."""
     parameter = planner.parameter(tensor.name)

@@ -7,20 +7,20 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from rankxform.errors import UsageError, nearest
+from rankxform.errors import UsageError, did_you_mean
 from rankxform.options import CONVERSIONS
 from rankxform.request import Request
 
 from .defaults import defaults, without_file
-from .options import given
-from .parser import leaves, parser
-from .verbs import VERBS
+from .options import request_options
+from .parser import commands_with_actions, parser
+from .verbs import COMMANDS
 
 EVERYTHING = "--help-all"
 _ASKING = ("-h", "--help", EVERYTHING, "-V", "--version")
 
 
-def parse(argv: Sequence[str]) -> argparse.Namespace:
+def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     """Return the verb and its options. Raises UsageError, or SystemExit after ``--help``."""
     words = list(argv)
     argv, program = _split(words)
@@ -38,12 +38,14 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     if argv and argv[0].startswith("-n") and argv[0] not in _ASKING:
         raise UsageError("the verb comes first", "rankxform transform -n P ...")
     if argv and not argv[0].startswith("-"):
-        _check_known(argv[0], VERBS, "there is no verb", "rankxform --help")
+        _check_known(argv[0], COMMANDS, "there is no verb", "rankxform --help")
     options, unplaced_words = _parsed(
         main_parser, [w if w != EVERYTHING else "--help" for w in argv]
     )
     default_options = (
-        defaults(dict(leaves(main_parser))[argv[0]], argv, file) if _takes_defaults(options) else []
+        defaults(dict(commands_with_actions(main_parser))[argv[0]], argv, file)
+        if _takes_defaults(options)
+        else []
     )
     if default_options:
         argv[1:1] = [word for default in default_options for word in default.words]
@@ -93,7 +95,7 @@ def _placed(
     The parser looks for all of a verb's arguments where the first of them is.
     """
     names = " ".join(filter(None, (options.verb, getattr(options, "action", None))))
-    verb = dict(leaves(main_parser)).get(names)
+    verb = dict(commands_with_actions(main_parser)).get(names)
     free = [] if verb is None else [
         action for action in verb._get_positional_actions()
         if action.nargs == "?" and getattr(options, action.dest) is None
@@ -111,7 +113,7 @@ def _check_known(word: str, valid_words: Iterable[str], message: str, see: str) 
     """Raise UsageError for what is not known, with the nearest that is."""
     if word in valid_words:
         return
-    suggestion = nearest(word, valid_words)
+    suggestion = did_you_mean(word, valid_words)
     if word in ("--src", "--dst"):
         suggestion += " SRC and DST themselves are given without an option"
     raise UsageError(f"{message} {word}{suggestion} (see: {see})")
@@ -125,7 +127,7 @@ def _refuse_unknown(
     see = f"rankxform {verb} --help-all"
     for word in unknown_words:
         if word.startswith("--"):
-            flags = dict(leaves(main_parser))[verb]._option_string_actions
+            flags = dict(commands_with_actions(main_parser))[verb]._option_string_actions
             _check_known(word.partition("=")[0], flags, f"{verb} has no option", see)
     if verb == "launch" and unknown_words[0].startswith("-n"):
         raise UsageError(
@@ -162,7 +164,7 @@ def _plain(word: str) -> str:
     return flag.replace("_", "-") + equals + value
 
 
-def request(options: argparse.Namespace) -> Request:
+def build_request(options: argparse.Namespace) -> Request:
     """Turn the options of a conversion into a request. Raises UsageError."""
     facts: dict[str, Any] = _with_config(options)
     if facts.get("shapes"):
@@ -180,7 +182,7 @@ def request(options: argparse.Namespace) -> Request:
         dst=dst,
         src_strategy=facts["src_strategy"],
         dst_strategy=options.dst_strategy,
-        **given(options),
+        **request_options(options),
     )
 
 
@@ -233,7 +235,7 @@ IGNORED = (
 """Options of MindSpore's and MindFormers' scripts that mean nothing here."""
 
 
-def ignored(options: argparse.Namespace) -> list[str]:
+def ignored_options(options: argparse.Namespace) -> list[str]:
     """Return the options of other tools that were given and mean nothing here."""
     names = [flag[2:].replace("-", "_") for flag in IGNORED]  # as they are spelt there
     return [f"--{name}" for name in names if getattr(options, name, None) is not None]
@@ -242,7 +244,7 @@ def ignored(options: argparse.Namespace) -> list[str]:
 def notes_of_script(options: argparse.Namespace) -> list[str]:
     """Return what someone has to know who used the command line of MindSpore's or MindFormers'
     scripts."""
-    flags, notices = ignored(options), []
+    flags, notices = ignored_options(options), []
     if flags:
         notices.append(f"{', '.join(flags)}: not needed, the work is shared among the processes")
     if any(_plain(word).startswith("--dst-checkpoint-dir") for word in options.words):

@@ -8,13 +8,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rankxform.errors import UsageError, nearest
-from rankxform.formats.toml_document import toml_document
+from rankxform.errors import UsageError, did_you_mean
+from rankxform.formats.toml_document import parse_toml
 from rankxform.options import CONVERSIONS, flag_of
 from rankxform.storage.posix import read_bytes
 
-from .parser import leaves, parser
-from .verbs import VERBS
+from .parser import commands_with_actions, parser
+from .verbs import COMMANDS
 
 FILE, FLAG = "rankxform.toml", "--config-file"
 _PREFIX = "RANKXFORM_"
@@ -22,7 +22,7 @@ _FOLDERS = ("src_option", "dst_option")
 """Other spellings of SRC and DST, which belong to one command."""
 
 
-class Default(NamedTuple):
+class DefaultOption(NamedTuple):
     """An option that was not given on the command line: its words there, and what states it."""
 
     words: tuple[str, ...]
@@ -46,7 +46,7 @@ def without_file(argv: Sequence[str]) -> tuple[list[str], str | None]:
 
 def defaults(
     verb_parser: argparse.ArgumentParser, words: Sequence[str], file: str | None
-) -> list[Default]:
+) -> list[DefaultOption]:
     """Return the options of a verb that the environment or a file states, and `words` does not.
 
     verb_parser: the verb's parser. words: the words of the command, the verb first. file: what
@@ -69,7 +69,7 @@ def defaults(
         action = verb_parser._option_string_actions[flag]
         if action.dest not in given_dests:
             given_dests.add(action.dest)
-            default_options.append(Default(_words(action, flag, value, origin), origin))
+            default_options.append(DefaultOption(_words(action, flag, value, origin), origin))
     return [default for default in default_options if default.words]
 
 
@@ -114,11 +114,11 @@ def _options(
     """
     if not path.is_file():
         raise UsageError("no such file of options", where=path)
-    document = toml_document(read_bytes(path), str(path))
+    document = parse_toml(read_bytes(path), str(path))
     tables = {name: table for name, table in document.items() if isinstance(table, dict)}
     for name in tables:
-        if name not in VERBS:
-            raise UsageError(f"there is no verb {name}{nearest(name, VERBS)}", where=path)
+        if name not in COMMANDS:
+            raise UsageError(f"there is no verb {name}{did_you_mean(name, COMMANDS)}", where=path)
     common = {name: value for name, value in document.items() if name not in tables}
     verb_flags, conversion_flags = _flags(verb_parser), set[str]()
     for table, is_of_verb in ((tables.get(verb, {}), True), (common, False)):
@@ -128,10 +128,10 @@ def _options(
                 yield flag, value, str(path)
                 continue
             if not is_of_verb and not conversion_flags:
-                parsers = (dict(leaves(parser(name)))[name] for name in CONVERSIONS)
+                parsers = (dict(commands_with_actions(parser(name)))[name] for name in CONVERSIONS)
                 conversion_flags = {flag for subparser in parsers for flag in _flags(subparser)}
             if is_of_verb or flag not in conversion_flags:
-                message = f"{verb} has no option {flag}{nearest(flag, verb_flags)}"
+                message = f"{verb} has no option {flag}{did_you_mean(flag, verb_flags)}"
                 raise UsageError(message, where=path)
 
 

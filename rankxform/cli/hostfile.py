@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rankxform.transport import Team
 
-from .options import add_json, count
+from .options import add_json, parse_count
 from .screen import Screen
 
 SUMMARY = "Print a hostfile made from an HCCL rank table."
@@ -25,7 +25,10 @@ def add_options(verb: argparse.ArgumentParser) -> None:
         help="whose mpirun reads it (default: %(default)s)",
     )
     verb.add_argument(
-        "--slots", type=count, metavar="N", help="processes on each host (default: its devices)"
+        "--slots",
+        type=parse_count,
+        metavar="N",
+        help="processes on each host (default: its devices)",
     )
     add_json(verb)
 

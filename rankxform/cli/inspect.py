@@ -27,8 +27,8 @@ from rankxform.request import Request
 from rankxform.transport import Team
 
 from .maps import show_names
-from .options import add_json, add_option, given, option, refuse
-from .report import catalog_words, notes, samples_in_words, warnings
+from .options import add_json, add_option, option_named, refuse_given_options, request_options
+from .report import catalog_words, describe_samples, notice_lines, warning_lines
 from .screen import Screen
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def add_options(verb: argparse.ArgumentParser) -> None:
         "--src-strategy", "--src-ckpt-strategy", metavar="STRATEGY", help="how PATH is sharded"
     )
     for name in ("src_pattern", "step", "suffix", "map", "config"):
-        add_option(verb, option(name))
+        add_option(verb, option_named(name))
     add_json(verb)
 
 
@@ -94,7 +94,9 @@ def run(options: argparse.Namespace, team: Team) -> int:
     from rankxform.inspection import inspect
 
     def look() -> dict[str, Any]:
-        refuse(options, "is for --replicas, --src-strategy or --map", ("src_pattern",))
+        refuse_given_options(
+            options, "is for --replicas, --src-strategy or --map", ("src_pattern",)
+        )
         return inspect(options.path, options.src_pattern)
 
     facts = team.bcast(look)
@@ -105,7 +107,7 @@ def run(options: argparse.Namespace, team: Team) -> int:
 
 
 def _request(options: argparse.Namespace, dst: str | None) -> Request:
-    return Request(options.path, None, options.src_strategy, dst, **given(options))
+    return Request(options.path, None, options.src_strategy, dst, **request_options(options))
 
 
 def _check_page(options: argparse.Namespace) -> None:
@@ -125,7 +127,7 @@ def _write_page(options: argparse.Namespace, team: Team, screen: Screen) -> int:
     """Write a page of what one checkpoint holds, or two."""
     from rankxform.job.contents import contents
 
-    from .page.file import check, save
+    from .page.file import check_page_path, save_page
 
     def asked() -> list[Request]:
         first = _request(options, "none")
@@ -133,7 +135,7 @@ def _write_page(options: argparse.Namespace, team: Team, screen: Screen) -> int:
         if options.beside is not None:
             requests.append(Request(options.beside, None, options.beside_strategy, "none"))
         for request in requests:
-            check(options.page, request, "--page")
+            check_page_path(options.page, request, "--page")
         return requests
 
     checkpoints = [contents(request, team) for request in team.bcast(asked)]
@@ -146,7 +148,9 @@ def _write_page(options: argparse.Namespace, team: Team, screen: Screen) -> int:
         "amounts": [],
     }
     drawn = [checkpoint.facts for checkpoint in checkpoints]
-    team.bcast(lambda: save(options.page, {"result": "contents", "head": head, "contents": drawn}))
+    team.bcast(
+        lambda: save_page(options.page, {"result": "contents", "head": head, "contents": drawn})
+    )
     lines = [f"{shown_path(checkpoint.src)}: {checkpoint.in_short()}" for checkpoint in checkpoints]
     lines += [*(f"  {text}" for text in faults), labelled_lines("page", shown_path(options.page))]
     facts = {"page": options.page, "faults": faults}
@@ -213,15 +217,15 @@ def _checked(check: Check) -> str:
 
 def _evidence(source: Source, evidence: Evidence, facts: Mapping[str, Any]) -> str:
     if evidence.samples:
-        verdict_text = f"fits, by {samples_in_words(evidence.facts)}"
+        verdict_text = f"fits, by {describe_samples(evidence.facts)}"
     else:
         verdict_text = "nothing could be compared: no two files hold slices of one tensor"
     read = f"{format_count(evidence.reads, 'read')} of {format_size(evidence.bytes_read)}"
     lines = [
         labelled_lines("from", shown_path(source.where.path), catalog_words(source.table)),
         labelled_lines("strategy", f"{verdict_text} ({read})"),
-        *notes(facts["notices"]),
-        *warnings(facts["warnings"]),
+        *notice_lines(facts["notices"]),
+        *warning_lines(facts["warnings"]),
     ]
     return "\n".join(lines)
 
@@ -275,7 +279,7 @@ def _folder_table(facts: Mapping[str, Any]) -> str:
     summary = f"checkpoint of {format_count(ranks, 'rank')}{step}{also}, {_sum(facts)}"
     lines = [f"{shown_path(facts['path'])}: {summary}"]
     lines += [f"not clear: {facts['unclear']}"] if "unclear" in facts else []
-    lines += warnings(facts.get("warnings", ()))
+    lines += warning_lines(facts.get("warnings", ()))
     return "\n".join([*lines, "", _rank_rows(facts)])
 
 
@@ -366,9 +370,9 @@ def _destination_table(facts: Mapping[str, Any]) -> str:
 def _strategy(facts: Mapping[str, Any], raw: bool) -> str:
     from rankxform.storage import strategies
 
-    from .strategy_report import shown
+    from .strategy_report import describe_strategy
 
-    return shown(facts["path"], strategies.load(facts["path"]), raw)
+    return describe_strategy(facts["path"], strategies.load_strategy(facts["path"]), raw)
 
 
 def _replicas(verdict: ReplicaVerdict) -> str:
@@ -377,7 +381,7 @@ def _replicas(verdict: ReplicaVerdict) -> str:
     compared_text = (
         f"{format_size(verdict.bytes_compared)} in {files}, {format_seconds(verdict.seconds)}"
     )
-    warning_texts = warnings(verdict.warnings)
+    warning_texts = warning_lines(verdict.warnings)
     if verdict.same is None:
         return "\n".join(
             [

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, NoReturn
 from rankxform.display.terminal import warn
 from rankxform.display.units import format_count
 from rankxform.errors import UsageError
-from rankxform.options import RUN
+from rankxform.options import GROUP_RUN
 from rankxform.request import Request
 from rankxform.storage.store import absolute
 from rankxform.transport import Team
@@ -66,7 +66,7 @@ def add_options(verb: argparse.ArgumentParser) -> None:
         help="the program uses MPI itself, for example through rankxform.load",
     )
     add_strategies(verb)
-    run = add_table(verb, "launch")[RUN]
+    run = add_table(verb, "launch")[GROUP_RUN]
     add_work(verb, run)
 
 
@@ -109,8 +109,8 @@ def _announce(request: Request, target: Target, fits: bool, team: Team, screen: 
     if target.derived is not None:
         screen.say(derived_table(target.derived))
     if fits:
-        doubts = report.warnings(target.warnings)
-        notice_texts = [] if screen.is_quiet else report.notes(target.notices)
+        doubts = report.warning_lines(target.warnings)
+        notice_texts = [] if screen.is_quiet else report.notice_lines(target.notices)
         for text in (*doubts, *notice_texts):
             screen.say(text)
         where, strategy_label = absolute(request.src), target.planner.dst.label

@@ -16,8 +16,8 @@ import rankxform
 from rankxform.display.log import close_log, open_log, write_log
 from rankxform.display.progress import PLANNING, await_first_word, clear_pending_output, style_of
 from rankxform.display.terminal import STDERR, red, width, wrap_text
-from rankxform.errors import Parts, RankxformError, StoppedError, UsageError, exit_code
-from rankxform.metrics import since_process_start
+from rankxform.errors import Message, RankxformError, StoppedError, UsageError, exit_code
+from rankxform.metrics import seconds_since_start
 from rankxform.options import CONVERSIONS
 from rankxform.signals import Signals
 from rankxform.transport import Team, team
@@ -25,8 +25,8 @@ from rankxform.transport.launcher import launched_rank, launched_size
 
 from . import arguments
 from .json_output import as_json
-from .stopping import Stopping, seconds_left
-from .verbs import verb_called
+from .stopping import CommandStop, seconds_left
+from .verbs import command_named
 
 if TYPE_CHECKING:
     import argparse
@@ -53,7 +53,7 @@ def main(argv: Sequence[str] | None = None, signals: Signals | None = None) -> i
             return _print_error(error, argv)
     doing = PLANNING if argv[0] in CONVERSIONS or argv[0][:1] == "-" else "at work"
     style = "none" if launched_rank() else style_of(argv)
-    await_first_word(style, since_process_start(), doing)
+    await_first_word(style, seconds_since_start(), doing)
     try:
         processes = team()
     except RankxformError as error:
@@ -100,7 +100,7 @@ def _is_alone() -> bool:
 
 def _start_processes(argv: Sequence[str]) -> None:
     """Become the mpirun of as many processes as -n or a hostfile says, if one is given."""
-    options = arguments.parse(argv)
+    options = arguments.parse_arguments(argv)
     number, hosts = getattr(options, "number", None), getattr(options, "hostfile", None)
     if number is None and hosts is None:
         return
@@ -114,7 +114,7 @@ def _help(argv: Sequence[str]) -> int:
     if launched_rank() > 0:
         return 0
     try:
-        arguments.parse(argv or ["--help"])
+        arguments.parse_arguments(argv or ["--help"])
     except SystemExit as end:
         return int(end.code or 0)
     except RankxformError as error:
@@ -145,10 +145,10 @@ def _print_document(facts: dict[str, Any]) -> None:
         os.write(1, (as_json("error", facts) + "\n").encode(errors="backslashreplace"))
 
 
-def _parts(error: BaseException) -> Parts:
+def _parts(error: BaseException) -> Message:
     """Return the parts of an error; of a run that can be continued, how."""
     if not isinstance(error, RankxformError):
-        return Parts(str(error))
+        return Message(str(error))
     is_full = any(os.strerror(code) in error.parts.what for code in (errno.ENOSPC, errno.EDQUOT))
     if not error.resumable:
         tries = ("make room",) if is_full and not error.parts.tries else error.parts.tries
@@ -193,10 +193,10 @@ def _open_log(options: argparse.Namespace) -> None:
     import shlex
     from pathlib import Path
 
-    from rankxform.storage.posix import is_inside
+    from rankxform.storage.posix import is_below
 
     path, src = Path(options.log).absolute(), options.src or getattr(options, "src_option", None)
-    if src and is_inside(path, Path(src)):
+    if src and is_below(path, Path(src)):
         raise UsageError(
             "lies in SRC, which is never written to", "name a file elsewhere", where=options.log
         )
@@ -205,7 +205,7 @@ def _open_log(options: argparse.Namespace) -> None:
 
 
 def _run(argv: Sequence[str], processes: Team, signals: Signals) -> int | Program:
-    options = processes.bcast(lambda: arguments.parse(argv))
+    options = processes.bcast(lambda: arguments.parse_arguments(argv))
     if getattr(options, "number", None) not in (None, processes.size):
         raise UsageError(
             f"the launcher has started {processes.size} processes", f"leave out -n {options.number}"
@@ -217,6 +217,6 @@ def _run(argv: Sequence[str], processes: Team, signals: Signals) -> int | Progra
     if "time_limit" in options:
         limit = options.time_limit
         seconds = seconds_left() if limit is None else limit
-        processes.stopping = Stopping(signals, seconds)
+        processes.stopping = CommandStop(signals, seconds)
         processes.stall_seconds = options.stall_limit
-    return verb_called(options.verb).run(options, processes)
+    return command_named(options.verb).run(options, processes)

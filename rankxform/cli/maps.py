@@ -11,8 +11,8 @@ from rankxform.layout.names import pattern_of
 from rankxform.request import Request
 from rankxform.transport import Team
 
-from .options import add_json, add_option, given, option
-from .report import notes, warnings
+from .options import add_json, add_option, option_named, request_options
+from .report import notice_lines, warning_lines
 from .screen import Screen
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def add_options(verb: argparse.ArgumentParser) -> None:
             action.add_argument("src", metavar="CKPT", help="the checkpoint")
             action.add_argument("--src-strategy", metavar="STRATEGY", help="how it is sharded")
             for option_name in _CHECKING:
-                add_option(action, option(option_name))
+                add_option(action, option_named(option_name))
         add_json(action)
     verb.set_defaults(json=False)
 
@@ -59,7 +59,7 @@ def run(options: argparse.Namespace, team: Team) -> int:
 
 def _request(options: argparse.Namespace) -> Request:
     """Return the request of a check: whole tensors under the other names."""
-    facts = {**given(options), "map": options.map}
+    facts = {**request_options(options), "map": options.map}
     return Request(options.src, None, options.src_strategy, "none", **facts)
 
 
@@ -69,7 +69,7 @@ def show_names(request: Request, team: Team, screen: Screen) -> int:
 
     _, source, target = prepare(request, team)
     text, facts = _checked(source, target)
-    lines = [text, *notes(target.notices), *warnings(target.warnings)]
+    lines = [text, *notice_lines(target.notices), *warning_lines(target.warnings)]
     screen.result("maps check", lambda: facts, lambda: "\n".join(lines))
     return 0
 
@@ -79,7 +79,7 @@ def _listed() -> tuple[str, Any]:
     from rankxform.display.units import table
     from rankxform.storage import maps
 
-    tables_by_name = {name: maps.load(name) for name in maps.names()}
+    tables_by_name = {name: maps.load_map_table(name) for name in maps.map_names()}
     rows = [(name, map_table.title) for name, map_table in tables_by_name.items()]
     facts = [
         {"name": name, "title": map_table.title, "architectures": map_table.architectures}
@@ -92,7 +92,7 @@ def _shown(name: str) -> tuple[str, Any]:
     """Return a table, as text and as facts."""
     from rankxform.storage import maps
 
-    map_table = maps.load(name)
+    map_table = maps.load_map_table(name)
     lines = [f"{map_table.label}: {map_table.title or 'a table'}"]
     if map_table.architectures:
         lines.append(f"config.json: {', '.join(map_table.architectures)}")
@@ -126,7 +126,7 @@ def _shown(name: str) -> tuple[str, Any]:
 
 
 def _rules(table: MapTable) -> Iterable[dict[str, Any]]:
-    from rankxform.formats.map_toml import OTHER
+    from rankxform.formats.map_toml import OTHER_NAMING
 
     for rule in table.rules:
         for block in [rule_block.names for rule_block in table.blocks_of(rule)] or [{}]:
@@ -139,7 +139,9 @@ def _rules(table: MapTable) -> Iterable[dict[str, Any]]:
             yield {
                 "tensor": rule.whole.replace("{block}", block.get(rule.side, "")),
                 "tensors": {
-                    p.replace("{block}", block.get(OTHER[rule.side], "")): [n.text for n in s]
+                    p.replace("{block}", block.get(OTHER_NAMING[rule.side], "")): [
+                        n.text for n in s
+                    ]
                     for p, s in rule.parts.items()
                 },
                 "operations": [

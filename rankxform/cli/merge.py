@@ -35,7 +35,9 @@ def run(options: argparse.Namespace, team: Team) -> int:
     target = Path(options.target)
 
     def merge() -> Strategy:
-        return strategies.merge(Path(options.folder), target, overwrite=options.overwrite)
+        return strategies.merge_stage_files(
+            Path(options.folder), target, overwrite=options.overwrite
+        )
 
     merged = team.bcast(merge)
     facts = {"files": [str(target)], **merged.facts}

@@ -8,8 +8,8 @@ from dataclasses import Field
 from typing import Any
 
 from rankxform.errors import UsageError
-from rankxform.options import OFF, RUN, Kind, facts_of, flag_of
-from rankxform.request import option_table
+from rankxform.options import GROUP_RUN, TYPE_OFF, OptionType, flag_of, option_info
+from rankxform.request import all_options
 from rankxform.transport import Team
 
 from .defaults import FILE, FLAG
@@ -59,13 +59,13 @@ def add_folders(parser: argparse.ArgumentParser, dst: str = "folder to write ran
 def add_table(parser: argparse.ArgumentParser, verb: str) -> dict[str, argparse._ArgumentGroup]:
     """Add the table's options of a verb; return their groups by title."""
     groups: dict[str, argparse._ArgumentGroup] = {}
-    for option_field in option_table():
-        if verb in facts_of(option_field).verbs:
-            title = facts_of(option_field).group
+    for option_field in all_options():
+        if verb in option_info(option_field).verbs:
+            title = option_info(option_field).group
             if title not in groups:
                 groups[title] = parser.add_argument_group(title)
             add_option(groups[title], option_field)
-    groups.get(RUN, parser).add_argument(
+    groups.get(GROUP_RUN, parser).add_argument(
         FLAG,
         metavar="FILE.toml",
         help=f"options that are not given here (default: {FILE} here or in a folder above; "
@@ -78,7 +78,7 @@ def add_option(
     group: argparse._ActionsContainer, option_field: Field[Any], **overrides: Any
 ) -> None:
     """Add one option of the table; `overrides` goes to `argparse` before what the table says."""
-    facts = facts_of(option_field)
+    facts = option_info(option_field)
     flags = (_flag(option_field), *facts.aliases)
     keywords: dict[str, Any] = {
         "dest": option_field.name,
@@ -121,7 +121,7 @@ class _Once(argparse.Action):
         setattr(namespace, self.dest, value)
 
 
-def _parse(kind: Kind) -> Callable[[str], Any]:
+def _parse(kind: OptionType) -> Callable[[str], Any]:
     """Return a function that reads values of a kind, with errors as `argparse` has them."""
 
     def parse(text: str) -> Any:
@@ -135,26 +135,30 @@ def _parse(kind: Kind) -> Callable[[str], Any]:
 
 def _flag(option_field: Field[Any]) -> str:
     return flag_of(
-        f"no_{option_field.name}" if facts_of(option_field).kind is OFF else option_field.name
+        f"no_{option_field.name}"
+        if option_info(option_field).kind is TYPE_OFF
+        else option_field.name
     )
 
 
-def refuse(options: argparse.Namespace, reason: str, allowed_names: Sequence[str] = ()) -> None:
+def refuse_given_options(
+    options: argparse.Namespace, reason: str, allowed_names: Sequence[str] = ()
+) -> None:
     """Raise UsageError for a given option of the table that is not among `allowed_names`."""
-    for name, value in given(options).items():
-        if name not in allowed_names and value not in (option(name).default, ()):
-            raise UsageError(f"{_flag(option(name))} {reason}")
+    for name, value in request_options(options).items():
+        if name not in allowed_names and value not in (option_named(name).default, ()):
+            raise UsageError(f"{_flag(option_named(name))} {reason}")
 
 
-def option(name: str) -> Field[Any]:
+def option_named(name: str) -> Field[Any]:
     """Return an option of the table."""
-    return next(option_field for option_field in option_table() if option_field.name == name)
+    return next(option_field for option_field in all_options() if option_field.name == name)
 
 
-def given(options: argparse.Namespace) -> dict[str, Any]:
+def request_options(options: argparse.Namespace) -> dict[str, Any]:
     """Return the options of the table that a verb has, as `Request` takes them."""
     values_by_name = {
-        f.name: getattr(options, f.name) for f in option_table() if hasattr(options, f.name)
+        f.name: getattr(options, f.name) for f in all_options() if hasattr(options, f.name)
     }
     return {name: tuple(v) if isinstance(v, list) else v for name, v in values_by_name.items()}
 
@@ -164,7 +168,7 @@ def add_number(verb: argparse.ArgumentParser) -> None:
         "-n",
         "--processes",
         dest="number",
-        type=count,
+        type=parse_count,
         metavar="P",
         help="start P processes with the mpirun of this Python's MPI library",
     )
@@ -239,7 +243,7 @@ def _time(text: str) -> float:
     return seconds
 
 
-def count(text: str) -> int:
+def parse_count(text: str) -> int:
     if not text.isdecimal() or not 1 <= int(text[:9]) <= 1 << 20:
         raise argparse.ArgumentTypeError(f"{text!r}: expected a number from 1 on")
     return int(text)

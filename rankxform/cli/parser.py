@@ -8,9 +8,9 @@ from typing import Any, NoReturn
 
 import rankxform
 from rankxform.display.terminal import wrap_text
-from rankxform.errors import UsageError, nearest
+from rankxform.errors import UsageError, did_you_mean
 
-from .verbs import VERBS, verb_called
+from .verbs import COMMANDS, command_named
 
 DESCRIPTION = (
     "Move a distributed MindSpore checkpoint between parallel strategies.\n\n"
@@ -44,7 +44,8 @@ class _Parser(argparse.ArgumentParser):
             flag = "/".join(action.option_strings) or str(action.metavar or action.dest)
             choices_text = ", ".join(map(str, action.choices))
             raise UsageError(
-                f"{flag} {value!r} is none of {choices_text}{nearest(str(value), action.choices)}",
+                f"{flag} {value!r} is none of "
+                f"{choices_text}{did_you_mean(str(value), action.choices)}",
                 details=f"see: {self.prog} --help",
             )
 
@@ -86,7 +87,7 @@ def _value_of(action: argparse.Action) -> str:
     return str(action.metavar or action.dest.upper())
 
 
-class _Unmeasured(_Help):
+class _HelpWithoutWidth(_Help):
     """For parsers that print no help: does not find out how wide the terminal is."""
 
     def __init__(self, prog: str) -> None:
@@ -99,7 +100,7 @@ def parser(only: str | None = None, common: bool = False) -> argparse.ArgumentPa
     With `only`, that verb's options alone are known, and no help can be printed. common: help shows
     the common options alone.
     """
-    facts: dict[str, Any] = {"formatter_class": _Unmeasured} if only in VERBS else {}
+    facts: dict[str, Any] = {"formatter_class": _HelpWithoutWidth} if only in COMMANDS else {}
     main_parser = _Parser(
         "rankxform",
         description=DESCRIPTION,
@@ -114,11 +115,11 @@ def parser(only: str | None = None, common: bool = False) -> argparse.ArgumentPa
     verbs = main_parser.add_subparsers(
         dest="verb", metavar="VERB", required=True, parser_class=_Parser
     )
-    for name in VERBS:
-        if only in VERBS and only != name:
+    for name in COMMANDS:
+        if only in COMMANDS and only != name:
             verbs.add_parser(name, **facts)
             continue
-        module = verb_called(name)
+        module = command_named(name)
         verb = verbs.add_parser(
             name, help=module.SUMMARY, description=module.SUMMARY, allow_abbrev=False,
             **{"formatter_class": _Help, **facts},
@@ -126,14 +127,16 @@ def parser(only: str | None = None, common: bool = False) -> argparse.ArgumentPa
         module.add_options(verb)
         if common and len(verb._actions) > _MANY:
             _hide_uncommon(verb)
-        if module.EXAMPLE and only not in VERBS:
+        if module.EXAMPLE and only not in COMMANDS:
             verb.epilog = "\n\n".join(
                 [*([verb.epilog] if verb.epilog else []), f"example:\n  {module.EXAMPLE}"]
             )
     return main_parser
 
 
-def leaves(main_parser: argparse.ArgumentParser) -> Iterator[tuple[str, argparse.ArgumentParser]]:
+def commands_with_actions(
+    main_parser: argparse.ArgumentParser,
+) -> Iterator[tuple[str, argparse.ArgumentParser]]:
     """Yield every verb with its parser; in place of one with actions, these."""
     for name, verb in _inner(main_parser):
         actions = list(_inner(verb))

@@ -21,17 +21,17 @@ from rankxform.display.units import (
 from rankxform.errors import UsageError
 from rankxform.planning.cost_model import LATENCIES, SHARE, Costs
 from rankxform.planning.read_method import RANGES, SIEVING, TWO_PHASE
-from rankxform.publish.options import NODE
+from rankxform.publish.options import WRITERS_NODE
 from rankxform.storage.bandwidth import MEASURED_BYTES
 from rankxform.transport import Team
 
-from .options import STRATEGIES_EXAMPLE, add_folders, add_json, add_report, add_table, count
-from .report import header, left_out, notes, warnings
+from .options import STRATEGIES_EXAMPLE, add_folders, add_json, add_report, add_table, parse_count
+from .report import header, left_out, notice_lines, warning_lines
 from .screen import Screen
 
 if TYPE_CHECKING:
-    from rankxform.job.picture import Flow, Kind
-    from rankxform.job.plan import Plan, Planned, Simulated
+    from rankxform.job.picture import FlowMatrix, TensorKind
+    from rankxform.job.plan import Plan, PlanResult, SimulationResult
     from rankxform.job.predict import Cluster
     from rankxform.planning.simulate import MethodUse, Simulation
     from rankxform.request import Request
@@ -50,7 +50,7 @@ def add_options(verb: argparse.ArgumentParser) -> None:
     verb.add_argument(
         "-n",
         "--processes",
-        type=count,
+        type=parse_count,
         metavar="P",
         help="plan for P processes (default: as many as run this command)",
     )
@@ -58,12 +58,12 @@ def add_options(verb: argparse.ArgumentParser) -> None:
     cluster = verb.add_argument_group("simulated, for any cluster")
     cluster.add_argument(
         "--simulate",
-        type=count,
+        type=parse_count,
         metavar="P",
         help="print what each of P processes would read, send and write, and how long it takes",
     )
     cluster.add_argument(
-        "--nodes", type=count, metavar="N", help="on N nodes (default: of 8 processes each)"
+        "--nodes", type=parse_count, metavar="N", help="on N nodes (default: of 8 processes each)"
     )
     cluster.add_argument(
         "--src-placement",
@@ -123,9 +123,9 @@ def _write_page(
     options: argparse.Namespace, source: Source, target: Target, plan: Plan, **outcome: Any
 ) -> None:
     if options.report:
-        from .page.file import write
+        from .page.file import write_page
 
-        write(options, source, target, plan, **outcome)
+        write_page(options, source, target, plan, **outcome)
 
 
 # -- planned --------------------------------------------------------------------------------------
@@ -144,21 +144,21 @@ NAMES = {
 }
 
 
-def _facts(planned: Planned) -> dict[str, Any]:
+def _facts(planned: PlanResult) -> dict[str, Any]:
     """Return a plan for JSON, with the time it would take if that is known."""
     prediction = planned.prediction
     return {**planned.plan.as_dict(), "predicted_seconds": prediction[0] if prediction else None}
 
 
-def _table(planned: Planned, screen: Screen) -> str:
+def _table(planned: PlanResult, screen: Screen) -> str:
     """Write a plan for people; of many ranks by stage."""
-    from rankxform.job.picture import flow, kinds, shown
+    from rankxform.job.picture import byte_flow, kinds, kinds_to_draw
 
     source, target, plan, prediction = planned
     verdict = _verdict(plan, prediction)
     head = header(source, target, plan.processes, verdict)
     head = "\n".join(verdict) if screen.is_quiet else head
-    between, verbose = flow(plan, target), screen.is_verbose
+    between, verbose = byte_flow(plan, target), screen.is_verbose
     by_stage = between.row == "stage" and not verbose
     lines = [
         head,
@@ -166,7 +166,7 @@ def _table(planned: Planned, screen: Screen) -> str:
         "",
         _stages_table(between) if by_stage else _shards_table(plan, verbose),
         "",
-        *_sharding(shown(kinds(target))[0]),
+        *_sharding(kinds_to_draw(kinds(target))[0]),
         methods_table(plan.methods),
     ]
     if {use.method for use in plan.methods} & {RANGES, SIEVING} and plan.read_latency_bytes:
@@ -188,14 +188,14 @@ def _table(planned: Planned, screen: Screen) -> str:
     if plan.reads_again:
         lines.append(labelled_lines("read less", f"--read-method {TWO_PHASE} reads each byte once"))
     lines += left_out(plan.left_out, plan.absent, verbose)
-    lines += notes(plan.notices)
+    lines += notice_lines(plan.notices)
     if prediction:
         lines.append(_prediction(*prediction))
     if target.dst is not None and source.paths and not _is_short(plan):
         run = screen.command("transform", without=("--dry-run",))
         timed = [] if prediction else ["with --dry-run: how long that would take, measured"]
         lines.append(labelled_lines("next", run, *timed))
-    return "\n".join(lines + warnings(plan.warnings))
+    return "\n".join(lines + warning_lines(plan.warnings))
 
 
 def _is_short(plan: Plan) -> bool:
@@ -207,18 +207,21 @@ def _is_short(plan: Plan) -> bool:
 def _verdict(plan: Plan, prediction: tuple[float, Costs] | None) -> list[str]:
     """Say whether there is room, what is needed, what is missing, and whose processes write."""
     suffix = " a process" if plan.processes > 1 else ""
-    clauses = [f"needs {needs(plan)}", f"{format_buffer(plan.buffer_bytes)} of buffers{suffix}"]
+    clauses = [
+        f"needs {describe_space(plan)}",
+        f"{format_buffer(plan.buffer_bytes)} of buffers{suffix}",
+    ]
     if prediction:
         clauses.append(f"about {format_seconds(prediction[0])}")
     if plan.absent:
         clauses.append(f"{len(plan.absent):,} tensors are in no file")
     lines = [labelled_lines("NO ROOM" if _is_short(plan) else "fits", ", ".join(clauses))]
-    if plan.written_by == NODE:
+    if plan.written_by == WRITERS_NODE:
         lines.append(labelled_lines("written", "each file by processes of one node"))
     return lines
 
 
-def needs(plan: Plan) -> str:
+def describe_space(plan: Plan) -> str:
     """Say how much room a destination takes, and how much there is."""
     stored_bytes, free = plan.bytes_stored, plan.bytes_free
     prefix = "at least " if stored_bytes is not None and stored_bytes < plan.bytes_written else ""
@@ -228,7 +231,7 @@ def needs(plan: Plan) -> str:
     return size_text + (f" ({format_size(free)} free)" if free is not None else "")
 
 
-def _sharding(kinds: Sequence[Kind]) -> list[str]:
+def _sharding(kinds: Sequence[TensorKind]) -> list[str]:
     """Say in words how the largest kinds of tensor are sharded before and after."""
     lines: list[str] = []
     for kind in kinds:
@@ -259,7 +262,7 @@ def _shards_table(plan: Plan, verbose: bool) -> str:
     return (table if verbose else short_table)(titles, rows)
 
 
-def _stages_table(between: Flow) -> str:
+def _stages_table(between: FlowMatrix) -> str:
     """Write a row for each destination stage."""
     rows = []
     for row, (stage, nbytes) in enumerate(zip(between.rows, between.written)):
@@ -299,7 +302,9 @@ def _prediction(expected: float, slowest: Costs) -> str:
 # -- simulated ----------------------------------------------------------------------------------
 
 
-def _simulation_facts(request: Request, cluster: Cluster, simulated: Simulated) -> dict[str, Any]:
+def _simulation_facts(
+    request: Request, cluster: Cluster, simulated: SimulationResult
+) -> dict[str, Any]:
     """Return what was simulated for JSON."""
     source, target, simulation = simulated
     planner = target.planner
@@ -340,7 +345,7 @@ def _json_name(name: str) -> str:
     return name if name in COUNTS else f"bytes_{name}"
 
 
-def _simulation_table(simulated: Simulated, facts: dict[str, Any]) -> str:
+def _simulation_table(simulated: SimulationResult, facts: dict[str, Any]) -> str:
     """Write what was simulated for people."""
     from rankxform.planning.simulate import spread_of
 
@@ -369,7 +374,7 @@ def _simulation_table(simulated: Simulated, facts: dict[str, Any]) -> str:
         f"Peak memory per process: {format_size(simulation.memory)} "
         f"({format_buffer(facts['buffer_bytes'])} buffers, the rest plan), excluding MPI.",
     ]
-    return "\n".join([*lines, *notes(target.notices), *warnings(target.warnings)])
+    return "\n".join([*lines, *notice_lines(target.notices), *warning_lines(target.warnings)])
 
 
 def _idle(simulation: Simulation) -> list[str]:

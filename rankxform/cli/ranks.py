@@ -17,9 +17,9 @@ from .options import (
     add_json,
     add_option,
     add_strategies,
-    given,
-    option,
-    refuse,
+    option_named,
+    refuse_given_options,
+    request_options,
 )
 from .screen import Screen
 
@@ -36,7 +36,7 @@ def add_options(verb: argparse.ArgumentParser) -> None:
     )
     add_strategies(verb)
     for name in _OF_RANKS:
-        add_option(verb, option(name))
+        add_option(verb, option_named(name))
     add_json(verb)
 
 
@@ -55,28 +55,32 @@ def _of_checkpoint(options: argparse.Namespace, team: Team) -> dict[int, tuple[i
 
     request = team.bcast(
         lambda: Request(
-            options.src, None, options.src_strategy, options.dst_strategy, **given(options)
+            options.src,
+            None,
+            options.src_strategy,
+            options.dst_strategy,
+            **request_options(options),
         )
     )
     _, _, target = prepare(request, team)
     if team.rank == 0:
-        os.write(2, "".join(f"{line}\n" for line in report.warnings(target.warnings)).encode())
+        os.write(2, "".join(f"{line}\n" for line in report.warning_lines(target.warnings)).encode())
     return {rank: target.planner.plan(rank).src_ranks for rank in target.ranks}
 
 
 def _of_strategies(options: argparse.Namespace, team: Team) -> dict[int, tuple[int, ...]]:
     """Return the ranks that are needed by the strategies alone. Collective."""
-    from rankxform.ops.base import Derivation
-    from rankxform.planning.needed import needed_ranks
+    from rankxform.ops.base import OperationChain
+    from rankxform.planning.needed import source_ranks_needed
     from rankxform.storage import strategies
 
     def find() -> dict[int, tuple[int, ...]]:
-        refuse(options, "needs SRC", ("ranks", "rename"))
-        src = strategies.load(options.src_strategy)
-        renamed = Derivation.of({"rename": options.rename}, src.states)
-        return needed_ranks(
+        refuse_given_options(options, "needs SRC", ("ranks", "rename"))
+        src = strategies.load_strategy(options.src_strategy)
+        renamed = OperationChain.of({"rename": options.rename}, src.states)
+        return source_ranks_needed(
             renamed.strategy(src),
-            strategies.load(options.dst_strategy),
+            strategies.load_strategy(options.dst_strategy),
             options.ranks,
         )
 

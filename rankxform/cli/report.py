@@ -21,7 +21,7 @@ from rankxform.display.units import (
 from rankxform.errors import StorageError
 from rankxform.layout.names import format_ranges, patterns, summarize_names
 from rankxform.layout.states import state_of_name
-from rankxform.metrics import cores
+from rankxform.metrics import usable_cores
 from rankxform.storage.posix import free_bytes
 from rankxform.storage.store import scheme_of
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from rankxform.job.report import Report
     from rankxform.layout.strategy import Strategy
     from rankxform.planning.catalog import Catalog
-    from rankxform.planning.selection import LeftOut
+    from rankxform.planning.selection import OmittedParameters
     from rankxform.request import Request
     from rankxform.source.opening import Source
     from rankxform.target.target import Target
@@ -58,7 +58,7 @@ def header(source: Source, target: Target, processes: int, verdict: Sequence[str
     total = sum(index.size for index in source.indexes.values())
     return "\n".join(
         (
-            *warnings(target.warnings),
+            *warning_lines(target.warnings),
             *verdict,
             *derived,
             f"rankxform {rankxform.__version__}, {format_count(processes, 'process')}",
@@ -78,7 +78,7 @@ def header(source: Source, target: Target, processes: int, verdict: Sequence[str
     )
 
 
-def needs(request: Request, target: Target, nbytes: int, processes: int) -> list[str]:
+def size_lines(request: Request, target: Target, nbytes: int, processes: int) -> list[str]:
     """Say how much is about to be written, and how much is free; on one node.
 
     Whether that is enough is found when the files are made: those of an earlier run are continued.
@@ -98,7 +98,7 @@ def needs(request: Request, target: Target, nbytes: int, processes: int) -> list
     ]
 
 
-def samples_in_words(evidence: Mapping[str, int | None]) -> str:
+def describe_samples(evidence: Mapping[str, int | None]) -> str:
     """Say on what a source's strategy stands, by bytes that were compared."""
     samples_text, percent = (
         format_count(evidence.get("samples") or 0, "sample"),
@@ -131,12 +131,12 @@ def _step(source: Source) -> str:
     return f", epoch {step[0]} step {step[1]}"
 
 
-def warnings(texts: Sequence[str]) -> list[str]:
+def warning_lines(texts: Sequence[str]) -> list[str]:
     """Write warnings, which are said first and last."""
     return [labelled_lines("WARNING:", text) for text in texts]
 
 
-def notes(texts: Sequence[str]) -> list[str]:
+def notice_lines(texts: Sequence[str]) -> list[str]:
     """Write what to know."""
     return [labelled_lines("note", text) for text in texts]
 
@@ -182,7 +182,7 @@ def summary(
     lines = [*detail_lines, labelled_lines("done", last_line)]
     if not quiet:
         lines += [labelled_lines("next", *_next(report, verify))]
-    return "\n".join(lines + warnings(report.warnings))
+    return "\n".join(lines + warning_lines(report.warnings))
 
 
 def _told(report: Report, verbose: bool) -> list[str]:
@@ -211,11 +211,15 @@ def _told(report: Report, verbose: bool) -> list[str]:
         names_text = ", ".join(names if verbose else names[:4]) + (", ..." if names[4:] else "")
         text = f"between ranks, all bytes: {names_text} ({format_size(report.bytes_compared)})"
         lines.append(labelled_lines("compared", text))
-    return [*lines, *left_out(report.left_out, report.absent, verbose), *notes(report.notices)]
+    return [
+        *lines,
+        *left_out(report.left_out, report.absent, verbose),
+        *notice_lines(report.notices),
+    ]
 
 
 def left_out(
-    omitted_groups: Sequence[LeftOut], absent: Sequence[str], verbose: bool = False
+    omitted_groups: Sequence[OmittedParameters], absent: Sequence[str], verbose: bool = False
 ) -> list[str]:
     """Say what is not written; the names of all patterns only if `verbose`."""
     lines = [
@@ -276,7 +280,11 @@ def _next(report: Report, verify: Callable[[], str]) -> list[str]:
         load += f", load_ckpt_format: {container}" if container != "ckpt" else ""
     check = shlex.join(["rankxform", "verify", shown_path(report.dst)])
     lines = [load, check if report.fingerprints else verify()]
-    if report.processes == 1 and report.seconds > _LONG_SECONDS and (core_count := cores()) > 1:
+    if (
+        report.processes == 1
+        and report.seconds > _LONG_SECONDS
+        and (core_count := usable_cores()) > 1
+    ):
         lines.append(
             f"{core_count} cores are here; rankxform transform -n {core_count} ... uses them all"
         )

@@ -40,11 +40,11 @@ class Screen:
         """Return what the options ask for; see that a page may be written. Collective."""
 
         def read() -> Request:
-            request = arguments.request(self._options)
+            request = arguments.build_request(self._options)
             if self._page is not None:
-                from .page.file import check
+                from .page.file import check_page_path
 
-                check(self._page, request)
+                check_page_path(self._page, request)
             return request
 
         return self._team.bcast(read)
@@ -54,7 +54,9 @@ class Screen:
     ) -> ShowProgress:
         """Say what is about to be written; return what is shown the progress."""
         may_omit_needs = self._team.nodes.count > 1 or self._team.rank > 0
-        needs = [] if may_omit_needs else report.needs(request, target, nbytes, self._team.size)
+        needs = (
+            [] if may_omit_needs else report.size_lines(request, target, nbytes, self._team.size)
+        )
         return self.begin(source, target, nbytes, needs)
 
     def begin(
@@ -64,7 +66,7 @@ class Screen:
         self.begun = source, target
         if self._team.rank == 0 and (not self.is_quiet or is_open()):
             lines = [report.header(source, target, self._team.size, verdict), *self.defaults()]
-            lines += report.notes(arguments.notes_of_script(self._options))
+            lines += report.notice_lines(arguments.notes_of_script(self._options))
             if self.is_quiet:
                 write_log("\n".join(lines))
             else:
@@ -127,10 +129,10 @@ class Screen:
     def page_of_work(self, request: Request, **outcome: Any) -> None:
         """Write the page of what was begun, done and told, if one is asked for. Collective."""
         if self._page is not None:
-            from .page.file import write_of_work
+            from .page.file import write_page_of_work
 
             source, target = self.begun
-            write_of_work(self._options, request, source, target, self._team, **outcome)
+            write_page_of_work(self._options, request, source, target, self._team, **outcome)
 
 
 def _print(text: str) -> None:

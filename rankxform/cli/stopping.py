@@ -16,7 +16,7 @@ from rankxform.signals import Signals
 _MARGIN_SECONDS, _MARGIN_SHARE = 30.0, 0.1
 
 
-class Stopping:
+class CommandStop:
     """Tells the work whether to stop, and why.
 
     While work is done, the first signal asks for a stop; a second one ends the process at once,

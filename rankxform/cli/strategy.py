@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rankxform.errors import DifferenceError, UsageError
-from rankxform.options import DERIVED, facts_of
-from rankxform.request import Request, option_table
+from rankxform.options import GROUP_DERIVATION, option_info
+from rankxform.request import Request, all_options
 from rankxform.transport import Team
 
-from .options import add_json, add_option, given, option
+from .options import add_json, add_option, option_named, request_options
 from .screen import Screen
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ EXAMPLE = ""
 _EXPLAINING = ("src_parallel", "src_config", "preset")
 
 
-class Outcome(NamedTuple):
+class ActionResult(NamedTuple):
     """What an action found or made: facts for JSON, text for people, and the exit code."""
 
     facts: Mapping[str, Any]
@@ -38,9 +38,9 @@ def _derive_options(action: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     action.add_argument("-o", "--output", required=True, metavar="OUT", help=_OUT)
     _add_shapes(action)
-    group = action.add_argument_group(DERIVED)
-    for option_field in option_table():
-        if facts_of(option_field).group == DERIVED:
+    group = action.add_argument_group(GROUP_DERIVATION)
+    for option_field in all_options():
+        if option_info(option_field).group == GROUP_DERIVATION:
             add_option(group, option_field)
     add_json(action)
 
@@ -58,7 +58,7 @@ def _add_shapes(action: argparse.ArgumentParser) -> None:
 def _explain_options(action: argparse.ArgumentParser) -> None:
     action.add_argument("source", metavar="STRATEGY", help="a strategy file or folder")
     for name in _EXPLAINING:
-        add_option(action, option(name))
+        add_option(action, option_named(name))
     _add_shapes(action)
     add_json(action)
 
@@ -87,14 +87,14 @@ def _preset_options(action: argparse.ArgumentParser) -> None:
     add_json(action)
 
 
-def _derive(options: argparse.Namespace) -> Outcome:
+def _derive(options: argparse.Namespace) -> ActionResult:
     from rankxform.derivation.asked import derive_request
     from rankxform.job.strategies import derive_strategy
     from rankxform.storage import strategies
 
     from . import strategy_report
 
-    derivation = derive_request(Request("", None, **given(options)))
+    derivation = derive_request(Request("", None, **request_options(options)))
     if derivation is None:
         raise UsageError(
             "the sizes of the destination's job are not given",
@@ -102,12 +102,12 @@ def _derive(options: argparse.Namespace) -> Outcome:
             "--dst-config FILE",
         )
     target = _target(options.output)
-    source = strategies.load(options.source)
+    source = strategies.load_strategy(options.source)
     derived = derive_strategy(derivation, source, options.shapes)
-    files = list(map(str, strategies.save(derived.strategy, target)))
+    files = list(map(str, strategies.save_strategy(derived.strategy, target)))
     facts = {"files": files, **derived.strategy.facts, **derived.facts}
     table = strategy_report.derived_table(derived)
-    return Outcome(facts, f"{table}\n{target}: {derived.strategy.extent}")
+    return ActionResult(facts, f"{table}\n{target}: {derived.strategy.extent}")
 
 
 def _target(text: str) -> Path:
@@ -119,14 +119,14 @@ def _target(text: str) -> Path:
     return path
 
 
-def _explain(options: argparse.Namespace) -> Outcome:
+def _explain(options: argparse.Namespace) -> ActionResult:
     from rankxform.job.strategies import explain_strategy, sizes_of
     from rankxform.storage import strategies
 
     from . import strategy_report
 
-    source = strategies.load(options.source)
-    sizes = sizes_of(Request("", None, **given(options)))
+    source = strategies.load_strategy(options.source)
+    sizes = sizes_of(Request("", None, **request_options(options)))
     roles = explain_strategy(source, sizes, options.preset, options.shapes)
     facts = {**source.facts, "roles": [vars(role) for role in roles]}
     lines = [
@@ -134,57 +134,64 @@ def _explain(options: argparse.Namespace) -> Outcome:
         strategy_report.roles_table(roles),
         *strategy_report.stage_lines(source),
     ]
-    return Outcome(facts, "\n".join(lines))
+    return ActionResult(facts, "\n".join(lines))
 
 
-def _show(options: argparse.Namespace) -> Outcome:
+def _show(options: argparse.Namespace) -> ActionResult:
     from rankxform.storage import strategies
 
     from . import strategy_report
 
-    strategy = strategies.load(options.source)
+    strategy = strategies.load_strategy(options.source)
     if not strategy.stages_of:
         raise UsageError(
             "lists no parameter; expected a file or folder", where=f"{options.source!r}"
         )
-    facts = strategy_report.facts(options.source, strategy)
-    return Outcome(facts, strategy_report.shown(options.source, strategy, options.raw))
+    facts = strategy_report.strategy_facts(options.source, strategy)
+    return ActionResult(
+        facts, strategy_report.describe_strategy(options.source, strategy, options.raw)
+    )
 
 
-def _convert(options: argparse.Namespace) -> Outcome:
+def _convert(options: argparse.Namespace) -> ActionResult:
     from rankxform.job.strategies import extents_at
     from rankxform.storage import strategies
 
     shapes = {}
     if options.shapes is not None:
-        extents = extents_at(options.shapes, strategies.load(options.source))
+        extents = extents_at(options.shapes, strategies.load_strategy(options.source))
         shapes = {name: extent.shape for name, extent in extents.items()}
-    files = strategies.convert(options.source, _target(options.output), shapes)
-    written = strategies.load(str(files[0] if not files[1:] else files[0].parent))
+    files = strategies.rewrite_strategy(options.source, _target(options.output), shapes)
+    written = strategies.load_strategy(str(files[0] if not files[1:] else files[0].parent))
     facts = {"files": list(map(str, files)), **written.facts}
     suffix = f", with {len(files) - 1} files of other stages" if files[1:] else ""
-    return Outcome(facts, f"{files[0]}: {written.extent}{suffix}")
+    return ActionResult(facts, f"{files[0]}: {written.extent}{suffix}")
 
 
-def _diff(options: argparse.Namespace) -> Outcome:
+def _diff(options: argparse.Namespace) -> ActionResult:
     from rankxform.layout.differences import strategy_differences
     from rankxform.storage import strategies
 
     from . import strategy_report
 
-    first, second = strategies.load(options.source), strategies.load(options.other)
+    first, second = (
+        strategies.load_strategy(options.source),
+        strategies.load_strategy(options.other),
+    )
     differences = strategy_differences(first, second)
     code = DifferenceError.exit_code if differences else 0
     facts = {"same": not differences, "differences": list(map(vars, differences))}
-    return Outcome(facts, strategy_report.compared(differences, first, second), code)
+    return ActionResult(
+        facts, strategy_report.describe_differences(differences, first, second), code
+    )
 
 
-def _presets(options: argparse.Namespace) -> Outcome:
+def _presets(options: argparse.Namespace) -> ActionResult:
     from rankxform.derivation import presets
     from rankxform.display.units import table
 
     if options.name is None:
-        presets_by_name = {name: presets.load(name) for name in presets.names()}
+        presets_by_name = {name: presets.load_preset(name) for name in presets.preset_names()}
         listed = [
             (
                 name,
@@ -199,8 +206,8 @@ def _presets(options: argparse.Namespace) -> Outcome:
             "presets": [_preset_facts(name, preset) for name, preset in presets_by_name.items()]
         }
         titles = ("preset", "version", "rules", "proven", "networks")
-        return Outcome(facts, table(titles, listed))
-    preset = presets.load(options.name)
+        return ActionResult(facts, table(titles, listed))
+    preset = presets.load_preset(options.name)
     rows = [
         (rule["pattern"], rule["spec"] or "", rule["optimizer"] or "", rule["on_stage"] or "")
         for rule in _preset_rules(preset)
@@ -208,7 +215,7 @@ def _presets(options: argparse.Namespace) -> Outcome:
     proof = preset.networks or "not proven"
     head = f"{preset.label}, version {preset.version}: {proof}\n{preset.evidence}\n"
     facts = {"presets": [_preset_facts(options.name, preset)]}
-    return Outcome(facts, f"{head}\n" + table(("names", "spec", "optimizer", "stage"), rows))
+    return ActionResult(facts, f"{head}\n" + table(("names", "spec", "optimizer", "stage"), rows))
 
 
 def _preset_facts(name: str, preset: Preset) -> dict[str, Any]:
@@ -241,7 +248,7 @@ class Action(NamedTuple):
 
     summary: str
     add_options: Callable[[argparse.ArgumentParser], None]
-    act: Callable[[argparse.Namespace], Outcome]
+    act: Callable[[argparse.Namespace], ActionResult]
 
 
 ACTIONS: dict[str, Action] = {

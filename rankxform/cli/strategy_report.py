@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rankxform.derivation.derive import entry
+from rankxform.derivation.derive import format_layout
 from rankxform.derivation.pipeline import lists_of, places_in_lists
 from rankxform.derivation.request import Derived, ShardingRow
 from rankxform.display.terminal import shown_path, width, wrap_text
@@ -62,7 +62,7 @@ def stage_lines(strategy: Strategy) -> list[str]:
     return lines
 
 
-def shown(path: str, strategy: Strategy, raw: bool = False) -> str:
+def describe_strategy(path: str, strategy: Strategy, raw: bool = False) -> str:
     """Describe a strategy: stages, ranks, and how many parameters are sharded how.
 
     raw: with device matrices, tensor maps and optimizer shards, as MindSpore has them.
@@ -78,7 +78,7 @@ def shown(path: str, strategy: Strategy, raw: bool = False) -> str:
     rows: list[tuple[object, ...]] = []
     names_by_words: dict[tuple[str, ...], list[str]] = {}
     for layout, layout_names in _by_layout(strategy).items():
-        words = (describe_layout(layout), *((str(entry(layout)),) if raw else ()))
+        words = (describe_layout(layout), *((str(format_layout(layout)),) if raw else ()))
         names_by_words.setdefault(words, []).extend(layout_names)
     for words, names in sorted(names_by_words.items(), key=lambda group: -len(group[1])):
         rows.append((len(names), *words, _few(patterns(names))))
@@ -108,19 +108,21 @@ def _few(name_patterns: Sequence[str]) -> str:
     )
 
 
-def facts(path: str, strategy: Strategy) -> dict[str, Any]:
+def strategy_facts(path: str, strategy: Strategy) -> dict[str, Any]:
     """Return what `shown` writes, for JSON."""
     return {
         "path": path,
         **strategy.facts,
         "kinds": [
-            {"layout": entry(layout), "holds": describe_layout(layout), "names": names}
+            {"layout": format_layout(layout), "holds": describe_layout(layout), "names": names}
             for layout, names in _by_layout(strategy).items()
         ],
     }
 
 
-def compared(differences: Sequence[StrategyDifference], a: Strategy, b: Strategy) -> str:
+def describe_differences(
+    differences: Sequence[StrategyDifference], a: Strategy, b: Strategy
+) -> str:
     """Write where two strategies differ."""
     states = find_states(dict.fromkeys([*a.stages_of, *b.stages_of]))
     if not differences:

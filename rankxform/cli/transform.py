@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from functools import partial
 
-from rankxform.options import RUN
+from rankxform.options import GROUP_RUN
 from rankxform.transport import Team
 
 from . import plan, report
@@ -26,7 +26,7 @@ EXAMPLE = f"rankxform transform -n 8 output/checkpoint new_ckpt \\\n      {STRAT
 
 def add_options(verb: argparse.ArgumentParser) -> None:
     add_folders(verb)
-    run = add_table(verb, "transform")[RUN]
+    run = add_table(verb, "transform")[GROUP_RUN]
     run.add_argument(
         "--dry-run",
         action="store_true",

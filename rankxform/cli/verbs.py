@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from .launch import Program
 
 
-class Verb(Protocol):
+class Command(Protocol):
     """A module of this package: what the verb takes, does and prints.
 
     SUMMARY: one sentence; EXAMPLE: a command.
@@ -28,7 +28,7 @@ class Verb(Protocol):
         """Do it; return the exit code, or what this process becomes. Collective."""
 
 
-VERBS: dict[str, str] = {
+COMMANDS: dict[str, str] = {
     name: f"{__package__}.{name}"
     for name in (
         "transform", "verify", "launch", "plan", "ranks", "merge", "strategy", "maps", "inspect",
@@ -38,6 +38,6 @@ VERBS: dict[str, str] = {
 """The module of each verb, in the order of --help."""
 
 
-def verb_called(name: str) -> Verb:
+def command_named(name: str) -> Command:
     """Return a verb's module."""
-    return cast(Verb, import_module(VERBS[name]))
+    return cast(Command, import_module(COMMANDS[name]))

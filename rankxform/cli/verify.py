@@ -17,8 +17,8 @@ from rankxform.display.units import (
 )
 from rankxform.errors import DifferenceError, UsageError
 from rankxform.layout.names import format_ranges, pattern_of
-from rankxform.options import RUN, facts_of
-from rankxform.request import option_table
+from rankxform.options import GROUP_RUN, option_info
+from rankxform.request import all_options
 from rankxform.transport import Team
 
 from .options import (
@@ -29,9 +29,9 @@ from .options import (
     add_report,
     add_table,
     add_work,
-    refuse,
+    refuse_given_options,
 )
-from .report import notes, samples_in_words, warnings
+from .report import describe_samples, notice_lines, warning_lines
 from .screen import Screen
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def add_options(verb: argparse.ArgumentParser) -> None:
     )
     add_table(verb, "verify")
     _ignore_writing(verb)
-    run = verb.add_argument_group(RUN)
+    run = verb.add_argument_group(GROUP_RUN)
     add_work(verb, run)
     add_number(verb)
     add_report(verb)
@@ -57,8 +57,8 @@ def add_options(verb: argparse.ArgumentParser) -> None:
 def _ignore_writing(verb: argparse.ArgumentParser) -> None:
     """Accept, and ignore, options that concern writing alone, so that `verify` takes the same
     command as `transform`."""
-    for option_field in option_table():
-        verbs = facts_of(option_field).verbs
+    for option_field in all_options():
+        verbs = option_info(option_field).verbs
         if "transform" in verbs and "verify" not in verbs:
             add_option(
                 verb, option_field, dest="ignored_" + option_field.name, help=argparse.SUPPRESS
@@ -89,7 +89,7 @@ def _means_manifest(options: argparse.Namespace) -> bool:
         return False
     if options.src_strategy or options.dst_strategy:
         raise UsageError("one folder and a strategy: verify SRC DST, or verify DST by its manifest")
-    refuse(
+    refuse_given_options(
         options,
         "and one folder: it is compared with its own manifest; leave the option out, or give the "
         "source too: verify SRC DST",
@@ -105,8 +105,8 @@ def _verdict(verdict: Verdict, verbose: bool = False, quiet: bool = False) -> st
     verbose: each slice that differs has a row; quiet: the last line alone.
     """
     compared_text = _compared(verdict.files_compared, verdict.bytes_compared, verdict.seconds)
-    notices = [] if quiet else notes(verdict.notices)
-    doubts = warnings(verdict.warnings)
+    notices = [] if quiet else notice_lines(verdict.notices)
+    doubts = warning_lines(verdict.warnings)
     if verdict.same is None:
         reason = (
             f"samples alone were compared. {format_count(verdict.files_compared, 'file')} "
@@ -123,7 +123,7 @@ def _verdict(verdict: Verdict, verbose: bool = False, quiet: bool = False) -> st
             ]
         )
     if verdict.same:
-        stands = samples_in_words(verdict.evidence)
+        stands = describe_samples(verdict.evidence)
         compared_text = f"every byte compared, {compared_text}"
         if verdict.by_manifest:
             compared_text += "; with the fingerprints of the conversion"

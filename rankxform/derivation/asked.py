@@ -22,7 +22,7 @@ from rankxform.storage.posix import read_bytes
 
 from . import mindformers_yaml, presets
 from .derive import derive
-from .mesh import DST_SIZES, SRC_SIZES, Parallel, merged, parse_parallel
+from .mesh import DST_SIZES, SRC_SIZES, Parallel, override_sizes, parse_parallel
 from .mindformers_yaml import JobConfig
 from .options import DeriveOptions
 from .place import StageLayers
@@ -71,7 +71,7 @@ def source_request(options: DeriveOptions) -> DeriveRequest:
     assert config is not None
     return DeriveRequest(
         source=None,
-        dst=merged(config.parallel, {"threshold": options.src_threshold}),
+        dst=override_sizes(config.parallel, {"threshold": options.src_threshold}),
         preset=preset,
         rules=tuple(parse_rule(text) for text in options.rule),
         opt_on=_expressions(options, "opt_on"),
@@ -96,7 +96,7 @@ def read_config(path: str) -> JobConfig:
     """Read a MindFormers configuration. Raises UsageError."""
     if not Path(path).is_file():
         raise UsageError("no such configuration file", where=path)
-    return mindformers_yaml.parse(read_bytes(Path(path)), path)
+    return mindformers_yaml.parse_job_config(read_bytes(Path(path)), path)
 
 
 def _sizes(
@@ -120,7 +120,7 @@ def _sizes(
     else:
         dst = parse_parallel(text, "--dst-parallel")
     overrides = {"optimizer_shard": _shard(options.optimizer_shard), "threshold": options.threshold}
-    return src, merged(dst, overrides), keep_mesh
+    return src, override_sizes(dst, overrides), keep_mesh
 
 
 def _check_same(options: DeriveOptions) -> None:
@@ -152,7 +152,7 @@ def _shard(text: str | None) -> bool | int | None:
 def _preset(options: DeriveOptions) -> Preset | None:
     if options.preset is None:
         return None
-    preset = presets.load(options.preset)
+    preset = presets.load_preset(options.preset)
     if not preset.proven and not options.unproven:
         raise UsageError(
             f"no compiled strategy has confirmed it ({preset.evidence})",
@@ -191,20 +191,20 @@ def derive_from(request: DeriveRequest, source: Strategy, schemas: Mapping[int, 
     """
     label = "derived from "
     if isinstance(source, WholeStrategy):
-        check_whole(request)
+        check_mesh_exists(request)
         return derive(
             replace(request, extents=whole_extents(schemas.values())), label + "the checkpoint"
         )
     extents = full_extents(source, schemas)
     source, absent = _present(source, extents, schemas)
-    derived = derive(complete_question(request, source, extents), label + source.label)
+    derived = derive(complete_request(request, source, extents), label + source.label)
     if not absent:
         return derived
     assumption = f"Left out, because no file holds them: {summarize_names(absent, 4)}."
     return replace(derived, assumptions=(*derived.assumptions, assumption))
 
 
-def check_whole(request: DeriveRequest) -> None:
+def check_mesh_exists(request: DeriveRequest) -> None:
     """Refuse to keep the mesh of a source that has none. Raises UsageError."""
     if request.keep_mesh:
         raise UsageError(
@@ -246,7 +246,7 @@ def _present(
     return replace(source, stages=stages), absent
 
 
-def complete_question(
+def complete_request(
     request: DeriveRequest, source: Strategy, extents: Mapping[str, Extent]
 ) -> DeriveRequest:
     """Return a question with its source and the full extents that are known.
@@ -263,7 +263,9 @@ def complete_question(
             + ", if the mesh of a stage stays as it is",
             where=source.label,
         )
-    source = strategies.folded(source, {name: extent.shape for name, extent in extents.items()})
+    source = strategies.fold_nested_maps(
+        source, {name: extent.shape for name, extent in extents.items()}
+    )
     strategies.check_folded(source)
     dst = request.dst
     if request.keep_mesh:

@@ -23,21 +23,21 @@ from rankxform.layout.strategy import Strategy
 
 from . import presets
 from .explain import (
-    Parameter,
+    NetworkParameter,
     Refusals,
     check_hidden,
     explain,
-    fits,
     parameters_in,
     parameters_of,
     rule_for,
+    sizes_fit,
 )
-from .mesh import EXPERT, FLAT, Meaning, layout_of, print_spec
-from .participation import may_shard, taking_part, with_optimizer
+from .mesh import EXPERT, FLAT, MeshSpec, layout_of, print_spec
+from .participation import add_optimizer_shard, may_shard, optimizer_shards
 from .pipeline import in_layers
-from .place import place
+from .place import assign_stages
 from .request import Derived, DeriveRequest, Extent, ShardingRow
-from .rules import Rule, mismatched_shapes, sizes_by_name
+from .rules import ShardingRule, mismatched_shapes, sizes_by_name
 
 
 def derive(request: DeriveRequest, label: str = "derived") -> Derived:
@@ -53,20 +53,22 @@ def derive(request: DeriveRequest, label: str = "derived") -> Derived:
     _check_patterns(request, parameters, refusals)
     _check_preset(request, parameters, refusals)
     specs_by_name = _meanings(request, parameters, refusals)
-    takes_part = taking_part(request, parameters, refusals)
-    stages = place(request.stage_layers, parameters, rules, request.dst.pp, refusals)
+    takes_part = optimizer_shards(request, parameters, refusals)
+    stages = assign_stages(request.stage_layers, parameters, rules, request.dst.pp, refusals)
     layouts: dict[str, Layout] = {}
     for name, parameter in parameters.items():
         plain = _plain(request, name, parameter, specs_by_name.get(name), refusals)
         if plain is None:
             continue
         shared = len(stages.get(name, ())) > 1
-        layout = with_optimizer(request, name, parameter, plain, takes_part[name], shared, refusals)
+        layout = add_optimizer_shard(
+            request, name, parameter, plain, takes_part[name], shared, refusals
+        )
         if layout is not None:
             layouts[name] = layout
     if refusals:
         asks = any("--preset" in text for text in refusals.texts())
-        fitting = presets.fitting(parameters) if asks and request.preset is None else ()
+        fitting = presets.matching_presets(parameters) if asks and request.preset is None else ()
         tries = [f"--preset {name}, which knows all names" for name in fitting]
         raise DerivationError.of(refusals.texts(), tries=tries)
     strategy = _strategy(request, parameters, layouts, stages, label)
@@ -75,7 +77,7 @@ def derive(request: DeriveRequest, label: str = "derived") -> Derived:
 
 
 def _check_patterns(
-    request: DeriveRequest, parameters: Mapping[str, Parameter], refusals: Refusals
+    request: DeriveRequest, parameters: Mapping[str, NetworkParameter], refusals: Refusals
 ) -> None:
     """Refuse what the user says of names that are not there."""
     rules = (*request.rules, *request.places.placed)
@@ -88,7 +90,7 @@ def _check_patterns(
 
 
 def _check_preset(
-    request: DeriveRequest, parameters: Mapping[str, Parameter], refusals: Refusals
+    request: DeriveRequest, parameters: Mapping[str, NetworkParameter], refusals: Refusals
 ) -> None:
     """Refuse a preset that does not know every name, or whose shapes are others."""
     preset = request.preset
@@ -98,7 +100,9 @@ def _check_preset(
     # A rule may state a stage or the optimizer alone, and leave the rest to the source's strategy.
     is_matched = any(rule.names.search(name) for name in parameters for rule in request.all_rules)
     if parameters and not is_matched:
-        options_text = " or ".join(f"--preset {name}" for name in presets.fitting(parameters))
+        options_text = " or ".join(
+            f"--preset {name}" for name in presets.matching_presets(parameters)
+        )
         text = f"{preset.label} has no rule for any parameter"
         answer = f"Give {options_text}" if options_text else "Choose the network's own preset"
         raise DerivationError.of([f"{answer}:\n     {text}"])
@@ -128,8 +132,8 @@ def _check_preset(
 
 
 def _meanings(
-    request: DeriveRequest, parameters: Mapping[str, Parameter], refusals: Refusals
-) -> Mapping[str, tuple[Meaning, ...]]:
+    request: DeriveRequest, parameters: Mapping[str, NetworkParameter], refusals: Refusals
+) -> Mapping[str, tuple[MeshSpec, ...]]:
     """Return by which meshes and specs each parameter may be sharded, as far as that is needed."""
     source, src, dst, rules = request.source, request.src, request.dst, request.all_rules
     if request.keep_mesh:
@@ -140,7 +144,7 @@ def _meanings(
         )  # unknown names are refused then
         return _meanings_by_rule(parameters, rules, None if is_complete else refusals)
     assert src is not None
-    if not fits(source, src, refusals):
+    if not sizes_fit(source, src, refusals):
         return {}
     specs_by_name = explain(parameters, src, rules, request.shapes, refusals)
     check_hidden(specs_by_name, rules, src, dst, request.unsharded, refusals)
@@ -157,7 +161,7 @@ def _meanings(
 
 
 def _check_vocabulary(
-    request: DeriveRequest, specs_by_name: Mapping[str, tuple[Meaning, ...]], refusals: Refusals
+    request: DeriveRequest, specs_by_name: Mapping[str, tuple[MeshSpec, ...]], refusals: Refusals
 ) -> None:
     """Refuse to guess vocab_emb_dp where the source replicates what looks like a vocabulary.
 
@@ -184,9 +188,11 @@ def _flag(value: bool | None) -> str:
 
 
 def _meanings_by_rule(
-    parameters: Mapping[str, Parameter], rules: Sequence[Rule], refusals: Refusals | None
-) -> dict[str, tuple[Meaning, ...]]:
-    specs_by_name: dict[str, tuple[Meaning, ...]] = {}
+    parameters: Mapping[str, NetworkParameter],
+    rules: Sequence[ShardingRule],
+    refusals: Refusals | None,
+) -> dict[str, tuple[MeshSpec, ...]]:
+    specs_by_name: dict[str, tuple[MeshSpec, ...]] = {}
     for name in parameters:
         rule = rule_for(rules, name, "spec")
         if rule is None:
@@ -199,15 +205,15 @@ def _meanings_by_rule(
             )
             continue
         assert rule.spec is not None
-        specs_by_name[name] = (Meaning(rule.meshes()[0], rule.spec),)
+        specs_by_name[name] = (MeshSpec(rule.meshes()[0], rule.spec),)
     return specs_by_name
 
 
 def _plain(
     request: DeriveRequest,
     name: str,
-    parameter: Parameter,
-    specs: tuple[Meaning, ...] | None,
+    parameter: NetworkParameter,
+    specs: tuple[MeshSpec, ...] | None,
     refusals: Refusals,
 ) -> Layout | None:
     """Return a parameter's layout at the destination, without the optimizer's shard."""
@@ -279,7 +285,7 @@ def _divides(layout: Layout, name: str, extent: Extent | None, refusals: Refusal
 
 def _strategy(
     request: DeriveRequest,
-    parameters: Mapping[str, Parameter],
+    parameters: Mapping[str, NetworkParameter],
     layouts: Mapping[str, Layout],
     stages: Mapping[str, tuple[int, ...]],
     label: str,
@@ -305,8 +311,8 @@ def _strategy(
 
 def _roles(
     request: DeriveRequest,
-    parameters: Mapping[str, Parameter],
-    specs_by_name: Mapping[str, tuple[Meaning, ...]],
+    parameters: Mapping[str, NetworkParameter],
+    specs_by_name: Mapping[str, tuple[MeshSpec, ...]],
     takes_part: Mapping[str, bool | None],
     layouts: Mapping[str, Layout],
 ) -> tuple[ShardingRow, ...]:
@@ -324,8 +330,8 @@ def _roles(
             pattern_of(name),
             spec,
             "-" if has_no_shards else words[takes_part[name]],
-            entry(parameter.layout) if parameter.layout else "whole",
-            entry(layouts[name]),
+            format_layout(parameter.layout) if parameter.layout else "whole",
+            format_layout(layouts[name]),
             describe_layout(parameter.layout) if parameter.layout else "whole",
             describe_layout(layouts[name]),
         )
@@ -334,7 +340,7 @@ def _roles(
 
 
 def _spec_in_words(
-    request: DeriveRequest, name: str, specs: tuple[Meaning, ...], rule: Rule | None
+    request: DeriveRequest, name: str, specs: tuple[MeshSpec, ...], rule: ShardingRule | None
 ) -> str:
     """Write the spec at the destination, and whether a rule replicates the parameter there."""
     mesh, spec = specs[0]
@@ -345,10 +351,10 @@ def _spec_in_words(
     return (mesh if mesh in (EXPERT, FLAT) else "") + print_spec(spec) + suffix
 
 
-def entry(layout: Layout) -> str:
+def format_layout(layout: Layout) -> str:
     """Write a layout as a strategy file has it, in one line.
 
-    >>> entry(Layout((2, 4), ((0,), ()), 4, -1))
+    >>> format_layout(Layout((2, 4), ((0,), ()), 4, -1))
     '[2, 4] [0, -1] 4 -1'
     """
     shards = f" {layout.opt_step} {layout.opt_size}" if layout.opt_size else ""

@@ -25,13 +25,13 @@ from .mesh import (
     LAYOUT,
     MESHES,
     SRC_SIZES,
-    Meaning,
+    MeshSpec,
     Parallel,
     layout_of,
-    meanings,
     mesh_axes,
+    mesh_specs,
 )
-from .rules import Rule
+from .rules import ShardingRule
 
 
 class Refusals:
@@ -61,7 +61,7 @@ class Refusals:
 
 
 @dataclass(frozen=True)
-class Parameter:
+class NetworkParameter:
     """A parameter of a network, as a strategy or a checkpoint lists it.
 
     layout: None where no strategy says. stages: that list it. states: the names of the optimizer
@@ -78,9 +78,9 @@ class Parameter:
         return bool(self.states)
 
 
-def parameters_of(source: Strategy, refusals: Refusals) -> dict[str, Parameter]:
+def parameters_of(source: Strategy, refusals: Refusals) -> dict[str, NetworkParameter]:
     """Return the parameters that a strategy lists, in its order; states belong to theirs."""
-    parameters: dict[str, Parameter] = {}
+    parameters: dict[str, NetworkParameter] = {}
     states: dict[str, dict[str, None]] = {}
     for stage, layouts in enumerate(source.stages):
         for name, layout in layouts.items():
@@ -101,21 +101,20 @@ def parameters_of(source: Strategy, refusals: Refusals) -> dict[str, Parameter]:
                     "This is not derived: compile the destination's strategy",
                     name,
                 )
-            parameters[name] = Parameter(layout, (*(previous.stages if previous else ()), stage))
-    return {
-        name: replace(parameter, states=tuple(states.get(name, ())))
-        for name, parameter in parameters.items()
-    }
+            parameters[name] = NetworkParameter(
+                layout, (*(previous.stages if previous else ()), stage)
+            )
+    return {n: replace(p, states=tuple(states.get(n, ()))) for n, p in parameters.items()}
 
 
 def parameters_in(
-    shapes: Mapping[str, Shape], listed: Sequence[Rule], refusals: Refusals
-) -> dict[str, Parameter]:
+    shapes: Mapping[str, Shape], listed: Sequence[ShardingRule], refusals: Refusals
+) -> dict[str, NetworkParameter]:
     """Return the parameters of a checkpoint of whole tensors, whose full shapes are given.
 
     Tensors of one element that no rule names, such as a step, are left to "in no strategy".
     """
-    parameters: dict[str, Parameter] = {}
+    parameters: dict[str, NetworkParameter] = {}
     states: dict[str, list[str]] = {}
     relations = find_states(shapes)
     for name, shape in shapes.items():
@@ -132,11 +131,11 @@ def parameters_in(
         elif relations.kind(name) != NEVER_SAVED and (
             any(length != 1 for length in shape) or any(rule.names.search(name) for rule in listed)
         ):
-            parameters[name] = Parameter(None, (0,))
+            parameters[name] = NetworkParameter(None, (0,))
     return {n: replace(p, states=tuple(states.get(n, ()))) for n, p in parameters.items()}
 
 
-def fits(source: Strategy, sizes: Parallel, refusals: Refusals) -> bool:
+def sizes_fit(source: Strategy, sizes: Parallel, refusals: Refusals) -> bool:
     """Tell whether sizes are a strategy's; refuse them if not."""
     stages, ranks = len(source.stages), source.stage_size
     if stages != sizes.pp or ranks != sizes.stage_size:
@@ -158,18 +157,18 @@ def fits(source: Strategy, sizes: Parallel, refusals: Refusals) -> bool:
 
 
 def explain(
-    parameters: Mapping[str, Parameter],
+    parameters: Mapping[str, NetworkParameter],
     sizes: Parallel,
-    rules: Sequence[Rule],
+    rules: Sequence[ShardingRule],
     shapes: Mapping[str, Shape],
     refusals: Refusals,
-) -> dict[str, tuple[Meaning, ...]]:
+) -> dict[str, tuple[MeshSpec, ...]]:
     """Return what the layout of each parameter may mean; rules are compared with it.
 
     Several meanings are of different meshes that have equal sizes.
     """
-    specs_of = cache(lambda layout: tuple(meanings(layout, sizes)))
-    specs_by_name: dict[str, tuple[Meaning, ...]] = {}
+    specs_of = cache(lambda layout: tuple(mesh_specs(layout, sizes)))
+    specs_by_name: dict[str, tuple[MeshSpec, ...]] = {}
     for name, parameter in parameters.items():
         assert parameter.layout is not None
         plain = without_optimizer(parameter.layout)
@@ -220,7 +219,7 @@ def _misfit(layout: Layout, sizes: Parallel) -> str:
 
 
 def _check_use(
-    all_specs: Sequence[tuple[Meaning, ...]], sizes: Parallel, refusals: Refusals
+    all_specs: Sequence[tuple[MeshSpec, ...]], sizes: Parallel, refusals: Refusals
 ) -> None:
     """Refuse stated axes that shard nothing, and sizes by which all parameters are experts'."""
     used_axes = {axis for specs in all_specs for mesh_spec in specs for axis in mesh_spec.axes}
@@ -233,8 +232,12 @@ def _check_use(
 
 
 def _by_rule(
-    rule: Rule, plain: Layout, src_specs: Sequence[Meaning], sizes: Parallel, shape: Shape | None
-) -> tuple[Meaning, ...]:
+    rule: ShardingRule,
+    plain: Layout,
+    src_specs: Sequence[MeshSpec],
+    sizes: Parallel,
+    shape: Shape | None,
+) -> tuple[MeshSpec, ...]:
     """Return what a rule says, if the source's layout agrees with it on every axis longer than 1.
 
     What of the source's job is not known may be either way.
@@ -260,11 +263,11 @@ def _by_rule(
             except RequestError:
                 continue
             if same_boxes(rule_layout, plain):
-                return (Meaning(mesh, rule.spec),)
+                return (MeshSpec(mesh, rule.spec),)
     return ()
 
 
-def rule_for(rules: Iterable[Rule], name: str, *stated_by: str) -> Rule | None:
+def rule_for(rules: Iterable[ShardingRule], name: str, *stated_by: str) -> ShardingRule | None:
     """Return the first rule that matches a name and says one of these things."""
     return next(
         (
@@ -278,8 +281,8 @@ def rule_for(rules: Iterable[Rule], name: str, *stated_by: str) -> Rule | None:
 
 
 def check_hidden(
-    specs_by_name: Mapping[str, tuple[Meaning, ...]],
-    rules: Sequence[Rule],
+    specs_by_name: Mapping[str, tuple[MeshSpec, ...]],
+    rules: Sequence[ShardingRule],
     src: Parallel,
     dst: Parallel,
     unsharded: frozenset[str],

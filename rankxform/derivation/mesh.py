@@ -17,7 +17,7 @@ mesh axes that shard it, most significant first, as in ``(tp, None)``.
 >>> sizes = Parallel(dp=2, mp=4)
 >>> layout_of("tuple", parse_spec("(tp, None)"), sizes).printable_map
 [0, -1]
->>> [str(one) for one in meanings(Layout((2, 4), ((), (0,))), sizes)]
+>>> [str(one) for one in mesh_specs(Layout((2, 4), ((), (0,))), sizes)]
 ['tuple(None, tp)']
 """
 
@@ -158,7 +158,7 @@ def _size(text: str) -> int | None:
     return int(text) if text.isdecimal() and len(text) < 8 else None
 
 
-class Meaning(NamedTuple):
+class MeshSpec(NamedTuple):
     """A mesh, and the axes of it that shard a parameter."""
 
     mesh: str
@@ -204,10 +204,10 @@ def parse_spec(text: str, where: str | None = None) -> Spec:
         dims.append(
             axis_name or tuple(part.strip() for part in axes_text.split(",") if part.strip())
         )
-    return checked_spec(dims, where)
+    return validate_spec(dims, where)
 
 
-def checked_spec(dims: object, where: object) -> Spec:
+def validate_spec(dims: object, where: object) -> Spec:
     """Turn names by tensor axis, None or "None" for no axis, into a spec. Raises UsageError."""
     if not isinstance(dims, (tuple, list)):
         raise UsageError("expected a spec such as (tp, None)", where=where)
@@ -267,7 +267,7 @@ def layout_of(mesh: str, spec: Spec, parallel: Parallel) -> Layout:
     return Layout(tuple(size for _, size in axes), tensor_map)
 
 
-def meanings(layout: Layout, parallel: Parallel) -> list[Meaning]:
+def mesh_specs(layout: Layout, parallel: Parallel) -> list[MeshSpec]:
     """Return what a layout may mean: the meshes of its device matrix, with their axes' names.
 
     A mesh is left out if its data axes would shard the parameter, which only the optimizer does.
@@ -280,11 +280,11 @@ def meanings(layout: Layout, parallel: Parallel) -> list[Meaning]:
         names = [name for name, _ in reversed(axes)]
         spec = tuple(tuple(names[axis] for axis in dims) for dims in layout.tensor_map)
         if not any(name in _DATA for dims in spec for name in dims):
-            candidates.append(Meaning(mesh, spec))
+            candidates.append(MeshSpec(mesh, spec))
     return candidates
 
 
-def merged(sizes: Parallel, overrides: Mapping[str, object]) -> Parallel:
+def override_sizes(sizes: Parallel, overrides: Mapping[str, object]) -> Parallel:
     """Return sizes with those fields replaced that are given (not None)."""
     fields_given = {
         f.name: overrides[f.name] for f in fields(Parallel) if overrides.get(f.name) is not None

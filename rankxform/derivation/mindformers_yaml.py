@@ -55,7 +55,7 @@ class JobConfig:
     output_dir: str = "./output"
 
 
-def parse(data: bytes, label: str) -> JobConfig:
+def parse_job_config(data: bytes, label: str) -> JobConfig:
     """Read a configuration; `label` is its name in messages. Raises UsageError."""
     document = _document(data, label)
     sizes, config = _table(document, "parallel_config", label), _table(document, "parallel", label)

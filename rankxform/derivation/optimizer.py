@@ -14,14 +14,15 @@ from rankxform.layout.layout import Layout
 from .mesh import Parallel
 
 
-def shard(layout: Layout, rows: int, nbytes: int, parallel: Parallel) -> Layout:
+def shard_by_optimizer(layout: Layout, rows: int, nbytes: int, parallel: Parallel) -> Layout:
     """Return a layout with the optimizer's shard of a parameter that takes part in it.
 
     `rows` is the full extent of axis 0, `nbytes` the full size. There is no shard of a parameter
     below the threshold, where no two ranks hold the same slice, where the shard size does not
     divide the ranks that do, or where the slice's rows do not divide.
 
-    >>> shard(Layout((2, 4), ((0,), ())), 64, 1 << 20, Parallel(optimizer_shard=True)).opt_step
+    >>> sharded = Parallel(optimizer_shard=True)
+    >>> shard_by_optimizer(Layout((2, 4), ((0,), ())), 64, 1 << 20, sharded).opt_step
     4
     """
     if not parallel.shards or nbytes < parallel.threshold_bytes:

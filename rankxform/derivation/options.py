@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from rankxform.errors import UsageError
 from rankxform.options import (
-    DERIVED,
-    FLAG,
-    LOAD,
-    NUMBER,
-    NUMBERS,
-    REPEATED,
+    AFFECTS_LOAD,
+    GROUP_DERIVATION,
+    TYPE_FLAG,
+    TYPE_NUMBER,
+    TYPE_NUMBERS,
+    TYPE_REPEATED,
+    choice_of,
     flag_of,
     is_default,
-    one_of,
     option,
     options_of,
 )
@@ -24,67 +24,67 @@ class DeriveOptions:
     """How a destination's strategy is derived, where it is not given. See the help of each."""
 
     dst_parallel: str | None = option(
-        None, DERIVED, "sizes of the destination job (dp, mp, pp, cp, ep); vocab_emb_dp and "
-        "use_seq_parallel are true or false; same keeps the source's sizes within a stage, and "
-        "same,pp=2 changes pp alone",
-        LOAD, metavar="dp=2,mp=4,..",
+        None, GROUP_DERIVATION, "sizes of the destination job (dp, mp, pp, cp, ep); vocab_emb_dp "
+        "and use_seq_parallel are true or false; same keeps the source's sizes within a stage, "
+        "and same,pp=2 changes pp alone", AFFECTS_LOAD, metavar="dp=2,mp=4,..",
     )  # fmt: skip
     dst_config: str | None = option(
-        None, DERIVED, "sizes of the destination job, from a MindFormers configuration (YAML)",
-        LOAD, metavar="FILE",
+        None, GROUP_DERIVATION, "sizes of the destination job, from a MindFormers configuration "
+        "(YAML)", AFFECTS_LOAD, metavar="FILE",
     )  # fmt: skip
     src_parallel: str | None = option(
-        None, DERIVED, "sizes of the source job, by which its strategy is understood", LOAD,
-        metavar="dp=8,mp=1,..",
+        None, GROUP_DERIVATION, "sizes of the source job, by which its strategy is understood",
+        AFFECTS_LOAD, metavar="dp=8,mp=1,..",
     )  # fmt: skip
     src_config: str | None = option(
-        None, DERIVED, "sizes of the source job, from a MindFormers configuration (YAML); with "
-        "--preset also its strategy, if none is given", LOAD, metavar="FILE",
+        None, GROUP_DERIVATION, "sizes of the source job, from a MindFormers configuration "
+        "(YAML); with --preset also its strategy, if none is given", AFFECTS_LOAD, metavar="FILE",
     )  # fmt: skip
     preset: str | None = option(
-        None, DERIVED, "what shards the parameters of a known network (llama, deepseek_v3, ...), "
-        "or a rules file (*.toml)", LOAD, metavar="NAME",
+        None, GROUP_DERIVATION, "what shards the parameters of a known network (llama, "
+        "deepseek_v3, ...), or a rules file (*.toml)", AFFECTS_LOAD, metavar="NAME",
     )  # fmt: skip
     unproven: bool = option(
-        False, DERIVED, "accept a preset that no compiled strategy file has confirmed", LOAD,
-        kind=FLAG,
+        False, GROUP_DERIVATION, "accept a preset that no compiled strategy file has confirmed",
+        AFFECTS_LOAD, kind=TYPE_FLAG,
     )  # fmt: skip
     rule: tuple[str, ...] = option(
-        (), DERIVED, "what shards the parameters whose name matches, such as 'wq=(tp, None)'; "
-        "repeatable, tried before a preset", LOAD, kind=REPEATED, metavar="REGEX=(tp, None)",
+        (), GROUP_DERIVATION, "what shards the parameters whose name matches, such as 'wq=(tp, "
+        "None)'; repeatable, tried before a preset", AFFECTS_LOAD, kind=TYPE_REPEATED,
+        metavar="REGEX=(tp, None)",
     )  # fmt: skip
     predict: bool = option(
-        False, DERIVED, "the destination job is inference: no optimizer states", LOAD,
-        kind=FLAG,
+        False, GROUP_DERIVATION, "the destination job is inference: no optimizer states",
+        AFFECTS_LOAD, kind=TYPE_FLAG,
     )  # fmt: skip
     optimizer_shard: str | None = option(
-        None, DERIVED, "whether the destination's optimizer shards parameters: on, off, or into "
-        "how many shards (optimizer_weight_shard_size)", LOAD, metavar="on|off|N",
+        None, GROUP_DERIVATION, "whether the destination's optimizer shards parameters: on, off, "
+        "or into how many shards (optimizer_weight_shard_size)", AFFECTS_LOAD, metavar="on|off|N",
     )  # fmt: skip
     opt_on: tuple[str, ...] = option(
-        (), DERIVED, "parameters that the optimizer shards; repeatable", LOAD, kind=REPEATED,
-        metavar="REGEX",
+        (), GROUP_DERIVATION, "parameters that the optimizer shards; repeatable", AFFECTS_LOAD,
+        kind=TYPE_REPEATED, metavar="REGEX",
     )  # fmt: skip
     opt_off: tuple[str, ...] = option(
-        (), DERIVED, "parameters that it does not shard (parallel_optimizer=False); repeatable",
-        LOAD,
-        kind=REPEATED, metavar="REGEX",
+        (), GROUP_DERIVATION, "parameters that it does not shard (parallel_optimizer=False); "
+        "repeatable", AFFECTS_LOAD, kind=TYPE_REPEATED, metavar="REGEX",
     )  # fmt: skip
     threshold: int | None = option(
-        None, DERIVED, "size from which the optimizer shards a parameter (default: 64)",
-        LOAD,
-        kind=NUMBER, metavar="KIB",
+        None, GROUP_DERIVATION, "size from which the optimizer shards a parameter (default: 64)",
+        AFFECTS_LOAD,
+        kind=TYPE_NUMBER, metavar="KIB",
     )  # fmt: skip
     src_threshold: int | None = option(
-        None, DERIVED, "the threshold of the source job (default: 64)", LOAD, kind=NUMBER,
-        metavar="KIB",
+        None, GROUP_DERIVATION, "the threshold of the source job (default: 64)", AFFECTS_LOAD,
+        kind=TYPE_NUMBER, metavar="KIB",
     )  # fmt: skip
     layers_per_stage: tuple[int, ...] = option(
-        (), DERIVED, "layers of each pipeline stage", LOAD, kind=NUMBERS, metavar="N,N,..",
+        (), GROUP_DERIVATION, "layers of each pipeline stage", AFFECTS_LOAD, kind=TYPE_NUMBERS,
+        metavar="N,N,..",
     )  # fmt: skip
     unsharded: str | None = option(
-        None, DERIVED, "cp: context parallel shards no parameter of the network", LOAD,
-        kind=one_of(("cp",)),
+        None, GROUP_DERIVATION, "cp: context parallel shards no parameter of the network",
+        AFFECTS_LOAD, kind=choice_of(("cp",)),
     )  # fmt: skip
 
     @property

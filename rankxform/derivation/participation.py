@@ -8,15 +8,15 @@ from dataclasses import replace
 from rankxform.layout.layout import Layout, without_optimizer
 from rankxform.layout.names import pattern_of
 
-from .explain import Parameter, Refusals, rule_for
+from .explain import NetworkParameter, Refusals, rule_for
 from .mesh import Parallel
-from .optimizer import divide, shard
+from .optimizer import divide, shard_by_optimizer
 from .pipeline import in_layers
 from .request import DeriveRequest
 
 
-def taking_part(
-    request: DeriveRequest, parameters: Mapping[str, Parameter], refusals: Refusals
+def optimizer_shards(
+    request: DeriveRequest, parameters: Mapping[str, NetworkParameter], refusals: Refusals
 ) -> dict[str, bool | None]:
     """Tell which parameters take part in the optimizer's shard; None where that is not known."""
     shown_by_name = _seen_taking_part(request, parameters, refusals)
@@ -61,7 +61,7 @@ def _stated(
 
 
 def _seen_taking_part(
-    request: DeriveRequest, parameters: Mapping[str, Parameter], refusals: Refusals
+    request: DeriveRequest, parameters: Mapping[str, NetworkParameter], refusals: Refusals
 ) -> dict[str, bool | None]:
     """Tell what the source's layouts show: a shard, or none although one was possible."""
     source, src = request.source, request.src or Parallel()
@@ -131,7 +131,7 @@ def _smallest_sharded(request: DeriveRequest, layouts: Mapping[str, Layout]) -> 
     return min((extent.nbytes for extent in sharded if extent), default=0)
 
 
-def _may_be_tied(request: DeriveRequest, parameter: Parameter, is_layer: bool) -> bool:
+def _may_be_tied(request: DeriveRequest, parameter: NetworkParameter, is_layer: bool) -> bool:
     """Tell whether stages may share a parameter, which then has no shard in spite of its flag."""
     assert request.source is not None
     if len(request.source.stages) == 1:
@@ -140,10 +140,10 @@ def _may_be_tied(request: DeriveRequest, parameter: Parameter, is_layer: bool) -
     return len(parameter.stages) > 1 or (outside and request.dst.pp == 1)
 
 
-def with_optimizer(
+def add_optimizer_shard(
     request: DeriveRequest,
     name: str,
-    parameter: Parameter,
+    parameter: NetworkParameter,
     plain: Layout,
     takes_part: bool | None,
     shared: bool,
@@ -169,7 +169,7 @@ def with_optimizer(
     if not extent.shape:
         return plain
     on = dst if dst.shards else replace(dst, optimizer_shard=True)
-    layout = shard(plain, extent.shape[0], extent.nbytes, on)
+    layout = shard_by_optimizer(plain, extent.shape[0], extent.nbytes, on)
     if layout is plain:
         return plain
     if dst.optimizer_shard is None:

@@ -64,7 +64,7 @@ def in_layers(names: Iterable[str]) -> set[str]:
     return {name for name in all_names if name.startswith(layers) or count[pattern_of(name)] > 1}
 
 
-def spread(
+def spread_layers(
     layers: int,
     stages: int,
     *,
@@ -78,7 +78,7 @@ def spread(
     number for each stage, or for each round and stage. `counts` are the layers of each stage, in
     place of these.
 
-    >>> spread(7, 3, offset=[0, 1, 0])
+    >>> spread_layers(7, 3, offset=[0, 1, 0])
     [0, 0, 1, 1, 1, 2, 2]
     """
     if counts and min(counts) < 0:

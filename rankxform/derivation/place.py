@@ -8,9 +8,9 @@ from rankxform.errors import RequestError
 from rankxform.layout.names import patterns
 from rankxform.values import dataclass
 
-from .explain import Parameter, Refusals, rule_for
-from .pipeline import homogeneous, lists_of, places_in_lists, spread
-from .rules import FIRST, LAST, SHARED, Rule
+from .explain import NetworkParameter, Refusals, rule_for
+from .pipeline import homogeneous, lists_of, places_in_lists, spread_layers
+from .rules import FIRST, LAST, SHARED, ShardingRule
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class StageLayers:
     offset: tuple[int, ...] = ()
     interleave: int = 1
     from_config: bool = False
-    placed: tuple[Rule, ...] = ()
+    placed: tuple[ShardingRule, ...] = ()
 
     def of(self, name: str) -> str | None:
         """Return where the user puts a parameter, or None."""
@@ -41,10 +41,10 @@ class StageLayers:
         return bool(self.counts or self.offset or self.interleave > 1 or self.from_config)
 
 
-def place(
+def assign_stages(
     places: StageLayers,
-    parameters: Mapping[str, Parameter],
-    rules: Sequence[Rule],
+    parameters: Mapping[str, NetworkParameter],
+    rules: Sequence[ShardingRule],
     stages: int,
     refusals: Refusals,
 ) -> dict[str, tuple[int, ...]]:
@@ -75,7 +75,7 @@ def place(
         )
         return nowhere
     try:
-        stage_of = spread(
+        stage_of = spread_layers(
             len(numbers), stages, counts=places.counts, offset=places.offset,
             interleave=places.interleave,
         )  # fmt: skip
@@ -109,7 +109,7 @@ def _stages_of(where: str | None, stages: int) -> tuple[int, ...]:
     return stages_by_word.get(where or "", ())
 
 
-def _stages_of_lists(parameters: Mapping[str, Parameter]) -> dict[str, set[int]]:
+def _stages_of_lists(parameters: Mapping[str, NetworkParameter]) -> dict[str, set[int]]:
     stages_by_list: dict[str, set[int]] = {}
     for name, parameter in parameters.items():
         for prefix in places_in_lists(name):
@@ -119,7 +119,7 @@ def _stages_of_lists(parameters: Mapping[str, Parameter]) -> dict[str, set[int]]
 
 def _list(
     places: StageLayers,
-    parameters: Mapping[str, Parameter],
+    parameters: Mapping[str, NetworkParameter],
     src_stage_count: int,
     refusals: Refusals,
 ) -> str | None:
@@ -145,7 +145,9 @@ def _list(
     return None
 
 
-def _like_layers(parameters: Mapping[str, Parameter], lists: Mapping[str, set[int]]) -> list[str]:
+def _like_layers(
+    parameters: Mapping[str, NetworkParameter], lists: Mapping[str, set[int]]
+) -> list[str]:
     """Return the lists that may be the network's layers.
 
     A list within the items of another counts only if these have no parameter in common, as the
@@ -160,7 +162,7 @@ def _like_layers(parameters: Mapping[str, Parameter], lists: Mapping[str, set[in
 def _outside(
     where: str | None,
     name: str,
-    parameter: Parameter,
+    parameter: NetworkParameter,
     src_stage_count: int,
     stages: int,
     refusals: Refusals,

@@ -14,7 +14,7 @@ from rankxform.values import dataclass
 
 from .mesh import DST_SIZES, SRC_SIZES, Parallel
 from .place import StageLayers
-from .rules import Preset, Rule
+from .rules import Preset, ShardingRule
 
 
 class Extent(NamedTuple):
@@ -44,7 +44,7 @@ class DeriveRequest:
     keep_stages: bool = False
     extents: Mapping[str, Extent] = field(default_factory=dict)
     preset: Preset | None = None
-    rules: tuple[Rule, ...] = ()
+    rules: tuple[ShardingRule, ...] = ()
     opt_on: tuple[re.Pattern[str], ...] = ()
     opt_off: tuple[re.Pattern[str], ...] = ()
     unsharded: frozenset[str] = frozenset()
@@ -54,7 +54,7 @@ class DeriveRequest:
     places: StageLayers = field(default_factory=StageLayers)
 
     @property
-    def all_rules(self) -> tuple[Rule, ...]:
+    def all_rules(self) -> tuple[ShardingRule, ...]:
         """The rules, in the order in which they are tried."""
         return (*self.rules, *(self.preset.rules if self.preset else ()))
 

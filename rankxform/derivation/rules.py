@@ -19,7 +19,7 @@ from rankxform.geometry.box import Shape
 from rankxform.layout.names import compile_regex
 from rankxform.values import dataclass
 
-from .mesh import EXPERT, MESHES, TUPLE, Meaning, Parallel, Spec, checked_spec, parse_spec
+from .mesh import EXPERT, MESHES, TUPLE, MeshSpec, Parallel, Spec, parse_spec, validate_spec
 
 FIRST, LAST, LAYER, SHARED = "first", "last", "layer", "shared"
 STAGES = (FIRST, LAST, LAYER, SHARED)
@@ -32,7 +32,7 @@ divide by mp * cp."""
 
 
 @dataclass(frozen=True)
-class Rule:
+class ShardingRule:
     """What is known of the parameters whose name matches.
 
     names: searched for in the parameter's name. label: the rule as it was written. mesh, spec: None
@@ -74,15 +74,15 @@ class Rule:
             return (EXPERT,)
         return (*dict.fromkeys((*likely, TUPLE)),)
 
-    def meaning(self, mesh: str, parallel: Parallel, shape: Shape | None) -> Meaning:
+    def meaning(self, mesh: str, parallel: Parallel, shape: Shape | None) -> MeshSpec:
         """Return what the rule means for a job of these sizes.
 
         Raises RequestError where it depends on what is not known of the job.
         """
         assert self.spec is not None
         if self.replicated_if and self._is_replicated(parallel, shape):
-            return Meaning(mesh, ((),) * len(self.spec))
-        return Meaning(mesh, self.spec)
+            return MeshSpec(mesh, ((),) * len(self.spec))
+        return MeshSpec(mesh, self.spec)
 
     def _is_replicated(self, parallel: Parallel, shape: Shape | None) -> bool:
         parts = parallel.mp * parallel.cp
@@ -118,7 +118,7 @@ class Preset:
     proven: bool
     networks: str
     evidence: str
-    rules: tuple[Rule, ...]
+    rules: tuple[ShardingRule, ...]
     requires: tuple[tuple[str, bool, str], ...] = ()
     layers: str | None = None
     complete: bool = True
@@ -127,12 +127,12 @@ class Preset:
     own_rule_count: int = 0
 
     @property
-    def placed(self) -> tuple[Rule, ...]:
+    def placed(self) -> tuple[ShardingRule, ...]:
         """The file's own rules that say on which stages parameters are."""
         return tuple(r for r in self.rules[: self.own_rule_count] if r.stage not in (None, LAYER))
 
 
-def parse_rule(text: str, option: str = "--rule") -> Rule:
+def parse_rule(text: str, option: str = "--rule") -> ShardingRule:
     """Read ``REGEX=(tp, None)``, ``REGEX=MESH(ep, None)`` or ``REGEX=MESH``. Raises UsageError.
 
     >>> parse_rule("experts=expert(ep, None)").mesh
@@ -142,7 +142,7 @@ def parse_rule(text: str, option: str = "--rule") -> Rule:
     mesh, bracket, spec = mesh_and_spec.partition("(")
     if not equals or not names or not mesh_and_spec.strip():
         raise UsageError(f"{option} {text!r}: expected REGEX=(tp, None) or REGEX=MESH")
-    return Rule(
+    return ShardingRule(
         compile_regex(names, option),
         f"{option} {text!r}",
         mesh=mesh.strip() or None,
@@ -150,7 +150,7 @@ def parse_rule(text: str, option: str = "--rule") -> Rule:
     )
 
 
-def rule_of(facts: Mapping[str, object], where: str) -> Rule:
+def rule_of(facts: Mapping[str, object], where: str) -> ShardingRule:
     """Make a rule of a table of a rules file. Raises UsageError, which names `where`."""
     rule_keys = {"names", "mesh", "spec", "optimizer", "stage", "shape", "replicated_if"}
     for key in facts:
@@ -167,7 +167,7 @@ def rule_of(facts: Mapping[str, object], where: str) -> Rule:
         raise UsageError(f"optimizer is {optimizer!r}; expected true or false", where=where)
     assert isinstance(shape, list)
     assert isinstance(replicated_if, list)
-    return Rule(
+    return ShardingRule(
         compile_regex(names, where),
         where,
         mesh=_text(facts, "mesh", where),
@@ -180,7 +180,7 @@ def rule_of(facts: Mapping[str, object], where: str) -> Rule:
 
 
 def _spec(spec: object, where: str) -> Spec:
-    return parse_spec(spec) if isinstance(spec, str) else checked_spec(spec, where)
+    return parse_spec(spec) if isinstance(spec, str) else validate_spec(spec, where)
 
 
 def _text(facts: Mapping[str, object], key: str, where: str) -> str | None:
@@ -190,7 +190,7 @@ def _text(facts: Mapping[str, object], key: str, where: str) -> str | None:
     return value
 
 
-def mismatched_shapes(rules: Sequence[Rule], shapes: Mapping[str, Shape]) -> dict[str, str]:
+def mismatched_shapes(rules: Sequence[ShardingRule], shapes: Mapping[str, Shape]) -> dict[str, str]:
     """Return the parameters whose shape contradicts the rules', each with what was expected.
 
     A name such as ``hidden`` has one value in the whole network: that of the axis where it stands
@@ -225,7 +225,7 @@ def mismatched_shapes(rules: Sequence[Rule], shapes: Mapping[str, Shape]) -> dic
     return expected_by_name
 
 
-def sizes_by_name(rules: Sequence[Rule], shapes: Mapping[str, Shape]) -> dict[str, int]:
+def sizes_by_name(rules: Sequence[ShardingRule], shapes: Mapping[str, Shape]) -> dict[str, int]:
     """Return the sizes that rules name, such as ``experts``, as the shapes have them."""
     sizes_by_word: dict[str, int] = {}
     for name, shape in shapes.items():

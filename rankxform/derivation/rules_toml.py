@@ -30,7 +30,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from rankxform.errors import UsageError
-from rankxform.formats.toml_document import toml_document
+from rankxform.formats.toml_document import parse_toml
 
 from .rules import Preset, rule_of
 
@@ -40,12 +40,12 @@ _KINDS = {
 }  # fmt: skip
 
 
-def parse(data: bytes, label: str, preset: Callable[[str], Preset] | None = None) -> Preset:
+def parse_rules(data: bytes, label: str, preset: Callable[[str], Preset] | None = None) -> Preset:
     """Read a rules file of a user, or with `preset` None one that comes with rankxform.
 
     label: what messages call it; preset: returns the one of a name. Raises UsageError.
     """
-    document = toml_document(data, label)
+    document = parse_toml(data, label)
     for key in document:
         if key not in ("preset", "rules"):
             raise UsageError(f"{key!r} is neither preset nor rules", where=label)

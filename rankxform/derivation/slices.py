@@ -24,7 +24,7 @@ from rankxform.layout.strategy import Strategy
 from .derive import derive
 from .explain import Refusals
 from .request import Derived, DeriveRequest, Extent
-from .rules import Rule, mismatched_shapes
+from .rules import ShardingRule, mismatched_shapes
 
 _LOOKED_AT = 8
 _ROUNDS = 4
@@ -34,7 +34,7 @@ Slices = Mapping[str, tuple[Shape, str]]
 """The shape and type of a parameter's slice, by name."""
 
 
-class Bytes(NamedTuple):
+class SliceBytes(NamedTuple):
     """What files hold, as far as it is asked for.
 
     holds_same: tells whether two ranks of a stage hold the same bytes of a parameter; None where
@@ -47,7 +47,7 @@ class Bytes(NamedTuple):
 
 
 def derive_of_slices(
-    request: DeriveRequest, schemas: Mapping[int, Schema], label: str, slice_bytes: Bytes
+    request: DeriveRequest, schemas: Mapping[int, Schema], label: str, slice_bytes: SliceBytes
 ) -> Derived:
     """Derive the strategy of the job that wrote files.
 
@@ -145,10 +145,10 @@ def _settled(free: DeriveRequest, slices: Slices, first: Mapping[str, Shape]) ->
 
 def _decided(
     free: DeriveRequest,
-    rules: Sequence[Rule],
+    rules: Sequence[ShardingRule],
     slices: Slices,
     full: Mapping[str, Shape],
-    slice_bytes: Bytes,
+    slice_bytes: SliceBytes,
 ) -> dict[str, Shape]:
     """Choose where slices fit without the optimizer's shard as well.
 
@@ -165,10 +165,12 @@ def _decided(
     )
     plain = _made(sharded_slices, counts)
     plain_layouts = _layouts(free, slices, {**full, **plain})
-    unsure: dict[_Kind, list[str]] = {}
+    unsure: dict[_LayerPattern, list[str]] = {}
     for name in sharded:
         if plain_layouts[name].opt_shards == 1 and states.of(name) is None:
-            unsure.setdefault(_Kind(pattern_of(name), full[name], plain[name]), []).append(name)
+            unsure.setdefault(_LayerPattern(pattern_of(name), full[name], plain[name]), []).append(
+                name
+            )
     decided_shapes = dict(full)
     known_shapes = _one_of_each(full, {name for names in unsure.values() for name in names})
     while unsure:
@@ -195,7 +197,7 @@ def _decided(
     return {n: decided_shapes.get(states.base_name(n), s) for n, s in decided_shapes.items()}
 
 
-class _Kind(NamedTuple):
+class _LayerPattern(NamedTuple):
     """Parameters of all layers that are alike: their full shape with the optimizer's shard, and
     without."""
 
@@ -204,7 +206,7 @@ class _Kind(NamedTuple):
     plain: Shape
 
     def way(
-        self, names: Sequence[str], known_shapes: Mapping[str, Shape], rules: Sequence[Rule]
+        self, names: Sequence[str], known_shapes: Mapping[str, Shape], rules: Sequence[ShardingRule]
     ) -> Shape | None:
         """Return the shape that does not contradict what is known, if the other one does."""
         name = names[0]
@@ -226,7 +228,7 @@ def _one_of_each(shapes: Mapping[str, Shape], without: Collection[str]) -> dict[
     return {name: shapes[name] for name in names_by_kind.values()}
 
 
-def _is_same(names: Sequence[str], layout: Layout, slice_bytes: Bytes) -> bool | None:
+def _is_same(names: Sequence[str], layout: Layout, slice_bytes: SliceBytes) -> bool | None:
     """Tell whether two ranks hold the same of parameters, which the optimizer divides among them,
     or which each of them has."""
     plain = without_optimizer(layout)
@@ -239,7 +241,7 @@ def _is_same(names: Sequence[str], layout: Layout, slice_bytes: Bytes) -> bool |
 
 
 def _check_bytes(
-    request: DeriveRequest, strategy: Strategy, slices: Slices, slice_bytes: Bytes
+    request: DeriveRequest, strategy: Strategy, slices: Slices, slice_bytes: SliceBytes
 ) -> None:
     """Refuse a strategy whose replicas differ, or whose slices are replicas; one kind at a time.
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from rankxform.planning.transfers import Transfer
-from rankxform.storage.sources import Read
+from rankxform.storage.sources import TensorRead
 
 from .tile_work import TileWork
 
@@ -18,7 +18,7 @@ Turn = tuple[Transfer, TileWork | None, int]
 """A tile of a transfer, with the number of its repetition; None: the transfer has no more."""
 
 
-class Repeats:
+class ArenaReuse:
     """Tells which tiles need no reads, because the tile before has left in the arena what they
     need; it is told of all tiles, in order."""
 
@@ -44,9 +44,9 @@ class Repeats:
         return is_in_arena
 
 
-def reads_of(turns: Iterable[Turn]) -> Iterator[Read]:
+def coming_reads(turns: Iterable[Turn]) -> Iterator[TensorRead]:
     """Yield what tiles read, in order."""
-    repeats = Repeats()
+    repeats = ArenaReuse()
     for transfer, work, repeat in turns:
         if work is None or repeats.has(transfer, work):
             continue
@@ -54,6 +54,6 @@ def reads_of(turns: Iterable[Turn]) -> Iterator[Read]:
             file = transfer.readers[cell]
             entry, nbytes = transfer.parameter.entry(cell, file), len(room)
             if not run:
-                yield Read(file, entry, start + repeat * step, nbytes)
+                yield TensorRead(file, entry, start + repeat * step, nbytes)
             for number in range(nbytes // run if run else 0):
-                yield Read(file, entry, start + number * stride, run)
+                yield TensorRead(file, entry, start + number * stride, run)

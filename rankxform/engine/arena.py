@@ -34,7 +34,7 @@ class Region:
     raw: bool = True
 
 
-class Place(NamedTuple):
+class SourceIndices(NamedTuple):
     """Which elements of a source tensor a copy takes: for each of its axes which indices, and along
     which axis of the source each axis of the copy moves. source: its number; -1: none,
     the same number everywhere."""
@@ -49,12 +49,12 @@ def arena(nbytes: int) -> Bytes:
     return np.empty(nbytes, np.uint8)
 
 
-def offset(part: Box, box: Box, item: int) -> int:
+def content_offset(part: Box, box: Box, item: int) -> int:
     """Return the content byte at which `part` starts in a slice that holds `box`."""
     return first_element(part.relative_to(box), box.shape) * item
 
 
-def views(target: Region, source: Region, part: Box, item: int) -> View:
+def copy_views(target: Region, source: Region, part: Box, item: int) -> View:
     """Return `part`, a box of the full parameter, as it lies in two regions of the arena."""
     if not part.ndim:
         return target.data, source.data

@@ -14,10 +14,10 @@ from rankxform.formats.dtype import TEXT, content_bytes
 from rankxform.storage.posix import Buffer
 from rankxform.storage.reflink import Position
 
-from .convert import moved_type
+from .convert import transport_dtype
 
 
-class Arrays:
+class ArraySink:
     """One destination rank's slices, each in memory of its own (`pipeline.Sink`)."""
 
     def __init__(self, tensors: Iterable[TensorSpec]) -> None:
@@ -66,6 +66,6 @@ def numpy_type(dtype: str) -> np.dtype[Any]:
         try:
             numpy_dtype: np.dtype[Any] = np.dtype(import_module("ml_dtypes").bfloat16)
         except ImportError:
-            numpy_dtype = moved_type(dtype)
+            numpy_dtype = transport_dtype(dtype)
         return numpy_dtype
-    return moved_type(dtype)
+    return transport_dtype(dtype)

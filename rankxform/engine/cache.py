@@ -17,7 +17,7 @@ from rankxform.planning.transfers import Transfer
 from .arena import arena
 from .piece_schedule import PieceSchedule
 from .schedule import Schedule
-from .tile_work import Fetch, TileWork
+from .tile_work import TileRead, TileWork
 
 if TYPE_CHECKING:
     from .arena import Bytes
@@ -28,7 +28,7 @@ _MANY_TILES = 64
 _MANY_SCHEDULES = 256
 
 
-class Step:
+class LazyTileWork:
     """Tiles of a schedule that differ in their place only; worked out for an arena when needed."""
 
     def __init__(self, schedule: Schedule, tile_run: TileRun, arenas: Sequence[Bytes]) -> None:
@@ -45,7 +45,7 @@ class Step:
 class MovedStep:
     """A step for another slice of a stack: it reads so many bytes further on, and does the same."""
 
-    def __init__(self, step: Step, nbytes: int) -> None:
+    def __init__(self, step: LazyTileWork, nbytes: int) -> None:
         self._step, self._nbytes = step, nbytes
 
     def on(self, arena: int) -> TileWork:
@@ -57,7 +57,7 @@ class MovedStep:
             direct=[(self._moved(fetch), write) for fetch, write in work.direct],
         )
 
-    def _moved(self, fetch: Fetch) -> Fetch:
+    def _moved(self, fetch: TileRead) -> TileRead:
         return fetch._replace(start=fetch.start + self._nbytes)
 
 
@@ -72,11 +72,11 @@ class ScheduleCache:
         nbytes = min(_BLOCK, max(memory // arenas, _LEAST_BLOCK))
         self._arenas = [arena(nbytes) for _ in range(arenas)]
         self._large = max(nbytes, memory - nbytes)
-        self._kept: dict[object, tuple[Sequence[tuple[Step, int]], int]] = {}
+        self._kept: dict[object, tuple[Sequence[tuple[LazyTileWork, int]], int]] = {}
 
     def turns(
         self, transfers: Sequence[Transfer]
-    ) -> Iterator[tuple[Transfer, Step | MovedStep, int]]:
+    ) -> Iterator[tuple[Transfer, LazyTileWork | MovedStep, int]]:
         """Yield what is done for transfers that are made in turn, as `steps` of each has it."""
         if len(transfers) == 1:
             (transfer,) = transfers
@@ -88,7 +88,7 @@ class ScheduleCache:
                 if step_repeat:
                     yield transfer, *step_repeat
 
-    def steps(self, transfer: Transfer) -> Iterable[tuple[Step | MovedStep, int]]:
+    def steps(self, transfer: Transfer) -> Iterable[tuple[LazyTileWork | MovedStep, int]]:
         """Return what is done for `transfer`, in order, each with the number of its repetition."""
         parameter, exchange = transfer.parameter, transfer.exchange
         in_stack = None if exchange or self._checked else _place_in_stack(transfer)
@@ -121,14 +121,16 @@ class ScheduleCache:
         """Room for tiles that are better large; its pages are taken as they are used."""
         return arena(self._large)
 
-    def _steps(self, schedule: Schedule) -> Iterator[tuple[Step, int]]:
-        steps_by_run_id: dict[int, Step] = {}  # by the id of the tiles, which the step keeps
+    def _steps(self, schedule: Schedule) -> Iterator[tuple[LazyTileWork, int]]:
+        steps_by_run_id: dict[
+            int, LazyTileWork
+        ] = {}  # by the id of the tiles, which the step keeps
         arenas = self._arenas
         if schedule.permutes and len(arenas) == 1:
             arenas = [self._large_arena]
         for tile_run, repeat in schedule.repeats(len(arenas[0])):
             if id(tile_run) not in steps_by_run_id:
-                steps_by_run_id[id(tile_run)] = Step(schedule, tile_run, arenas)
+                steps_by_run_id[id(tile_run)] = LazyTileWork(schedule, tile_run, arenas)
             yield steps_by_run_id[id(tile_run)], repeat
             if repeat + 1 == tile_run.count:
                 del steps_by_run_id[id(tile_run)]

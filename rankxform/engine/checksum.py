@@ -31,17 +31,17 @@ from rankxform.planning.transfers import Transfer
 from rankxform.storage.posix import Buffer, OnProgress
 
 from .arena import Region, typed
-from .convert import converter, moved_type, word_type
-from .piece_schedule import PieceRegion, place_of
+from .convert import cast_function, transport_dtype, word_type
+from .piece_schedule import PieceRegion, source_indices
 from .schedule import CHECKSUM_BYTES
 from .tile_work import TileWork
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from rankxform.storage.sources import Sources
+    from rankxform.storage.sources import SourceReader
 
-    from .compare_sink import Expected
+    from .compare_sink import ExpectedSlice
     from .copier import Copier
 
     Bytes = npt.NDArray[np.uint8]
@@ -286,7 +286,7 @@ class IntegrityChecker:
         if converts:
             values = typed(region, region.part, word_type(parameter.src_dtype))
             converted = np.empty(values.shape, word_type(parameter.dtype))
-            converter(parameter.src_dtype, parameter.dtype)(converted, values)
+            cast_function(parameter.src_dtype, parameter.dtype)(converted, values)
             data_box, data = part, converted.reshape(-1).view(np.uint8)
         if converts or not 0 < part.size * item <= _SMALL:
             return self._prints.of(shape, item, data_box, data, part)
@@ -304,11 +304,11 @@ class IntegrityChecker:
         """Return the fingerprint of what elements of a piece become, in their places."""
         parameter, piece = transfer.parameter, region.piece
         assert piece is not None
-        box, kind = piece.dst_box(region.part), moved_type(parameter.dtype)
+        box, kind = piece.dst_box(region.part), transport_dtype(parameter.dtype)
         composed = np.zeros(box.shape, kind)
         index = tuple(slice(None, None, step or 1) for step in piece.dst_step)
-        values = region.values(moved_type(parameter.src_dtype))
-        places = [place_of(piece, region.part)]
+        values = region.values(transport_dtype(parameter.src_dtype))
+        places = [source_indices(piece, region.part)]
         copy(parameter, work.convert, [(composed[index] if index else composed, values)], places)
         data = composed.reshape(-1).view(np.uint8)
         return self._prints.of(parameter.shape, item_size(parameter.dtype), box, data, box)
@@ -320,7 +320,7 @@ class IntegrityChecker:
         if value is None:
             return 0
         for region in work.targets:
-            data = np.full(region.part.shape, value, moved_type(parameter.dtype))
+            data = np.full(region.part.shape, value, transport_dtype(parameter.dtype))
             content, item = data.reshape(-1).view(np.uint8), item_size(parameter.dtype)
             total += self._prints.of(parameter.shape, item, region.part, content, region.part)
         return total
@@ -349,11 +349,11 @@ class IntegrityChecker:
         return sums
 
 
-def sum_of_file(
+def file_fingerprint(
     prints: Fingerprint,
-    file: Sources,
+    file: SourceReader,
     rank: int,
-    slices: Mapping[str, tuple[Shape, Expected]],
+    slices: Mapping[str, tuple[Shape, ExpectedSlice]],
     on_progress: OnProgress,
 ) -> int:
     """Return the fingerprint of a rank's file, read in bounded pieces.

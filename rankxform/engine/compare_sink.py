@@ -12,7 +12,7 @@ from rankxform.formats.dtype import item_size
 from rankxform.geometry.box import Box
 from rankxform.storage.posix import Buffer
 from rankxform.storage.reflink import Position
-from rankxform.storage.sources import Sources
+from rankxform.storage.sources import SourceReader
 from rankxform.values import dataclass
 
 _BLOCK = 1 << 20
@@ -37,7 +37,7 @@ class Difference:
 
 
 @dataclass(frozen=True)
-class Expected:
+class ExpectedSlice:
     """What one destination rank should hold of a parameter: its type, and its box of the whole."""
 
     dtype: str
@@ -47,13 +47,15 @@ class Expected:
 class ComparingSink:
     """One destination file, compared with what is put."""
 
-    def __init__(self, rank: int, file: Sources, index: Index, slices: Mapping[str, Expected]):
+    def __init__(
+        self, rank: int, file: SourceReader, index: Index, slices: Mapping[str, ExpectedSlice]
+    ):
         """`slices` are what the file should hold; its headers are compared with them at once."""
         self._rank, self._file, self._slices = rank, file, slices
         self.differences: dict[str, Difference] = {}
         self.written = 0
         self._room = memoryview(bytearray(_BLOCK))
-        for difference in mismatches(index, rank, slices):
+        for difference in header_differences(index, rank, slices):
             self.differences[difference.name] = difference
 
     def put(self, name: str, start: int, data: Buffer) -> None:
@@ -92,7 +94,9 @@ class ComparingSink:
         difference.count += len(elements)
 
 
-def mismatches(index: Index, rank: int, slices: Mapping[str, Expected]) -> list[Difference]:
+def header_differences(
+    index: Index, rank: int, slices: Mapping[str, ExpectedSlice]
+) -> list[Difference]:
     """Return the parameters that are missing, unexpected, or of a wrong type or shape."""
     file_schema = index.schema
     schema = {
@@ -103,7 +107,7 @@ def mismatches(index: Index, rank: int, slices: Mapping[str, Expected]) -> list[
     return [Difference(name, rank, reason) for name, reason in reasons.items() if reason]
 
 
-def _mismatch(header_entry: tuple[str, tuple[int, ...]] | None, expected: Expected) -> str:
+def _mismatch(header_entry: tuple[str, tuple[int, ...]] | None, expected: ExpectedSlice) -> str:
     if header_entry is None:
         return "is missing"
     if header_entry[0] != expected.dtype:

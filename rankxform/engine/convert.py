@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     Convert = Callable[[Words, Words], None]
     """Writes the values of the second array into the first, of the same shape."""
 
-HALF, BRAIN, EXACT = "Float16", "BFloat16", "Float64"
+FLOAT16, BFLOAT16, EXACT = "Float16", "BFloat16", "Float64"
 """Types of 16 bits, and the one in which steps work, which has all others' values."""
 
 _NUMPY = {
@@ -57,23 +57,23 @@ _UNSIGNED = np.uint16(0x7FFF)
 _INFINITE, _HALF_INFINITE = np.uint16(0x7F80), np.uint16(0x7C00)
 
 
-def moved_type(dtype: str) -> np.dtype[Any]:
+def transport_dtype(dtype: str) -> np.dtype[Any]:
     """Return the numpy type in which elements are moved; words, of those numpy does not know."""
     return np.dtype(_NUMPY[dtype])
 
 
 def word_type(dtype: str) -> np.dtype[Any]:
-    """Return the type of `moved_type` for elements whose values are known: of BFloat16 its words.
+    """Return the type of `transport_dtype` where values are known: of BFloat16 its words.
 
     Raises RequestError where they are not: of Int4, texts, and F8.
     """
     if dtype in ("Int4", TEXT, *NOT_MINDSPORES):
         raise RequestError(f"{dtype} cannot be converted to another type, nor another type to it")
-    return moved_type(dtype)
+    return transport_dtype(dtype)
 
 
 @cache
-def converter(src: str, dst: str) -> Convert:
+def cast_function(src: str, dst: str) -> Convert:
     """Return what converts arrays of one type to another. Raises RequestError.
 
     The arrays have the types that `word_type` names; they need not be contiguous.
@@ -128,7 +128,7 @@ def _plain(source: np.dtype[Any], dst: str, src: str) -> Convert:
     target = word_type(dst)
     if target == source:
         return _copy
-    if source.kind == "f" and dst == HALF:
+    if source.kind == "f" and dst == FLOAT16:
         return _in_blocks(_to_half, target)
     if source.kind == "f" and target.kind in "iu":
         return lambda dst_words, src_words: _to_integer(dst_words, src_words, src, dst)
@@ -249,8 +249,8 @@ def _to_half(dst_words: Words, src_words: Words, room: Words) -> None:
 
 def not_finite(words: Words, dtype: str) -> Words | None:
     """Return where values of a floating type are infinite or NaN; None if none is."""
-    if dtype in (HALF, BRAIN):
-        infinity_bits = _HALF_INFINITE if dtype == HALF else _INFINITE
+    if dtype in (FLOAT16, BFLOAT16):
+        infinity_bits = _HALF_INFINITE if dtype == FLOAT16 else _INFINITE
         mask = (words.view("<u2") & _UNSIGNED) >= infinity_bits
     else:
         mask = ~np.isfinite(words)
@@ -263,9 +263,9 @@ def became_infinite(dst_words: Words, src_words: Words, wrong: Words, dtype: str
     wrong: where values of `dst_words`, of type `dtype`, are not finite.
     """
     dst_values, src_values = dst_words[wrong], src_words[wrong]
-    if dtype in (HALF, BRAIN):
+    if dtype in (FLOAT16, BFLOAT16):
         endless = (dst_values.view("<u2") & _UNSIGNED) == (
-            _HALF_INFINITE if dtype == HALF else _INFINITE
+            _HALF_INFINITE if dtype == FLOAT16 else _INFINITE
         )
     else:
         endless = np.isinf(dst_values)

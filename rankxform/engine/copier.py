@@ -11,11 +11,11 @@ from rankxform.errors import CheckpointError
 from rankxform.formats.dtype import FLOATS
 from rankxform.geometry.box import Box
 from rankxform.geometry.pieces import BROADCAST_AXIS
-from rankxform.ops.base import Dequantize, LowRank
+from rankxform.ops.base import BlockScale, LowRankUpdate
 from rankxform.planning.catalog import Parameter
 
-from .arena import Place
-from .convert import EXACT, became_infinite, converter, not_finite
+from .arena import SourceIndices
+from .convert import EXACT, became_infinite, cast_function, not_finite
 from .operands import Operands
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ _LARGEST = {"Float16": "65504", "BFloat16": "3.39e38", "Float32": "3.40e38", "Fl
 _WIDER = {"Float16": "bf16 or fp32", "BFloat16": "fp32", "Float32": "Float64", "Float64": "another"}
 
 
-class Values(NamedTuple):
+class ValueStats(NamedTuple):
     """What was seen of a parameter's values when they were changed.
 
     not_finite: how many are infinite or no number, in all copies. had_values, has_values: whether
@@ -38,8 +38,8 @@ class Values(NamedTuple):
     had_values: bool = False
     has_values: bool = False
 
-    def __add__(self, other: Values) -> Values:  # type: ignore[override]
-        return Values(
+    def __add__(self, other: ValueStats) -> ValueStats:  # type: ignore[override]
+        return ValueStats(
             self.not_finite + other.not_finite,
             self.had_values or other.had_values,
             self.has_values or other.has_values,
@@ -54,14 +54,14 @@ class Copier:
 
     def __init__(self, operands: Operands | None = None) -> None:
         self._operands = operands
-        self.values: dict[str, Values] = {}
+        self.values: dict[str, ValueStats] = {}
 
     def __call__(
         self,
         parameter: Parameter,
         convert: Convert | None,
         copies: Sequence[View],
-        places: Sequence[Place],
+        places: Sequence[SourceIndices],
     ) -> None:
         """Make copies; `places` say which elements they are of, where there are steps.
 
@@ -89,7 +89,7 @@ class Copier:
     def _look_at(self, parameter: Parameter, dst_words: Words, src_words: Words) -> None:
         """See that no finite value has become infinite, and note what else is no number."""
         name, dtype = parameter.name, parameter.dtype
-        stats = self.values.get(name, Values())
+        stats = self.values.get(name, ValueStats())
         wrong = not_finite(dst_words, dtype)
         if wrong is not None and became_infinite(dst_words, src_words, wrong, dtype):
             raise CheckpointError(
@@ -103,17 +103,17 @@ class Copier:
         with np.errstate(invalid="ignore"):  # of a signaling NaN
             had = stats.had_values or bool(src_words.any())
             has = stats.has_values or bool(dst_words.any())
-        self.values[name] = Values(bad, had, has)
+        self.values[name] = ValueStats(bad, had, has)
 
     def _with_step(
-        self, parameter: Parameter, dst_words: Words, src_words: Words, place: Place
+        self, parameter: Parameter, dst_words: Words, src_words: Words, place: SourceIndices
     ) -> None:
         """Copy block by block of rows, in Float64, and round once."""
         step = parameter.steps[place.source]
-        exact = converter(parameter.src_dtype, EXACT)
-        rounded = converter(EXACT, parameter.dtype)
+        exact = cast_function(parameter.src_dtype, EXACT)
+        rounded = cast_function(EXACT, parameter.dtype)
         if step is None:
-            converter(parameter.src_dtype, parameter.dtype)(dst_words, src_words)
+            cast_function(parameter.src_dtype, parameter.dtype)(dst_words, src_words)
             return
         # in blocks that stay in the cache; products and factors are exact to half an ulp of the
         # result
@@ -123,13 +123,13 @@ class Copier:
             values = np.empty(part.shape, np.float64)
             exact(values, part)
             block_place = _rows_of(place, slice(first_row, first_row + rows))
-            if isinstance(step, LowRank):
+            if isinstance(step, LowRankUpdate):
                 values += self._product(step, block_place)
             else:
                 values *= self._factors(step, block_place)
             rounded(dst_words[first_row : first_row + rows], values)
 
-    def _product(self, step: LowRank, place: Place) -> Any:
+    def _product(self, step: LowRankUpdate, place: SourceIndices) -> Any:
         """Return the low-rank product for the elements of a place, in the order of the copy."""
         assert self._operands is not None
         get, shape = self._operands.get, self._operands.shape
@@ -144,7 +144,7 @@ class Copier:
             product = product.T
         return product.T if _is_turned(place) else product
 
-    def _products(self, step: LowRank, place: Place) -> Any:
+    def _products(self, step: LowRankUpdate, place: SourceIndices) -> Any:
         """Return the products of a stack's matrices, likewise."""
         assert self._operands is not None
         get, rank = self._operands.get, self._operands.shape(step.a)[2]
@@ -158,7 +158,7 @@ class Copier:
         shape = [1 if axis == BROADCAST_AXIS else len(place.ranges[axis]) for axis in place.axes]
         return step.scale * products.transpose(order).reshape(shape)
 
-    def _factors(self, step: Dequantize, place: Place) -> Any:
+    def _factors(self, step: BlockScale, place: SourceIndices) -> Any:
         """Return the factor of each element of a place, in the order of the copy."""
         assert self._operands is not None
         axes = len(self._operands.shape(step.scales))  # fewer than two: of rows, or one of all
@@ -173,13 +173,13 @@ class Copier:
         return factors.T if _is_turned(place) else factors
 
 
-def _is_turned(place: Place) -> bool:
+def _is_turned(place: SourceIndices) -> bool:
     """Whether the axes of the copy are those of the source, exchanged."""
     return place.axes[0] == 1 or place.axes[1] == 0
 
 
-def _rows_of(place: Place, rows: slice) -> Place:
+def _rows_of(place: SourceIndices, rows: slice) -> SourceIndices:
     """Return the place of some rows of a copy."""
     axis = place.axes[0]
     ranges = tuple(r[rows] if n == axis else r for n, r in enumerate(place.ranges))
-    return Place(place.source, ranges, place.axes)
+    return SourceIndices(place.source, ranges, place.axes)

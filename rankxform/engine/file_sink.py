@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from zlib import crc32
 
-from rankxform.formats.base import FileLayout, Format, locate
+from rankxform.formats.base import Container, FileLayout, spans_of_range
 from rankxform.storage.posix import (
     Buffer,
     Descriptors,
@@ -18,7 +18,7 @@ from rankxform.storage.posix import (
     start_writing,
     write_from,
 )
-from rankxform.storage.reflink import Position, share, shared_part
+from rankxform.storage.reflink import Position, share_blocks, shareable_blocks
 from rankxform.values import dataclass
 
 _PAGE = 4096
@@ -29,7 +29,7 @@ _NOTHING = memoryview(b"")
 
 
 @dataclass(frozen=True)
-class Output:
+class OutputFile:
     """One destination file: its name, its layout, and whether this process owns it.
 
     A process that writes later slices of a file does not own it, and does not create, finish or
@@ -62,7 +62,7 @@ def part_descriptors() -> Descriptors:
     return Descriptors(os.O_RDWR)
 
 
-class Writer:
+class PageWriter:
     """Writes by position into one file, in calls that start and end on page boundaries.
 
     Small neighbouring pieces are gathered in the buffer; of a large one only the ends that share
@@ -116,7 +116,7 @@ class Writer:
     def share(self, offset: int, source: Position, nbytes: int) -> bool:
         """Share whole blocks of another file at `offset`; tell whether the file system can."""
         fd = self._descriptors.get(self._path)
-        if not share(source, (fd, self._path, offset), nbytes):
+        if not share_blocks(source, (fd, self._path, offset), nbytes):
             return False
         self.written += nbytes
         return True
@@ -139,7 +139,7 @@ class Writer:
 
 
 def file_sinks(
-    outputs: Mapping[int, Output], parts: Descriptors, memory: int, is_write_behind: bool
+    outputs: Mapping[int, OutputFile], parts: Descriptors, memory: int, is_write_behind: bool
 ) -> dict[int, FileSink]:
     """Return a sink for each of `outputs`, by destination rank.
 
@@ -158,13 +158,13 @@ class FileSink:
     """One destination file while it is written (`rankxform.engine.pipeline.Sink`)."""
 
     def __init__(
-        self, output: Output, parts: Descriptors, buffer: Buffer, is_write_behind: bool
+        self, output: OutputFile, parts: Descriptors, buffer: Buffer, is_write_behind: bool
     ) -> None:
         layout = output.layout
         self._spans, self._heads, self._tails = layout.spans, layout.heads, layout.tails
         self._shares = not layout.tails  # until the file system does not
         self._crcs: dict[str, int] = {}  # of tensors with a tail, until all is put
-        self._writer = Writer(output.part, parts, buffer, is_write_behind)
+        self._writer = PageWriter(output.part, parts, buffer, is_write_behind)
 
     @property
     def written(self) -> int:
@@ -188,7 +188,7 @@ class FileSink:
                 self._put_tail(name, start, data)
             return
         position = 0
-        for span in locate(spans, start, len(data)) if len(data) else spans:
+        for span in spans_of_range(spans, start, len(data)) if len(data) else spans:
             head = self._heads.get(span.offset)
             if head is not None:
                 put(span.offset - len(head), head)
@@ -209,7 +209,7 @@ class FileSink:
         if len(spans) > 1 or not self._shares:
             return False
         offset = spans[0].offset + start
-        part = shared_part(first, offset, nbytes)
+        part = shareable_blocks(first, offset, nbytes)
         if not part:
             return False
         middle = src, path, first + part.start
@@ -226,7 +226,7 @@ class FileSink:
 
 
 def add_checksum(
-    output: Output, form: Format, descriptors: Descriptors, on_progress: OnProgress
+    output: OutputFile, form: Container, descriptors: Descriptors, on_progress: OnProgress
 ) -> None:
     """Write the checksum that MindSpore's ``crc_check=True`` expects into a complete part file."""
     fd = descriptors.get(output.part)

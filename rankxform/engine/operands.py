@@ -13,9 +13,9 @@ from rankxform.formats.dtype import item_size
 from rankxform.geometry.box import Box, Shape, contiguous_runs
 from rankxform.geometry.tiling import Cell
 from rankxform.planning.catalog import Parameter
-from rankxform.storage.sources import Sources
+from rankxform.storage.sources import SourceReader
 
-from .convert import EXACT, converter, moved_type
+from .convert import EXACT, cast_function, transport_dtype
 from .piece_schedule import PieceRegion
 
 _KEPT = 4
@@ -26,7 +26,7 @@ class Operands:
 
     def __init__(
         self,
-        tensors: Mapping[str, tuple[Parameter, Sources]],
+        tensors: Mapping[str, tuple[Parameter, SourceReader]],
         brought: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
         """`tensors`: by the name that steps use, with the files that hold them; `brought`: whole
@@ -41,17 +41,17 @@ class Operands:
         """Return a box of a tensor, as Float64."""
         parameter, sources = self._tensors[name]
         if name in self._brought:
-            values = self._brought[name][box.slices()].view(moved_type(parameter.src_dtype))
+            values = self._brought[name][box.slices()].view(transport_dtype(parameter.src_dtype))
         else:
             values = read_box(parameter, box, sources)
         exact_values = np.empty(values.shape, np.float64)
-        converter(parameter.src_dtype, EXACT)(exact_values, values)
+        cast_function(parameter.src_dtype, EXACT)(exact_values, values)
         return exact_values
 
 
-def read_box(parameter: Parameter, box: Box, sources: Sources) -> Any:
-    """Return a box of a source tensor as an array of the type that `moved_type` names."""
-    kind = moved_type(parameter.src_dtype)
+def read_box(parameter: Parameter, box: Box, sources: SourceReader) -> Any:
+    """Return a box of a source tensor as an array of the type that `transport_dtype` names."""
+    kind = transport_dtype(parameter.src_dtype)
     box_values = np.empty(box.shape, kind)
     for cell, files in parameter.sharding.files.items():
         cell_box = parameter.grid.box(cell)
@@ -66,12 +66,12 @@ def read_box(parameter: Parameter, box: Box, sources: Sources) -> Any:
     return box_values
 
 
-def read_made(parameter: Parameter, box: Box, sources: Sources) -> Any:
+def read_as_float64(parameter: Parameter, box: Box, sources: SourceReader) -> Any:
     """Return a box of a parameter as Float64, whether it lies in the files or is made of others."""
     if parameter.composed is None:
         values = read_box(parameter, box, sources)
         exact_values = np.empty(values.shape, np.float64)
-        converter(parameter.src_dtype, EXACT)(exact_values, values)
+        cast_function(parameter.src_dtype, EXACT)(exact_values, values)
         return exact_values
     pieces = parameter.composed.pieces
     exact_values = np.zeros(box.shape)
@@ -84,12 +84,12 @@ def read_made(parameter: Parameter, box: Box, sources: Sources) -> Any:
             if part is None:
                 continue
             source_box, around = pieces.source_box(cell), piece.src_box(part)
-            values = np.empty(around.size, moved_type(parameter.src_dtype))
+            values = np.empty(around.size, transport_dtype(parameter.src_dtype))
             region_box = around.relative_to(source_box)
             _read_runs(parameter, cell, files[0], region_box, source_box.shape, values, sources)
             region = PieceRegion(around, values.view(np.uint8), part, True, piece)
             exact = np.empty(part.shape)
-            converter(parameter.src_dtype, EXACT)(exact, region.values(values.dtype))
+            cast_function(parameter.src_dtype, EXACT)(exact, region.values(values.dtype))
             dst_box = piece.dst_box(part).relative_to(box)
             steps = zip(dst_box.start, dst_box.stop, piece.dst_step)
             exact_values[tuple(slice(a, b, step or 1) for a, b, step in steps)] = exact
@@ -98,7 +98,7 @@ def read_made(parameter: Parameter, box: Box, sources: Sources) -> Any:
 
 def _read_runs(
     parameter: Parameter, cell: Cell, file: int, box: Box, shape: Shape, values: Any,
-    sources: Sources,
+    sources: SourceReader,
 ) -> None:  # fmt: skip
     data, position, item = values.view(np.uint8).data, 0, item_size(parameter.src_dtype)
     for start, count in contiguous_runs(box, shape):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rankxform.options import IO, LOAD, SIZE, one_of, option
+from rankxform.options import AFFECTS_LOAD, GROUP_IO, TYPE_SIZE, choice_of, option
 from rankxform.planning.cost_model import COSTS, Costs
 from rankxform.planning.read_method import AUTO, READ_METHODS
 from rankxform.values import dataclass
@@ -15,22 +15,23 @@ class ReadOptions:
     """How files are read, and in how much memory. See the help of each."""
 
     read_method: str = option(
-        AUTO, IO, "how source files are read: the wanted ranges; whole rows, then pick (sieving); "
-        "or each byte by one process that sends it to the others (two-phase); auto: what costs "
-        "least, two-phase for files that a node does not have", LOAD, kind=one_of(READ_METHODS),
+        AUTO, GROUP_IO, "how source files are read: the wanted ranges; whole rows, then pick "
+        "(sieving); or each byte by one process that sends it to the others (two-phase); auto: "
+        "what costs least, two-phase for files that a node does not have", AFFECTS_LOAD,
+        kind=choice_of(READ_METHODS),
     )  # fmt: skip
     costs: Costs | None = option(
-        None, IO, "cost model: bandwidths (read, write, network, copy), latencies (read_latency, "
-        "latency), and the overlap of reading and sending (0-1), such as read=2G,latency=30us "
-        "(default: measured; if some are given, 1G, 1G, 10G, 5G, 100us, 30us, 1 for the others)",
-        LOAD, kind=COSTS, metavar="WHAT=VALUE,..",
+        None, GROUP_IO, "cost model: bandwidths (read, write, network, copy), latencies "
+        "(read_latency, latency), and the overlap of reading and sending (0-1), such as "
+        "read=2G,latency=30us (default: measured; if some are given, 1G, 1G, 10G, 5G, 100us, "
+        "30us, 1 for the others)", AFFECTS_LOAD, kind=COSTS, metavar="WHAT=VALUE,..",
     )  # fmt: skip
     memory: int = option(
-        DEFAULT_MEMORY, IO, "buffers on each process (default: 64M)", LOAD, kind=SIZE,
-        metavar="SIZE",
+        DEFAULT_MEMORY, GROUP_IO, "buffers on each process (default: 64M)", AFFECTS_LOAD,
+        kind=TYPE_SIZE, metavar="SIZE",
     )  # fmt: skip
     shapes: str | None = option(
-        None, IO, 'plan without SRC, from full shapes: a complete checkpoint file, what `inspect '
-        '--json` prints of one, or JSON {name: {"shape": [...], "dtype": "Float32"}}',
+        None, GROUP_IO, "plan without SRC, from full shapes: a complete checkpoint file, what "
+        '`inspect --json` prints of one, or JSON {name: {"shape": [...], "dtype": "Float32"}}',
         metavar="FILE", verbs=("plan",),
     )  # fmt: skip

@@ -24,10 +24,10 @@ from rankxform.planning.routes import Routes
 from rankxform.planning.transfers import Exchange, Transfer
 from rankxform.values import dataclass
 
-from .arena import ALIGN, Place, Region
-from .convert import blockwise, converter, moved_type
+from .arena import ALIGN, Region, SourceIndices
+from .convert import blockwise, cast_function, transport_dtype
 from .schedule import SMALL_TILE, Schedule
-from .tile_work import Fetch
+from .tile_work import TileRead
 
 if TYPE_CHECKING:
     from .arena import Bytes, View, Words
@@ -82,7 +82,7 @@ class PieceRegion(Region):
         return picked
 
 
-class PieceRows(RowIndex[T], Generic[T]):
+class PieceRowIndex(RowIndex[T], Generic[T]):
     """Things with boxes that count in pieces, looked up by the rows of a tile."""
 
     def __init__(self, grid: PieceTiling, keyed_boxes: Iterable[tuple[T, Cell, Box]]) -> None:
@@ -118,11 +118,11 @@ class PieceSchedule(Schedule):
         self._factors: dict[Cell, int] = {}
         super().__init__(transfer, method, checked)
         parameter = transfer.parameter
-        self._source_type = moved_type(parameter.src_dtype)
-        self._target_type = moved_type(parameter.dtype)
+        self._source_type = transport_dtype(parameter.src_dtype)
+        self._target_type = transport_dtype(parameter.dtype)
         convert = None
         if parameter.dtype != parameter.src_dtype and not any(self._steps):
-            convert = converter(parameter.src_dtype, parameter.dtype)
+            convert = cast_function(parameter.src_dtype, parameter.dtype)
         self._convert = blockwise(convert) if convert or self._many_axes else None
         self._rest = np.full((), composed.pieces.assembly.value, self._target_type)
         for cell, need in self._wanted.items():
@@ -134,7 +134,7 @@ class PieceSchedule(Schedule):
         return self._many_axes
 
     def _rows(self, keyed_boxes: Iterable[tuple[T, Cell, Box]]) -> RowIndex[T]:
-        return PieceRows(self._pieces_of, keyed_boxes)
+        return PieceRowIndex(self._pieces_of, keyed_boxes)
 
     def _group(self, routes: Routes, exchange: Exchange, process: int) -> list[Box]:
         """Return the boxes, in the made tensor, of all that a process has in its arena."""
@@ -212,7 +212,7 @@ class PieceSchedule(Schedule):
         box, source_box = self._around(cell, need), self._pieces_of.source_box(cell)
         return Box(box.start[:1] + source_box.start[1:], box.stop[:1] + source_box.stop[1:])
 
-    def _fetch(self, cell: Cell, need: Box, tile_run: TileRun, fetches: list[Fetch]) -> Region:
+    def _fetch(self, cell: Cell, need: Box, tile_run: TileRun, fetches: list[TileRead]) -> Region:
         source_box, item = self._pieces_of.source_box(cell), self._src_item
         box, block = self._around(cell, need), self._block(cell, need)
         if block.size <= self._factors[cell] * need.size:
@@ -222,11 +222,11 @@ class PieceSchedule(Schedule):
         first, run, stride, count = strided_runs(part, source_box.shape)
         if count > 1:
             room = data.data
-            fetches.append(Fetch(cell, first * item, 0, room, sparse, run * item, stride * item))
+            fetches.append(TileRead(cell, first * item, 0, room, sparse, run * item, stride * item))
             return PieceRegion(box, data, need, True, self._pieces_of.piece(cell))
         for first, run in contiguous_runs(part, source_box.shape):
             room = data[position : position + run * item].data
-            fetches.append(Fetch(cell, first * item, 0, room, sparse))
+            fetches.append(TileRead(cell, first * item, 0, room, sparse))
             position += run * item
         return PieceRegion(box, data, need, True, self._pieces_of.piece(cell))
 
@@ -256,24 +256,24 @@ class PieceSchedule(Schedule):
 
     def _assemble(
         self, cell: Cell, target: Box, regions: Mapping[Any, Region]
-    ) -> tuple[Region, list[View], list[Place], Sequence[Region]]:
+    ) -> tuple[Region, list[View], list[SourceIndices], Sequence[Region]]:
         sources = list(self._regions(cell, target, regions))
         if len(sources) == 1 and self._is_made(sources[0], target):
             return Region(target, sources[0].data, target, raw=False), [], [], sources
         data = self._take(target.size * self._item)
         values = data.view(self._target_type).reshape(target.shape)
         copies: list[View] = []
-        places: list[Place] = []
+        places: list[SourceIndices] = []
         if sum(source.part.size for source in sources) < target.size:
             copies.append((values, self._rest))
-            places.append(Place(-1))
+            places.append(SourceIndices(-1))
         for source in sources:
             assert source.piece is not None
             place = source.piece.dst_box(source.part).relative_to(target)
             bounds = zip(place.start, place.stop, source.piece.dst_step)
             index: tuple[Any, ...] = (*(slice(a, b, step or 1) for a, b, step in bounds), ...)
             copies.append((values[index], source.values(self._source_type)))
-            places.append(place_of(source.piece, source.part))
+            places.append(source_indices(source.piece, source.part))
         return Region(target, data, target, raw=False), copies, places, sources
 
     def _is_made(self, source: Region, target: Box) -> bool:
@@ -301,11 +301,11 @@ class PieceSchedule(Schedule):
         return False  # messages are in the order of the tensor that is made
 
 
-def place_of(piece: Piece, part: Box) -> Place:
+def source_indices(piece: Piece, part: Box) -> SourceIndices:
     """Return which elements of the source a part of a piece takes, by axis."""
     box = piece.src_box(part)
     steps = dict(zip(piece.axes, piece.src_step))
     ranges = tuple(
         range(a, b, steps.get(axis) or 1) for axis, (a, b) in enumerate(zip(box.start, box.stop))
     )
-    return Place(piece.source, ranges, piece.axes)
+    return SourceIndices(piece.source, ranges, piece.axes)

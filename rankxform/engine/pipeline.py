@@ -23,16 +23,16 @@ from rankxform.planning.exchange import WorkPlan
 from rankxform.planning.transfers import Transfer
 from rankxform.storage.posix import Buffer, OnProgress
 from rankxform.storage.reflink import Position
-from rankxform.storage.sources import Sources
+from rankxform.storage.sources import SourceReader
 from rankxform.values import dataclass
 
-from .ahead import Repeats, Turn, reads_of
+from .ahead import ArenaReuse, Turn, coming_reads
 from .cache import ScheduleCache
 from .checksum import IntegrityChecker
-from .copier import Copier, Values
+from .copier import Copier, ValueStats
 from .operands import Operands
 from .tile_work import TileWork
-from .turns import in_turn
+from .turns import group_by_shared_rows
 
 if TYPE_CHECKING:
     from .arena import View
@@ -89,7 +89,7 @@ class Traffic:
     sent: int = 0
     seconds: dict[str, float] = field(default_factory=dict)
     notices: tuple[str, ...] = ()
-    values: Mapping[str, Values] = field(default_factory=dict)
+    values: Mapping[str, ValueStats] = field(default_factory=dict)
 
     def __add__(self, other: Traffic) -> Traffic:
         seconds = {
@@ -102,11 +102,11 @@ class Traffic:
         )  # fmt: skip
 
 
-class Inputs(NamedTuple):
+class WorkInputs(NamedTuple):
     """What work is done with: the source's files, opened; messages from and to other processes;
     operands of steps, and what was moved to bring them."""
 
-    sources: Sources
+    sources: SourceReader
     p2p: Messenger | None = None
     operands: Operands | None = None
     operand_traffic: Traffic = Traffic()
@@ -114,7 +114,7 @@ class Inputs(NamedTuple):
 
 def execute(
     work: WorkPlan,
-    inputs: Inputs,
+    inputs: WorkInputs,
     sinks: Mapping[int, Sink],
     on_progress: OnProgress,
     checker: IntegrityChecker | None = None,
@@ -137,7 +137,7 @@ def execute(
     turns = _timed(_turns(work, schedules, depth), scheduling)
     if sources.ahead:
         turns, coming = tee(turns)
-        sources.expect(reads_of(coming), work.memory // 2)
+        sources.expect(coming_reads(coming), work.memory // 2)
     for transfer, tile, repeat in turns:
         if tile is None:
             pipeline.end(transfer)
@@ -165,7 +165,7 @@ def execute(
 def _turns(work: WorkPlan, schedules: ScheduleCache, depth: int) -> Iterator[Turn]:
     """Yield the tiles of transfers in order; each is worked out for the next of `depth` arenas."""
     number, single_groups = 0, ([transfer] for transfer in work.transfers)
-    for row_group in single_groups if work.ascending else in_turn(work.transfers):
+    for row_group in single_groups if work.ascending else group_by_shared_rows(work.transfers):
         for transfer, step, repeat in schedules.turns(row_group):
             yield transfer, step.on(number % depth), repeat
             number += 1
@@ -185,7 +185,7 @@ def _timed(turns: Iterator[Turn], seconds: dict[str, float]) -> Iterator[Turn]:
 
 
 @dataclass
-class _InFlight:
+class _TileInFlight:
     """A tile in flight; `ended` are the transfers that are complete with it."""
 
     transfer: Transfer
@@ -203,7 +203,7 @@ class Pipeline:
     def __init__(
         self,
         sinks: Mapping[int, Sink],
-        sources: Sources,
+        sources: SourceReader,
         on_progress: OnProgress,
         on_complete: Callable[[Transfer], None],
         checker: IntegrityChecker | None,
@@ -213,9 +213,9 @@ class Pipeline:
         self._sinks, self._sources, self._on_progress = sinks, sources, on_progress
         self._on_complete, self._checker, self._p2p = on_complete, checker, p2p
         self._copy = copier
-        self.in_flight: deque[_InFlight] = deque()
+        self.in_flight: deque[_TileInFlight] = deque()
         self.sent = 0
-        self._repeats = Repeats()
+        self._repeats = ArenaReuse()
         self.seconds = {"read": 0.0, "exchange": 0.0, "copy": 0.0, "write": 0.0}
 
     def move(self, transfer: Transfer, work: TileWork, repeat: int) -> None:
@@ -258,7 +258,7 @@ class Pipeline:
 
     def start(self, transfer: Transfer, work: TileWork, repeat: int) -> None:
         """Start the receives of a tile, read for it, and start its sends."""
-        tile = _InFlight(transfer, work, repeat)
+        tile = _TileInFlight(transfer, work, repeat)
         messages, p2p = work.messages, self._p2p
         began = perf_counter()
         if messages and p2p:

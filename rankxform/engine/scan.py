@@ -12,19 +12,19 @@ import numpy as np
 from rankxform.formats.base import Index, Span
 from rankxform.formats.dtype import FLOATS
 from rankxform.storage.posix import OnProgress, blocks
-from rankxform.storage.samples import SAMPLE, compared_sums, holes
+from rankxform.storage.samples import SAMPLE, check_checksums, find_holes
 from rankxform.storage.sources import check_same
 from rankxform.storage.store import storage_of
 from rankxform.values import dataclass
 
-from .convert import moved_type, not_finite
+from .convert import not_finite, transport_dtype
 
 _FEW = 4
 _BRAIN_NAN, _BRAIN_SIGN = np.uint16(0x7F80), np.uint16(0x7FFF)
 
 
 @dataclass
-class Scanned:
+class FileScan:
     """What a file was found to hold: wrong sums, in words; by tensor how many values are NaN, and
     how many infinite; long parts that were never written, by tensor; what was looked at."""
 
@@ -39,7 +39,7 @@ class Scanned:
     nbytes: int = 0
 
 
-def looked_at(index: Index) -> int:
+def bytes_to_scan(index: Index) -> int:
     """Return how many bytes `scan` reads of a file where it does not read all."""
     names = (index.schema.names[number] for number in _chosen(index))
     return sum(min(SAMPLE, index.spans(name)[0].nbytes) for name in names)
@@ -51,9 +51,9 @@ def _chosen(index: Index) -> list[int]:
     return floats[:: max(1, len(floats) // _FEW)][:_FEW]
 
 
-def scan(path: str, index: Index, full: bool, on_progress: OnProgress) -> Scanned:
+def scan(path: str, index: Index, full: bool, on_progress: OnProgress) -> FileScan:
     """Look through a file: every byte, or a little of some tensors. Raises CheckpointError."""
-    file_scan = Scanned(holes=dict(holes(path, index)))
+    file_scan = FileScan(holes=dict(find_holes(path, index)))
     schema = index.schema
     numbers = range(len(schema.names)) if full else _chosen(index)
     with closing(storage_of(path).ranges()) as ranges:
@@ -82,14 +82,16 @@ def scan(path: str, index: Index, full: bool, on_progress: OnProgress) -> Scanne
     if not full:
         file_scan.unchecked_sums += len(index.sums) + (index.has_checksum and not index.sums)
         return file_scan
-    messages = compared_sums(path, replace(index, sums={}), on_progress)  # of no tensor of its own
+    messages = check_checksums(
+        path, replace(index, sums={}), on_progress
+    )  # of no tensor of its own
     file_scan.sums += len(messages)
     file_scan.wrong_sums += [f"{path}: {wrong}" for wrong in messages if wrong]
     return file_scan
 
 
-def _look_at(file_scan: Scanned, name: str, dtype: str, part: memoryview) -> None:
-    values = np.frombuffer(part, moved_type(dtype))
+def _look_at(file_scan: FileScan, name: str, dtype: str, part: memoryview) -> None:
+    values = np.frombuffer(part, transport_dtype(dtype))
     wrong = not_finite(values, dtype)
     if wrong is None or not wrong.any():
         return

@@ -25,13 +25,13 @@ from rankxform.geometry.box import Box, contiguous_runs
 from rankxform.geometry.tiling import Cell, RowIndex, TileRun, overlaps, split_into_tiles
 from rankxform.planning.exchange import interleave
 from rankxform.planning.read_method import ReadMethod
-from rankxform.planning.routes import Piece, Routes, routes_of
+from rankxform.planning.routes import CellPair, Routes, routes_of
 from rankxform.planning.transfers import Exchange, Transfer
 from rankxform.storage.posix import Buffer
 
-from .arena import ALIGN, Region, offset, typed, views
-from .convert import converter, word_type
-from .tile_work import Fetch, Messages, TileWork, Write
+from .arena import ALIGN, Region, content_offset, copy_views, typed
+from .convert import cast_function, word_type
+from .tile_work import TileMessages, TileRead, TileWork, TileWrite
 
 SMALL_TILE = 4 << 20
 _CONVERTED_TILE = 1 << 20
@@ -42,7 +42,7 @@ CHECKSUM_BYTES = 8
 """What a message between processes has at its end where its bytes are compared."""
 
 if TYPE_CHECKING:
-    from .arena import Bytes, Place, View
+    from .arena import Bytes, SourceIndices, View
     from .convert import Convert
 
 
@@ -64,7 +64,7 @@ class Schedule:
         self._convert: Convert | None = None
         if parameter.dtype != parameter.src_dtype and not any(parameter.steps):
             self._types = word_type(parameter.dtype), word_type(parameter.src_dtype)
-            self._convert = converter(parameter.src_dtype, parameter.dtype)
+            self._convert = cast_function(parameter.src_dtype, parameter.dtype)
         self._is_local = transfer.exchange is None
         self._exchange = exchange = transfer.whole_exchange()
         boxes = {cell: transfer.grid.box(cell) for cell in exchange.receivers}
@@ -115,7 +115,7 @@ class Schedule:
         """Return things to be found by tile; the cell tells in whose frame a box is."""
         return RowIndex((box_key, box) for box_key, _, box in keyed_boxes)
 
-    def _pieces(self, pieces: Iterable[Piece]) -> RowIndex[Piece]:
+    def _pieces(self, pieces: Iterable[CellPair]) -> RowIndex[CellPair]:
         return self._rows((piece, piece[0], self._boxes[piece]) for piece in pieces)
 
     def _group(self, routes: Routes, exchange: Exchange, process: int) -> list[Box]:
@@ -215,8 +215,10 @@ class Schedule:
         self._arena, self._used = arena, 0
         if not tile_run.first.size:
             empty_buffer = arena[:0].data
-            return TileWork(1, (), [Write(cell, 0, 0, empty_buffer, ()) for cell in self._empty])
-        fetches: list[Fetch] = []
+            return TileWork(
+                1, (), [TileWrite(cell, 0, 0, empty_buffer, ()) for cell in self._empty]
+            )
+        fetches: list[TileRead] = []
         regions: dict[Any, Region] = {
             c: self._fetch(c, n, tile_run, fetches) for c, n in self._sources.over(tile_run.first)
         }
@@ -228,8 +230,11 @@ class Schedule:
             self._used = assembly_start
             region, copies, places, sources = self._assemble(cell, target, regions)
             box = self._targets[cell]
-            start, step = offset(target, box, self._item), self._step(tile_run, box, self._item)
-            writes.append(Write(cell, start, step, region.data.data, copies, places))
+            start, step = (
+                content_offset(target, box, self._item),
+                self._step(tile_run, box, self._item),
+            )
+            writes.append(TileWrite(cell, start, step, region.data.data, copies, places))
             targets.append(region)
             read += sources
         direct = _direct(fetches, regions, writes, targets) if self._is_local else ()
@@ -263,23 +268,23 @@ class Schedule:
     def _wanting(self) -> RowIndex[Cell]:
         return RowIndex(self._targets.items())
 
-    def _fetch(self, cell: Cell, need: Box, tile_run: TileRun, fetches: list[Fetch]) -> Region:
+    def _fetch(self, cell: Cell, need: Box, tile_run: TileRun, fetches: list[TileRead]) -> Region:
         """Plan to read what is wanted of a tile from source `cell`; return where it will be."""
         cell_box, item = self._grid.box(cell), self._src_item
         block = tile_run.first.intersect(cell_box)
         assert block is not None
         box = self._method.box(need, block, item)
-        start, step = offset(block, cell_box, item), self._step(tile_run, cell_box, item)
+        start, step = content_offset(block, cell_box, item), self._step(tile_run, cell_box, item)
         data, position, sparse = self._take(box.size * item), 0, box != block
         for first, count in contiguous_runs(box.relative_to(block), block.shape):
             room = data[position : position + count * item].data
-            fetches.append(Fetch(cell, start + first * item, step, room, sparse))
+            fetches.append(TileRead(cell, start + first * item, step, room, sparse))
             position += count * item
         return Region(box, data, need)
 
     def _assemble(
         self, cell: Cell, target: Box, regions: Mapping[Any, Region]
-    ) -> tuple[Region, list[View], list[Place], Sequence[Region]]:
+    ) -> tuple[Region, list[View], list[SourceIndices], Sequence[Region]]:
         """Plan to assemble `target`, of destination `cell`.
 
         Returns where, the copies with their places, and what they are of.
@@ -294,7 +299,7 @@ class Schedule:
     def _view(self, target: Region, source: Region, part: Box) -> View:
         if self._types:
             return typed(target, part, self._types[0]), typed(source, part, self._types[1])
-        return views(target, source, part, self._item)
+        return copy_views(target, source, part, self._item)
 
     def _take(self, nbytes: int, trailer_bytes: int = 0) -> Bytes:
         """Return aligned room for `nbytes + trailer_bytes` bytes; each tile uses the arena anew."""
@@ -305,18 +310,18 @@ class Schedule:
 
     # -- messages ---------------------------------------------------------------------------------
 
-    def _messages(self, tile: Box, regions: dict[Any, Region]) -> Messages:
+    def _messages(self, tile: Box, regions: dict[Any, Region]) -> TileMessages:
         packs: list[View] = []
         repacks: list[View] = []
         sends = self._pack(self._sends, tile, regions, packs)
         recvs = self._expect(self._recvs, tile, regions)
         forwards = self._pack(self._forwards, tile, regions, repacks)
         forwarded = self._expect(self._forwarded, tile, regions)
-        return Messages(packs, sends, recvs, repacks, forwards, forwarded)
+        return TileMessages(packs, sends, recvs, repacks, forwards, forwarded)
 
     def _pack(
         self,
-        peers: Mapping[int, RowIndex[Piece]],
+        peers: Mapping[int, RowIndex[CellPair]],
         tile: Box,
         regions: Mapping[Any, Region],
         copies: list[View],
@@ -337,10 +342,10 @@ class Schedule:
 
     def _packed(self, place: Region, source: Region) -> View:
         """Return what of a region in the arena goes to a place in a message."""
-        return views(place, source, place.box, self._src_item)
+        return copy_views(place, source, place.box, self._src_item)
 
     def _expect(
-        self, peers: Mapping[int, RowIndex[Piece]], tile: Box, regions: dict[Any, Region]
+        self, peers: Mapping[int, RowIndex[CellPair]], tile: Box, regions: dict[Any, Region]
     ) -> list[tuple[int, Buffer]]:
         """Plan room for messages, and take note where their pieces will be."""
         messages = []
@@ -373,11 +378,11 @@ class Schedule:
 
 
 def _direct(
-    fetches: Sequence[Fetch],
+    fetches: Sequence[TileRead],
     regions: Mapping[Any, Region],
-    writes: Sequence[Write],
+    writes: Sequence[TileWrite],
     targets: Sequence[Region],
-) -> Sequence[tuple[Fetch, Write]]:
+) -> Sequence[tuple[TileRead, TileWrite]]:
     """Return for each write the fetch that reads all of it, if there is one for every write.
 
     Not for small ones, which are gathered into large ones.

@@ -13,11 +13,11 @@ from rankxform.values import dataclass
 from .arena import Region
 
 if TYPE_CHECKING:
-    from .arena import Place, View
+    from .arena import SourceIndices, View
     from .convert import Convert
 
 
-class Fetch(NamedTuple):
+class TileRead(NamedTuple):
     """A read of source `cell` from content byte `start` on, `step` bytes further with every
     repetition, into `room` in the arena; `sparse` if bytes in between are skipped.
 
@@ -34,7 +34,7 @@ class Fetch(NamedTuple):
     stride: int = 0
 
 
-class Write(NamedTuple):
+class TileWrite(NamedTuple):
     """A write to destination `cell` from content byte `start` on, `step` bytes further with every
     repetition: `data` in the arena, once `copies` have assembled it. places: of each copy, which
     source elements it takes, where steps change them."""
@@ -44,11 +44,11 @@ class Write(NamedTuple):
     step: int
     data: Buffer
     copies: Sequence[View]
-    places: Sequence[Place] = ()
+    places: Sequence[SourceIndices] = ()
 
 
 @dataclass(frozen=True)
-class Messages:
+class TileMessages:
     """What crosses between this process and others in one tile, as (process, message).
 
     packs: copies to do before sending. sends, recvs: messages sent by the process that reads.
@@ -78,16 +78,16 @@ class TileWork:
     """
 
     count: int
-    fetches: Sequence[Fetch]
-    writes: Sequence[Write]
+    fetches: Sequence[TileRead]
+    writes: Sequence[TileWrite]
     sources: Sequence[Region] = ()
     targets: Sequence[Region] = ()
     axis: int = 0
     step: int = 0
-    messages: Messages | None = None
+    messages: TileMessages | None = None
     convert: Convert | None = None
     arena: int = 0
-    direct: Sequence[tuple[Fetch, Write]] = ()
+    direct: Sequence[tuple[TileRead, TileWrite]] = ()
 
     def at(self, repeat: int, box: Box) -> Box:
         """Return where a box of the first tile is in the repetition of this number."""

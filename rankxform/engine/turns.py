@@ -15,7 +15,7 @@ from rankxform.planning.transfers import Transfer
 _MOST = 4
 
 
-def in_turn(transfers: Iterable[Transfer]) -> Iterator[list[Transfer]]:
+def group_by_shared_rows(transfers: Iterable[Transfer]) -> Iterator[list[Transfer]]:
     """Yield transfers in their order: those that are made in turn as one list."""
     row_group: list[Transfer] = []
     for transfer in transfers:

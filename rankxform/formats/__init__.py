@@ -3,12 +3,12 @@
 Readers find things in bytes that they are handed; they open nothing and import no MindSpore.
 """
 
-from .base import FORMATS
+from .base import CONTAINERS
 from .ckpt import Ckpt
 from .distcp import Distcp
 from .raw import Raw
 from .safetensors import Safetensors
 
-FORMATS.update(
+CONTAINERS.update(
     {container.name: container for container in (Ckpt(), Safetensors(), Distcp(), Raw())}
 )

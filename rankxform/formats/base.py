@@ -1,8 +1,8 @@
 """Containers: the bytes of one checkpoint file, what is in them and where.
 
-A container is a `Format`, which the rest of the package finds by its entry in `FORMATS`. No other
-code depends on which container it has: files are found, read, laid out and checksummed through this
-protocol alone.
+A container is a `Container`, which the rest of the package finds by its entry in `CONTAINERS`. No
+other code depends on which container it has: files are found, read, laid out and checksummed
+through this protocol alone.
 """
 
 from __future__ import annotations
@@ -76,11 +76,11 @@ class Schema:
         return content_bytes(self.dtypes[i], self.shapes[i])
 
 
-PLACE = " at ("
+BOX_MARK = " at ("
 """What stands between a tensor's name and the place of one of its boxes, in a view's name."""
 
 
-class View(NamedTuple):
+class EntryView(NamedTuple):
     """An entry of a file's own table of contents, or a part of it, under another name.
 
     entry: its own name. entry_shape: the shape that it is stated to have, in elements; None if only
@@ -95,16 +95,16 @@ class View(NamedTuple):
     first: int = 0
     raw: bool = False
 
-    def unplaced(self) -> View:
+    def unplaced(self) -> EntryView:
         """Return the same of a box under its tensor's name."""
-        return self._replace(name=self.name.partition(PLACE)[0])
+        return self._replace(name=self.name.partition(BOX_MARK)[0])
 
 
-class Stated(NamedTuple):
+class DeclaredFile(NamedTuple):
     """What a checkpoint states of a file: views of its entries, and how many bytes it has at least;
     source: what states it, for messages."""
 
-    views: tuple[View, ...] = ()
+    views: tuple[EntryView, ...] = ()
     nbytes: int = 0
     source: str = ""
 
@@ -138,7 +138,7 @@ class Index:
     wrong: Mapping[str, str] = field(default_factory=dict)
     sums: Mapping[int, int] = field(default_factory=dict)
     starts: array[int] | None = None
-    views: tuple[View, ...] = ()
+    views: tuple[EntryView, ...] = ()
 
     def __contains__(self, name: str) -> bool:
         return name in self.schema.position
@@ -159,7 +159,7 @@ class Index:
         offsets = array("q", (self.offsets[self.schema.position[name]] for name in schema.names))
         return replace(self, schema=schema, offsets=offsets, pieces={})
 
-    def viewed(self, views: tuple[View, ...]) -> Index:
+    def viewed(self, views: tuple[EntryView, ...]) -> Index:
         """Return the table of contents under the names that a checkpoint has for its entries.
 
         What nobody speaks of is left out. Raises FormatError where an entry is not what is stated.
@@ -174,7 +174,7 @@ class Index:
                 raise FormatError("does not lie there", "copy the file again", where=name)
             if entry_shape is not None and file_schema.shapes[position] != entry_shape and not raw:
                 if entry in self.wrong:
-                    tensor, at_box, box = name.partition(PLACE)
+                    tensor, at_box, box = name.partition(BOX_MARK)
                     where = f" (at ({box})" if at_box else ""
                     raise FormatError(f"{self.wrong[entry]}{where}", where=tensor)
                 raise FormatError(
@@ -206,9 +206,9 @@ class Index:
 
     def unplaced(self) -> Index:
         """Return the table of contents with each box under its tensor's name."""
-        names = tuple(name.partition(PLACE)[0] for name in self.schema.names)
+        names = tuple(name.partition(BOX_MARK)[0] for name in self.schema.names)
         schema = Schema(names, self.schema.dtypes, self.schema.shapes)
-        return replace(self, schema=schema, views=tuple(map(View.unplaced, self.views)))
+        return replace(self, schema=schema, views=tuple(map(EntryView.unplaced, self.views)))
 
     def spans(self, name: str) -> tuple[Span, ...]:
         """Return where the content of `name` lies, in order."""
@@ -221,7 +221,7 @@ class Index:
         return self.metadata.get(REDUNDANCY_KEY) == "True"
 
 
-class Tail(NamedTuple):
+class ContentTail(NamedTuple):
     """Bytes behind a tensor's content, and where in them its CRC-32 goes, in four bytes each."""
 
     data: bytes
@@ -250,7 +250,7 @@ class FileLayout:
     spans: Mapping[str, tuple[Span, ...]]
     size: int
     trailer: int = 0
-    tails: Mapping[str, Tail] = field(default_factory=dict)
+    tails: Mapping[str, ContentTail] = field(default_factory=dict)
 
     @cached_property
     def heads(self) -> Mapping[int, memoryview]:
@@ -269,7 +269,7 @@ class FileLayout:
         return state.hexdigest()
 
 
-class Format(Protocol):
+class Container(Protocol):
     """One container. Pure but for the functions it is given; it knows no paths.
 
     name: what ``--format`` calls it, and the suffix of its files. alone: whether a file of it may
@@ -313,30 +313,30 @@ class Format(Protocol):
         """Return the checksums that a file states: of what, in words, the stated, the actual."""
 
 
-FORMATS: dict[str, Format] = {}
+CONTAINERS: dict[str, Container] = {}
 """All containers by name, which is their files' suffix too; filled in the package's `__init__`."""
 
 DEFAULT_CONTAINER = "ckpt"
 
-OF_FILE = "its checksum"
+FILE_CHECKSUM = "its checksum"
 """What a checksum of a whole file is called."""
 
 BLOCK = 4096
 """Bytes of a file system's block, on the usual machines."""
 
 
-def suffixes() -> tuple[str, ...]:
+def container_suffixes() -> tuple[str, ...]:
     """Return the suffixes of files that may be checkpoints, with the dot."""
-    return tuple("." + name for name, container in FORMATS.items() if container.alone)
+    return tuple("." + name for name, container in CONTAINERS.items() if container.alone)
 
 
-def format_of(suffix: str) -> Format:
+def container_of(suffix: str) -> Container:
     """Return the container of files with `suffix`; `.ckpt` if no container has that suffix."""
-    return FORMATS.get(suffix.removeprefix("."), FORMATS[DEFAULT_CONTAINER])
+    return CONTAINERS.get(suffix.removeprefix("."), CONTAINERS[DEFAULT_CONTAINER])
 
 
 @dataclass(frozen=True)
-class Entry:
+class ParsedEntry:
     """One tensor as a format's reader finds it."""
 
     name: str
@@ -345,7 +345,7 @@ class Entry:
     spans: tuple[Span, ...]
 
 
-def build(entries: Sequence[Entry], size: int, **index_fields: object) -> Index:
+def build_index(entries: Sequence[ParsedEntry], size: int, **index_fields: object) -> Index:
     """Check entries against their shapes and make the index. Raises FormatError."""
     for entry in entries:
         _check(entry)
@@ -359,7 +359,7 @@ def build(entries: Sequence[Entry], size: int, **index_fields: object) -> Index:
     return Index(schema, offsets, pieces, size, **index_fields)  # type: ignore[arg-type]
 
 
-def _check(entry: Entry) -> None:
+def _check(entry: ParsedEntry) -> None:
     if any(n < 0 for n in entry.shape):
         raise FormatError(f"{entry.name!r} has a negative dimension: {list(entry.shape)}")
     if any(n >> 48 for n in entry.shape):
@@ -374,7 +374,7 @@ def _check(entry: Entry) -> None:
         )
 
 
-def gaps(index: Index) -> Iterator[Span]:
+def non_tensor_spans(index: Index) -> Iterator[Span]:
     """Yield the parts of a file that are not tensor content, its headers, in order.
 
     A checksum after the last tensor depends on the content, and is left out.
@@ -391,10 +391,10 @@ def gaps(index: Index) -> Iterator[Span]:
         position = max(position, span.offset + span.nbytes)
 
 
-def locate(spans: Sequence[Span], start: int, nbytes: int) -> Iterator[Span]:
+def spans_of_range(spans: Sequence[Span], start: int, nbytes: int) -> Iterator[Span]:
     """Yield the file intervals of ``nbytes`` content bytes from content byte `start` on.
 
-    >>> list(locate((Span(100, 10), Span(200, 10)), 8, 4))
+    >>> list(spans_of_range((Span(100, 10), Span(200, 10)), 8, 4))
     [Span(offset=108, nbytes=2), Span(offset=200, nbytes=2)]
     """
     for span in spans:

@@ -29,7 +29,7 @@ from rankxform.values import dataclass
 
 from .base import ReadAt
 from .dtype import ITEM_SIZE, TEXT
-from .json_stream import load, read
+from .json_stream import decode_json, read_members
 
 MOST_STEPS = 10**17
 PARAMETERS, STORAGE = "state_dict_metadata", "storage_data"
@@ -49,7 +49,7 @@ Holders = tuple[tuple[str, int], ...]
 
 
 @dataclass(frozen=True)
-class Stated:
+class Checkpoint2Parameter:
     """What is stated of a parameter: its type, its full shape, and the layout on `ranks`.
 
     layout: None if none is stated, which means a whole tensor.
@@ -62,16 +62,16 @@ class Stated:
 
 
 @dataclass
-class Metadata:
+class Checkpoint2Metadata:
     """A metadata.json: parameters by name, and by name the holders of each slice, by number."""
 
-    parameters: dict[str, Stated] = field(default_factory=dict)
+    parameters: dict[str, Checkpoint2Parameter] = field(default_factory=dict)
     storage: dict[str, dict[int, Holders]] = field(default_factory=dict)
 
 
-def parse(read_at: ReadAt) -> Metadata:
+def parse_checkpoint2_metadata(read_at: ReadAt) -> Checkpoint2Metadata:
     """Read a metadata.json. Raises FormatError, which names the entry that makes no sense."""
-    metadata = Metadata()
+    metadata = Checkpoint2Metadata()
     shared_values: dict[
         Any, Any
     ] = {}  # equal values are kept once: most entries are equal to others
@@ -95,7 +95,9 @@ def parse(read_at: ReadAt) -> Metadata:
             raise FormatError(f"slice {number} of {name!r} is stated twice", where=f"{key!r}")
         slices[number] = shared_values.setdefault(places, places)
 
-    members = read(read_at, {PARAMETERS: (parameter, "\n        },"), STORAGE: (entry, "],")})
+    members = read_members(
+        read_at, {PARAMETERS: (parameter, "\n        },"), STORAGE: (entry, "],")}
+    )
     for section in (PARAMETERS, STORAGE):
         if section not in members:
             raise FormatError(f"lacks {section!r}; is it the metadata.json of a checkpoint?")
@@ -140,7 +142,7 @@ def _storage_rank(entry: Mapping[str, Any]) -> int:
     return rank
 
 
-def _stated(facts: Any, shared_values: dict[Any, Any]) -> Stated:
+def _stated(facts: Any, shared_values: dict[Any, Any]) -> Checkpoint2Parameter:
     dtype = _DTYPES.get(str(facts["properties"]["dtype"]).lower())
     if dtype is None:
         raise FormatError(f"dtype {facts['properties']['dtype']!r} is not one of MindSpore's")
@@ -167,7 +169,7 @@ def _stated(facts: Any, shared_values: dict[Any, Any]) -> Stated:
         raise FormatError(f"is divided by {list(counts)} and has no layout")
     key = dtype, shape, layout, ranks
     if key not in shared_values:
-        shared_values[key] = Stated(*key)
+        shared_values[key] = Checkpoint2Parameter(*key)
     return shared_values[key]  # type: ignore[no-any-return]
 
 
@@ -203,7 +205,7 @@ def _layout(facts: Mapping[str, Any], shared_values: dict[Any, Any]) -> tuple[La
 
 def parse_common(data: bytes) -> dict[str, Any]:
     """Read common.json; unknown keys are left out, what is missing is None. Raises FormatError."""
-    members = load(data)
+    members = decode_json(data)
     if not isinstance(members, dict):
         raise FormatError("is no JSON object")
     step = members.get("global_step")
@@ -284,12 +286,12 @@ def _indented(value: Any, depth: int) -> str:
     return text.replace("\n", "\n" + "    " * depth)
 
 
-def number_of(layout: Layout, rank: int) -> int:
+def slice_number(layout: Layout, rank: int) -> int:
     """Return the number of the slice that stage-local `rank` holds."""
     return _ravel(layout.cell(rank), layout.counts)
 
 
-def document(
+def format_metadata(
     parameters: Mapping[str, Written],
     storage: Mapping[tuple[str, int], tuple[Holders, tuple[int, ...]]],
 ) -> Iterator[str]:
@@ -324,7 +326,7 @@ def document(
     yield "\n    }\n}" if storage else "}\n}"
 
 
-def common(facts: Mapping[str, Any]) -> bytes:
+def format_common(facts: Mapping[str, Any]) -> bytes:
     """Return a common.json with the five keys that every version reads, and a sixth if it is
     known."""
     keys = (*COMMON, CONSUMED) if facts.get(CONSUMED) is not None else COMMON

@@ -21,16 +21,16 @@ from rankxform.errors import FormatError, RequestError
 from rankxform.geometry.box import Shape
 
 from .base import (
-    OF_FILE,
+    FILE_CHECKSUM,
     Blocks,
-    Entry,
     FileLayout,
     Index,
+    ParsedEntry,
     Patch,
     ReadAt,
     Span,
     TensorSpec,
-    build,
+    build_index,
 )
 from .dtype import ITEM_SIZE, NOT_MINDSPORES, TEXT, content_bytes
 from .wire import (
@@ -39,7 +39,7 @@ from .wire import (
     FIXED64,
     VARINT,
     delimited,
-    key,
+    encode_tag,
     read_varint,
     signed,
     varint,
@@ -68,7 +68,7 @@ def read_index(read_at: ReadAt, size: int) -> Index:
             "the file is encrypted, and its key is not known here",
             "load it in MindSpore with dec_key, save it without enc_key, and convert that",
         )
-    entries: dict[str, Entry] = {}
+    entries: dict[str, ParsedEntry] = {}
     at_checksum = None
     offset, previous_name = 0, ""
     while offset < size:
@@ -90,7 +90,7 @@ def read_index(read_at: ReadAt, size: int) -> Index:
             )
         entries[entry.name] = entry
         offset, previous_name = end, entry.name
-    return build(
+    return build_index(
         [_finished(e) for e in entries.values()],
         size,
         checksum_at=at_checksum,
@@ -155,7 +155,7 @@ class _Window:
             raise FormatError(f"byte {start}: a name is not UTF-8: {error}") from None
 
 
-def _value(window: _Window, offset: int, end: int) -> Entry:
+def _value(window: _Window, offset: int, end: int) -> ParsedEntry:
     start, name, tensor = offset, None, None
     while offset < end:
         number, inside, value_end = window.field(offset, end)
@@ -176,7 +176,7 @@ def _value(window: _Window, offset: int, end: int) -> Entry:
     return _tensor(window, name, *tensor)
 
 
-def _tensor(window: _Window, name: str, offset: int, end: int) -> Entry:
+def _tensor(window: _Window, name: str, offset: int, end: int) -> ParsedEntry:
     start, dims, dtype = offset, list[int](), ""
     span: Span | None = None
     while offset < end:
@@ -199,25 +199,25 @@ def _tensor(window: _Window, name: str, offset: int, end: int) -> Entry:
     if span is None or not dtype:
         missing_field = "type" if span else "content"
         raise FormatError(f"byte {start}: {name!r} has no {missing_field}; the file is damaged")
-    return Entry(name, dtype, tuple(dims), (span,))
+    return ParsedEntry(name, dtype, tuple(dims), (span,))
 
 
-def _joined(first: Entry, second: Entry) -> Entry:
+def _joined(first: ParsedEntry, second: ParsedEntry) -> ParsedEntry:
     if (first.dtype, first.shape) != (second.dtype, second.shape):
         raise FormatError(
             f"{first.name!r} is split into pieces that disagree: {first.dtype} {list(first.shape)} "
             f"and {second.dtype} {list(second.shape)}"
         )
-    return Entry(first.name, first.dtype, first.shape, first.spans + second.spans)
+    return ParsedEntry(first.name, first.dtype, first.shape, first.spans + second.spans)
 
 
-def _finished(entry: Entry) -> Entry:
+def _finished(entry: ParsedEntry) -> ParsedEntry:
     """Give dims [0] the meaning they have: a scalar of older writers, a text, or nothing."""
     have = sum(span.nbytes for span in entry.spans)
     if entry.dtype == TEXT:
-        return Entry(entry.name, TEXT, (have,), entry.spans)
+        return ParsedEntry(entry.name, TEXT, (have,), entry.spans)
     if entry.shape == (0,) and have and have == ITEM_SIZE.get(entry.dtype):
-        return Entry(entry.name, entry.dtype, (), entry.spans)
+        return ParsedEntry(entry.name, entry.dtype, (), entry.spans)
     return entry
 
 
@@ -234,15 +234,17 @@ def header(name: str, dtype: str, shape: Shape, nbytes: int) -> bytes:
     `shape` is the whole parameter's, also for a piece; ``()`` writes no dims.
     """
     dims = (0,) if dtype == TEXT else shape
-    prefix = b"".join(key(1, VARINT) + varint(n) for n in dims) + delimited(2, dtype.encode())
-    content = key(3, BYTES) + varint(nbytes)
-    tensor = key(2, BYTES) + varint(len(prefix) + len(content) + nbytes) + prefix + content
+    prefix = b"".join(encode_tag(1, VARINT) + varint(n) for n in dims) + delimited(
+        2, dtype.encode()
+    )
+    content = encode_tag(3, BYTES) + varint(nbytes)
+    tensor = encode_tag(2, BYTES) + varint(len(prefix) + len(content) + nbytes) + prefix + content
     tag = delimited(1, name.encode())
-    return key(1, BYTES) + varint(len(tag) + len(tensor) + nbytes) + tag + tensor
+    return encode_tag(1, BYTES) + varint(len(tag) + len(tensor) + nbytes) + tag + tensor
 
 
 class Ckpt:
-    """MindSpore's own container (`rankxform.formats.base.Format`)."""
+    """MindSpore's own container (`rankxform.formats.base.Container`)."""
 
     name = "ckpt"
     alone = True
@@ -290,7 +292,7 @@ class Ckpt:
         if offset is None:
             return ()
         declared_crc = stated_crc(read_at(offset, CRC_BYTES))
-        return [(OF_FILE, str(declared_crc), str(crc_of(blocks, [Span(0, offset)])))]
+        return [(FILE_CHECKSUM, str(declared_crc), str(crc_of(blocks, [Span(0, offset)])))]
 
 
 def crc_of(blocks: Blocks, spans: Iterable[Span], crc: int = 0) -> int:

@@ -16,7 +16,18 @@ from dataclasses import replace
 from rankxform.errors import FormatError, RequestError
 
 from . import safetensors, torch_item
-from .base import BLOCK, Blocks, FileLayout, Index, Patch, ReadAt, Schema, Span, Tail, TensorSpec
+from .base import (
+    BLOCK,
+    Blocks,
+    ContentTail,
+    FileLayout,
+    Index,
+    Patch,
+    ReadAt,
+    Schema,
+    Span,
+    TensorSpec,
+)
 from .ckpt import crc_of
 from .dtype import BYTES, TEXT, content_bytes
 
@@ -28,7 +39,7 @@ _BEGIN = b"PK\3\4"
 
 
 class Distcp:
-    """Items of PyTorch's distributed checkpoints (`rankxform.formats.base.Format`)."""
+    """Items of PyTorch's distributed checkpoints (`rankxform.formats.base.Container`)."""
 
     name = "distcp"
     alone = False
@@ -65,10 +76,10 @@ class Distcp:
                 raise RequestError(
                     f"dcp cannot hold {name!r}, which is {dtype}", "leave it out (--exclude)"
                 )
-            around = torch_item.parts(dtype, shape, offset)
+            around = torch_item.item_frame(dtype, shape, offset)
             headers.append((offset, around.head))
             spans[name] = (Span(offset + len(around.head), nbytes),)
-            tails[name] = Tail(around.tail, around.crc_at)
+            tails[name] = ContentTail(around.tail, around.crc_at)
             offset += len(around.head) + nbytes + len(around.tail)
         return FileLayout(tuple(headers), spans, offset, tails=tails)
 
@@ -135,13 +146,13 @@ class _Item:
     def __init__(self, start: int, end: int) -> None:
         self.start = self.at = start
         self.end, self.crc = end, 0
-        self.described = torch_item.Described(BYTES, (end - start,))
+        self.described = torch_item.TensorPickle(BYTES, (end - start,))
 
 
 def _from_the_end(reader: _Reader, begin: int, end: int) -> list[_Item]:
     """Return the items between two bytes of a file, each found by its last."""
     file_items: list[_Item] = []
-    pickle_cache: dict[bytes, torch_item.Described | str] = {}
+    pickle_cache: dict[bytes, torch_item.TensorPickle | str] = {}
     while end > begin:
         tail = _tail(reader, begin, end)
         if len(file_items) >= _MOST_ITEMS:
@@ -151,26 +162,28 @@ def _from_the_end(reader: _Reader, begin: int, end: int) -> list[_Item]:
     return file_items[::-1]
 
 
-def _tail(reader: _Reader, begin: int, end: int) -> torch_item.Tail:
+def _tail(reader: _Reader, begin: int, end: int) -> torch_item.ZipDirectory:
     """Return what an item that ends at a byte says of its members. Raises FormatError."""
-    tail: torch_item.Tail | int | None = _WINDOW
+    tail: torch_item.ZipDirectory | int | None = _WINDOW
     while isinstance(tail, int):
         need = tail
         first = max(0, end - need)
-        tail = torch_item.read_tail(reader.bytes(first, end - first), end)
+        tail = torch_item.read_zip_directory(reader.bytes(first, end - first), end)
         if tail is None or tail == need:
             raise FormatError(
                 f"bytes before {end:,} are no item of a distributed checkpoint; it is cut off, "
                 "or not one"
             )
-    assert isinstance(tail, torch_item.Tail)
+    assert isinstance(tail, torch_item.ZipDirectory)
     if tail.start < begin:
         raise FormatError(f"the item before byte {end:,} begins before the one before it ends")
     return tail
 
 
 def _item(
-    reader: _Reader, tail: torch_item.Tail, pickle_cache: dict[bytes, torch_item.Described | str]
+    reader: _Reader,
+    tail: torch_item.ZipDirectory,
+    pickle_cache: dict[bytes, torch_item.TensorPickle | str],
 ) -> _Item:
     """Return what an item is: a tensor, or bytes if it has no elements of its own."""
     item, content = _Item(tail.start, tail.end), tail.members.get("data/0")
@@ -183,12 +196,12 @@ def _item(
         if item.at + content.nbytes > tail.end:
             raise FormatError("its elements do not lie in its item")
     except FormatError as error:
-        item.described = torch_item.Described(BYTES, (tail.end - tail.start,), str(error))
+        item.described = torch_item.TensorPickle(BYTES, (tail.end - tail.start,), str(error))
         item.at = tail.start
     return item
 
 
-def _place(reader: _Reader, tail: torch_item.Tail, member: torch_item.Member) -> int:
+def _place(reader: _Reader, tail: torch_item.ZipDirectory, member: torch_item.ZipMember) -> int:
     """Return the first byte of a member's content in the file."""
     header_offset = tail.start + member.header_offset
     head = reader.bytes(header_offset, min(_WINDOW, tail.end - header_offset))
@@ -199,8 +212,10 @@ def _place(reader: _Reader, tail: torch_item.Tail, member: torch_item.Member) ->
 
 
 def _tensor(
-    reader: _Reader, tail: torch_item.Tail, pickle_cache: dict[bytes, torch_item.Described | str]
-) -> torch_item.Described:
+    reader: _Reader,
+    tail: torch_item.ZipDirectory,
+    pickle_cache: dict[bytes, torch_item.TensorPickle | str],
+) -> torch_item.TensorPickle:
     """Return what an item's data.pkl says; most are equal to another's."""
     reader.bytes(tail.start, min(_WINDOW, tail.end - tail.start))
     order = tail.members.get("byteorder")
@@ -212,7 +227,7 @@ def _tensor(
     words = reader.bytes(_place(reader, tail, data), min(data.nbytes, _WINDOW))
     if words not in pickle_cache:
         try:
-            pickle_cache[words] = torch_item.described(words)
+            pickle_cache[words] = torch_item.read_tensor_pickle(words)
         except FormatError as error:
             pickle_cache[words] = str(error)
     tensor_pickle = pickle_cache[words]
@@ -258,8 +273,8 @@ def _end_of(data: bytes, begin: int) -> int:
     """
     end = data.find(_END)
     while end >= 0 and end + 22 <= len(data):
-        tail = torch_item.read_tail(data[: end + 22], begin + end + 22)
-        if isinstance(tail, torch_item.Tail) and tail.start == begin:
+        tail = torch_item.read_zip_directory(data[: end + 22], begin + end + 22)
+        if isinstance(tail, torch_item.ZipDirectory) and tail.start == begin:
             return end
         end = data.find(_END, end + 1)
     return -1

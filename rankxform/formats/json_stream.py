@@ -22,7 +22,7 @@ MOST_BYTES, MOST_OF_ONE = 1 << 32, 1 << 26
 _BLANKS = " \t\n\r"
 
 
-def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def without_duplicate_names(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Make a dictionary of the members of a JSON object. Raises FormatError for a name twice."""
     members = dict(pairs)
     if len(members) < len(pairs):
@@ -32,10 +32,10 @@ def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return members
 
 
-def load(data: bytes) -> Any:
+def decode_json(data: bytes) -> Any:
     """Decode a small document. Raises FormatError."""
     try:
-        return json.loads(data.removeprefix(BOM_UTF8), object_pairs_hook=unique)
+        return json.loads(data.removeprefix(BOM_UTF8), object_pairs_hook=without_duplicate_names)
     except (ValueError, RecursionError) as error:
         raise FormatError(f"is not JSON: {error}") from None
 
@@ -45,7 +45,7 @@ class _Text:
 
     def __init__(self, read_at: ReadAt) -> None:
         self._read_at, self._decoder = read_at, getincrementaldecoder("utf-8")()
-        self._decode = json.JSONDecoder(object_pairs_hook=unique).raw_decode
+        self._decode = json.JSONDecoder(object_pairs_hook=without_duplicate_names).raw_decode
         self._offset, self._ended = 0, False
         self._buffer, self._at = "", 0
 
@@ -145,7 +145,7 @@ class _Text:
             return []
         text = self._buffer[self._at : end + len(mark) - 1]
         try:
-            members = json.loads("{" + text + "}", object_pairs_hook=unique)
+            members = json.loads("{" + text + "}", object_pairs_hook=without_duplicate_names)
         except (ValueError, RecursionError):
             return []
         self._at = end + len(mark) - 1
@@ -159,7 +159,7 @@ class _Text:
         return name, self.value()
 
 
-def read(
+def read_members(
     read_at: ReadAt,
     sections: Mapping[str, tuple[Callable[[str, Any], None], str]],
 ) -> dict[str, Any]:

@@ -56,10 +56,10 @@ from typing import Any
 from rankxform.errors import UsageError
 from rankxform.values import dataclass
 
-from .toml_document import toml_document
+from .toml_document import parse_toml
 
-SIDES = MINDFORMERS, HUGGINGFACE = "mindformers", "huggingface"
-OTHER = dict(zip(SIDES, reversed(SIDES)))
+NAMINGS = MINDFORMERS, HUGGINGFACE = "mindformers", "huggingface"
+OTHER_NAMING = dict(zip(NAMINGS, reversed(NAMINGS)))
 
 _MAP = {
     "title": str, "architectures": list, "model_types": list, "extends": list, "requires": list,
@@ -82,7 +82,7 @@ NOTHING: Mapping[str, int] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
-class Expression:
+class SizeExpression:
     """An integer or a truth, of sizes by name; a size that is not there is None."""
 
     text: str
@@ -109,13 +109,13 @@ def _compiled(text: str) -> CodeType:
     return compile(text, "<expression>", "eval")
 
 
-def expression(text: Any, where: str) -> Expression:
+def parse_size_expression(text: Any, where: str) -> SizeExpression:
     """Read an expression. Raises UsageError."""
     return _expression(str(text).strip(), where)
 
 
 @cache
-def _expression(text: str, where: str) -> Expression:
+def _expression(text: str, where: str) -> SizeExpression:
     import ast  # where a table is read, and not at every start
 
     try:
@@ -129,20 +129,20 @@ def _expression(text: str, where: str) -> Expression:
                 f"{text!r}: only names, integers, + - * // == < [] and or not", where=where
             )
     names = sorted({node.id for node in ast.walk(tree) if isinstance(node, ast.Name)})
-    return Expression(text, tuple(names))
+    return SizeExpression(text, tuple(names))
 
 
 @dataclass(frozen=True)
-class Range:
+class VariableRange:
     """A variable, and the numbers that it stands for."""
 
     variable: str
-    start: Expression
-    stop: Expression
+    start: SizeExpression
+    stop: SizeExpression
 
 
 @dataclass(frozen=True)
-class Block:
+class NameBlock:
     """What begins the names of many rules, on either side; and the variable in it.
 
     also: blocks whose rules hold for this one too. unless: the entry of the configuration that
@@ -150,13 +150,13 @@ class Block:
     """
 
     names: Mapping[str, str]
-    range: Range
+    range: VariableRange
     also: tuple[str, ...] = ()
     unless: str | None = None
 
 
 @dataclass(frozen=True)
-class Rule:
+class MapRule:
     """One kind of tensor: the one tensor `whole` of side `side`, and its parts on the other.
 
     parts: by name, the shape. blocks: names in the table, none for a rule of its own. steps: as
@@ -167,19 +167,19 @@ class Rule:
 
     side: str
     whole: str
-    parts: Mapping[str, tuple[Expression, ...]]
+    parts: Mapping[str, tuple[SizeExpression, ...]]
     blocks: tuple[str, ...] = ()
     steps: tuple[tuple[str, str], ...] = ()
-    ranges: tuple[Range, ...] = ()
-    condition: Expression | None = None
-    optional: bool | Expression = False
+    ranges: tuple[VariableRange, ...] = ()
+    condition: SizeExpression | None = None
+    optional: bool | SizeExpression = False
     vocabulary: bool = False
     keep_dtype: bool = False
     where: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
-class Copied:
+class TiedTensor:
     """A tensor of one side that is the same as another of that side.
 
     is_written: whether it is written, or only taken where it is there.
@@ -189,8 +189,8 @@ class Copied:
     name: str
     tied_to: str
     is_written: bool = True
-    range: Range | None = None
-    condition: Expression | None = None
+    range: VariableRange | None = None
+    condition: SizeExpression | None = None
 
 
 @dataclass(frozen=True)
@@ -210,31 +210,31 @@ class MapTable:
     title: str = ""
     architectures: tuple[str, ...] = ()
     model_types: tuple[str, ...] = ()
-    requires: tuple[Expression, ...] = ()
-    sizes: Mapping[str, Expression] = field(default_factory=dict)
+    requires: tuple[SizeExpression, ...] = ()
+    sizes: Mapping[str, SizeExpression] = field(default_factory=dict)
     choices: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    blocks: Mapping[str, Block] = field(default_factory=dict)
-    rules: tuple[Rule, ...] = ()
-    copies: tuple[Copied, ...] = ()
+    blocks: Mapping[str, NameBlock] = field(default_factory=dict)
+    rules: tuple[MapRule, ...] = ()
+    copies: tuple[TiedTensor, ...] = ()
     variants: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     ignored: tuple[Ignored, ...] = ()
 
-    def blocks_of(self, rule: Rule | Ignored) -> list[Block]:
+    def blocks_of(self, rule: MapRule | Ignored) -> list[NameBlock]:
         """Return the blocks that a rule holds for; [] of a rule of its own."""
         return [
             b for n, b in self.blocks.items() if n in rule.blocks or set(b.also) & set(rule.blocks)
         ]
 
 
-def extended(data: bytes, label: str) -> tuple[str, ...]:
+def parse_extends(data: bytes, label: str) -> tuple[str, ...]:
     """Return the tables that a table extends. Raises UsageError."""
-    facts = _table(toml_document(data, label).get("map", {}), f"{label}: [map]")
+    facts = _table(parse_toml(data, label).get("map", {}), f"{label}: [map]")
     return tuple(_texts(facts.get("extends", []), f"{label}: extends"))
 
 
-def parse(data: bytes, label: str, bases: tuple[MapTable, ...] = ()) -> MapTable:
+def parse_map_table(data: bytes, label: str, bases: tuple[MapTable, ...] = ()) -> MapTable:
     """Read a mapping table; `bases` are those that it extends. Raises UsageError."""
-    document = toml_document(data, label)
+    document = parse_toml(data, label)
     for key in document:
         if key not in _SECTIONS:
             raise UsageError(f"{key!r} is none of {', '.join(_SECTIONS)}", where=label)
@@ -245,7 +245,7 @@ def parse(data: bytes, label: str, bases: tuple[MapTable, ...] = ()) -> MapTable
             raise UsageError(f"map.{key} is {value!r}; expected one of {keys_text}", where=label)
     sizes = {n: e for base in bases for n, e in base.sizes.items()}
     for name, text in _table(document.get("sizes", {}), f"{label}: [sizes]").items():
-        sizes[name] = expression(text, f"{label}: sizes.{name}")
+        sizes[name] = parse_size_expression(text, f"{label}: sizes.{name}")
     choices = {n: c for base in bases for n, c in base.choices.items()}
     for name, steps in _table(document.get("choices", {}), f"{label}: [choices]").items():
         steps_by_choice = _table(steps, f"{label}: choices.{name}")
@@ -267,7 +267,7 @@ def parse(data: bytes, label: str, bases: tuple[MapTable, ...] = ()) -> MapTable
     ignored += _read_ignored(document, label)
     _check_where(rules, variants, label)
     requires = [condition for base in bases for condition in base.requires]
-    requires += [expression(t, f"{label}: requires") for t in facts.get("requires", [])]
+    requires += [parse_size_expression(t, f"{label}: requires") for t in facts.get("requires", [])]
     return MapTable(
         label,
         facts.get("title", ""),
@@ -296,7 +296,7 @@ def _read_variants(
 
 
 def _check_where(
-    rules: Iterable[Rule], variants: Mapping[str, tuple[str, ...]], label: str
+    rules: Iterable[MapRule], variants: Mapping[str, tuple[str, ...]], label: str
 ) -> None:
     for rule in rules:
         for name, variant in rule.where.items():
@@ -310,11 +310,11 @@ def _read_ignored(document: Mapping[str, Any], label: str) -> Iterator[Ignored]:
         yield _ignored(_table(table, where), where)
 
 
-def _rule(facts: Mapping[str, Any], where: str) -> Rule:
+def _rule(facts: Mapping[str, Any], where: str) -> MapRule:
     for key in facts:
         if key not in _RULE:
             raise UsageError(f"{key!r} is none of {', '.join(sorted(_RULE))}", where=where)
-    sides = {side: facts.get(side) for side in SIDES}
+    sides = {side: facts.get(side) for side in NAMINGS}
     single_sides = [side for side, value in sides.items() if isinstance(value, str)]
     parts = [side for side, value in sides.items() if isinstance(value, dict) and value]
     if len(single_sides) != 1 or len(parts) != 1:
@@ -324,28 +324,30 @@ def _rule(facts: Mapping[str, Any], where: str) -> Rule:
             details="the sides are mindformers and huggingface",
         )
     shapes = {
-        name: tuple(expression(text, where) for text in _list(shape, f"{where}: {name!r}"))
+        name: tuple(
+            parse_size_expression(text, where) for text in _list(shape, f"{where}: {name!r}")
+        )
         for name, shape in facts[parts[0]].items()
     }
     block_names = tuple(_texts(facts.get("blocks", []), f"{where}: blocks"))
-    condition = expression(facts["if"], where) if "if" in facts else None
+    condition = parse_size_expression(facts["if"], where) if "if" in facts else None
     steps = tuple(_step(text, where) for text in _texts(facts.get("steps", []), where))
     ranges = tuple(_range(n, b, where) for n, b in _table(facts.get("for", {}), where).items())
     flags: dict[str, Any] = {}
     for name in ("optional", "vocabulary", "keep_dtype"):
         flags[name] = facts.get(name, False)
         if name == "optional" and isinstance(flags[name], str):
-            flags[name] = expression(flags[name], where)
+            flags[name] = parse_size_expression(flags[name], where)
         elif not isinstance(flags[name], bool):
             raise UsageError(f"{name} is {flags[name]!r}; expected true or false", where=where)
     side, variant = single_sides[0], _table(facts.get("where", {}), f"{where}: where")
-    return Rule(
+    return MapRule(
         side, facts[side], shapes, block_names, steps, ranges, condition, where=variant, **flags
     )
 
 
 def _ignored(facts: Mapping[str, Any], where: str) -> Ignored:
-    side = next((side for side in SIDES if isinstance(facts.get(side), str)), None)
+    side = next((side for side in NAMINGS if isinstance(facts.get(side), str)), None)
     if side is None or set(facts) - {side, "blocks"}:
         raise UsageError("expected mindformers or huggingface, and blocks", where=where)
     return Ignored(side, facts[side], tuple(_texts(facts.get("blocks", []), where)))
@@ -358,23 +360,23 @@ def _step(text: str, where: str) -> tuple[str, str]:
     return name.strip(), argument[:-1].strip()
 
 
-def _copied(facts: Mapping[str, Any], where: str) -> Copied:
-    side = next((side for side in SIDES if side in facts), None)
+def _copied(facts: Mapping[str, Any], where: str) -> TiedTensor:
+    side = next((side for side in NAMINGS if side in facts), None)
     unknown = set(facts) - {"mindformers", "huggingface", "of", "made", "if", "for"}
     texts = side is not None and isinstance(facts[side], str) and isinstance(facts.get("of"), str)
     if side is None or unknown or not texts:
         raise UsageError("expected mindformers or huggingface, of, made, if, for", where=where)
     ranges = [_range(n, bounds, where) for n, bounds in _table(facts.get("for", {}), where).items()]
-    condition = expression(facts["if"], where) if "if" in facts else None
+    condition = parse_size_expression(facts["if"], where) if "if" in facts else None
     is_written = facts.get("made", True)
-    return Copied(
+    return TiedTensor(
         side, facts[side], facts["of"], bool(is_written), next(iter(ranges), None), condition
     )
 
 
-def _block(facts: Mapping[str, Any], where: str) -> Block:
-    names = {side: facts.get(side) for side in SIDES}
-    variables = [key for key in facts if key not in (*SIDES, "also", "unless")]
+def _block(facts: Mapping[str, Any], where: str) -> NameBlock:
+    names = {side: facts.get(side) for side in NAMINGS}
+    variables = [key for key in facts if key not in (*NAMINGS, "also", "unless")]
     also = tuple(_texts(facts.get("also", []), f"{where}.also"))
     unless = facts.get("unless")
     if unless is not None and not isinstance(unless, str):
@@ -383,13 +385,15 @@ def _block(facts: Mapping[str, Any], where: str) -> Block:
         raise UsageError("expected mindformers, huggingface, and a variable's range", where=where)
     names_by_side = {side: str(name) for side, name in names.items()}
     (variable,) = variables
-    return Block(names_by_side, _range(variable, facts[variable], where), also, unless)
+    return NameBlock(names_by_side, _range(variable, facts[variable], where), also, unless)
 
 
-def _range(name: str, value: Any, where: str) -> Range:
+def _range(name: str, value: Any, where: str) -> VariableRange:
     if not isinstance(value, list) or len(value) != 2:
         raise UsageError(f"{name} is {value!r}; expected [first, last + 1]", where=where)
-    return Range(name, expression(value[0], where), expression(value[1], where))
+    return VariableRange(
+        name, parse_size_expression(value[0], where), parse_size_expression(value[1], where)
+    )
 
 
 def _table(value: Any, where: str) -> Mapping[str, Any]:

@@ -1,8 +1,9 @@
 """Pickles as data: plain values from a list of names, and nothing is ever called.
 
 Checkpoints of PyTorch and HyperParallel keep their tables as pickles, a language in which a file
-can say what is to be executed. Here its words build tuples, lists, dicts, `Name` and `Made` alone.
-What is beyond the words that tables need, beyond the list of names, or nested, is refused.
+can say what is to be executed. Here its words build tuples, lists, dicts, `Name` and
+`UnbuiltObject` alone. What is beyond the words that tables need, beyond the list of names, or
+nested, is refused.
 """
 
 from __future__ import annotations
@@ -25,13 +26,13 @@ PERSISTENT = "persistent id"
 """The kind of what a pickle leaves to be found elsewhere, by its arguments."""
 
 
-class Name(str):
+class GlobalName(str):
     """A class, a function or another thing that a pickle names, as module and name."""
 
     __slots__ = ()
 
 
-class Made:
+class UnbuiltObject:
     """What would have been made: of a kind, from arguments, with a state that was set later."""
 
     __slots__ = ("args", "keys", "kind", "state")
@@ -43,18 +44,18 @@ class Made:
 
     def get(self, key: str, default: Any = None) -> Any:
         """Return a member of the state, or the default where there is none."""
-        if self.keys is not None:  # as `_Machine.record` leaves it
+        if self.keys is not None:  # as `_PickleReader.record` leaves it
             return self.state[self.keys.index(key)] if key in self.keys else default
         return self.state.get(key, default) if type(self.state) is dict else default
 
 
-def load(data: bytes, permitted: Permitted) -> Any:
+def load_pickle(data: bytes, permitted: Permitted) -> Any:
     """Return the value of a pickle. Raises FormatError for what is torn, unknown or nested.
 
-    >>> load(b"\\x80\\x04K\\x01K\\x02\\x86.", lambda name: False)
+    >>> load_pickle(b"\\x80\\x04K\\x01K\\x02\\x86.", lambda name: False)
     (1, 2)
     """
-    machine = _Machine(data, permitted)
+    machine = _PickleReader(data, permitted)
     try:
         return machine.run()
     except (IndexError, struct.error):
@@ -71,14 +72,14 @@ _FIELD = (
 _FIELDS = 3
 _RECORD = re.compile(rb"[)]\x81\x94}\x94[(]%s(?:%s)?(?:%s)?ub" % ((_FIELD,) * _FIELDS), re.DOTALL)
 """The words that make an object of up to three members which are known texts, numbers or sizes. A
-table of a million boxes is three million of these; what they mean is in `_Machine.record`."""
+table of a million boxes is three million of these; what they mean is in `_PickleReader.record`."""
 
 _SIZE = "torch.Size"
 _GONE = object()
 """In the memo in place of what a record is made of, to which nothing comes back."""
 
 
-class _Machine:
+class _PickleReader:
     """Reads one pickle, word by word. at: where a word that fails ends, about."""
 
     def __init__(self, data: bytes, permitted: Permitted) -> None:
@@ -87,7 +88,7 @@ class _Machine:
         self.marks: list[int] = []
         self.memo: list[Any] = []
         self._containers = max(1000, len(data) // _BYTES_OF_A_CONTAINER)
-        self._names: dict[str, Name] = {}
+        self._names: dict[str, GlobalName] = {}
         self._numbers: dict[bytes, int | None] = {}
         self._sizes: dict[bytes, tuple[int, ...]] = {}
         self._refs: dict[bytes, Any] = {}
@@ -150,9 +151,9 @@ class _Machine:
         memo, groups, sizes_by_words, ones = self.memo, match.groups(), self._sizes, self._numbers
         refs = self._refs
         kind = self.stack[-1]
-        if type(kind) is not Name:
+        if type(kind) is not GlobalName:
             raise TypeError
-        self.stack[-1] = unbuilt = Made(kind, ())
+        self.stack[-1] = unbuilt = UnbuiltObject(kind, ())
         memo += (unbuilt, _GONE)
         keys, values = [], []
         for first_group in range(0, 6 * _FIELDS, 6):
@@ -261,7 +262,7 @@ class _Machine:
                 raise FormatError(
                     f"names {full}, which no table of a checkpoint has; it was not executed"
                 )
-            self._names[full] = Name(full)
+            self._names[full] = GlobalName(full)
         self.stack.append(self._names[full])
 
     def global_name(self) -> None:
@@ -277,7 +278,7 @@ class _Machine:
         self.name(module, name)
 
     def persistent(self) -> None:
-        self.stack[-1] = Made(PERSISTENT, self.stack[-1])
+        self.stack[-1] = UnbuiltObject(PERSISTENT, self.stack[-1])
 
     # -- the memo ---------------------------------------------------------------------------------
 
@@ -297,14 +298,14 @@ class _Machine:
 
 def _made(kind: Any, args: Any) -> Any:
     """Return what a name makes of arguments: sizes and ordered dicts are plain values."""
-    if type(kind) is not Name or type(args) is not tuple:
+    if type(kind) is not GlobalName or type(args) is not tuple:
         raise TypeError
     if kind == _SIZE:
         (sizes,) = args
         if type(sizes) is not tuple:
             raise TypeError
         return sizes
-    return {} if kind == "collections.OrderedDict" and not args else Made(kind, args)
+    return {} if kind == "collections.OrderedDict" and not args else UnbuiltObject(kind, args)
 
 
 _WIDTHS = {0x4B: 1, 0x4D: 2, 0x4A: 4}
@@ -349,14 +350,14 @@ def _check_depth(values: tuple[Any, ...]) -> None:
             raise FormatError("is nested deeper than any table")
 
 
-def _refused(machine: _Machine) -> None:
+def _refused(machine: _PickleReader) -> None:
     word = machine.data[machine.at - 1]
     raise FormatError(f"is no pickle of a table: word {word:#04x} at byte {machine.at - 1:,}")
 
 
-def _words() -> Iterator[tuple[int, Callable[[_Machine], None]]]:
+def _words() -> Iterator[tuple[int, Callable[[_PickleReader], None]]]:
     """Yield what the rarer words do."""
-    reader = _Machine
+    reader = _PickleReader
     yield from ((word, _refused) for word in range(256))
     yield from {
         0x80: reader.protocol,

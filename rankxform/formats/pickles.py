@@ -8,7 +8,7 @@ from collections.abc import Mapping
 _SMALL, _MIDDLE, _LARGE = 1 << 8, 1 << 16, 1 << 31
 
 
-class Pickle:
+class PickleWriter:
     """A pickle while it is written. What is written twice, texts and names, is remembered."""
 
     def __init__(self, protocol: int = 2) -> None:

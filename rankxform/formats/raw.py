@@ -13,7 +13,7 @@ from .dtype import BYTES, content_bytes
 
 
 class Raw:
-    """Bytes without a table of contents (`rankxform.formats.base.Format`)."""
+    """Bytes without a table of contents (`rankxform.formats.base.Container`)."""
 
     name = "bytes"
     alone = False

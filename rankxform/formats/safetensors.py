@@ -19,17 +19,17 @@ from rankxform.geometry.box import Shape
 
 from .base import (
     BLOCK,
-    OF_FILE,
+    FILE_CHECKSUM,
     REDUNDANCY_KEY,
     Blocks,
-    Entry,
     FileLayout,
     Index,
+    ParsedEntry,
     Patch,
     ReadAt,
     Span,
     TensorSpec,
-    build,
+    build_index,
 )
 from .ckpt import crc_of
 from .dtype import FROM_SAFETENSORS, INT4, TEXT, TO_SAFETENSORS, content_bytes, item_size
@@ -83,7 +83,7 @@ def read_index(read_at: ReadAt, size: int) -> Index:
     entries = [_entry(name, item, metadata, 8 + length) for name, item in header.items()]
     entries.sort(key=lambda e: (e.spans[0].offset, e.spans[0].nbytes))
     _check_gapless(entries, 8 + length, size)
-    return build(entries, size, metadata=metadata, has_checksum=CRC_KEY in metadata)
+    return build_index(entries, size, metadata=metadata, has_checksum=CRC_KEY in metadata)
 
 
 def _header(data: bytes) -> dict[str, Any]:
@@ -106,7 +106,7 @@ def _header(data: bytes) -> dict[str, Any]:
     return header
 
 
-def _entry(name: str, item: Any, metadata: Mapping[str, str], base: int) -> Entry:
+def _entry(name: str, item: Any, metadata: Mapping[str, str], base: int) -> ParsedEntry:
     try:
         dtype, shape, (begin, end) = item["dtype"], item["shape"], item["data_offsets"]
         numbers = [*shape, begin, end]
@@ -122,7 +122,7 @@ def _entry(name: str, item: Any, metadata: Mapping[str, str], base: int) -> Entr
             where=f"{name!r}",
         )
     marked = metadata.get(name) == INT4 and dtype == "I8"
-    return Entry(
+    return ParsedEntry(
         name,
         INT4 if marked else FROM_SAFETENSORS[dtype],
         tuple(shape),
@@ -130,7 +130,7 @@ def _entry(name: str, item: Any, metadata: Mapping[str, str], base: int) -> Entr
     )
 
 
-def _check_gapless(entries: Sequence[Entry], base: int, size: int) -> None:
+def _check_gapless(entries: Sequence[ParsedEntry], base: int, size: int) -> None:
     data_end = base
     for entry in entries:
         span = entry.spans[0]
@@ -172,7 +172,7 @@ def header(
 
 
 class Safetensors:
-    """safetensors files as MindSpore writes them (`rankxform.formats.base.Format`)."""
+    """safetensors files as MindSpore writes them (`rankxform.formats.base.Container`)."""
 
     name = "safetensors"
     alone = True
@@ -242,7 +242,7 @@ class Safetensors:
         }
         spans = {name: index.spans(name) for name in schema.names}
         actual = _crc_of_tensors(spans, scalars, blocks)
-        return [(OF_FILE, index.metadata[CRC_KEY], str(actual))]
+        return [(FILE_CHECKSUM, index.metadata[CRC_KEY], str(actual))]
 
 
 def _crc_of_tensors(

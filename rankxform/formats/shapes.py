@@ -14,7 +14,7 @@ from rankxform.geometry.box import Shape
 from .dtype import item_size
 
 
-def parse(data: bytes) -> dict[str, tuple[Shape, str]]:
+def parse_shapes(data: bytes) -> dict[str, tuple[Shape, str]]:
     """Return (full shape, type) by name. Raises FormatError."""
     try:
         document = json.loads(data)

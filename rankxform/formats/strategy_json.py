@@ -19,7 +19,7 @@ from rankxform.layout.layout import Layout
 from rankxform.layout.strategy import DERIVED, StrategyRecord
 
 
-def parse(data: bytes, label: str) -> StrategyRecord:
+def parse_strategy_json(data: bytes, label: str) -> StrategyRecord:
     """Read a strategy file. Raises FormatError, or StrategyError for an impossible layout."""
     document = _document(data)
     operators = document.get("parallel_strategy_item") or {}
@@ -105,7 +105,7 @@ def _numbers(item: Mapping[str, Any], field: str) -> tuple[int, ...]:
     return tuple(value)
 
 
-def stage_file(stage: int, layouts: Mapping[str, Layout], operator: str) -> bytes:
+def encode_json_stage(stage: int, layouts: Mapping[str, Layout], operator: str) -> bytes:
     """Return the file of one pipeline stage, with `operator` as its only operator.
 
     Shapes are left out; no reader needs them where no map is nested. Raises StrategyError for a
@@ -138,7 +138,7 @@ def stage_file(stage: int, layouts: Mapping[str, Layout], operator: str) -> byte
     return json.dumps(document).encode()
 
 
-def merge(files: list[tuple[int, bytes]]) -> bytes:
+def merge_json_stages(files: list[tuple[int, bytes]]) -> bytes:
     """Join one file for each stage, given as (stage, bytes), as merge_pipeline_strategys does.
 
     Layouts are renamed ``stage-name``. Operator strategies are one dictionary, so of two

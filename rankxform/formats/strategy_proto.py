@@ -24,13 +24,13 @@ from rankxform.layout.strategy import DERIVED, StrategyRecord
 
 from .wire import (
     VARINT,
+    decode_integer,
+    decode_message,
+    decode_repeated,
+    decode_text,
     delimited,
+    encode_tag,
     fields,
-    integer,
-    key,
-    message,
-    repeated,
-    text,
     varint,
 )
 
@@ -38,7 +38,7 @@ _UNMERGED = 2
 """The current_stage that the compiler writes; 1 is a merged file's."""
 
 
-def parse(data: bytes, label: str) -> StrategyRecord:
+def parse_strategy_proto(data: bytes, label: str) -> StrategyRecord:
     """Read a strategy file. Raises FormatError, or StrategyError for an impossible layout."""
     current_stage = 0
     operator_stages: list[int] = []
@@ -47,16 +47,16 @@ def parse(data: bytes, label: str) -> StrategyRecord:
     layouts_by_bytes: dict[bytes, Layout] = {}  # many parameters have few layouts
     for number, value in fields(memoryview(data)):
         if number == 1:
-            current_stage = integer(value)
+            current_stage = decode_integer(value)
         elif number == 2:
-            derived = derived or (not operator_stages and _is_derived(message(value)))
-            operator_stages.append(_operator_stage(message(value)))
+            derived = derived or (not operator_stages and _is_derived(decode_message(value)))
+            operator_stages.append(_operator_stage(decode_message(value)))
         elif number == 3:
-            name, content = _layout_item(message(value))
+            name, content = _layout_item(decode_message(value))
             written = bytes(content)
             try:
                 if written not in layouts_by_bytes:
-                    layouts_by_bytes[written] = layout(content)
+                    layouts_by_bytes[written] = decode_layout(content)
                 layouts[name] = layouts_by_bytes[written]
             except (FormatError, StrategyError) as error:
                 error.say(error.at(repr(name)))
@@ -65,15 +65,15 @@ def parse(data: bytes, label: str) -> StrategyRecord:
 
 
 def _is_derived(item: memoryview) -> bool:
-    return any(n == 1 and bytes(message(v)) == DERIVED.encode() for n, v in fields(item))
+    return any(n == 1 and bytes(decode_message(v)) == DERIVED.encode() for n, v in fields(item))
 
 
 def _operator_stage(item: memoryview) -> int:
     for number, value in fields(item):
         if number == 2:
-            for inner, stage in fields(message(value)):
+            for inner, stage in fields(decode_message(value)):
                 if inner == 1:
-                    return integer(stage)
+                    return decode_integer(stage)
     return 0
 
 
@@ -81,23 +81,23 @@ def _layout_item(item: memoryview) -> tuple[str, memoryview]:
     name, content = "", None
     for number, value in fields(item):
         if number == 1:
-            name = text(value)
+            name = decode_text(value)
         elif number == 2:
-            content = message(value)
+            content = decode_message(value)
     if not name or content is None:
         raise FormatError(f"a layout item without {'layout' if name else 'parameter name'}")
     return name, content
 
 
-def layout(content: memoryview) -> Layout:
+def decode_layout(content: memoryview) -> Layout:
     """Read a ParallelLayouts message. Raises FormatError, or StrategyError."""
     lists: dict[int, list[list[int]]] = {1: [], 2: [], 3: [], 4: []}
     scalars = {5: 0, 6: 0, 7: 0}
     for number, value in fields(content):
         if number in lists:
-            lists[number].append(_dims(message(value)))
+            lists[number].append(_dims(decode_message(value)))
         elif number in scalars:
-            scalars[number] = integer(value, 32)
+            scalars[number] = decode_integer(value, 32)
     if not lists[1]:
         raise FormatError("no device matrix")
     if not lists[2]:
@@ -113,7 +113,7 @@ def layout(content: memoryview) -> Layout:
     )
 
 
-def written(layout: Layout) -> bytes:
+def encode_layout(layout: Layout) -> bytes:
     """Return the ParallelLayouts message of a layout."""
     maps = [list(axes) or [-1] for axes in layout.tensor_map]
     if all(len(axes) == 1 for axes in maps):
@@ -125,16 +125,16 @@ def written(layout: Layout) -> bytes:
     scalars = (5, layout.field), (6, layout.opt_step), (7, layout.opt_size)
     return b"".join(
         [delimited(n, _written_dims(dims)) for n, dims_lists in lists for dims in dims_lists]
-        + [key(n, VARINT) + varint(value) for n, value in scalars]
+        + [encode_tag(n, VARINT) + varint(value) for n, value in scalars]
     )
 
 
 def _written_dims(dims: Sequence[int]) -> bytes:
-    return b"".join(key(1, VARINT) + varint(n) for n in dims)
+    return b"".join(encode_tag(1, VARINT) + varint(n) for n in dims)
 
 
 def _dims(content: memoryview) -> list[int]:
-    return [n for number, value in fields(content) if number == 1 for n in repeated(value)]
+    return [n for number, value in fields(content) if number == 1 for n in decode_repeated(value)]
 
 
 def _tensor_map(messages: list[list[int]]) -> tuple[tuple[int, ...], ...]:
@@ -143,22 +143,22 @@ def _tensor_map(messages: list[list[int]]) -> tuple[tuple[int, ...], ...]:
     return tuple(tuple(a for a in axes if a != -1) for axes in messages if axes)
 
 
-def stage_file(stage: int, layouts: Mapping[str, Layout], operator: str) -> bytes:
+def encode_proto_stage(stage: int, layouts: Mapping[str, Layout], operator: str) -> bytes:
     """Return the file of one pipeline stage, with `operator` as its only operator.
 
     MindSpore takes the stage from the operators; it refuses to merge a file without one.
     """
-    item = delimited(1, operator.encode()) + delimited(2, key(1, VARINT) + varint(stage))
+    item = delimited(1, operator.encode()) + delimited(2, encode_tag(1, VARINT) + varint(stage))
     bytes_by_layout: dict[Layout, bytes] = {}
-    parts = [key(1, VARINT) + varint(_UNMERGED), delimited(2, item)]
+    parts = [encode_tag(1, VARINT) + varint(_UNMERGED), delimited(2, item)]
     for name, layout in layouts.items():
         if layout not in bytes_by_layout:
-            bytes_by_layout[layout] = delimited(2, written(layout))
+            bytes_by_layout[layout] = delimited(2, encode_layout(layout))
         parts.append(delimited(3, delimited(1, name.encode()) + bytes_by_layout[layout]))
     return b"".join(parts)
 
 
-def merge(files: list[tuple[int, bytes]]) -> bytes:
+def merge_proto_stages(files: list[tuple[int, bytes]]) -> bytes:
     """Join one file for each stage, given as (stage, bytes), as merge_pipeline_strategys does.
 
     Operator strategies are joined in order, each layout is renamed ``stage-name``; all other
@@ -168,9 +168,9 @@ def merge(files: list[tuple[int, bytes]]) -> bytes:
     for stage, data in files:
         for number, value in fields(memoryview(data)):
             if number == 2:
-                operators.append(delimited(2, bytes(message(value))))
+                operators.append(delimited(2, bytes(decode_message(value))))
             elif number == 3:
-                name, content = _layout_item(message(value))
+                name, content = _layout_item(decode_message(value))
                 item = delimited(1, f"{stage}-{name}".encode()) + delimited(2, bytes(content))
                 layouts.append(delimited(3, item))
-    return b"".join([key(1, VARINT) + varint(1), *operators, *layouts])
+    return b"".join([encode_tag(1, VARINT) + varint(1), *operators, *layouts])

@@ -8,7 +8,7 @@ from typing import Any
 from rankxform.errors import UsageError
 
 
-def toml_document(data: bytes, label: str) -> dict[str, Any]:
+def parse_toml(data: bytes, label: str) -> dict[str, Any]:
     """Return what a file says; `label` is what messages call it. Raises UsageError."""
     if sys.version_info >= (3, 11):
         import tomllib

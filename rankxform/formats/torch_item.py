@@ -22,8 +22,8 @@ from rankxform.errors import FormatError
 from rankxform.geometry.box import Shape
 
 from .dtype import content_bytes
-from .pickled import PERSISTENT, Made, load
-from .pickles import Pickle
+from .pickled import PERSISTENT, UnbuiltObject, load_pickle
+from .pickles import PickleWriter
 
 _STORAGES = {
     "Double": "Float64", "Float": "Float32", "Half": "Float16", "BFloat16": "BFloat16",
@@ -54,7 +54,7 @@ _MOST_MEMBERS = 1 << 16
 _MOST_DIRECTORY = 16 << 20
 
 
-class Member(NamedTuple):
+class ZipMember(NamedTuple):
     """One file of a ZIP: where its local header is, from the ZIP's start; its bytes, and CRC-32."""
 
     header_offset: int
@@ -62,15 +62,15 @@ class Member(NamedTuple):
     crc: int
 
 
-class Tail(NamedTuple):
+class ZipDirectory(NamedTuple):
     """The end of a ZIP: where it starts and ends in the file, and its members by name."""
 
     start: int
     end: int
-    members: Mapping[str, Member]
+    members: Mapping[str, ZipMember]
 
 
-def read_tail(data: bytes, end: int) -> Tail | int | None:
+def read_zip_directory(data: bytes, end: int) -> ZipDirectory | int | None:
     """Return the end of a ZIP that ends at byte `end` of a file, of which `data` are the last.
 
     Returns how many more bytes are needed if `data` are too few, None if it is no ZIP's end. Raises
@@ -97,11 +97,13 @@ def read_tail(data: bytes, end: int) -> Tail | int | None:
         raise FormatError(f"the ZIP that ends at byte {end:,} states sizes beyond the file")
     if need > len(data):
         return int(need)
-    return Tail(start, end, _members(data[len(data) - need : len(data) - need + size], count))
+    return ZipDirectory(
+        start, end, _members(data[len(data) - need : len(data) - need + size], count)
+    )
 
 
-def _members(directory: bytes, count: int) -> dict[str, Member]:
-    members: dict[str, Member] = {}
+def _members(directory: bytes, count: int) -> dict[str, ZipMember]:
+    members: dict[str, ZipMember] = {}
     position = 0
     for _ in range(count):
         if directory[position : position + 4] != _DIRECTORY:
@@ -123,7 +125,7 @@ def _members(directory: bytes, count: int) -> dict[str, Member]:
             raise FormatError(f"{name!r} in a ZIP is compressed; torch stores tensors as they are")
         if name in members:
             raise FormatError(f"{name!r} is twice in a ZIP")
-        members[name] = Member(local, nbytes, crc)
+        members[name] = ZipMember(local, nbytes, crc)
     return members
 
 
@@ -139,7 +141,7 @@ def _wide(extra: bytes, *values: int) -> tuple[int, ...]:
     return values
 
 
-def content_at(head: bytes, member: Member) -> int | None:
+def content_at(head: bytes, member: ZipMember) -> int | None:
     """Return where a member's content is, from its ZIP's start; None if `head` is too short."""
     if len(head) < member.header_offset + _HEAD.size:
         return None
@@ -149,7 +151,7 @@ def content_at(head: bytes, member: Member) -> int | None:
     return int(member.header_offset + _HEAD.size + name_size + extra_size)
 
 
-def permitted(name: str) -> bool:
+def allowed_names(name: str) -> bool:
     """Tell whether a tensor's pickle may have a name."""
     module, _, short_name = name.rpartition(".")
     return (
@@ -159,7 +161,7 @@ def permitted(name: str) -> bool:
     )
 
 
-class Described(NamedTuple):
+class TensorPickle(NamedTuple):
     """What a data.pkl says of a tensor: its type and shape; wrong: why it cannot be read."""
 
     dtype: str
@@ -167,10 +169,10 @@ class Described(NamedTuple):
     wrong: str = ""
 
 
-def described(data: bytes) -> Described:
+def read_tensor_pickle(data: bytes) -> TensorPickle:
     """Read a data.pkl. Raises FormatError for one that is no plain tensor's."""
-    unbuilt = load(data, permitted)
-    if isinstance(unbuilt, Made) and unbuilt.kind == _PARAMETER and unbuilt.args:
+    unbuilt = load_pickle(data, allowed_names)
+    if isinstance(unbuilt, UnbuiltObject) and unbuilt.kind == _PARAMETER and unbuilt.args:
         unbuilt = unbuilt.args[0]
     try:
         return _plain(unbuilt)
@@ -178,7 +180,7 @@ def described(data: bytes) -> Described:
         raise FormatError("has a data.pkl that is no tensor's") from None
 
 
-def _plain(unbuilt: Made) -> Described:
+def _plain(unbuilt: UnbuiltObject) -> TensorPickle:
     """Return what a call says that makes a tensor. Raises FormatError, and others of nonsense."""
     if unbuilt.kind not in _REBUILD:
         raise FormatError(f"is made by {unbuilt.kind}, and not a plain tensor")
@@ -195,7 +197,7 @@ def _plain(unbuilt: Made) -> Described:
     if dtype is None or key != "0":
         raise FormatError(f"is a tensor of a kind that is not known ({kind})")
     stored = count if kind == _UNTYPED else count * content_bytes(dtype, ())
-    return Described(dtype, shape, _wrong(dtype, shape, strides, first, stored, extra_args))
+    return TensorPickle(dtype, shape, _wrong(dtype, shape, strides, first, stored, extra_args))
 
 
 def _is_number(value: object) -> bool:
@@ -234,7 +236,7 @@ _FLAG = 8
 """Says that a member's sizes and CRC-32 stand behind it, and in the directory."""
 
 
-class Parts(NamedTuple):
+class ItemFrame(NamedTuple):
     """The bytes around a tensor's content: before it, and behind it with places for its CRC-32."""
 
     head: bytes
@@ -242,7 +244,7 @@ class Parts(NamedTuple):
     crc_at: tuple[int, ...]
 
 
-def parts(dtype: str, shape: Shape, item_start: int) -> Parts:
+def item_frame(dtype: str, shape: Shape, item_start: int) -> ItemFrame:
     """Return what stands around a tensor's content; its item begins at byte `item_start`."""
     nbytes = content_bytes(dtype, shape)
     head, entries = b"", []
@@ -273,7 +275,7 @@ def parts(dtype: str, shape: Shape, item_start: int) -> Parts:
         tail += struct.pack("<4s I Q I", _LOCATOR, 0, where, 1)
     directory_offset = _FULL if full else first
     tail += _END.pack(_EOCD, 0, 0, count, count, listed, directory_offset, 0)
-    return Parts(head, tail, tuple(crc_at))
+    return ItemFrame(head, tail, tuple(crc_at))
 
 
 def _local(name: str, nbytes: int, crc: int, flags: int = 0, extra: bytes = b"") -> bytes:
@@ -302,7 +304,7 @@ def data_pickle(dtype: str, shape: Shape) -> bytes:
     storages = {element_type: name for name, element_type in _STORAGES.items()}
     typed = dtype in storages
     count = prod(shape) if typed else content_bytes(dtype, shape)
-    writer = Pickle(2)
+    writer = PickleWriter(2)
     writer.name(_REBUILD[0 if typed else 1])
     writer.mark()
     writer.mark()

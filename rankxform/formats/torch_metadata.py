@@ -1,7 +1,7 @@
 """``.metadata`` of PyTorch's and HyperParallel's distributed checkpoints: a pickled table of boxes.
 
 It is read as data (`pickled`) and written without PyTorch (`pickles`). Both frameworks have the
-same classes, in modules of their own; what differs is in `Flavor`.
+same classes, in modules of their own; what differs is in `MetadataDialect`.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from typing import Any, NamedTuple
 
 from rankxform.errors import FormatError
 from rankxform.geometry.box import Box, Shape
-from rankxform.values import dataclass, without_collection
+from rankxform.values import dataclass, no_garbage_collection
 
 from .dtype import ITEM_SIZE, TEXT
-from .pickled import Made, load
-from .pickles import Pickle
+from .pickled import UnbuiltObject, load_pickle
+from .pickles import PickleWriter
 from .torch_item import TORCH, TORCH_NAMES
 
 _PART = 1 << 20
@@ -45,7 +45,7 @@ _OTHERS = (
 )  # fmt: skip
 
 
-def permitted(name: str) -> bool:
+def allowed_names(name: str) -> bool:
     """Tell whether a ``.metadata`` may have a name."""
     module, _, short_name = name.rpartition(".")
     return (
@@ -63,7 +63,7 @@ def _is_type(name: str) -> bool:
     )  # fmt: skip
 
 
-class Item(NamedTuple):
+class StoredItem(NamedTuple):
     """Where something lies: file, first byte, bytes (-1: not said), and the name that it has there.
 
     box: of a tensor; None of what is no tensor.
@@ -77,23 +77,23 @@ class Item(NamedTuple):
 
 
 @dataclass
-class Table:
+class DcpMetadata:
     """What a ``.metadata`` says. tensors: type and full shape, by name. items: by name where each
     box of a tensor lies, or what is no tensor. flattened: names whose shards are flattened."""
 
     tensors: dict[str, tuple[str, Shape]] = field(default_factory=dict)
-    items: dict[str, tuple[Item, ...]] = field(default_factory=dict)
+    items: dict[str, tuple[StoredItem, ...]] = field(default_factory=dict)
     flattened: tuple[str, ...] = ()
 
 
-def parse(data: bytes) -> Table:
+def parse_dcp_metadata(data: bytes) -> DcpMetadata:
     """Read a ``.metadata``. Raises FormatError that says what is wrong, and of which tensor."""
-    with without_collection():
-        return _table(load(data, permitted))
+    with no_garbage_collection():
+        return _table(load_pickle(data, allowed_names))
 
 
-def _table(unbuilt: Any) -> Table:
-    if not isinstance(unbuilt, Made) or unbuilt.kind.rpartition(".")[2] not in (
+def _table(unbuilt: Any) -> DcpMetadata:
+    if not isinstance(unbuilt, UnbuiltObject) or unbuilt.kind.rpartition(".")[2] not in (
         "Metadata",
         "MCoreMetadata",
     ):
@@ -104,10 +104,10 @@ def _table(unbuilt: Any) -> Table:
     declared_by_name, stored = unbuilt.get("state_dict_metadata"), unbuilt.get("storage_data")
     if type(declared_by_name) is not dict or type(stored) is not dict:
         raise FormatError("lacks state_dict_metadata or storage_data")
-    metadata = Table()
+    metadata = DcpMetadata()
     chunks: dict[str, dict[Shape, Shape]] = {}
     for name, storage_metadata in declared_by_name.items():
-        if type(name) is not str or not isinstance(storage_metadata, Made):
+        if type(name) is not str or not isinstance(storage_metadata, UnbuiltObject):
             raise FormatError("names something that is no tensor")
         if storage_metadata.kind.endswith(".TensorStorageMetadata"):
             try:
@@ -116,7 +116,7 @@ def _table(unbuilt: Any) -> Table:
                 error.say(error.at(name))
                 raise
     boxes: dict[tuple[Shape, Shape], Box] = {}
-    lying: dict[str, list[Item]] = {name: [] for name in declared_by_name}
+    lying: dict[str, list[StoredItem]] = {name: [] for name in declared_by_name}
     while stored:  # what was looked at is let go
         index, info = stored.popitem()
         name, item = _item(index, info, chunks, boxes)
@@ -142,10 +142,10 @@ def _table(unbuilt: Any) -> Table:
     return metadata
 
 
-def _tensor(storage_metadata: Made) -> tuple[tuple[str, Shape], dict[Shape, Shape]]:
+def _tensor(storage_metadata: UnbuiltObject) -> tuple[tuple[str, Shape], dict[Shape, Shape]]:
     """Return type and shape of a tensor, and by offset the sizes of its boxes."""
     properties = storage_metadata.get("properties")
-    if not isinstance(properties, Made):
+    if not isinstance(properties, UnbuiltObject):
         raise FormatError("states no type")
     state = properties.state
     positional_dtype = state[0] if type(state) is tuple and properties.keys is None else None
@@ -155,7 +155,7 @@ def _tensor(storage_metadata: Made) -> tuple[tuple[str, Shape], dict[Shape, Shap
         raise FormatError("states no boxes")
     sizes: dict[Shape, Shape] = {}
     for chunk in chunks:
-        if not isinstance(chunk, Made):
+        if not isinstance(chunk, UnbuiltObject):
             raise FormatError("states no boxes")
         start, size = _shape(chunk.get("offsets")), _shape(chunk.get("sizes"))
         if len(start) != len(shape) or len(size) != len(shape):
@@ -201,9 +201,9 @@ def _item(
     info: Any,
     chunks: Mapping[str, Mapping[Shape, Shape]],
     boxes: dict[tuple[Shape, Shape], Box],
-) -> tuple[str, Item]:
+) -> tuple[str, StoredItem]:
     """Return a name, and where something of it lies."""
-    if not isinstance(index, Made) or not isinstance(info, Made):
+    if not isinstance(index, UnbuiltObject) or not isinstance(info, UnbuiltObject):
         raise FormatError("storage_data is no table of places")
     name, box_offset = index.get("fqn"), index.get("offset")
     file, offset, nbytes = (info.get(key) for key in ("relative_path", "offset", "length"))
@@ -217,28 +217,28 @@ def _item(
         raise FormatError(f"stored through transforms {_names_of(transforms)}", where=name)
     sizes = chunks.get(name)
     if sizes is None:
-        return name, Item(file, offset, nbytes, key)
+        return name, StoredItem(file, offset, nbytes, key)
     start = _shape(box_offset if box_offset is not None else ())
     if start not in sizes:
         raise FormatError(f"box at {start} is stored and nowhere described", where=name)
     pair = start, sizes[start]
     if pair not in boxes:
         boxes[pair] = Box(start, tuple(a + n for a, n in zip(start, sizes[start])))
-    return name, Item(file, offset, nbytes, key, boxes[pair])
+    return name, StoredItem(file, offset, nbytes, key, boxes[pair])
 
 
 def _names_of(transforms: Any) -> Any:
     """Return the names of what a tensor's bytes went through."""
     if type(transforms) is not list:
         return "that are not known"
-    named = [t.get("name") if isinstance(t, Made) else t for t in transforms]
+    named = [t.get("name") if isinstance(t, UnbuiltObject) else t for t in transforms]
     return [_shown(name)[:40] for name in named[:4]]
 
 
 # -- written --------------------------------------------------------------------------------------
 
 
-class Flavor(NamedTuple):
+class MetadataDialect(NamedTuple):
     """How a framework writes the table: its modules, its classes' names, and what it keeps."""
 
     metadata: str
@@ -248,13 +248,17 @@ class Flavor(NamedTuple):
     torch: bool
 
 
-TORCH_FLAVOR = Flavor(f"{_TORCH}.metadata", f"{_TORCH}.filesystem", "_StorageInfo", None, True)
-HYPER_FLAVOR = Flavor(f"{_HYPER[0]}.metadata", f"{_HYPER[0]}.storage", "StorageInfo", "1.0", False)
+TORCH_FLAVOR = MetadataDialect(
+    f"{_TORCH}.metadata", f"{_TORCH}.filesystem", "_StorageInfo", None, True
+)
+HYPER_FLAVOR = MetadataDialect(
+    f"{_HYPER[0]}.metadata", f"{_HYPER[0]}.storage", "StorageInfo", "1.0", False
+)
 
 
-def written(table: Table, flavor: Flavor) -> Iterator[bytes]:
+def format_dcp_metadata(table: DcpMetadata, flavor: MetadataDialect) -> Iterator[bytes]:
     """Yield a ``.metadata`` in parts of some size."""
-    writer = Pickle()
+    writer = PickleWriter()
     writer.made(f"{flavor.metadata}.Metadata", None)
     writer.begin_dict()
     writer.values("state_dict_metadata")
@@ -287,12 +291,16 @@ def written(table: Table, flavor: Flavor) -> Iterator[bytes]:
     yield writer.stop()
 
 
-def _large(writer: Pickle) -> Iterable[bytes]:
+def _large(writer: PickleWriter) -> Iterable[bytes]:
     return [writer.taken()] if writer.size > _PART else ()
 
 
 def _write_tensor(
-    writer: Pickle, flavor: Flavor, dtype: str, shape: Shape, items: Iterable[Item]
+    writer: PickleWriter,
+    flavor: MetadataDialect,
+    dtype: str,
+    shape: Shape,
+    items: Iterable[StoredItem],
 ) -> None:
     writer.made(f"{flavor.metadata}.TensorStorageMetadata", None)
     writer.begin_dict()
@@ -331,7 +339,9 @@ def _write_tensor(
     writer.build()
 
 
-def _write_place(writer: Pickle, flavor: Flavor, name: str, number: int, item: Item) -> None:
+def _write_place(
+    writer: PickleWriter, flavor: MetadataDialect, name: str, number: int, item: StoredItem
+) -> None:
     writer.made(f"{flavor.metadata}.MetadataIndex", None)
     writer.begin_dict()
     writer.values("fqn", name, "offset")
@@ -348,14 +358,14 @@ def _write_place(writer: Pickle, flavor: Flavor, name: str, number: int, item: I
     writer.made(f"{flavor.storage}.{flavor.info}", place)
 
 
-def _size(writer: Pickle, flavor: Flavor, shape: Shape) -> None:
+def _size(writer: PickleWriter, flavor: MetadataDialect, shape: Shape) -> None:
     if flavor.torch:
         _call(writer, "torch.Size", shape)
     else:
         writer.values(shape)
 
 
-def _call(writer: Pickle, name: str, *args: object) -> None:
+def _call(writer: PickleWriter, name: str, *args: object) -> None:
     writer.name(name)
     writer.values(args)
     writer.reduce()

@@ -56,13 +56,13 @@ def varint(value: int) -> bytes:
     return bytes(encoded)
 
 
-def key(number: int, wire_type: int) -> bytes:
+def encode_tag(number: int, wire_type: int) -> bytes:
     return varint(number << 3 | wire_type)
 
 
 def delimited(number: int, content: bytes) -> bytes:
     """Encode a string, bytes or message field."""
-    return key(number, BYTES) + varint(len(content)) + content
+    return encode_tag(number, BYTES) + varint(len(content)) + content
 
 
 def fields(data: memoryview) -> Iterator[tuple[int, int | memoryview]]:
@@ -95,7 +95,7 @@ def fields(data: memoryview) -> Iterator[tuple[int, int | memoryview]]:
         offset += length
 
 
-def text(value: int | memoryview) -> str:
+def decode_text(value: int | memoryview) -> str:
     """Decode a string field."""
     if isinstance(value, int):
         raise FormatError("a number stands where a text is expected")
@@ -105,21 +105,21 @@ def text(value: int | memoryview) -> str:
         raise FormatError(f"a text is not UTF-8: {error}") from None
 
 
-def integer(value: int | memoryview, bits: int = 64) -> int:
+def decode_integer(value: int | memoryview, bits: int = 64) -> int:
     """Decode an int32, int64 or uint32 field."""
     if not isinstance(value, int):
         raise FormatError("bytes stand where a number is expected")
     return signed(value, bits)
 
 
-def message(value: int | memoryview) -> memoryview:
+def decode_message(value: int | memoryview) -> memoryview:
     """Return the bytes of an embedded message."""
     if isinstance(value, int):
         raise FormatError("a number stands where a message is expected")
     return value
 
 
-def repeated(value: int | memoryview, bits: int = 64) -> list[int]:
+def decode_repeated(value: int | memoryview, bits: int = 64) -> list[int]:
     """Decode one occurrence of a repeated number: a single one, or a packed run of them."""
     if isinstance(value, int):
         return [signed(value, bits)]

@@ -8,19 +8,19 @@ from dataclasses import asdict
 from typing import Any, NamedTuple
 
 from rankxform.display.units import format_count, format_seconds, format_size
-from rankxform.engine.scan import Scanned, looked_at, scan
+from rankxform.engine.scan import FileScan, bytes_to_scan, scan
 from rankxform.errors import DifferenceError, RankxformError, UsageError
-from rankxform.formats.base import PLACE
+from rankxform.formats.base import BOX_MARK
 from rankxform.layout.names import format_ranges, summarize_names
 from rankxform.planning.consistency import Evidence
-from rankxform.planning.losses import lost_slices
+from rankxform.planning.losses import missing_slices
 from rankxform.planning.unusual import types_by_file, unusual_tensors
 from rankxform.request import Request
 from rankxform.results import Result
 from rankxform.source.opening import Source, open_source
 from rankxform.storage.posix import OnProgress
-from rankxform.target.aim import aim
-from rankxform.target.asked import read_request, where_given
+from rankxform.target.aim import resolve_target
+from rankxform.target.asked import resolve_request, source_ref_with_strategy
 from rankxform.transport import Team
 from rankxform.transport.team import ShowProgress, show_nothing
 from rankxform.values import dataclass
@@ -32,7 +32,7 @@ _SHOWN = 20
 _LEFT_OVER = (".part", ".tmp")
 
 
-class Row(NamedTuple):
+class CheckRow(NamedTuple):
     """What was checked, how that ended (right, doubtful, wrong, not checked), and more words."""
 
     check: str
@@ -53,7 +53,7 @@ class Check(Result):
     form: str
     full: bool
     files_compared: int
-    rows: tuple[Row, ...]
+    rows: tuple[CheckRow, ...]
     reads: int
     bytes_read: int
     seconds: float
@@ -113,7 +113,7 @@ def check(
 ) -> Check:
     """Look for all that is wrong with a checkpoint; `full`: read every byte. Collective."""
     began = time.monotonic()
-    where = team.bcast(lambda: where_given(request))
+    where = team.bcast(lambda: source_ref_with_strategy(request))
     source = open_source(where, team)
     asked_amiss = where.strategy is not None and any(f.kind is UsageError for f in source.faults)
     if not source.paths or asked_amiss:
@@ -125,11 +125,11 @@ def check(
         rows += judged
         shapes = {p.name: p.shape for p in source.table.parameters if p.is_weight}
         noticed = [*unusual_tensors(shapes, [*shapes]), *types_by_file(source.table)]
-        rows += [Row("tensors", DOUBTFUL, text) for text in noticed]
+        rows += [CheckRow("tensors", DOUBTFUL, text) for text in noticed]
     all_indexes = {**source.indexes, **source.extra}
-    total = sum(index.size if full else looked_at(index) for index in all_indexes.values())
+    total = sum(index.size if full else bytes_to_scan(index) for index in all_indexes.values())
 
-    def mine(on_progress: OnProgress) -> list[Scanned]:
+    def mine(on_progress: OnProgress) -> list[FileScan]:
         return [
             scan(source.paths[file], all_indexes[file], full, on_progress)
             for file in source.reach.partition(all_indexes)[team.rank]
@@ -150,46 +150,50 @@ def check(
     )
 
 
-def _statements(source: Source) -> Iterator[Row]:
+def _statements(source: Source) -> Iterator[CheckRow]:
     """Yield what files, headers and tables say of each other."""
     described = source.form.described
     for fault in source.faults[:_SHOWN]:
         is_question = not described and source.where.strategy is None and fault.kind is UsageError
         if is_question and len(source.indexes) == len(source.paths):
             text = "how its ranks shard tensors is not known; give --src-strategy"
-            yield Row("strategy", NOT_CHECKED, text)
+            yield CheckRow("strategy", NOT_CHECKED, text)
         else:
-            yield Row("statements", WRONG, fault.text.replace("\n", "; "))
+            yield CheckRow("statements", WRONG, fault.text.replace("\n", "; "))
     if source.faults[_SHOWN:]:
-        yield Row("statements", WRONG, f"and {len(source.faults) - _SHOWN} more faults")
+        yield CheckRow("statements", WRONG, f"and {len(source.faults) - _SHOWN} more faults")
     for text in source.warnings:
-        yield Row("statements", DOUBTFUL, text)
+        yield CheckRow("statements", DOUBTFUL, text)
     description, number = source.description, len(source.paths)
     for path in description.missing_files.values():
-        yield Row("statements", WRONG, f"{path}: is not there, and {description.source} lists it")
+        yield CheckRow(
+            "statements", WRONG, f"{path}: is not there, and {description.source} lists it"
+        )
     if source.faults or description.missing_files:
         return
     if description.boxes:
         boxes = format_count(sum(map(len, description.boxes.values())), "box")
         tensors = format_count(len(description.boxes), "tensor")
         text = f"{boxes} of {tensors} cover each, and none twice"
-        yield Row("boxes", RIGHT, text)
+        yield CheckRow("boxes", RIGHT, text)
     if described:
-        yield Row(
+        yield CheckRow(
             "statements", RIGHT, f"{format_count(number, 'file')}: they hold what is said of them"
         )
     elif source.manifest is not None:
-        yield Row("statements", RIGHT, f"{format_count(number, 'file')}, as rankxform wrote them")
+        yield CheckRow(
+            "statements", RIGHT, f"{format_count(number, 'file')}, as rankxform wrote them"
+        )
 
 
-def _ranks(source: Source) -> Iterator[Row]:
+def _ranks(source: Source) -> Iterator[CheckRow]:
     """Yield which ranks have no file, and whether other files hold what theirs should."""
     if source.form.described or not source.paths:
         return
     if source.where.strategy is None:
         missing_ranks = sorted({*range(max(source.paths))} - {*source.paths})
         if missing_ranks:
-            yield Row(
+            yield CheckRow(
                 "ranks",
                 DOUBTFUL,
                 f"rank {format_ranges(missing_ranks)} has no file, and later ones have",
@@ -200,58 +204,60 @@ def _ranks(source: Source) -> Iterator[Row]:
         return
     message = f"rank {format_ranges(missing_ranks)} of {source.where.strategy.label} has no file"
     if source.catalog is None:
-        yield Row("ranks", WRONG, message)
+        yield CheckRow("ranks", WRONG, message)
         return
-    losses_by_ranks = lost_slices(source.catalog.parameters)
+    losses_by_ranks = missing_slices(source.catalog.parameters)
     names = [parameter.name for losses in losses_by_ranks.values() for parameter, _ in losses]
     names += source.catalog.unreachable
     if names:
-        yield Row(
+        yield CheckRow(
             "ranks", WRONG, f"{message}, and no other holds slices of {summarize_names(names, 3)}"
         )
     else:
-        yield Row("ranks", DOUBTFUL, f"{message}; others hold all that it should")
+        yield CheckRow("ranks", DOUBTFUL, f"{message}; others hold all that it should")
 
 
-def _judged(request: Request, source: Source, team: Team) -> tuple[list[Row], Evidence]:
+def _judged(request: Request, source: Source, team: Team) -> tuple[list[CheckRow], Evidence]:
     """Compare what files hold of the same elements. Collective."""
     try:
-        resolved = read_request(request, team)
-        evidence = examine(resolved, source, aim(resolved, source, team), team)
+        resolved = resolve_request(request, team)
+        evidence = examine(resolved, source, resolve_target(resolved, source, team), team)
     except RankxformError as error:
-        return [Row("copies", WRONG, str(error))], Evidence()
-    rows = [Row("copies", DOUBTFUL, text) for text in evidence.warnings]
+        return [CheckRow("copies", WRONG, str(error))], Evidence()
+    rows = [CheckRow("copies", DOUBTFUL, text) for text in evidence.warnings]
     if evidence.samples:
         text = f"{format_count(evidence.samples, 'comparison')} of what several files hold"
-        rows.append(Row("copies", RIGHT, text))
+        rows.append(CheckRow("copies", RIGHT, text))
     else:
         text = "no two files hold bytes that must be the same, or must not be"
-        rows.append(Row("copies", NOT_CHECKED, text))
+        rows.append(CheckRow("copies", NOT_CHECKED, text))
     return rows, evidence
 
 
-def _contents(scanned: Iterable[Scanned], full: bool) -> Iterator[Row]:
+def _contents(scanned: Iterable[FileScan], full: bool) -> Iterator[CheckRow]:
     """Yield what was found in the files' content."""
     scans = [*scanned]
     wrong = [text for file_scan in scans for text in file_scan.wrong_sums]
     for text in wrong[:_SHOWN]:
-        yield Row("checksums", WRONG, text)
+        yield CheckRow("checksums", WRONG, text)
     if wrong[_SHOWN:]:
-        yield Row("checksums", WRONG, f"and {len(wrong) - _SHOWN} more")
+        yield CheckRow("checksums", WRONG, f"and {len(wrong) - _SHOWN} more")
     sums, unchecked_count = (
         sum(file_scan.sums for file_scan in scans),
         sum(file_scan.unchecked_sums for file_scan in scans),
     )
     if sums and not wrong:
-        yield Row("checksums", RIGHT, f"{format_count(sums, 'checksum')} compared with the content")
+        yield CheckRow(
+            "checksums", RIGHT, f"{format_count(sums, 'checksum')} compared with the content"
+        )
     elif unchecked_count:
-        yield Row(
+        yield CheckRow(
             "checksums",
             NOT_CHECKED,
             f"{format_count(unchecked_count, 'checksum')}; --full compares them",
         )
     elif not sums:
-        yield Row("checksums", NOT_CHECKED, "the files carry none")
+        yield CheckRow("checksums", NOT_CHECKED, "the files carry none")
     tensors_text = format_count(sum(file_scan.tensors for file_scan in scans), "tensor") + (
         "" if full else " looked at"
     )
@@ -262,34 +268,36 @@ def _contents(scanned: Iterable[Scanned], full: bool) -> Iterator[Row]:
     if nans:
         values = format_count(sum(nans.values()), "value")
         text = f"{values} of {summarize_names(nans, 3)}: no number (NaN)"
-        yield Row("values", WRONG, text)
+        yield CheckRow("values", WRONG, text)
     if infinite:
         values = format_count(sum(infinite.values()), "value")
         text = f"{values} of {summarize_names(infinite, 3)}: infinite"
-        yield Row("values", DOUBTFUL, text)
+        yield CheckRow("values", DOUBTFUL, text)
     if not nans and not infinite:
         suffix = "" if full else "; --full looks at all"
-        yield Row("values", RIGHT if full else NOT_CHECKED, f"finite in {tensors_text}{suffix}")
+        yield CheckRow(
+            "values", RIGHT if full else NOT_CHECKED, f"finite in {tensors_text}{suffix}"
+        )
     holes = _joined(file_scan.holes for file_scan in scans)
     if holes:
         text = f"{sum(holes.values()):,} bytes of {summarize_names(holes, 3)} were never written"
-        yield Row("holes", DOUBTFUL, text)
+        yield CheckRow("holes", DOUBTFUL, text)
 
 
 def _joined(counts_by_box: Iterable[dict[str, int]]) -> dict[str, int]:
     totals: dict[str, int] = {}
     for counts in counts_by_box:
         for box, number in counts.items():
-            name = box.partition(PLACE)[0]
+            name = box.partition(BOX_MARK)[0]
             totals[name] = totals.get(name, 0) + number
     return totals
 
 
-def _leftovers(source: Source) -> Iterator[Row]:
+def _leftovers(source: Source) -> Iterator[CheckRow]:
     """Yield files that a save left behind."""
     names = source.listing.entries if source.listing is not None else ()
     leftovers = [name for name in names if name.endswith(_LEFT_OVER)]
     if leftovers:
         suffix = f" and {len(leftovers) - 3} more" if leftovers[3:] else ""
         text = f"{', '.join(leftovers[:3])}{suffix}: left by a save that was interrupted"
-        yield Row("leftovers", DOUBTFUL, text)
+        yield CheckRow("leftovers", DOUBTFUL, text)

@@ -17,12 +17,12 @@ from rankxform.formats.dtype import content_bytes
 from rankxform.geometry.tiling import Grid
 from rankxform.layout.names import natural_sort_key
 from rankxform.planning.catalog import Catalog, Parameter
-from rankxform.planning.losses import losses_error, lost_slices
+from rankxform.planning.losses import missing_slices, missing_slices_error
 from rankxform.planning.sharding import Sharding
 from rankxform.request import Request
 from rankxform.results import Result
 from rankxform.source.opening import Source, open_source
-from rankxform.target.asked import where_given
+from rankxform.target.asked import source_ref_with_strategy
 from rankxform.transport import Team
 from rankxform.values import dataclass
 
@@ -62,7 +62,7 @@ def contents(request: Request, team: Team) -> Contents:
 
     Raises what opening it does; what is found wrong with its files is among the facts.
     """
-    where = team.bcast(lambda: where_given(request))
+    where = team.bcast(lambda: source_ref_with_strategy(request))
     source = open_source(where, team)
     if not source.paths:
         source.require()
@@ -76,8 +76,8 @@ def _facts(source: Source) -> dict[str, Any]:
     faults = [fault.text for fault in source.faults[:_MOST_FAULTS]]
     if source.faults[_MOST_FAULTS:]:
         faults.append(f"and {len(source.faults) - _MOST_FAULTS} more faults")
-    if catalog is not None and (lost_slices(parameters) or catalog.unreachable):
-        faults.append(str(losses_error(catalog, parameters, catalog.unreachable)))
+    if catalog is not None and (missing_slices(parameters) or catalog.unreachable):
+        faults.append(str(missing_slices_error(catalog, parameters, catalog.unreachable)))
     ids = {file: number for number, file in enumerate(source.paths)}
     layouts, layout_of = _layouts(source.indexes, ids, position)
     nbytes = [content_bytes(parameter.dtype, parameter.shape) for parameter in parameters]
@@ -86,7 +86,7 @@ def _facts(source: Source) -> dict[str, Any]:
     extent = f"{catalog.extent}, " if catalog and catalog.strategy else ""
     types = _totals((parameter.dtype for parameter in parameters), nbytes)
     numbers = {dtype: number for number, (dtype, *_) in enumerate(types)}
-    shardings = _Shardings(ids)
+    shardings = _ShardingNumbers(ids)
     stored = sum(index.size for index in source.indexes.values())
     return {
         "title": source.where.path,
@@ -159,7 +159,7 @@ def _layouts(
     return layouts, layout_of
 
 
-class _Shardings:
+class _ShardingNumbers:
     """Numbers shardings and placements as they are met."""
 
     def __init__(self, ids: Mapping[int, int]) -> None:

@@ -17,7 +17,7 @@ _CALLS = {"reading": ("read",), "writing": ("write", "fsync")}
 """By resource the phases that are nothing but its calls; an exchange waits for others too."""
 
 
-class Resource(NamedTuple):
+class ResourceUse(NamedTuple):
     """What a move did with one resource.
 
     name: what was done. must, moved: bytes that had to be, and that were. rate: of all processes
@@ -32,17 +32,17 @@ class Resource(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Floor:
+class MoveFloor:
     """The least that a move could take at the rates of its own calls, if all processes had as much
     to do and nothing else. seconds: of the move, share: of these the floor's, at most 1."""
 
-    rows: tuple[Resource, ...]
+    rows: tuple[ResourceUse, ...]
     seconds: float
     share: float
     notes: tuple[str, ...] = ()
 
 
-def floor_of(report: Report) -> Floor | None:
+def floor_of(report: Report) -> MoveFloor | None:
     """Return the floor of a move; None if it began with files that were there before."""
     if report.files_kept or report.files_continued or not report.bytes_written:
         return None
@@ -54,12 +54,12 @@ def floor_of(report: Report) -> Floor | None:
     for name, (must, moved) in bytes_of.items():
         spent = sum(_seconds(phases, *_CALLS[name]) for phases in report.phases) / report.processes
         if spent and moved:
-            rows.append(Resource(name, must, moved, moved / spent, spent * must / moved))
+            rows.append(ResourceUse(name, must, moved, moved / spent, spent * must / moved))
     # The move's seconds are process 0's: another may have begun a moment before it.
     calls = tuple(phase for phases in _CALLS.values() for phase in phases)
     elapsed = max(report.move_seconds, *(_seconds(phases, *calls) for phases in report.phases))
     floor_seconds = sum(row.seconds for row in rows)
-    return Floor(
+    return MoveFloor(
         tuple(rows), elapsed, floor_seconds / elapsed if elapsed else 1.0, tuple(_notes(report))
     )
 
@@ -78,7 +78,7 @@ def _notes(report: Report) -> list[str]:
     return notes
 
 
-def in_words(floor: Floor) -> list[str]:
+def describe_floor(floor: MoveFloor) -> list[str]:
     """Say what the floor tells."""
     text = f"{floor.share:.0%} of the move's {format_seconds(floor.seconds)} is the least that its "
     text += "reads and writes could take at the rates they had, shared out evenly and with nothing "

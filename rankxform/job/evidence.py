@@ -13,46 +13,46 @@ from posixpath import basename
 from typing import NamedTuple
 
 from rankxform.errors import CheckpointError, DifferenceError
-from rankxform.facts import FILE_NAME, NAMED_STEP, SCALAR, STEP, Fact, contradictions
+from rankxform.facts import FILE_NAME, NAMED_STEP, SCALAR, STEP, Statement, contradictions
 from rankxform.formats.dtype import content_bytes
 from rankxform.layout.names import STEPS, pattern_of, summarize_names
 from rankxform.layout.states import States
 from rankxform.planning.catalog import Parameter
 from rankxform.planning.consistency import (
-    Comparison,
+    ContentDigest,
+    DigestsByFile,
     Evidence,
-    Sample,
-    Samples,
-    Wanted,
+    EvidenceRule,
+    TensorsToRead,
     check_each_differs,
     check_extra_ranks,
     check_no_slices,
     check_undeclared,
     differing_values,
     extra_to_sample,
-    own_candidates,
+    per_rank_candidates,
     replicas_to_compare,
     sharded_by_pattern,
-    to_compare,
+    undeclared_to_compare,
     unequal_replicas,
 )
 from rankxform.planning.sampling import (
     check_boxes_differ,
     check_replicas_agree,
-    entries_of,
+    choose_samples,
+    entries_to_read,
     to_know_again,
-    to_look_at,
 )
 from rankxform.planning.selection import sources_of
 from rankxform.request import Request
 from rankxform.source.opening import Source
-from rankxform.source.options import CONTRADICTIONS, EQUAL_SLICES, EXTRA_RANKS
-from rankxform.source.options import STEP as STEP_DOUBT
+from rankxform.source.options import ACCEPT_CONTRADICTIONS, ACCEPT_EQUAL_SLICES, ACCEPT_EXTRA_RANKS
+from rankxform.source.options import ACCEPT_STEP as STEP_DOUBT
 from rankxform.storage import samples
 from rankxform.storage.posix import OnProgress
 from rankxform.target.aim import prepare
-from rankxform.target.asked import Asked
-from rankxform.target.suggestions import suggesting
+from rankxform.target.asked import ResolvedRequest
+from rankxform.target.suggestions import adding_suggestions
 from rankxform.target.target import Target
 from rankxform.transport import Team
 from rankxform.transport.team import ShowProgress, show_nothing
@@ -65,7 +65,7 @@ _FEW = 50
 """Of a hundred bytes; where less is of kinds that were compared, it is said."""
 
 
-def examine(resolved: Asked, source: Source, target: Target, team: Team) -> Evidence:
+def examine(resolved: ResolvedRequest, source: Source, target: Target, team: Team) -> Evidence:
     """Compare what ranks hold of the same elements, and of different ones. Collective.
 
     Raises CheckpointError where that contradicts what is said of the source, or of an adapter, with
@@ -73,7 +73,7 @@ def examine(resolved: Asked, source: Source, target: Target, team: Team) -> Evid
     """
     if resolved.shapes is not None:  # there are no files
         return Evidence()
-    with suggesting(resolved, source, team):
+    with adding_suggestions(resolved, source, team):
         return _examined(resolved.request, source, target, team)
 
 
@@ -86,7 +86,7 @@ def examine_source(request: Request, team: Team) -> tuple[Source, Evidence]:
 def _examined(request: Request, source: Source, target: Target, team: Team) -> Evidence:
     selection, adapter = target.planner.selection, target.adapter
     is_named = len(source.paths) == 1 and request.files is None
-    if is_named and not request.accepts(CONTRADICTIONS):
+    if is_named and not request.accepts(ACCEPT_CONTRADICTIONS):
         from .neighbours import check_neighbour
 
         team.bcast(lambda: check_neighbour(source))
@@ -100,7 +100,9 @@ def _examined(request: Request, source: Source, target: Target, team: Team) -> E
                 "be compared",
                 "leave out --check-replicas",
             )
-        rules.append(Comparison(Wanted(names, True), partial(_judge_replicas, request, source)))
+        rules.append(
+            EvidenceRule(TensorsToRead(names, True), partial(_judge_replicas, request, source))
+        )
     evidence = _checksums(request, source) + _judged(request, source, rules, team)
     if adapter is not None:
         adapter_parameters = adapter.table.parameters
@@ -132,14 +134,14 @@ def _percent(states: States, parameters: Iterable[Parameter], sampled: Collectio
     return 100 * compared_bytes // max(1, sum(nbytes for _, nbytes in sizes))
 
 
-def _untrained(adapter: Source) -> Comparison:
+def _untrained(adapter: Source) -> EvidenceRule:
     """Return what tells an adapter that adds nothing: its second matrices begin with zeros."""
     names = {
         file: [name for name in index.schema.names if "lora_b" in name.lower()][:_SECOND]
         for file, index in adapter.indexes.items()
     }
 
-    def judge(digests: Samples) -> Evidence:
+    def judge(digests: DigestsByFile) -> Evidence:
         matrices = [
             digests[file][name] for file, tensor_names in names.items() for name in tensor_names
         ]
@@ -150,7 +152,7 @@ def _untrained(adapter: Source) -> Comparison:
         )
         return Evidence(warnings=(f"{text}before the training: nothing may be added",))
 
-    return Comparison(Wanted(names, False), judge)
+    return EvidenceRule(TensorsToRead(names, False), judge)
 
 
 def _checksums(request: Request, source: Source) -> Evidence:
@@ -178,40 +180,45 @@ def _checksums(request: Request, source: Source) -> Evidence:
 
 def _comparisons(
     request: Request, source: Source, parameters: Sequence[Parameter], name_of: Callable[[str], str]
-) -> Iterator[Comparison]:
+) -> Iterator[EvidenceRule]:
     """Yield what is compared of `parameters`, in the order in which it is judged."""
     catalog, all_files = source.table, (*source.indexes, *source.extra)
     steps = {file: [n for n in STEPS if n in index] for file, index in source.indexes.items()}
-    yield Comparison(Wanted(steps, True), partial(_judge_steps, request, source))
+    yield EvidenceRule(TensorsToRead(steps, True), partial(_judge_steps, request, source))
     by_pattern = sharded_by_pattern(parameters, catalog)
-    if by_pattern and not request.accepts(EQUAL_SLICES):
+    if by_pattern and not request.accepts(ACCEPT_EQUAL_SLICES):
         judge = partial(check_each_differs, catalog, names=by_pattern)
-        yield Comparison(Wanted(dict.fromkeys(all_files, by_pattern), False), judge)
-    sampled_tensors = to_look_at(parameters, catalog, source.indexes)
-    entries = entries_of(sampled_tensors)
+        yield EvidenceRule(TensorsToRead(dict.fromkeys(all_files, by_pattern), False), judge)
+    sampled_tensors = choose_samples(parameters, catalog, source.indexes)
+    entries = entries_to_read(sampled_tensors)
     if request.dst is not None:  # whose records say what was read
         entries = to_know_again(source.indexes, entries)
-    samples_to_read = Wanted(entries, False)
-    accepted = [t.name for t in sampled_tensors if request.accepts(CONTRADICTIONS, t.name)]
+    samples_to_read = TensorsToRead(entries, False)
+    accepted = [t.name for t in sampled_tensors if request.accepts(ACCEPT_CONTRADICTIONS, t.name)]
     agree = partial(check_replicas_agree, catalog, sampled_tensors, accepted)
-    yield Comparison(samples_to_read, agree)
-    if not request.accepts(EQUAL_SLICES):
-        yield Comparison(samples_to_read, partial(check_boxes_differ, catalog, sampled_tensors))
-    if not request.accepts(EXTRA_RANKS):
+    yield EvidenceRule(samples_to_read, agree)
+    if not request.accepts(ACCEPT_EQUAL_SLICES):
+        yield EvidenceRule(samples_to_read, partial(check_boxes_differ, catalog, sampled_tensors))
+    if not request.accepts(ACCEPT_EXTRA_RANKS):
         names = extra_to_sample(catalog, source.extra)
         judge = partial(
             check_extra_ranks, catalog, paths={f: source.paths[f] for f in source.extra}
         )
-        yield Comparison(Wanted(dict.fromkeys(all_files, names), False), judge)
-    compared, per_rank_names = to_compare(parameters, catalog), own_candidates(parameters, catalog)
+        yield EvidenceRule(TensorsToRead(dict.fromkeys(all_files, names), False), judge)
+    compared, per_rank_names = (
+        undeclared_to_compare(parameters, catalog),
+        per_rank_candidates(parameters, catalog),
+    )
     names = [*compared, *per_rank_names]
     values = partial(_judge_values, request, source, {*compared}, {*per_rank_names}, name_of)
-    yield Comparison(Wanted(dict.fromkeys(source.indexes, names), True), values)
+    yield EvidenceRule(TensorsToRead(dict.fromkeys(source.indexes, names), True), values)
 
 
-def _judged(request: Request, source: Source, rules: Sequence[Comparison], team: Team) -> Evidence:
+def _judged(
+    request: Request, source: Source, rules: Sequence[EvidenceRule], team: Team
+) -> Evidence:
     """Read what is to be compared, and judge it by one rule after the other. Collective."""
-    content_samples = look(
+    content_samples = read_samples(
         source, [rule.tensors_to_read for rule in rules], team, crc=request.check_crc
     )
     all_indexes = {**source.indexes, **source.extra}
@@ -231,22 +238,22 @@ def _judged(request: Request, source: Source, rules: Sequence[Comparison], team:
     return team.agree(judge)
 
 
-class Seen(NamedTuple):
+class ReadSamples(NamedTuple):
     """What files hold of tensors, whole (True) or in samples (False); and by file the tensors of
     which long parts were never written, with their bytes."""
 
-    samples: Mapping[bool, Samples]
+    samples: Mapping[bool, DigestsByFile]
     holes: Mapping[int, Mapping[str, int]]
 
 
-def look(
+def read_samples(
     source: Source,
-    tensors_to_read: Sequence[Wanted],
+    tensors_to_read: Sequence[TensorsToRead],
     team: Team,
     show: ShowProgress = show_nothing,
     *,
     crc: bool = False,
-) -> Seen:
+) -> ReadSamples:
     """Return what files hold of tensors. Collective.
 
     Each file is read by one process. With `crc`, files are compared with the checksums that they
@@ -256,15 +263,15 @@ def look(
 
     holes: dict[int, dict[str, int]] = {}
 
-    def own(on_progress: OnProgress) -> dict[bool, dict[int, dict[str, Sample]]]:
-        digests_by_whole: dict[bool, dict[int, dict[str, Sample]]] = {True: {}, False: {}}
+    def own(on_progress: OnProgress) -> dict[bool, dict[int, dict[str, ContentDigest]]]:
+        digests_by_whole: dict[bool, dict[int, dict[str, ContentDigest]]] = {True: {}, False: {}}
         for file in source.reach.partition(all_indexes)[team.rank]:
             path, index = source.paths[file], all_indexes[file]
             if crc:
                 samples.check_crc(path, index, on_progress)
-            if file_holes := samples.holes(path, index):
+            if file_holes := samples.find_holes(path, index):
                 holes[file] = file_holes
-            for is_whole, read in ((True, samples.digest_all), (False, samples.sample)):
+            for is_whole, read in ((True, samples.digest_all), (False, samples.digest_samples)):
                 name_lists = (
                     t.names.get(file, ()) for t in tensors_to_read if t.is_whole is is_whole
                 )
@@ -276,7 +283,7 @@ def look(
 
     local_digests = team.work(own, show)
     by_process = team.allgather(lambda: (local_digests, holes))
-    return Seen(
+    return ReadSamples(
         {
             is_whole: {
                 file: file_digests
@@ -293,7 +300,7 @@ def look(
     )
 
 
-def _judge_steps(request: Request, source: Source, digests: Samples) -> Evidence:
+def _judge_steps(request: Request, source: Source, digests: DigestsByFile) -> Evidence:
     """Refuse files that are of two steps of a training, by what they say of it."""
     step = source.selected.step or ()
     declared_steps = (
@@ -311,12 +318,12 @@ def _judge_steps(request: Request, source: Source, digests: Samples) -> Evidence
             and "Int" in schema.dtypes[schema.position[name]]
         }
         path = source.paths[file]
-        facts += (Fact(STEP, name, value, SCALAR, path) for name, value in counters.items())
+        facts += (Statement(STEP, name, value, SCALAR, path) for name, value in counters.items())
         if len(step) > 1 and {"epoch_num", "step_num"} <= {*counters}:
             subject = f"epoch and step of {basename(path)}"
             declared_steps = counters["epoch_num"], counters["step_num"]
-            facts.append(Fact(NAMED_STEP, subject, step, FILE_NAME, path))
-            facts.append(Fact(NAMED_STEP, subject, declared_steps, SCALAR, "what it holds"))
+            facts.append(Statement(NAMED_STEP, subject, step, FILE_NAME, path))
+            facts.append(Statement(NAMED_STEP, subject, declared_steps, SCALAR, "what it holds"))
     warnings = []
     for contradiction in contradictions(facts):
         if contradiction.refused and not request.accepts(STEP_DOUBT, contradiction.first.subject):
@@ -326,7 +333,7 @@ def _judge_steps(request: Request, source: Source, digests: Samples) -> Evidence
     return Evidence(warnings=tuple(warnings[:1]), steps=tuple(steps.values()))
 
 
-def _judge_holes(source: Source, content_samples: Seen) -> Evidence:
+def _judge_holes(source: Source, content_samples: ReadSamples) -> Evidence:
     """Refuse files of whose weights nothing was ever written; say where much was not.
 
     A weight that is zero everywhere may lie on a file system that stores no zeros.
@@ -364,7 +371,7 @@ def _judge_holes(source: Source, content_samples: Seen) -> Evidence:
     return Evidence(warnings=tuple(warnings[:_SHOWN]))
 
 
-def _judge_content(source: Source, sampled: Samples) -> Evidence:
+def _judge_content(source: Source, sampled: DigestsByFile) -> Evidence:
     """Warn of weights that are all zero, and of values that are infinite or no numbers."""
     is_weight = source.table.states.is_weight
     weights = [(n, d[n]) for d in sampled.values() for n in d if is_weight(n)]
@@ -393,7 +400,7 @@ def _judge_values(
     compared: Collection[str],
     listed: Collection[str],
     name_of: Callable[[str], str],
-    digests: Samples,
+    digests: DigestsByFile,
 ) -> Evidence:
     """Tell which of the values that were compared whole are ranks' own.
 
@@ -426,7 +433,7 @@ def _judge_values(
     )
 
 
-def _judge_replicas(request: Request, source: Source, digests: Samples) -> Evidence:
+def _judge_replicas(request: Request, source: Source, digests: DigestsByFile) -> Evidence:
     """Say where replicas differ; raise CheckpointError if the request says that this is an
     error."""
     differences = list(unequal_replicas(source.table, digests))

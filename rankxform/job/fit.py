@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 from rankxform.checkpoints.rank_folders import LATEST
-from rankxform.options import FIT, is_default
+from rankxform.options import AFFECTS_FIT, is_default
 from rankxform.planning.plan import Planner
 from rankxform.planning.reach import Reach
 from rankxform.planning.sharding import Sharding
-from rankxform.request import Request, affecting
+from rankxform.request import Request, options_affecting
 from rankxform.source.opening import Source
-from rankxform.storage.index import container
-from rankxform.target.placement import in_order
+from rankxform.storage.index import container_of_path
+from rankxform.target.placement import ranks_to_nodes_in_order
 from rankxform.target.target import Target
 from rankxform.transport import Team
 from rankxform.transport.nodes import Nodes
@@ -47,7 +47,7 @@ def _others(source: Source) -> list[str]:
 
 def _at_home(ranks: int, reach: Reach, nodes: Nodes) -> bool:
     """Tell whether each rank's file is where the rank will be, as the processes are assigned."""
-    home = in_order(ranks, nodes)
+    home = ranks_to_nodes_in_order(ranks, nodes)
     return all(rank in reach.files[node] for rank, node in home.items())
 
 
@@ -82,7 +82,7 @@ def _is_choice(request: Request, source: Source, target: Target) -> bool:
     if request.step == LATEST:  # what is taken where nothing is asked for
         request = replace(request, step=None)
     return (
-        not all(is_default(request, name) for name in affecting(FIT))
+        not all(is_default(request, name) for name in options_affecting(AFFECTS_FIT))
         or bool(source.selected.skipped_steps)
-        or any(container(path) is not target.container for path in source.paths.values())
+        or any(container_of_path(path) is not target.container for path in source.paths.values())
     )

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 from rankxform.checkpoints.rank_folders import LATEST
 from rankxform.errors import StorageError
 from rankxform.layout.strategy import Strategy
-from rankxform.options import DERIVED
-from rankxform.request import Request, default_of, in_group
+from rankxform.options import GROUP_DERIVATION
+from rankxform.request import Request, default_of, options_in_group
 from rankxform.storage import strategies
-from rankxform.storage.posix import inode, is_same, read_bytes, remove, write_small
+from rankxform.storage.posix import inode, is_same_file, read_bytes, remove, write_atomically
 from rankxform.target.aim import prepare
 from rankxform.target.target import Target
 from rankxform.transport import Team
@@ -22,7 +22,7 @@ from rankxform.values import dataclass
 from .evidence import examine
 from .fit import already_fits
 from .report import Report
-from .transform import Begin, silent, transform
+from .transform import OnStart, start_silently, transform
 
 if TYPE_CHECKING:
     from rankxform.derivation.request import Derived
@@ -40,7 +40,7 @@ def launch(
     output: Path,
     team: Team,
     announce: Announce = lambda target, fits: None,
-    begin: Begin = silent,
+    begin: OnStart = start_silently,
 ) -> tuple[Report | None, str]:
     """Convert a checkpoint if the job needs other shards; return what was done, and where what the
     job loads is. Collective.
@@ -66,7 +66,7 @@ def with_derived(request: Request, derived: Derived | None, folder: Path) -> Req
     """Return a request with a derived strategy, which is to be kept in the folder of strategies."""
     if derived is None:
         return request
-    plain: dict[str, Any] = {name: default_of(name) for name in in_group(DERIVED)}
+    plain: dict[str, Any] = {name: default_of(name) for name in options_in_group(GROUP_DERIVATION)}
     name = MERGED if len(derived.strategy.stages) > 1 else "ckpt_strategy_rank_0"
     strategy = replace(derived.strategy, label=str(folder / f"{name}.ckpt"))
     return replace(request, **plain, dst_strategy=strategy)
@@ -75,12 +75,12 @@ def with_derived(request: Request, derived: Derived | None, folder: Path) -> Req
 # -- the strategy that the result is sharded by: the next job's source strategy -------------------
 
 
-def keep_strategy(request: Request, folder: Path, team: Team) -> KeptStrategy:
+def keep_strategy(request: Request, folder: Path, team: Team) -> StrategyFolder:
     """See that the strategy may be kept in a folder, whose others it replaces. Collective.
 
     Raises StorageError where the source's own would be replaced, or another without being told to.
     """
-    strategy_folder = KeptStrategy(folder, team.bcast(lambda: _wanted(request, folder)))
+    strategy_folder = StrategyFolder(folder, team.bcast(lambda: _wanted(request, folder)))
     team.bcast(lambda: strategy_folder.check_source(request))
     if_other = team.nodes.is_leader(team.rank) and not request.overwrite
     team.agree(lambda: strategy_folder.check_others(request) if if_other else None)
@@ -94,27 +94,27 @@ def _wanted(request: Request, folder: Path) -> dict[Path, bytes]:
     """
     strategy = request.dst_strategy
     if isinstance(strategy, Strategy) and strategy.derived:
-        return strategies.encoded(strategy, Path(strategy.label))
+        return strategies.encode_strategy(strategy, Path(strategy.label))
     strategy_path = strategies.path_of(strategy)
     if strategy_path is None:
         return {}
-    paths = strategies.files(strategy_path)
-    if is_same(paths[0].parent, folder):
+    paths = strategies.strategy_files_at(strategy_path)
+    if is_same_file(paths[0].parent, folder):
         return {}
     content_by_path = {folder / path.name: read_bytes(path) for path in paths}
-    stages = [strategies.read(path) for path in paths]
+    stages = [strategies.read_strategy_file(path) for path in paths]
     has_stage_files = len({record.stage for record in stages}) > 1 and not any(
         record.merged for record in stages
     )
     kinds = {record.json for record in stages}
     if has_stage_files and len(kinds) == 1:
         merged = folder / (MERGED + (".json" if kinds.pop() else ".ckpt"))
-        content_by_path[merged] = strategies.merged(strategy_path, merged)[1]
+        content_by_path[merged] = strategies.merge_in_memory(strategy_path, merged)[1]
     return content_by_path
 
 
 @dataclass(frozen=True)
-class KeptStrategy:
+class StrategyFolder:
     """The strategy files that belong in a folder, with their content; {}: none has to be kept."""
 
     folder: Path
@@ -125,7 +125,7 @@ class KeptStrategy:
         strategy_path = strategies.path_of(request.src_strategy)
         if not self.files or strategy_path is None:
             return
-        src_inodes = {inode(path) for path in strategies.files(strategy_path)}
+        src_inodes = {inode(path) for path in strategies.strategy_files_at(strategy_path)}
         for old in self._others():
             if inode(old) in src_inodes:
                 raise StorageError(
@@ -148,7 +148,7 @@ class KeptStrategy:
             )
 
     def _others(self) -> list[Path]:
-        candidates = strategies.in_folder(self.folder) if self.folder.is_dir() else []
+        candidates = strategies.strategy_candidates(self.folder) if self.folder.is_dir() else []
         strategy_paths = [path for path in candidates if strategies.is_strategy(path)]
         return [old for old in strategy_paths if read_bytes(old) != self.files.get(old)]
 
@@ -172,4 +172,4 @@ class KeptStrategy:
             remove(old)
         for path, data in self.files.items():
             if not path.exists():
-                write_small(path, data, shared=True)
+                write_atomically(path, data, shared=True)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from itertools import islice
 from typing import Any, NamedTuple
 
-from rankxform.engine.array_sink import Arrays
+from rankxform.engine.array_sink import ArraySink
 from rankxform.engine.pipeline import Traffic, execute
 from rankxform.errors import UsageError
 from rankxform.formats.base import TensorSpec
@@ -23,7 +23,7 @@ from rankxform.results import as_table
 from rankxform.source.opening import Source
 from rankxform.storage.posix import OnProgress
 from rankxform.target.aim import prepare
-from rankxform.target.reading import reading
+from rankxform.target.reading import open_work_inputs
 from rankxform.target.target import Target
 from rankxform.transport import Team
 from rankxform.transport.launcher import msrun_workers
@@ -82,7 +82,7 @@ class Parameters(dict[str, Any]):
         )
 
 
-class Wanted(NamedTuple):
+class RankRequest(NamedTuple):
     """What one process wants: the slices of a rank, of some names."""
 
     rank: int
@@ -107,15 +107,17 @@ def load(
     assignment = _wanted_of(target.planner, rank_requests, team)
     work = plan_work(resolved.request, source, target, assignment, team)
     show = begin(work.nbytes)
-    arrays, traffic_by_process = fill(work, source, target, assignment[team.rank], team, show)
+    arrays, traffic_by_process = fill_arrays(
+        work, source, target, assignment[team.rank], team, show
+    )
     loss_warnings = tuple(lost_values(traffic_by_process))
     target = replace(target, warnings=target.warnings + loss_warnings)
     return _parameters(target, arrays, traffic_by_process[team.rank], rank)
 
 
-def _joined(request: Request, rank: int, team: Team) -> tuple[Request, list[Wanted]]:
+def _joined(request: Request, rank: int, team: Team) -> tuple[Request, list[RankRequest]]:
     """Return the request of all processes, and what each of them wants. Collective."""
-    by_process = team.allgather(lambda: (Wanted(rank, request.include), _question(request)))
+    by_process = team.allgather(lambda: (RankRequest(rank, request.include), _question(request)))
     rank_requests, questions = zip(*by_process)
     if len(set(questions)) > 1:
         raise UsageError(
@@ -130,7 +132,7 @@ def _joined(request: Request, rank: int, team: Team) -> tuple[Request, list[Want
     return replace(request, dst=None, ranks=ranks, include=include), list(rank_requests)
 
 
-def fill(
+def fill_arrays(
     work: WorkPlan,
     source: Source,
     target: Target,
@@ -144,11 +146,13 @@ def fill(
     """
     slices_of = target.planner.slices
     slices = [slices_of(r.rank)[p] for r in slice_ranges for p in range(r.first, r.stop)]
-    arrays = team.agree(lambda: Arrays(TensorSpec(p.name, p.dtype, shape) for p, shape in slices))
+    arrays = team.agree(
+        lambda: ArraySink(TensorSpec(p.name, p.dtype, shape) for p, shape in slices)
+    )
     p2p = team.p2p() if work.exchanges else None
 
     def read(on_progress: OnProgress) -> Traffic:
-        with reading(source, target, work, p2p, on_progress) as inputs:
+        with open_work_inputs(source, target, work, p2p, on_progress) as inputs:
             return execute(
                 work,
                 inputs,
@@ -190,7 +194,7 @@ def _question(request: Request) -> str:
     return repr((named, replace(request, include=(), src_strategy=None, dst_strategy=None)))
 
 
-def _wanted_of(planner: Planner, rank_requests: Sequence[Wanted], team: Team) -> Assignment:
+def _wanted_of(planner: Planner, rank_requests: Sequence[RankRequest], team: Team) -> Assignment:
     """Return the slices that each process wants. Collective."""
     return team.agree(lambda: [_wanted(planner, r.rank, r.include) for r in rank_requests])
 

@@ -12,18 +12,18 @@ from time import perf_counter
 from typing import Any
 
 from rankxform.errors import UsageError
-from rankxform.formats.base import Format
+from rankxform.formats.base import Container
 from rankxform.planning.assign import Assignment
 from rankxform.planning.catalog import Parameter
 from rankxform.planning.cost_model import Costs, ReadPolicy
 from rankxform.planning.exchange import (
-    ExchangeRequests,
+    PendingExchanges,
     WorkPlan,
     assign_readers,
-    bytes_with_choice,
-    estimate_all,
-    request_exchanges,
-    transfers_of,
+    bytes_with_several_readers,
+    estimate_reads,
+    find_exchanges,
+    order_transfers,
 )
 from rankxform.planning.operands import operand_moves
 from rankxform.planning.plan import Planner
@@ -33,7 +33,7 @@ from rankxform.planning.reads import bytes_to_read
 from rankxform.planning.transfers import SliceRange, Transfer, bytes_to_write
 from rankxform.request import Request
 from rankxform.source.opening import Source
-from rankxform.storage.bandwidth import ReadTimer, copying, reading_for
+from rankxform.storage.bandwidth import ReadTimer, measure_copying, measure_reading
 from rankxform.storage.posix import OnProgress
 from rankxform.target.target import Target
 from rankxform.transport import Team
@@ -83,10 +83,10 @@ def plan_work(
         memory -= max(team.allgather(lambda: operand_bytes))
         first = replace(first, memory=memory)
     policy, speeds = choose_policy(request, source, planner, assignment, separate, team)
-    requests = ExchangeRequests((), ())
+    requests = PendingExchanges((), ())
     if not ascending:
-        requests = team.agree(lambda: request_exchanges(planner, assignment, reach, policy))
-    if bytes_with_choice(requests, reach) < _WORTH_MEASURING * team.size:
+        requests = team.agree(lambda: find_exchanges(planner, assignment, reach, policy))
+    if bytes_with_several_readers(requests, reach) < _WORTH_MEASURING * team.size:
         speeds = []
     elif not speeds:
         speeds = _measured_speeds(source, team)
@@ -96,7 +96,7 @@ def plan_work(
             transfers = _file_by_file(request, source, target, assignment[team.rank])
             return WorkPlan(transfers, policy, False, memory, ascending=True)
         exchanges = assign_readers(requests, reach, _significant(speeds), order)
-        transfers = transfers_of(team.rank, separate, exchanges, order)
+        transfers = order_transfers(team.rank, separate, exchanges, order)
         return WorkPlan(transfers, policy, bool(exchanges), memory)
 
     work = team.agree(plan)
@@ -119,7 +119,7 @@ def _plan_operands(
     if moves is None:
         return None
     separate = moves.planner.transfers(moves.assignment[process], operand_source.reach.of(process))
-    transfers = transfers_of(process, separate, moves.exchanges)
+    transfers = order_transfers(process, separate, moves.exchanges)
     nbytes = bytes_to_write(transfers)
     if nbytes > request.memory // 2:
         raise UsageError(
@@ -163,7 +163,7 @@ def _file_by_file(
     ]
 
 
-def file_order(container: Format) -> Callable[[Parameter], Any]:
+def file_order(container: Container) -> Callable[[Parameter], Any]:
     """Return the order of parameters in files, as a key to sort by."""
     return lambda parameter: container.order(parameter.name, parameter.dtype)
 
@@ -194,7 +194,7 @@ def choose_policy(
         return policy, []
     costs, speeds = request.costs, list[float]()
     if costs is None:
-        costs, speeds = measured(source, team, network=exchanges)
+        costs, speeds = measure_costs(source, team, network=exchanges)
     return ReadPolicy(method.with_latency(costs.latency_bytes), costs, exchanges), speeds
 
 
@@ -206,7 +206,7 @@ def _depends_on_latency(separate: Sequence[Transfer]) -> bool:
 
 def _repeats(planner: Planner, assignment: Assignment, reach: Reach) -> bool:
     """Tell whether nodes that read for themselves would read the same rows."""
-    estimate = estimate_all(planner, assignment, reach, _LATENCIES[1])
+    estimate = estimate_reads(planner, assignment, reach, _LATENCIES[1])
     return estimate.separate.nbytes > _WORTH_A_LOOK * estimate.once.nbytes
 
 
@@ -215,7 +215,7 @@ def _measured_speeds(source: Source, team: Team) -> list[float]:
     visible_file = min(source.reach.of(team.rank), default=None)
     return team.allgather(
         lambda: (
-            reading_for(source.paths[visible_file], _READING_SECONDS)
+            measure_reading(source.paths[visible_file], _READING_SECONDS)
             if visible_file is not None
             else 0.0
         )
@@ -235,7 +235,7 @@ def _significant(speeds: Sequence[float]) -> list[float]:
     return [usual if speed > usual / _NOISE else max(speed, usual / 1e3) for speed in speeds]
 
 
-def measured(source: Source, team: Team, *, network: bool = True) -> tuple[Costs, list[float]]:
+def measure_costs(source: Source, team: Team, *, network: bool = True) -> tuple[Costs, list[float]]:
     """Read a little on every process, and, with `network`, send and copy a little. Collective.
 
     With `network`, all processes must see all of the source. Also how fast each process reads, in
@@ -256,7 +256,7 @@ def measured(source: Source, team: Team, *, network: bool = True) -> tuple[Costs
         if not network:
             return Costs(read, read_latency=latency), speeds
         assert timer is not None
-        copy = min(team.allgather(copying))
+        copy = min(team.allgather(measure_copying))
         costs = Costs(read, copy=copy, read_latency=latency)
         return _network(costs, timer, speeds[team.rank], team), speeds
 

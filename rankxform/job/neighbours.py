@@ -7,10 +7,10 @@ from pathlib import Path
 
 from rankxform.errors import CheckpointError, RankxformError
 from rankxform.layout.strategy import WholeStrategy
-from rankxform.source.hints import shortly, siblings_of
+from rankxform.source.hints import short_path, siblings_of
 from rankxform.source.opening import Source
-from rankxform.storage.index import index
-from rankxform.storage.samples import sample
+from rankxform.storage.index import index_file
+from rankxform.storage.samples import digest_samples
 from rankxform.storage.store import is_path
 
 _LOOKED_AT = 32
@@ -33,19 +33,19 @@ def check_neighbour(source: Source) -> None:
         peer = _neighbour(Path(path))
         if peer is None:
             return
-        theirs = index(peer)
+        theirs = index_file(peer)
         is_weight = source.table.states.is_weight
         names = [n for n in file_index.schema.names if n in theirs and is_weight(n)]
         names = [n for n in names if file_index.nbytes(n) > _COUNTER]
         names = sorted(names, key=file_index.nbytes, reverse=True)[:_LOOKED_AT]
-        peer_digests = sample(str(peer), theirs, names)
+        peer_digests = digest_samples(str(peer), theirs, names)
     except (RankxformError, OSError):
         return  # what cannot be read says nothing
-    digests = sample(path, file_index, names)
+    digests = digest_samples(path, file_index, names)
     telling_names = [n for n in names if not (digests[n].constant and peer_digests[n].constant)]
     differing = [n for n in telling_names if digests[n].digest != peer_digests[n].digest]
     if 2 * len(differing) > len(telling_names):
-        folder = shortly(peer.parent.parent)
+        folder = short_path(peer.parent.parent)
         raise CheckpointError(
             f"is one rank's file, and {peer.parent.name}'s holds other bytes of {differing[0]!r}",
             f"name the folder of all ranks, {folder}, with --src-strategy",

@@ -30,7 +30,7 @@ _MOST_BANDS = 16
 
 
 @dataclass(frozen=True)
-class Flow:
+class FlowMatrix:
     """Bytes that destination files or ranks take from source ranks, or groups of both.
 
     row, column: whose bytes they are: "rank", "stage", "file", or "ranks by N". cells: by (row,
@@ -62,7 +62,7 @@ class Flow:
 
 
 @dataclass(frozen=True)
-class Side:
+class DrawnSharding:
     """How one side shards a kind of tensor: boxes in the full tensor, each with its ranks."""
 
     boxes: tuple[tuple[Box, tuple[int, ...]], ...]
@@ -83,7 +83,7 @@ class Side:
 
 
 @dataclass(frozen=True)
-class Kind:
+class TensorKind:
     """Tensors of one shape that are sharded alike on both sides.
 
     name: the commonest pattern of their names, and how many more there are. states: optimizer
@@ -99,8 +99,8 @@ class Kind:
     nbytes: int
     dtype: str
     shape: Shape
-    src: Side | None
-    dst: Side
+    src: DrawnSharding | None
+    dst: DrawnSharding
     src_holds: str | None
     dst_holds: str
     runs: tuple[int, int] | None
@@ -123,7 +123,7 @@ class Kind:
         return self.src_holds != self.dst_holds
 
 
-def flow(plan: Plan, target: Target) -> Flow:
+def byte_flow(plan: Plan, target: Target) -> FlowMatrix:
     """Return who takes how many bytes from whom; above 64 ranks, by stages or groups of ranks."""
     src, dst = target.planner.catalog, target.planner.dst
     rows = [shard.file or f"{shard.rank}" for shard in plan.shards]
@@ -157,13 +157,13 @@ def flow(plan: Plan, target: Target) -> Flow:
         written[row_number] += shard.bytes_written
     of_rank = dst.stages and row == "rank"
     row_stages = tuple(dst.stage_of(shard.rank) for shard in plan.shards) if of_rank else ()
-    return Flow(
+    return FlowMatrix(
         row, column, tuple(rows), tuple(columns), cells, tuple(stage_of), sizes, tuple(written),
         row_stages,
     )  # fmt: skip
 
 
-def node_flow(between: Sequence[NodeTraffic], nodes: int) -> Flow:
+def node_flow(between: Sequence[NodeTraffic], nodes: int) -> FlowMatrix:
     """Return what nodes (columns) send to nodes (rows); above 64, groups of them."""
     unit, names, group_of = "node", [str(node) for node in range(nodes)], list(range(nodes))
     if nodes > _MOST_ROWS:
@@ -174,7 +174,7 @@ def node_flow(between: Sequence[NodeTraffic], nodes: int) -> Flow:
         cells[key] = cells.get(key, 0) + traffic.nbytes
     sizes = tuple(map(group_of.count, range(len(names))))
     zeros = (0,) * len(names)
-    return Flow(unit, unit, tuple(names), tuple(names), cells, zeros, sizes, zeros)
+    return FlowMatrix(unit, unit, tuple(names), tuple(names), cells, zeros, sizes, zeros)
 
 
 def _grouped(names: Sequence[str], unit: str) -> tuple[str, list[str], list[int]]:
@@ -187,7 +187,7 @@ def _grouped(names: Sequence[str], unit: str) -> tuple[str, list[str], list[int]
     return f"{unit}s by {size}", shown, [number // size for number in range(len(names))]
 
 
-def kinds(target: Target) -> list[Kind]:
+def kinds(target: Target) -> list[TensorKind]:
     """Return all kinds of tensor, those with most bytes first, and last those that nobody shards.
 
     Optimizer states are of their parameter's kind.
@@ -205,12 +205,12 @@ def kinds(target: Target) -> list[Kind]:
     return sorted(all_kinds, key=lambda kind: (kind.whole, -kind.nbytes))
 
 
-def shown(all_kinds: Sequence[Kind]) -> tuple[list[Kind], list[Kind]]:
+def kinds_to_draw(all_kinds: Sequence[TensorKind]) -> tuple[list[TensorKind], list[TensorKind]]:
     """Return the largest of the kinds, and then the one in the shortest runs; and the others.
 
     Of kinds that differ by their pipeline stage alone, the first.
     """
-    kinds_by_key: dict[object, Kind] = {}
+    kinds_by_key: dict[object, TensorKind] = {}
     for tensor_kind in all_kinds:
         name = pattern_of(tensor_kind.name.partition(" (")[0])
         kinds_by_key.setdefault((name, tensor_kind.shape, tensor_kind.change), tensor_kind)
@@ -223,7 +223,7 @@ def shown(all_kinds: Sequence[Kind]) -> tuple[list[Kind], list[Kind]]:
     return drawn_kinds, [kind for kind in all_kinds if kind not in drawn_kinds]
 
 
-def _kind(planner: Planner, transfers: Sequence[Transfer]) -> Kind:
+def _kind(planner: Planner, transfers: Sequence[Transfer]) -> TensorKind:
     first = transfers[0]
     parameter, grid = first.parameter, first.grid
     parameters = {transfer.parameter.name: transfer.parameter for transfer in transfers}
@@ -236,29 +236,33 @@ def _kind(planner: Planner, transfers: Sequence[Transfer]) -> Kind:
             for cell, files in transfer.targets.items():
                 ranks = (planner.part(file).rank for file in files)
                 ranks_by_cell[cell] = tuple(sorted({*ranks_by_cell.get(cell, ()), *ranks}))
-    dst = Side(tuple((grid.box(cell), ranks) for cell, ranks in sorted(ranks_by_cell.items())))
+    dst = DrawnSharding(
+        tuple((grid.box(cell), ranks) for cell, ranks in sorted(ranks_by_cell.items()))
+    )
     src = _source(planner, parameter)
     shown = patterns(names)
     name = shown[0] + (f" and {and_more_patterns(len(shown) - 1)}" if shown[1:] else "")
     states = tuple(sorted({tensor.state.kind for tensor in parameters.values() if tensor.state}))
     runs = _runs(first, item) if src else None
-    return Kind(
+    return TensorKind(
         name, states, len(names), nbytes, parameter.dtype, parameter.shape, src, dst,
         _src_words(planner, parameter, src),
         describe_layout(planner.names_of(dst.boxes[0][1][0])[parameter.name]), runs,
     )  # fmt: skip
 
 
-def _source(planner: Planner, parameter: Parameter) -> Side | None:
+def _source(planner: Planner, parameter: Parameter) -> DrawnSharding | None:
     """Return how the source shards a tensor; None if it is made of several."""
     sharding, rank_of = parameter.sharding, planner.catalog.rank_of
     if not isinstance(sharding, Sharding):
         return None
     files_by_cell = sorted(sharding.files.items())
-    return Side(tuple((sharding.grid.box(c), tuple(map(rank_of, f))) for c, f in files_by_cell))
+    return DrawnSharding(
+        tuple((sharding.grid.box(c), tuple(map(rank_of, f))) for c, f in files_by_cell)
+    )
 
 
-def _src_words(planner: Planner, parameter: Parameter, src: Side | None) -> str | None:
+def _src_words(planner: Planner, parameter: Parameter, src: DrawnSharding | None) -> str | None:
     """Say what each source rank holds of a tensor; None if it is made of several."""
     strategy, name = planner.catalog.strategy, parameter.src_name
     if src is None:
@@ -289,7 +293,7 @@ def _run(region: Box, slice_box: Box) -> int:
     return region.size // count_runs(region.relative_to(slice_box), slice_box.shape)
 
 
-def marginals(matrix: Flow) -> tuple[list[int], list[int]]:
+def marginals(matrix: FlowMatrix) -> tuple[list[int], list[int]]:
     """Return the sums of rows and of columns, in bytes."""
     rows, columns = [0] * len(matrix.rows), [0] * len(matrix.columns)
     for (row, column), nbytes in matrix.cells.items():
@@ -298,7 +302,7 @@ def marginals(matrix: Flow) -> tuple[list[int], list[int]]:
     return rows, columns
 
 
-def axes_of(kind: Kind) -> tuple[int, int]:
+def axes_of(kind: TensorKind) -> tuple[int, int]:
     """Return the axes that are drawn down and across: those that are sharded most."""
     ndim = len(kind.shape)
     if ndim < 2:
@@ -314,7 +318,7 @@ def axes_of(kind: Kind) -> tuple[int, int]:
     return down, across
 
 
-def as_drawn(kind: Kind) -> dict[str, Any]:
+def as_drawn(kind: TensorKind) -> dict[str, Any]:
     """Return for JSON how a kind is sharded before and after, as a drawing shows it."""
     shape = " x ".join(map(str, kind.shape)) or "one value"
     states = f"; with {', '.join(kind.states)}" if kind.states else ""
@@ -346,14 +350,16 @@ def as_drawn(kind: Kind) -> dict[str, Any]:
     }
 
 
-def _held_by(side: Side, shape: Shape) -> str:
+def _held_by(side: DrawnSharding, shape: Shape) -> str:
     slices_text = "whole" if side.is_whole(shape) else format_count(side.pieces, "slice")
     if side.copies < 2:
         return slices_text
     return f"{slices_text} on {side.copies:,} ranks" + (" each" if side.pieces > 1 else "")
 
 
-def _bands(side: Side, axes: tuple[int, int], first: int, last_rank: int) -> list[dict[str, Any]]:
+def _bands(
+    side: DrawnSharding, axes: tuple[int, int], first: int, last_rank: int
+) -> list[dict[str, Any]]:
     """Return boxes, those next to each other as one where they are more than a drawing can show.
 
     hue: a number below 8, of the first rank that holds one.

@@ -16,11 +16,11 @@ from rankxform.planning.assign import assign
 from rankxform.planning.cost_model import Costs, ReadPolicy
 from rankxform.planning.movement import needed_bytes
 from rankxform.planning.read_method import READ_METHODS, TWO_PHASE, AutoReadMethod
-from rankxform.planning.selection import LeftOut
+from rankxform.planning.selection import OmittedParameters
 from rankxform.planning.simulate import MethodUse, NodeTraffic, Simulation
-from rankxform.planning.transfers import RankPlan
+from rankxform.planning.transfers import FilePlan
 from rankxform.publish.facts import status_of_name
-from rankxform.publish.links import NONE as NO_LINKS
+from rankxform.publish.links import LINK_NONE as NO_LINKS
 from rankxform.request import Request
 from rankxform.results import Result
 from rankxform.source.opening import Source
@@ -38,7 +38,7 @@ from .report import by_pattern
 
 
 @dataclass(frozen=True)
-class ShardSummary:
+class FileSummary:
     """One destination file.
 
     rank: whose slices it holds; file: its name, in a form with other files than one of each rank.
@@ -86,8 +86,8 @@ class Plan(Result):
     methods: tuple[MethodUse, ...]
     read_latency_bytes: int | None
     buffer_bytes: int
-    shards: tuple[ShardSummary, ...]
-    left_out: tuple[LeftOut, ...]
+    shards: tuple[FileSummary, ...]
+    left_out: tuple[OmittedParameters, ...]
     absent: tuple[str, ...]
     notices: tuple[str, ...]
     warnings: tuple[str, ...]
@@ -145,7 +145,7 @@ class Plan(Result):
         return {**asdict(self), **by_pattern(self.left_out, self.absent)}
 
 
-class Planned(NamedTuple):
+class PlanResult(NamedTuple):
     """A plan, with what it is of; prediction: the seconds that it would take, and the costs of the
     slowest process, if that was measured."""
 
@@ -157,7 +157,7 @@ class Planned(NamedTuple):
 
 def plan(
     request: Request, team: Team, processes: int | None = None, *, timed: bool = False
-) -> Planned:
+) -> PlanResult:
     """Plan for so many processes (None: those of the team). Collective.
 
     Of the tensors no more is read than a few samples, by which the source's strategy is believed.
@@ -165,10 +165,10 @@ def plan(
     """
     resolved, source, target = prepare(request, team)
     target = target.with_evidence(examine(resolved, source, target, team))
-    return planned(resolved.request, source, target, team, processes, timed=timed)
+    return plan_target(resolved.request, source, target, team, processes, timed=timed)
 
 
-def planned(
+def plan_target(
     request: Request,
     source: Source,
     target: Target,
@@ -177,7 +177,7 @@ def planned(
     *,
     timed: bool = False,
     with_room: bool = True,
-) -> Planned:
+) -> PlanResult:
     """Plan what is made of a source, as `plan` does. Collective.
 
     with_room: say whether there is room for it, which is no question once it is made.
@@ -195,10 +195,10 @@ def planned(
     written = replace(written, written_by=written_by)
     if room is not None:
         written = replace(written, bytes_stored=room.needed, bytes_free=room.free)
-    return Planned(source, target, written, prediction)
+    return PlanResult(source, target, written, prediction)
 
 
-class Room(NamedTuple):
+class DiskSpace(NamedTuple):
     """The bytes that a destination takes at least, and that are free for it."""
 
     folder: Path
@@ -217,7 +217,7 @@ class Room(NamedTuple):
         )
 
 
-def room_of(request: Request, target: Target) -> Room | None:
+def room_of(request: Request, target: Target) -> DiskSpace | None:
     """Return how much room a destination needs and has; None where it is no folder."""
     if target.dst is None or scheme_of(target.dst):
         return None
@@ -231,12 +231,12 @@ def room_of(request: Request, target: Target) -> Room | None:
     stored_bytes = 0
     for file in stored:
         stored_bytes += sum(content_bytes(p.dtype, shape) for p, shape in planner.slices(file))
-    return Room(
+    return DiskSpace(
         target.folder, stored_bytes, free_bytes(target.folder) + sum(bytes_by_inode.values())
     )
 
 
-class Simulated(NamedTuple):
+class SimulationResult(NamedTuple):
     """What a cluster would do, with what it is of."""
 
     source: Source
@@ -244,14 +244,14 @@ class Simulated(NamedTuple):
     simulation: Simulation
 
 
-def simulate(request: Request, team: Team, cluster: Cluster) -> Simulated:
+def simulate(request: Request, team: Team, cluster: Cluster) -> SimulationResult:
     """Plan for a cluster that need not be there. Collective."""
     resolved, source, target = prepare(request, team)
     simulation = team.bcast(lambda: simulate_cluster(resolved.request, source, target, cluster))
-    return Simulated(source, target, simulation)
+    return SimulationResult(source, target, simulation)
 
 
-def summarize_simulated(request: Request, simulated: Simulated) -> Plan:
+def summarize_simulated(request: Request, simulated: SimulationResult) -> Plan:
     """Write out the plan of a cluster."""
     return summarize(request, *simulated, ReadPolicy(READ_METHODS[request.read_method]))
 
@@ -307,18 +307,18 @@ def summarize(
     )
 
 
-def _summary(plan: RankPlan, rank: int, file: str | None, writers: tuple[int, ...]) -> ShardSummary:
+def _summary(plan: FilePlan, rank: int, file: str | None, writers: tuple[int, ...]) -> FileSummary:
     copies, bytes_by_rank = (
         sum(len(planned_slice.copies) for planned_slice in plan.slices),
         bytes_from(plan),
     )
     bytes_needed = sum(bytes_by_rank.values())
-    return ShardSummary(
+    return FileSummary(
         rank, file, writers, len(plan.slices), copies, bytes_needed, plan.nbytes, bytes_by_rank
     )
 
 
-def bytes_from(plan: RankPlan) -> dict[str, int]:
+def bytes_from(plan: FilePlan) -> dict[str, int]:
     """Return how many bytes of a file come from each source rank."""
     bytes_by_rank: dict[int, int] = {}
     for planned_slice in plan.slices:

@@ -8,18 +8,24 @@ from typing import NamedTuple
 
 from rankxform.errors import UsageError
 from rankxform.metrics import peak_memory
-from rankxform.planning.assign import assign, assign_visible, share_among_nodes
+from rankxform.planning.assign import assign, assign_within_nodes, share_among_nodes
 from rankxform.planning.cost_model import Costs, ReadPolicy
-from rankxform.planning.exchange import assign_readers, request_exchanges
+from rankxform.planning.exchange import assign_readers, find_exchanges
 from rankxform.planning.operands import operand_moves
 from rankxform.planning.reach import Reach
 from rankxform.planning.read_method import AUTO, READ_METHODS
-from rankxform.planning.simulate import Simulation, simulate
+from rankxform.planning.simulate import Simulation, simulate_work
 from rankxform.request import Request
 from rankxform.source.opening import Source
-from rankxform.storage.bandwidth import measure
-from rankxform.target.placement import AUTO as FOUND_OUT
-from rankxform.target.placement import NODE, SHARED, hosts_of, in_order, writers_of
+from rankxform.storage.bandwidth import measure_storage
+from rankxform.target.placement import PLACEMENT_AUTO as FOUND_OUT
+from rankxform.target.placement import (
+    PLACEMENT_NODE,
+    PLACEMENT_SHARED,
+    hosts_of,
+    ranks_to_nodes_in_order,
+    writers_of,
+)
 from rankxform.target.target import Target
 from rankxform.transport import Team
 from rankxform.transport.nodes import Nodes
@@ -60,7 +66,7 @@ def storage_speeds(request: Request, source: Source, target: Target, team: Team)
     visible = sorted(source.reach.of(team.rank))
     path = source.paths[visible[team.rank % len(visible)]] if visible else None
     team.barrier()  # so that all measure at the same time
-    return team.allgather(lambda: measure(path, target.folder, durable=request.fsync))
+    return team.allgather(lambda: measure_storage(path, target.folder, durable=request.fsync))
 
 
 def predict_loads(
@@ -84,7 +90,7 @@ def predict_loads(
     policy, _ = choose_policy(request, source, planner, assignment, separate, team)
 
     def work_out() -> Simulation:
-        requests = request_exchanges(planner, assignment, reach, policy)
+        requests = find_exchanges(planner, assignment, reach, policy)
         exchanges = assign_readers(requests, reach)
         costs, first = policy.costs or Costs(), None
         if processes == team.size:
@@ -92,7 +98,7 @@ def predict_loads(
             first = operand_moves(
                 planner, assignment, operand_source.table, operand_source.reach, policy.method
             )
-        return simulate(planner, assignment, reach, exchanges, costs, policy.method, first)
+        return simulate_work(planner, assignment, reach, exchanges, costs, policy.method, first)
 
     return team.agree(work_out), policy
 
@@ -106,7 +112,7 @@ class Cluster(NamedTuple):
 
     processes: int
     nodes: int
-    src_placement: str = SHARED
+    src_placement: str = PLACEMENT_SHARED
 
 
 def simulate_cluster(
@@ -123,39 +129,39 @@ def simulate_cluster(
     node = tuple(process * nodes // processes for process in range(processes))
     sources = sorted(source.indexes)
     reach = Reach.full(node, sources)
-    if cluster.src_placement == NODE:
+    if cluster.src_placement == PLACEMENT_NODE:
         home = {file: number * nodes // len(sources) for number, file in enumerate(sources)}
         reach = Reach(node, _by_node(home, nodes))
     placement = request.dst_placement
     destination = _destination(placement, planner.dst.ranks, target.files, node, nodes)
-    if destination.is_full and writers_of(request, target) == NODE:
+    if destination.is_full and writers_of(request, target) == PLACEMENT_NODE:
         home_of = share_among_nodes(planner, target.files, node)
         destination = Reach(node, _by_node(home_of, nodes))
-    assignment = assign_visible(planner, target.files, destination)
+    assignment = assign_within_nodes(planner, target.files, destination)
     costs, method = request.costs or Costs(), READ_METHODS[request.read_method]
     policy = ReadPolicy(method)
     if request.read_method == AUTO:
         method = method.with_latency(costs.latency_bytes)
         policy = ReadPolicy(method, costs, may_exchange=nodes > 1 and reach.is_full)
-    requests = request_exchanges(planner, assignment, reach, policy)
+    requests = find_exchanges(planner, assignment, reach, policy)
     exchanges = assign_readers(requests, reach)
     planner.transfers(assignment[0])  # so that it counts in the peak memory
     memory = peak_memory() + request.memory
     first = None
     if target.adapter is None:  # one is taken to be where all nodes see it
         first = operand_moves(planner, assignment, source.table, reach, method)
-    simulation = simulate(planner, assignment, reach, exchanges, costs, method, first)
+    simulation = simulate_work(planner, assignment, reach, exchanges, costs, method, first)
     return replace(simulation, memory=memory)
 
 
 def _destination(
     placement: str, all_ranks: int, ranks: tuple[int, ...], node: tuple[int, ...], nodes: int
 ) -> Reach:
-    if placement in (FOUND_OUT, SHARED):
+    if placement in (FOUND_OUT, PLACEMENT_SHARED):
         return Reach.full(node, ranks)
     hosts = hosts_of(placement, all_ranks)
     if hosts is None:
-        home = in_order(all_ranks, Nodes(node, tuple(map(str, range(nodes)))))
+        home = ranks_to_nodes_in_order(all_ranks, Nodes(node, tuple(map(str, range(nodes)))))
         return Reach(node, _by_node(home, nodes))
     number = {host: node_number for node_number, host in enumerate(dict.fromkeys(hosts))}
     if len(number) != nodes:

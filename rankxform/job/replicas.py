@@ -9,19 +9,19 @@ from typing import Any
 
 from rankxform.errors import DifferenceError
 from rankxform.planning.consistency import (
-    Unequal,
-    Wanted,
+    ReplicaDifference,
+    TensorsToRead,
     replicas_to_compare,
     unequal_replicas,
 )
 from rankxform.request import Request
-from rankxform.target.asked import read_request
+from rankxform.target.asked import resolve_request
 from rankxform.target.asked_source import open_asked
 from rankxform.transport import Team
 from rankxform.transport.team import ShowProgress, show_nothing
 from rankxform.values import dataclass
 
-from .evidence import look
+from .evidence import read_samples
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class ReplicaVerdict:
     what was meant.
     """
 
-    differences: tuple[Unequal, ...]
+    differences: tuple[ReplicaDifference, ...]
     files_compared: int
     bytes_compared: int
     seconds: float
@@ -63,13 +63,13 @@ def compare_replicas(
     `request` names the source and its strategy; it has no destination.
     """
     began = time.monotonic()
-    source = open_asked(read_request(request, team), team, all_files=True)
+    source = open_asked(resolve_request(request, team), team, all_files=True)
     names = replicas_to_compare(source.table, source.indexes)
     total = sum(
         source.indexes[file].nbytes(n) for file, tensor_names in names.items() for n in tensor_names
     )
     show = begin(total) if team.rank == 0 else show_nothing
-    digests = look(source, [Wanted(names, True)], team, show).samples[True]
+    digests = read_samples(source, [TensorsToRead(names, True)], team, show).samples[True]
     differences = team.agree(lambda: tuple(unequal_replicas(source.table, digests)))
     seconds = time.monotonic() - began
     return ReplicaVerdict(differences, len(source.indexes), total, seconds, source.warnings)

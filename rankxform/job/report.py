@@ -8,13 +8,13 @@ from dataclasses import asdict, field
 from typing import Any
 
 from rankxform.display.units import format_count, format_seconds, format_size, read_and_needed
-from rankxform.engine.copier import Values
+from rankxform.engine.copier import ValueStats
 from rankxform.engine.pipeline import Traffic
 from rankxform.layout.names import layers_by_stage, patterns, summarize_names
 from rankxform.metrics import Phases, peak_memory
 from rankxform.planning.consistency import Evidence
 from rankxform.planning.movement import needed_bytes
-from rankxform.planning.selection import LeftOut
+from rankxform.planning.selection import OmittedParameters
 from rankxform.results import Result
 from rankxform.target.destination import Destination
 from rankxform.transport import Team
@@ -69,7 +69,7 @@ class Report(Result):
     processes: int
     peak_memory_bytes: int
     phases: tuple[Mapping[str, float], ...]
-    left_out: tuple[LeftOut, ...]
+    left_out: tuple[OmittedParameters, ...]
     absent: tuple[str, ...]
     bytes_before: int = 0
     bytes_fetched: int | None = None
@@ -114,7 +114,7 @@ class Report(Result):
         }
 
 
-def by_pattern(left_out: Iterable[LeftOut], absent: Iterable[str]) -> dict[str, Any]:
+def by_pattern(left_out: Iterable[OmittedParameters], absent: Iterable[str]) -> dict[str, Any]:
     """Return for JSON what is not written, without a line for each layer."""
     return {
         "left_out": [omitted.facts for omitted in left_out],
@@ -131,10 +131,10 @@ def _sum_if_known(counts: Iterable[int | None]) -> int | None:
 
 def lost_values(traffic_by_process: Iterable[Traffic]) -> list[str]:
     """Return, as warnings, which parameters are zero, or no numbers, since they were changed."""
-    values_by_name: dict[str, Values] = {}
+    values_by_name: dict[str, ValueStats] = {}
     for traffic in traffic_by_process:
         for name, values in traffic.values.items():
-            values_by_name[name] = values_by_name.get(name, Values()) + values
+            values_by_name[name] = values_by_name.get(name, ValueStats()) + values
     zero = [n for n, v in values_by_name.items() if v.had_values and not v.has_values]
     wrong = [name for name, tensor_values in values_by_name.items() if tensor_values.not_finite]
     warnings = []

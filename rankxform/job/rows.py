@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from shlex import quote
 from typing import Any
 
-from rankxform.engine.convert import BRAIN, HALF, converter
+from rankxform.engine.convert import BFLOAT16, FLOAT16, cast_function
 from rankxform.engine.operands import read_box
 from rankxform.errors import CheckpointError, UsageError
 from rankxform.formats.dtype import content_bytes
@@ -19,9 +19,9 @@ from rankxform.planning.catalog import Parameter
 from rankxform.planning.consistency import Evidence
 from rankxform.request import Request
 from rankxform.source.opening import Source
-from rankxform.source.options import STEP
-from rankxform.storage.sources import Sources
-from rankxform.target.reading import reading
+from rankxform.source.options import ACCEPT_STEP
+from rankxform.storage.sources import SourceReader
+from rankxform.target.reading import open_work_inputs
 from rankxform.target.target import Target
 from rankxform.transport import Team
 
@@ -50,7 +50,7 @@ def check_values(request: Request, source: Source, target: Target, team: Team) -
 def _checked(
     request: Request, source: Source, target: Target, masters: Sequence[tuple[Parameter, Parameter]]
 ) -> Evidence:
-    with reading(source, target) as inputs:
+    with open_work_inputs(source, target) as inputs:
         if target.truncated_vocab:
             _check_truncated(request, source, target, inputs.sources)
         if target.tied_duplicates and source.reach.is_full:
@@ -70,12 +70,14 @@ def _masters(target: Target) -> list[tuple[Parameter, Parameter]]:
         and parameter.base_name in parameters_by_name
         and parameter.shape == parameters_by_name[parameter.base_name].shape
         and len(parameter.shape) > 1
-        and parameters_by_name[parameter.base_name].src_dtype in (HALF, BRAIN)
+        and parameters_by_name[parameter.base_name].src_dtype in (FLOAT16, BFLOAT16)
     ]
     return pairs[:: max(1, len(pairs) // _FEW)][:_FEW]
 
 
-def _compare_masters(pairs: Sequence[tuple[Parameter, Parameter]], sources: Sources) -> Evidence:
+def _compare_masters(
+    pairs: Sequence[tuple[Parameter, Parameter]], sources: SourceReader
+) -> Evidence:
     """Warn of masters that do not round to their parameters."""
     wrong = []
     for master, parameter in pairs:
@@ -83,7 +85,7 @@ def _compare_masters(pairs: Sequence[tuple[Parameter, Parameter]], sources: Sour
         box = Box((0,) * len(master.shape), (1,) * (len(master.shape) - 2) + inner)
         values, words = (read_box(tensor, box, sources) for tensor in (master, parameter))
         rounded = words.copy()
-        converter(master.src_dtype, parameter.src_dtype)(rounded, values)
+        cast_function(master.src_dtype, parameter.src_dtype)(rounded, values)
         if (rounded.view("<u2") != words.view("<u2")).mean() > _MOST_UNLIKE:
             wrong.append(master.name)
     if not wrong:
@@ -93,7 +95,7 @@ def _compare_masters(pairs: Sequence[tuple[Parameter, Parameter]], sources: Sour
     return Evidence(warnings=(f"{text}another step, or of another rank?",))
 
 
-def _check_tied(request: Request, source: Source, target: Target, sources: Sources) -> None:
+def _check_tied(request: Request, source: Source, target: Target, sources: SourceReader) -> None:
     """Compare some rows of tensors that are left out because each is the same as another.
 
     Steps of single parameters differ if these were trained later; with --accept step the first is
@@ -115,7 +117,7 @@ def _check_tied(request: Request, source: Source, target: Target, sources: Sourc
             )
             is_equal = is_equal and duplicate_rows.tobytes() == original_rows.tobytes()
         if not is_equal and a.state is not None and a.state.kind == STEP_OF_ONE:
-            if request.accepts(STEP, name):
+            if request.accepts(ACCEPT_STEP, name):
                 continue
             raise CheckpointError(
                 f"{name!r} and {original!r} differ, and the destination has one step for all",
@@ -132,7 +134,9 @@ def _check_tied(request: Request, source: Source, target: Target, sources: Sourc
             )
 
 
-def _check_truncated(request: Request, source: Source, target: Target, sources: Sources) -> None:
+def _check_truncated(
+    request: Request, source: Source, target: Target, sources: SourceReader
+) -> None:
     """Refuse to take rows from a vocabulary that are no padding, unless told to."""
     rows = request.vocab
     if request.vocab_cut or rows is None:
@@ -157,7 +161,7 @@ def _check_truncated(request: Request, source: Source, target: Target, sources: 
                 )
 
 
-def _rows(parameter: Parameter, sources: Sources, first: int, stop: int) -> Any:
+def _rows(parameter: Parameter, sources: SourceReader, first: int, stop: int) -> Any:
     shape = parameter.shape
     box = Box((first, *(0 for _ in shape[1:])), (stop, *shape[1:])) if shape else Box((), ())
     return read_box(parameter, box, sources)

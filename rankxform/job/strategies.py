@@ -7,26 +7,26 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rankxform.checkpoints.base import Where
+from rankxform.checkpoints.base import CheckpointRef
 from rankxform.derivation import presets
 from rankxform.derivation.asked import (
-    check_whole,
-    complete_question,
+    check_mesh_exists,
+    complete_request,
     full_extents,
     read_config,
     whole_extents,
 )
-from rankxform.derivation.derive import derive, entry
+from rankxform.derivation.derive import derive, format_layout
 from rankxform.derivation.explain import (
     Refusals,
     explain,
-    fits,
     parameters_of,
     rule_for,
+    sizes_fit,
 )
-from rankxform.derivation.mesh import LAYOUT, Meaning, Parallel, checked_spec, parse_parallel
+from rankxform.derivation.mesh import LAYOUT, MeshSpec, Parallel, parse_parallel, validate_spec
 from rankxform.derivation.request import Derived, DeriveRequest, Extent, ShardingRow
-from rankxform.derivation.rules import Rule, parse_rule
+from rankxform.derivation.rules import ShardingRule, parse_rule
 from rankxform.errors import (
     CheckpointError,
     DerivationError,
@@ -40,7 +40,7 @@ from rankxform.layout.names import compile_regex, pattern_of
 from rankxform.layout.states import NEVER_SAVED
 from rankxform.layout.strategy import PatternStrategy, Strategy, WholeStrategy
 from rankxform.request import Request
-from rankxform.source.choice import look_at
+from rankxform.source.choice import list_and_select
 from rankxform.storage import strategies
 from rankxform.storage.index import Indexer
 from rankxform.target.asked import read_shapes
@@ -63,14 +63,14 @@ def derive_strategy(request: DeriveRequest, source: Strategy, shapes: str | None
             "--shapes CHECKPOINT or FILE.json, and --preset or --rule",
         )
     if isinstance(source, WholeStrategy) and shapes is not None:
-        check_whole(request)
+        check_mesh_exists(request)
         derived = _of_ranks(request, shapes)
         if derived is not None:
             return derived
     extents = extents_at(shapes, source) if shapes is not None else {}
     if isinstance(source, WholeStrategy):
         return derive(replace(request, extents=extents), f"derived from {shapes}")
-    return derive(complete_question(request, source, extents), f"derived from {source.label}")
+    return derive(complete_request(request, source, extents), f"derived from {source.label}")
 
 
 def _of_ranks(request: DeriveRequest, where: str) -> Derived | None:
@@ -78,7 +78,7 @@ def _of_ranks(request: DeriveRequest, where: str) -> Derived | None:
     path = Path(where)
     if path.suffix == ".json" or not path.is_dir():
         return None
-    form, _, selected = look_at(Where(str(path.absolute())))
+    form, _, selected = list_and_select(CheckpointRef(str(path.absolute())))
     if form.described or selected.ranks or selected.rank_count < 2:
         return None
     paths = {rank: str(path / name) for rank, name in selected.names.items()}
@@ -109,7 +109,7 @@ def extents_at(where: str, source: Strategy) -> dict[str, Extent]:
 
 def _schemas(path: Path, source: Strategy) -> dict[int, Schema]:
     """Index files, by rank, until every listed name of each stage was seen in one."""
-    _, _, selected = look_at(Where(str(path.absolute())))
+    _, _, selected = list_and_select(CheckpointRef(str(path.absolute())))
     paths = {file: path / name for file, name in sorted(selected.names.items())}
     indexer = Indexer()
     if isinstance(source, WholeStrategy):
@@ -133,7 +133,9 @@ def _schemas(path: Path, source: Strategy) -> dict[int, Schema]:
     return schemas
 
 
-def stated(request: DeriveRequest, sizes: Sequence[Parallel | None], rules: Any) -> DeriveRequest:
+def with_stated_sizes(
+    request: DeriveRequest, sizes: Sequence[Parallel | None], rules: Any
+) -> DeriveRequest:
     """Return a question with rules and the sizes of both jobs as a program gives them.
 
     Raises UsageError.
@@ -153,7 +155,7 @@ def stated(request: DeriveRequest, sizes: Sequence[Parallel | None], rules: Any)
     )
 
 
-def _rule(names: str, spec: Any) -> Rule:
+def _rule(names: str, spec: Any) -> ShardingRule:
     """Make a rule of a pattern and its spec.
 
     The spec is a text as --rule takes it; names by tensor axis, such as ``("tp", None)`` or a JAX
@@ -172,7 +174,9 @@ def _rule(names: str, spec: Any) -> Rule:
         mesh = None if any(name in ("ep", "edp") for name in aliases) else LAYOUT
     elif isinstance(spec, Iterable):
         spec = list(spec)
-    return Rule(compile_regex(names, "rules"), where, mesh=mesh, spec=checked_spec(spec, where))
+    return ShardingRule(
+        compile_regex(names, "rules"), where, mesh=mesh, spec=validate_spec(spec, where)
+    )
 
 
 # -- explained ------------------------------------------------------------------------------------
@@ -202,13 +206,13 @@ def explain_strategy(
         raise UsageError("expected a strategy file or folder", where=f"{source.label!r}")
     extents = extents_at(shapes, source) if shapes is not None else {}
     full = {name: extent.shape for name, extent in extents.items()}
-    source = strategies.folded(source, full)
+    source = strategies.fold_nested_maps(source, full)
     strategies.check_folded(source)
     refusals = Refusals()
     parameters = parameters_of(source, refusals)
-    rules = presets.load(preset).rules if preset else ()
-    specs_by_name: Mapping[str, tuple[Meaning, ...]] = {}
-    if fits(source, sizes, refusals):
+    rules = presets.load_preset(preset).rules if preset else ()
+    specs_by_name: Mapping[str, tuple[MeshSpec, ...]] = {}
+    if sizes_fit(source, sizes, refusals):
         specs_by_name = explain(parameters, sizes, rules, full, refusals)
     unknown = [name for name in parameters if preset and rule_for(rules, name, "spec") is None]
     if unknown:
@@ -222,6 +226,8 @@ def explain_strategy(
         row = pattern_of(name), " or ".join(map(str, specs_by_name[name])), shard, parameter.layout
         rows[row] = rows.get(row, 0) + 1
     return tuple(
-        ShardingRow(pattern, number, spec, shard, entry(layout), "", describe_layout(layout), "")
+        ShardingRow(
+            pattern, number, spec, shard, format_layout(layout), "", describe_layout(layout), ""
+        )
         for (pattern, spec, shard, layout), number in rows.items()
     )

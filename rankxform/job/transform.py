@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from rankxform.engine.file_sink import Output
+from rankxform.engine.file_sink import OutputFile
 from rankxform.engine.pipeline import Traffic
 from rankxform.errors import UsageError
 from rankxform.metrics import Phases
@@ -16,20 +16,20 @@ from rankxform.source.opening import Source
 from rankxform.storage.posix import (
     OnProgress,
     create,
-    give_name,
-    is_same,
+    is_same_file,
     make_folder,
-    own_name,
+    publish_file,
     remove,
     sync,
+    unique_name,
 )
-from rankxform.target.aim import aim, prepare
-from rankxform.target.asked import read_request
+from rankxform.target.aim import prepare, resolve_target
+from rankxform.target.asked import resolve_request
 from rankxform.target.asked_source import open_asked
 from rankxform.target.destination import Destination, destination_of
-from rankxform.target.outputs import FileLayouts
-from rankxform.target.reading import reading
-from rankxform.target.suggestions import suggesting
+from rankxform.target.outputs import FileLayoutCache
+from rankxform.target.reading import open_work_inputs
+from rankxform.target.suggestions import adding_suggestions
 from rankxform.target.target import Target
 from rankxform.transport import SerialTeam, Team
 from rankxform.transport.team import ShowProgress, show_nothing
@@ -38,24 +38,24 @@ from .evidence import examine
 from .measure import plan_work
 from .report import Report, report_of
 
-Begin = Callable[[Source, Target, int], ShowProgress]
+OnStart = Callable[[Source, Target, int], ShowProgress]
 """Called with what is read, what is made of it, and the bytes to move, before the first is; returns
 the function that is shown the progress. Process 0's is shown it."""
 
 
-def silent(source: Source, target: Target, nbytes: int) -> ShowProgress:
+def start_silently(source: Source, target: Target, nbytes: int) -> ShowProgress:
     """Show nothing."""
     return show_nothing
 
 
-def transform(request: Request, team: Team, begin: Begin = silent) -> Report:
+def transform(request: Request, team: Team, begin: OnStart = start_silently) -> Report:
     """Convert a checkpoint; return what was done. Collective."""
     phases = Phases("plan")
-    resolved = read_request(request, team)
+    resolved = resolve_request(request, team)
     phases.enter("index")
     source = open_asked(resolved, team)
     phases.enter("plan")
-    target = aim(resolved, source, team)
+    target = resolve_target(resolved, source, team)
     phases.enter("compare")
     kind = destination_of(resolved.request)
     notices = kind.check_free(resolved.request, source, target, team)
@@ -63,7 +63,7 @@ def transform(request: Request, team: Team, begin: Begin = silent) -> Report:
     phases.enter("plan")
     target = target.with_evidence(evidence, notices)
     with kind.claim(resolved.request, source, target, team) as destination:
-        with suggesting(resolved, source, team):
+        with adding_suggestions(resolved, source, team):
             work = plan_work(
                 resolved.request, source, target, destination.remaining_slices, team, kind.ascending
             )
@@ -89,13 +89,13 @@ def move(
     p2p = team.p2p() if work.exchanges else None
 
     def fill(on_progress: OnProgress) -> Traffic:
-        with reading(source, target, work, p2p, on_progress) as inputs:
+        with open_work_inputs(source, target, work, p2p, on_progress) as inputs:
             return destination.fill(work, inputs, on_progress)
 
     return team.work(fill, show)
 
 
-def convert_one(request: Request, path: Path) -> None:
+def transform_one_rank(request: Request, path: Path) -> None:
     """Write the file of the one rank of `request` as `path`, by this process on its own.
 
     The file is written completely or not at all. An existing file is replaced, even by several
@@ -104,20 +104,20 @@ def convert_one(request: Request, path: Path) -> None:
     team = SerialTeam()
     resolved, source, target = prepare(request, team)
     target = target.with_evidence(examine(resolved, source, target, team))
-    if any(is_same(path, Path(source_path)) for source_path in source.paths.values()):
+    if any(is_same_file(path, Path(source_path)) for source_path in source.paths.values()):
         raise UsageError("is a source file, which is never written to", where=path)
     (rank,), planner = target.ranks, target.planner
-    layouts = FileLayouts(planner, source.indexes, target, request.crc)
-    output = Output(own_name(path), layouts.of(rank))
+    layouts = FileLayoutCache(planner, source.indexes, target, request.crc)
+    output = OutputFile(unique_name(path), layouts.of(rank))
     work = plan_work(resolved.request, source, target, [[planner.whole_file(rank)]], team)
     make_folder(path.parent)
     create(output.part)
     try:
-        with reading(source, target, work) as inputs:
+        with open_work_inputs(source, target, work) as inputs:
             write_parts(work, inputs, {rank: output}, lambda nbytes: None)
         if request.fsync:
             sync(output.part)
-        give_name(output.part, path, durable=request.fsync)
+        publish_file(output.part, path, durable=request.fsync)
     except BaseException:
         remove(output.part)
         raise

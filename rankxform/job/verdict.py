@@ -122,7 +122,7 @@ def wrong_checksums(
     on_progress: OnProgress,
 ) -> list[Difference]:
     """Compare the files of `ranks` with the checksums that they carry."""
-    wrong = {rank: samples.wrong_crc(paths[rank], indexes[rank], on_progress) for rank in ranks}
+    wrong = {r: samples.describe_wrong_crc(paths[r], indexes[r], on_progress) for r in ranks}
     return [
         Difference(basename(paths[rank]), rank, reason, whole_file=True)
         for rank, reason in wrong.items()
@@ -130,5 +130,5 @@ def wrong_checksums(
     ]
 
 
-def unreadable(path: str, rank: int, reason: str) -> Difference:
+def unreadable_file(path: str, rank: int, reason: str) -> Difference:
     return Difference(basename(path), rank, f"cannot be read: {reason}", whole_file=True)

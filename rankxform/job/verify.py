@@ -6,32 +6,32 @@ import time
 from collections.abc import Mapping, Sequence
 from posixpath import basename
 
-from rankxform.engine.compare_sink import ComparingSink, Difference, Expected
+from rankxform.engine.compare_sink import ComparingSink, Difference, ExpectedSlice
 from rankxform.engine.pipeline import execute
-from rankxform.planning.assign import Assignment, assign_visible
+from rankxform.planning.assign import Assignment, assign_within_nodes
 from rankxform.planning.exchange import WorkPlan
 from rankxform.planning.plan import Planner
 from rankxform.request import Request
 from rankxform.source.opening import Source
 from rankxform.storage.posix import OnProgress
-from rankxform.storage.sources import Sources
+from rankxform.storage.sources import SourceReader
 from rankxform.target.aim import prepare
 from rankxform.target.free import foreign_warnings
-from rankxform.target.reading import reading
+from rankxform.target.reading import open_work_inputs
 from rankxform.target.target import Target
 from rankxform.transport import Team
 from rankxform.transport.team import ShowProgress, show_nothing
 
 from .evidence import examine
 from .measure import plan_work
-from .transform import Begin, silent
+from .transform import OnStart, start_silently
 from .verdict import Verdict, wrong_checksums
 from .verify_beside import compare_beside
-from .verify_files import check_apart, files_there, open_described
+from .verify_files import check_apart, open_described, open_existing_files
 from .verify_manifest import notice_of_other_options
 
 
-def verify(request: Request, team: Team, begin: Begin = silent) -> Verdict:
+def verify(request: Request, team: Team, begin: OnStart = start_silently) -> Verdict:
     """Compare every byte of ``request.dst`` with what the source and the strategies make of it.
 
     Both are streamed, in the memory that `request` allows; nothing is written. Collective.
@@ -41,7 +41,7 @@ def verify(request: Request, team: Team, begin: Begin = silent) -> Verdict:
     resolved, source, target = prepare(request, team)
     evidence = examine(resolved, source, target, team)
     target = target.with_evidence(evidence)
-    dst_source, files_of, faults = files_there(target, described, team)
+    dst_source, files_of, faults = open_existing_files(target, described, team)
     check_apart(source, dst_source, team)
     assignment = _share_out(files_of, dst_source, team)
     work = plan_work(resolved.request, source, files_of, assignment, team)
@@ -79,7 +79,7 @@ def _share_out(target: Target, dst_source: Source, team: Team) -> Assignment:
     if not dst_source.indexes:
         return [[] for _ in dst_source.reach.node]
     return team.agree(
-        lambda: assign_visible(target.planner, list(dst_source.indexes), dst_source.reach)
+        lambda: assign_within_nodes(target.planner, list(dst_source.indexes), dst_source.reach)
     )
 
 
@@ -100,14 +100,14 @@ def compare(
     local_files = dict.fromkeys(slice_range.rank for slice_range in assignment[team.rank])
 
     def own(on_progress: OnProgress) -> tuple[int, list[Difference]]:
-        with Sources(dst_source.paths, dst_source.indexes) as destination:
+        with SourceReader(dst_source.paths, dst_source.indexes) as destination:
             sinks = {
                 file: ComparingSink(
                     file, destination, dst_source.indexes[file], _expected(target.planner, file)
                 )
                 for file in local_files
             }
-            with reading(source, target, work, p2p, on_progress) as inputs:
+            with open_work_inputs(source, target, work, p2p, on_progress) as inputs:
                 traffic = execute(work, inputs, sinks, on_progress)
             destination.check_unchanged()
         return traffic.written, [d for s in sinks.values() for d in s.differences.values()]
@@ -124,9 +124,9 @@ def compare(
     )
 
 
-def _expected(planner: Planner, file: int) -> Mapping[str, Expected]:
+def _expected(planner: Planner, file: int) -> Mapping[str, ExpectedSlice]:
     layouts = planner.names(file).values()
     return {
-        p.name: Expected(p.dtype, layout.grid(p.shape).box(planner.cell(layout, file)))
+        p.name: ExpectedSlice(p.dtype, layout.grid(p.shape).box(planner.cell(layout, file)))
         for (p, _), layout in zip(planner.slices(file), layouts)
     }

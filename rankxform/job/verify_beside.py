@@ -10,7 +10,7 @@ from posixpath import relpath
 from rankxform.engine.compare_sink import Difference
 from rankxform.errors import StorageError
 from rankxform.publish import companions
-from rankxform.publish.target import MANIFEST_NAME, manifest
+from rankxform.publish.target import MANIFEST_NAME, read_manifest
 from rankxform.request import Request
 from rankxform.source.opening import Source
 from rankxform.storage import maps
@@ -38,11 +38,11 @@ def _compare(
         return [], []
     folder, record, notices = Path(dst_source.folder), None, list[str]()
     with suppress(StorageError):
-        record = manifest(folder) if (folder / MANIFEST_NAME).is_file() else None
+        record = read_manifest(folder) if (folder / MANIFEST_NAME).is_file() else None
     if record is not None and record.get("form") == target.form.name:
-        wrong = list(companions.faults(folder, record).items())
+        wrong = list(companions.wrong_companions(folder, record).items())
         wrong += _tracker(target, folder)
-        notices += companions.doubts(folder, record)
+        notices += companions.changed_model_files(folder, record)
     else:
         wrong = [*_without_record(target, dst_source, folder)]
     if target.form.configured:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from posixpath import basename, relpath
 
-from rankxform.checkpoints.base import DEFAULT_PATTERN, FORMS, Where
+from rankxform.checkpoints.base import DEFAULT_PATTERN, FORMS, CheckpointRef
 from rankxform.checkpoints.rank_folders import by_rank
 from rankxform.engine.compare_sink import Difference
 from rankxform.errors import CheckpointError, UsageError
@@ -17,32 +17,32 @@ from rankxform.geometry.box import Box
 from rankxform.geometry.tiling import Cell
 from rankxform.layout.strategy import WholeStrategy
 from rankxform.planning.description import Description
-from rankxform.planning.parts import Part
+from rankxform.planning.parts import FileContent
 from rankxform.planning.plan import Planner
 from rankxform.publish.target import MANIFEST_NAME
 from rankxform.request import Request
-from rankxform.source.choice import Narrow, form_at, look_at
-from rankxform.source.faults import file_faults, own_names
+from rankxform.source.choice import SourceScope, form_at, list_and_select
+from rankxform.source.faults import check_files, schemas_without_repeats
 from rankxform.source.opening import Source, open_source
-from rankxform.storage.metadata import is_stated
+from rankxform.storage.metadata import is_in_metadata
 from rankxform.storage.posix import inode
 from rankxform.storage.store import is_path
 from rankxform.target.target import Target
 from rankxform.transport import Team
 
-from .verdict import unreadable
+from .verdict import unreadable_file
 
 _AS_WHOLE = "convert both to whole tensors and compare these"
 
 
-def record_folder(folder: Path) -> Path:
+def find_record_folder(folder: Path) -> Path:
     """Return where the records of a destination are: in it, or with the files that readers find."""
     if (folder / MANIFEST_NAME).exists() or not folder.is_dir():
         return folder
-    form, where = form_at(Where(str(folder)), "--dst-form"), Where(str(folder))
+    form, where = form_at(CheckpointRef(str(folder)), "--dst-form"), CheckpointRef(str(folder))
     if not form.described:
         return folder
-    _, _, selected = look_at(replace(where, form=form.name))
+    _, _, selected = list_and_select(replace(where, form=form.name))
     return (folder / next(iter(selected.names.values()), "")).parent
 
 
@@ -52,7 +52,9 @@ def open_described(request: Request, team: Team) -> tuple[Request, Source | None
     The request is returned with its form, and with the strategy that the destination itself says,
     if none was given. Collective.
     """
-    where = team.bcast(lambda: Where(str(Path(request.dst or "").absolute()), request.dst_form))
+    where = team.bcast(
+        lambda: CheckpointRef(str(Path(request.dst or "").absolute()), request.dst_form)
+    )
     form = FORMS[team.bcast(lambda: form_at(where, "--dst-form").name)]
     if not form.is_written:
         raise UsageError(
@@ -63,7 +65,7 @@ def open_described(request: Request, team: Team) -> tuple[Request, Source | None
         return request, None
     step = None if request.iteration is None else str(request.iteration)
     dst_source = open_source(
-        replace(where, form=form.name, step=step), team, Narrow(manifest=False)
+        replace(where, form=form.name, step=step), team, SourceScope(manifest=False)
     )
     team.agree(lambda: _require_files(dst_source))
     description = dst_source.selected.description
@@ -76,7 +78,7 @@ def open_described(request: Request, team: Team) -> tuple[Request, Source | None
     return request, dst_source
 
 
-def files_there(
+def open_existing_files(
     target: Target, described: Source | None, team: Team
 ) -> tuple[Source, Target, list[Difference]]:
     """Return the destination that is there, what of the target its files hold, and what is wrong
@@ -90,7 +92,7 @@ def files_there(
         dst_source, paths=needed_paths, notices=dst_source.notices if described else ()
     )
     differences = [
-        unreadable(needed_paths[fault.file], fault.file, fault.text)
+        unreadable_file(needed_paths[fault.file], fault.file, fault.text)
         for fault in dst_source.faults
         if fault.file is not None and fault.file in needed_paths
     ]
@@ -130,7 +132,7 @@ def _matched(
     if not description.is_whole and description.boxes:
         indexes = {file: index.unplaced() for file, index in indexes.items()}
         description = replace(description, ranks=_ranks_of(target.planner, description))
-    schemas = own_names(description, indexes)
+    schemas = schemas_without_repeats(description, indexes)
     for file, schema in schemas.items():
         if schema is not indexes[file].schema:
             indexes[file] = indexes[file].only(schema)
@@ -206,9 +208,9 @@ def _open_ranks(target: Target, team: Team) -> Source:
     """Open the rank folders of a destination. Raises CheckpointError if a file is missing."""
     dst, ranks = target.planner.dst, target.ranks
     names = {rank: relpath(path, target.folder) for rank, path in target.paths.items()}
-    where = Where(str(target.folder), target.form.name, strategy=dst)
+    where = CheckpointRef(str(target.folder), target.form.name, strategy=dst)
     dst_source = open_source(
-        where, team, Narrow(lambda strategy: ranks, preferred=names, manifest=False)
+        where, team, SourceScope(lambda strategy: ranks, preferred=names, manifest=False)
     )
 
     def check() -> None:
@@ -241,7 +243,7 @@ def _compare(
     faults = [
         *(
             (source, fault.line)
-            for fault in file_faults(description, schemas, dst_source.paths, lambda name: False)
+            for fault in check_files(description, schemas, dst_source.paths, lambda name: False)
         ),
         *(
             (Path(path).name, f"is missing, though {source} lists it")
@@ -252,7 +254,7 @@ def _compare(
     differences += (
         Difference(n, -number, text, whole_file=True) for number, (n, text) in enumerate(faults, 1)
     )
-    parts: dict[int, Part] = {}
+    parts: dict[int, FileContent] = {}
     ranks = set(target.ranks)
     shared_names: dict[frozenset[str], frozenset[str]] = {}
     present_cells: set[tuple[str, Cell]] = set()
@@ -263,10 +265,10 @@ def _compare(
             differences.append(
                 Difference(basename(dst_source.paths[file]), file, reason, whole_file=True)
             )
-            parts[file] = Part(0, frozenset())
+            parts[file] = FileContent(0, frozenset())
             continue
         names = frozenset(schema.names)
-        parts[file] = Part(rank, shared_names.setdefault(names, names))
+        parts[file] = FileContent(rank, shared_names.setdefault(names, names))
         layouts_by_name = planner.names_of(rank)
         differences += [
             Difference(name, file, "should not be here")
@@ -313,7 +315,7 @@ def _stated(
     for stage in range(len(planner.dst.stages)):
         for name, layout in planner.names_of(stage * planner.dst.stage_size).items():
             shape = planner.parameter(name).shape
-            if name in missing or not shape or not is_stated(planner, name):
+            if name in missing or not shape or not is_in_metadata(planner, name):
                 continue
             if name not in declared_strategy.stages_of:
                 yield Difference(name, -1, f"is not stated in {stating}")

@@ -9,30 +9,30 @@ from pathlib import Path
 from shlex import quote
 from typing import Any
 
-from rankxform.checkpoints.base import DEFAULT_FORM, DEFAULT_PATTERN, FORMS, Where
+from rankxform.checkpoints.base import DEFAULT_FORM, DEFAULT_PATTERN, FORMS, CheckpointRef
 from rankxform.checkpoints.folder import tensor_files
 from rankxform.checkpoints.rank_folders import by_rank
-from rankxform.engine.checksum import Fingerprint, sum_of_file
-from rankxform.engine.compare_sink import Difference, mismatches
+from rankxform.engine.checksum import Fingerprint, file_fingerprint
+from rankxform.engine.compare_sink import Difference, header_differences
 from rankxform.errors import CheckpointError, FormatError, StorageError, UsageError
-from rankxform.formats.base import Stated, View
+from rankxform.formats.base import DeclaredFile, EntryView
 from rankxform.publish import companions
-from rankxform.publish.contents import expected
-from rankxform.publish.target import FOLDER_NAME, JOB_NAME, MANIFEST_NAME, manifest
+from rankxform.publish.contents import expected_slices
+from rankxform.publish.target import FOLDER_NAME, JOB_NAME, MANIFEST_NAME, read_manifest
 from rankxform.request import Request
-from rankxform.source.choice import listing_at, look_at
+from rankxform.source.choice import list_and_select, listing_at
 from rankxform.source.opening import Source
-from rankxform.storage.identity import digest, sampled
+from rankxform.storage.identity import file_digest, sample_digest
 from rankxform.storage.index import Indexer
 from rankxform.storage.posix import OnProgress
-from rankxform.storage.sources import Sources
+from rankxform.storage.sources import SourceReader
 from rankxform.target.manifest import verify_command, verify_options
 from rankxform.target.target import Target
 from rankxform.transport import Team
 from rankxform.transport.team import ShowProgress, show_nothing
 
-from .verdict import Verdict, unreadable, wrong_checksums
-from .verify_files import record_folder
+from .verdict import Verdict, unreadable_file, wrong_checksums
+from .verify_files import find_record_folder
 
 _MOST_FILES = 1 << 24
 
@@ -46,7 +46,7 @@ def verify_alone(
     in rank folders that no manifest lists are differences.
     """
     began = time.monotonic()
-    where = team.bcast(lambda: record_folder(Path(folder).absolute()))
+    where = team.bcast(lambda: find_record_folder(Path(folder).absolute()))
     manifests, leaders = _manifests(where, team)
     declared_by_name = team.bcast(lambda: _stated(where, manifests[0]))
     facts_of_all = [facts for record in manifests for facts in record["files"].values()]
@@ -103,12 +103,12 @@ def verify_alone(
         names=_names(manifests[0]),
         warnings=(
             *_incomplete(_merged(manifests)),
-            *team.bcast(lambda: companions.doubts(where, manifests[0])),
+            *team.bcast(lambda: companions.changed_model_files(where, manifests[0])),
         ),
     )
 
 
-def _stated(folder: Path, record: Mapping[str, Any]) -> dict[str, Stated]:
+def _stated(folder: Path, record: Mapping[str, Any]) -> dict[str, DeclaredFile]:
     """Return what a destination's own table says of its files, of a form that has one.
 
     Each of them has one box of a tensor at most, which the manifest calls as the tensor.
@@ -117,11 +117,11 @@ def _stated(folder: Path, record: Mapping[str, Any]) -> dict[str, Stated]:
     if not form.items:
         return {}
     with suppress(CheckpointError, UsageError):  # that it was changed, its digest tells
-        _, _, selected = look_at(Where(str(folder), form.name))
+        _, _, selected = list_and_select(CheckpointRef(str(folder), form.name))
         assert selected.description is not None
         return {
-            selected.names[file]: declared._replace(views=tuple(map(View.unplaced, declared.views)))
-            for file, declared in selected.description.declared_files.items()
+            selected.names[f]: d._replace(views=tuple(map(EntryView.unplaced, d.views)))
+            for f, d in selected.description.declared_files.items()
         }
     return {}
 
@@ -192,7 +192,7 @@ def _not_listed(folder: Path, record: Mapping[str, Any]) -> list[Difference]:
         for name, rank in names
         if name not in record["files"]
     ]
-    wrong = companions.faults(folder, record)
+    wrong = companions.wrong_companions(folder, record)
     return differences + [Difference(n, 0, r, whole_file=True) for n, r in wrong.items()]
 
 
@@ -200,7 +200,9 @@ def _manifests(folder: Path, team: Team) -> tuple[list[dict[str, Any]], list[lis
     """Return the manifests that nodes have, and for each the processes that have it."""
     nodes, path = team.nodes, folder / MANIFEST_NAME
     has_manifest = team.allgather(lambda: nodes.is_leader(team.rank) and path.is_file())
-    digests_by_process = team.allgather(lambda: digest(path) if has_manifest[team.rank] else b"")
+    digests_by_process = team.allgather(
+        lambda: file_digest(path) if has_manifest[team.rank] else b""
+    )
     groups: dict[bytes, list[int]] = {}
     for node, processes in enumerate(nodes.processes):
         if digests_by_process[processes[0]]:
@@ -225,7 +227,7 @@ def _manifests(folder: Path, team: Team) -> tuple[list[dict[str, Any]], list[lis
         )
     leaders = [[p for node in group for p in nodes.processes[node]] for group in node_groups]
     firsts = {processes[0] for processes in leaders}
-    records = team.allgather(lambda: manifest(folder) if team.rank in firsts else None)
+    records = team.allgather(lambda: read_manifest(folder) if team.rank in firsts else None)
     return [record for record in records if record is not None], sorted(leaders)
 
 
@@ -233,7 +235,7 @@ def _check_file(
     path: Path,
     facts: Mapping[str, Any],
     record: Mapping[str, Any],
-    declared: Stated | None,
+    declared: DeclaredFile | None,
     on_progress: OnProgress,
 ) -> tuple[list[Difference], int]:
     """Compare one file with what the manifest says of it; return also the bytes compared."""
@@ -243,21 +245,25 @@ def _check_file(
     if path.stat().st_size != facts["size"]:
         return [Difference(path.name, rank, f"is not of the {facts['size']} bytes written")], 0
     try:
-        index = Indexer().index(path, declared or Stated())
+        index = Indexer().index(path, declared or DeclaredFile())
     except CheckpointError as error:
-        return [unreadable(str(path), rank, str(error))], 0
+        return [unreadable_file(str(path), rank, str(error))], 0
     slices = _expected_by(record, rank, path)
     if slices is None:
         return [], 0
-    wrong = mismatches(
+    wrong = header_differences(
         index, rank, {name: expected_slice for name, (_, expected_slice) in slices.items()}
     )
-    if not wrong and "digest" not in facts and facts.get("sample") not in (None, sampled(path)):
+    if (
+        not wrong
+        and "digest" not in facts
+        and facts.get("sample") not in (None, sample_digest(path))
+    ):
         wrong = [Difference(path.name, rank, "was changed since it was written", whole_file=True)]
     if wrong or "digest" not in facts:
         return wrong, 0
-    with Sources({rank: str(path)}, {rank: index}) as sources:
-        total = sum_of_file(Fingerprint(record["seed"]), sources, rank, slices, on_progress)
+    with SourceReader({rank: str(path)}, {rank: index}) as sources:
+        total = file_fingerprint(Fingerprint(record["seed"]), sources, rank, slices, on_progress)
     if f"{total:016x}" != facts["digest"]:
         return [Difference(path.name, rank, "was changed since it was written")], facts["size"]
     return wrong_checksums({rank: str(path)}, {rank: index}, [rank], on_progress), facts["size"]
@@ -265,7 +271,7 @@ def _check_file(
 
 def _expected_by(record: Mapping[str, Any], rank: int, path: Path) -> Any:
     try:
-        return expected(record, rank)
+        return expected_slices(record, rank)
     except FormatError as error:
         raise StorageError(
             f"damaged: {path}: {error}",

@@ -10,7 +10,7 @@ from typing import Any
 from rankxform import api
 from rankxform.errors import RankxformError, UsageError
 from rankxform.formats import strategy_proto
-from rankxform.job.transform import convert_one
+from rankxform.job.transform import transform_one_rank
 from rankxform.layout.strategy import Strategy, WholeStrategy
 from rankxform.planning.stages import needed_stages
 from rankxform.request import Request
@@ -83,7 +83,7 @@ def transform_checkpoint_by_rank(
         ranks=(rank_id,),
         format="ckpt",
     )
-    convert_one(request, Path(save_checkpoint_file_name))
+    transform_one_rank(request, Path(save_checkpoint_file_name))
 
 
 def rank_list_for_transform(
@@ -98,7 +98,10 @@ def rank_list_for_transform(
     _must_be(int, rank_id=rank_id)
     if src_strategy_file is None:
         return [0]
-    src, dst = strategies.load(src_strategy_file), strategies.load(dst_strategy_file)
+    src, dst = (
+        strategies.load_strategy(src_strategy_file),
+        strategies.load_strategy(dst_strategy_file),
+    )
     api.ranks(src_strategy_file, dst_strategy_file, (rank_id,))  # raises what is wrong with them
     try:
         from mindspore.parallel.checkpoint_transform import rank_list_for_transform as mindspores
@@ -127,7 +130,7 @@ def merge_pipeline_strategys(src_strategy_dirs: str, dst_strategy_file: str) -> 
     """
     if not os.path.isdir(src_strategy_dirs):
         raise NotADirectoryError(f"src_strategy_dirs {src_strategy_dirs} is not a directory")
-    strategies.merge(
+    strategies.merge_stage_files(
         Path(src_strategy_dirs), Path(os.path.abspath(dst_strategy_file)), overwrite=True
     )
 
@@ -143,11 +146,11 @@ def build_searched_strategy(strategy_filename: str | None) -> dict[str, Any] | N
     if not path.is_file() or not path.stat().st_size:
         raise ValueError(f"{path}: there is no such strategy file, or it is empty")
     try:
-        record = strategies.read(path)
+        record = strategies.read_strategy_file(path)
     except RankxformError as error:
         raise ValueError(str(error)) from error
     return {
-        name: messages.ParallelLayouts.FromString(strategy_proto.written(layout))
+        name: messages.ParallelLayouts.FromString(strategy_proto.encode_layout(layout))
         for name, layout in record.layouts.items()
     }
 
@@ -220,7 +223,7 @@ def load_distributed_checkpoint(
 
 def _is_by_stage(src: str | None, dst: str | None) -> bool:
     """Tell whether MindSpore would take the source strategy for one stage's of several."""
-    a, b = (strategies.load(path) for path in (src, dst))
+    a, b = (strategies.load_strategy(path) for path in (src, dst))
     if isinstance(a, WholeStrategy) or isinstance(b, WholeStrategy):
         return False
     states = ("accu_grads", "adam_v", "adam_m")

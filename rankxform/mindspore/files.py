@@ -11,15 +11,15 @@ from typing import Any
 
 from rankxform.errors import CheckpointError, RankxformError, UsageError
 from rankxform.job.load import Parameters, load
-from rankxform.job.transform import convert_one
+from rankxform.job.transform import transform_one_rank
 from rankxform.layout.strategy import Strategy
 from rankxform.request import Request
 from rankxform.storage import strategies
-from rankxform.storage.index import index
+from rankxform.storage.index import index_file
 from rankxform.transport import SerialTeam, team
 
 from .network import parameters, strategy_of
-from .unified import chosen
+from .unified import name_options
 
 _RANK = re.compile(r"rank_(\d+)")
 
@@ -71,11 +71,11 @@ def _convert(
 
     def convert_mine() -> None:
         for old, folder in pairs[processes.rank :: processes.size]:
-            renamed = chosen(index(old).schema.names, lambda name: names.get(name, name))
+            renamed = name_options(index_file(old).schema.names, lambda name: names.get(name, name))
             request = Request(
                 str(old), None, "none", files={0: str(old)}, ranks=(0,), format=dst, **renamed
             )
-            convert_one(request, folder / f"{old.stem}.{dst}")
+            transform_one_rank(request, folder / f"{old.stem}.{dst}")
 
     try:
         processes.agree(convert_mine)
@@ -213,7 +213,7 @@ def get_ckpt_path_with_strategy(
     strategy = (
         strategy_of(cur_strategy_path)
         if isinstance(cur_strategy_path, Mapping)
-        else strategies.load(cur_strategy_path)
+        else strategies.load_strategy(cur_strategy_path)
     )
     for replica_rank in _replicas(strategy, rank):
         path = _RANK.sub(f"rank_{replica_rank}", cur_ckpt_path)

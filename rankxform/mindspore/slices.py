@@ -103,6 +103,6 @@ def _join_fields(arrays: Sequence[Array], fields: int) -> Array:
 def _layout(described: Any) -> Layout:
     """Read a ParallelLayouts message."""
     try:
-        return strategy_proto.layout(memoryview(described.SerializePartialToString()))
+        return strategy_proto.decode_layout(memoryview(described.SerializePartialToString()))
     except (AttributeError, FormatError, RankxformError) as error:
         raise ValueError(f"the strategy is not of build_searched_strategy: {error}") from error

@@ -8,15 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from rankxform import api
-from rankxform.checkpoints.base import Where
+from rankxform.checkpoints.base import CheckpointRef
 from rankxform.errors import RankxformError, UsageError
-from rankxform.job.transform import convert_one
+from rankxform.job.transform import transform_one_rank
 from rankxform.layout.states import find_states
 from rankxform.layout.strategy import Strategy
 from rankxform.request import Request
-from rankxform.source.choice import look_at
+from rankxform.source.choice import list_and_select
 from rankxform.storage import strategies
-from rankxform.storage.index import index
+from rankxform.storage.index import index_file
 from rankxform.target.aim import prepare
 from rankxform.transport import Team, team
 
@@ -53,7 +53,7 @@ def unified_safetensors(
         options.update({"step": step[1]} if step else {"suffix": file_suffix})
     if choice_func is not None:
         names = _names(Request(src_dir, None, src_strategy_file, **options))
-        options.update(chosen(names, choice_func))
+        options.update(name_options(names, choice_func))
     api.transform(
         src_dir, dst_dir, src_strategy_file, dst_form="unified", overwrite=True, **options
     )
@@ -72,7 +72,7 @@ def _names(request: Request) -> list[str]:
     return names
 
 
-def chosen(names: Iterable[str], choice_func: Callable[[str], bool | str]) -> dict[str, Any]:
+def name_options(names: Iterable[str], choice_func: Callable[[str], bool | str]) -> dict[str, Any]:
     """Return the options that say what `choice_func` says."""
     dropped, renamed = [], {}
     names = list(names)
@@ -97,7 +97,7 @@ def chosen(names: Iterable[str], choice_func: Callable[[str], bool | str]) -> di
                 f"choice_func renames {name!r} to {new!r}, and its parameter otherwise",
                 details="an optimizer state keeps its prefix and follows its parameter",
             )
-    texts = [f"^{re.escape(old)}$={literal(new)}" for old, new in rules.items()]
+    texts = [f"^{re.escape(old)}$={escape_replacement(new)}" for old, new in rules.items()]
     return {
         **({"exclude": (_exactly(dropped),)} if dropped else {}),
         **({"rename": tuple(texts)} if texts else {}),
@@ -108,7 +108,7 @@ def _exactly(names: Sequence[str]) -> str:
     return f"^(?:{'|'.join(map(re.escape, names))})$"
 
 
-def literal(text: str) -> str:
+def escape_replacement(text: str) -> str:
     """Return a replacement that stands for itself. Raises UsageError for what a rule cannot say."""
     if "=" in text:
         raise UsageError(f"a new name {text!r} has a '=', which a rule ends at", "choose another")
@@ -150,7 +150,10 @@ def _own_rank() -> int:
 def _options(name_map: Mapping[str, str] | None) -> dict[str, Any]:
     """Return the options of a source whose names the network knows as others."""
     own_of = (name_map or {}).items()
-    renamed = (f"^{re.escape(theirs)}$={literal(network_name)}" for network_name, theirs in own_of)
+    renamed = (
+        f"^{re.escape(theirs)}$={escape_replacement(network_name)}"
+        for network_name, theirs in own_of
+    )
     return {"src_form": "unified", "rename": tuple(renamed)}
 
 
@@ -166,7 +169,7 @@ def save_slices(
     if folder is None:
         raise ValueError("dst_safetensors_dir must be given where network is None")
     options = _options(name_map)
-    strategy = strategies.load(dst_strategy)
+    strategy = strategies.load_strategy(dst_strategy)
     processes = team(None)
     local_ranks = range(strategy.ranks)[processes.rank :: processes.size]
     listed = _listed(src, options)
@@ -181,21 +184,21 @@ def save_slices(
             exclude=(_exactly(unwanted),) if unwanted else (),
             **options,
         )
-        convert_one(request, Path(folder) / f"rank_{rank}" / f"net.{output_format}")
+        transform_one_rank(request, Path(folder) / f"rank_{rank}" / f"net.{output_format}")
     processes.barrier()
     processes.free()
 
 
 def _listed(src: str, options: Mapping[str, Any]) -> list[str]:
     """Return the parameters of a folder of unified safetensors, without its loose values."""
-    from rankxform.ops.base import Derivation
+    from rankxform.ops.base import OperationChain
 
-    _, _, selected = look_at(Where(str(Path(src).absolute())))
+    _, _, selected = list_and_select(CheckpointRef(str(Path(src).absolute())))
     description = selected.description
     names: list[str] = []
     for file, name in selected.names.items():
         if description is None or file != description.untracked:
             listed = description.listed.get(file) if description is not None else None
-            names += listed or index(Path(src, name)).schema.names
-    derivation = Derivation.of(options, find_states(dict.fromkeys(names)))
+            names += listed or index_file(Path(src, name)).schema.names
+    derivation = OperationChain.of(options, find_states(dict.fromkeys(names)))
     return [derivation.name_of(name) for name in names]

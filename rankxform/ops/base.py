@@ -24,7 +24,7 @@ NO_STATES = States()
 
 
 @dataclass(frozen=True)
-class LowRank:
+class LowRankUpdate:
     """A product to be added to a matrix: ``scale * (b @ a)``.
 
     a, b: names of tensors of the adapter, of shapes (r, in) and (out, r). transposed: the matrix is
@@ -45,7 +45,7 @@ class LowRank:
 
 
 @dataclass(frozen=True)
-class Dequantize:
+class BlockScale:
     """Factors for blocks of a matrix: element (i, j) times ``scales[i // rows, j // columns]``.
 
     scales: name of a source tensor of type Float32. block: (rows, columns).
@@ -60,7 +60,7 @@ class Dequantize:
         return (self.scales,)
 
 
-Step = LowRank | Dequantize
+Computation = LowRankUpdate | BlockScale
 """What is done to the elements of a source tensor when they are copied, in higher precision."""
 
 
@@ -74,7 +74,7 @@ class SourceTensor:
     name: str
     src_dtype: str
     shape: Shape
-    step: Step | None = None
+    step: Computation | None = None
     dtype: str = ""
 
 
@@ -124,13 +124,13 @@ class Tensor(Related):
         return self.assembly or Assembly.of(self.shape)
 
 
-Operation = Callable[[Tensor], Tensor]
+TensorOperation = Callable[[Tensor], Tensor]
 """Returns the tensor with what it changes. The new name must depend on the old name alone, so that
 strategies, which know names only, can be renamed alike; a dropped tensor is renamed too."""
 
 
 @runtime_checkable
-class Composition(Protocol):
+class ModelOperation(Protocol):
     """An operation that sees all tensors, and returns those that they become.
 
     Tensors that are dropped already are passed too, and are to be returned. renames: whether
@@ -143,7 +143,7 @@ class Composition(Protocol):
         """Return what the tensors become. Raises RequestError or CheckpointError."""
 
 
-OPERATIONS: dict[str, Callable[[Mapping[str, Any]], Operation | Composition | None]] = {}
+OPERATIONS: dict[str, Callable[[Mapping[str, Any]], TensorOperation | ModelOperation | None]] = {}
 """Makes an operation of the options of a conversion, None where they do not ask for it; in the
 order in which they are applied; filled in the package's `__init__`.
 
@@ -153,33 +153,35 @@ the operation finds that among the options, under its own name.
 """
 
 
-def prepared(name: str) -> Callable[[Mapping[str, Any]], Composition | None]:
+def operation_from_options(name: str) -> Callable[[Mapping[str, Any]], ModelOperation | None]:
     """Return what takes the operation that the options carry under `name`, made already."""
 
-    def take(options: Mapping[str, Any]) -> Composition | None:
-        operation: Composition | None = options.get(name)
+    def take(options: Mapping[str, Any]) -> ModelOperation | None:
+        operation: ModelOperation | None = options.get(name)
         return operation
 
     return take
 
 
-class Derivation:
+class OperationChain:
     """The operations of one conversion."""
 
     def __init__(
-        self, operations: Iterable[Operation | Composition] = (), states: States = NO_STATES
+        self,
+        operations: Iterable[TensorOperation | ModelOperation] = (),
+        states: States = NO_STATES,
     ) -> None:
         self._operations, self._states = tuple(operations), states
-        self._of_names: list[Operation] = []
+        self._of_names: list[TensorOperation] = []
         self._named: dict[str, Tensor] = {}
         for operation in self._operations:
-            if not isinstance(operation, Composition):
+            if not isinstance(operation, ModelOperation):
                 self._of_names.append(operation)
             elif operation.renames:
                 break
 
     @classmethod
-    def of(cls, options: Mapping[str, Any], states: States = NO_STATES) -> Derivation:
+    def of(cls, options: Mapping[str, Any], states: States = NO_STATES) -> OperationChain:
         """Return what the options of a conversion ask for, of a source with these states.
 
         Raises UsageError.
@@ -187,9 +189,9 @@ class Derivation:
         operations = (make(options) for make in OPERATIONS.values())
         return cls((operation for operation in operations if operation is not None), states)
 
-    def with_states(self, states: States) -> Derivation:
+    def with_states(self, states: States) -> OperationChain:
         """Return the same operations for a source that has these states."""
-        return Derivation(self._operations, states)
+        return OperationChain(self._operations, states)
 
     @property
     def renames(self) -> bool:
@@ -198,15 +200,15 @@ class Derivation:
         return any(operation.renames for operation in self.compositions)
 
     @property
-    def compositions(self) -> list[Composition]:
+    def compositions(self) -> list[ModelOperation]:
         """The operations that see all tensors."""
-        return [operation for operation in self._operations if isinstance(operation, Composition)]
+        return [o for o in self._operations if isinstance(o, ModelOperation)]
 
     def __call__(self, tensors: Iterable[Tensor]) -> list[Tensor]:
         """Return what source tensors become."""
         new_tensors = list(tensors)
         for operation in self._operations:
-            if isinstance(operation, Composition):
+            if isinstance(operation, ModelOperation):
                 new_tensors = operation.compose(new_tensors)
             else:
                 new_tensors = [operation(tensor) for tensor in new_tensors]

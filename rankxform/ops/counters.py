@@ -14,8 +14,8 @@ from typing import Any
 from rankxform.formats.checkpoint2 import COMMON
 from rankxform.geometry.pieces import Assembly
 
-from .base import Composition, Operation, Tensor
-from .drop import drop
+from .base import ModelOperation, Tensor, TensorOperation
+from .drop import drop_by_name
 
 _AS_PARAMETER = "global_step"
 """The optimizer's own counter, a parameter of one element; the others are plain numbers."""
@@ -25,7 +25,7 @@ _NOT_SCALED = 1
 """What MindFormers' rank folders hold where its common.json says null."""
 
 
-class Counters(Composition):
+class Counters(ModelOperation):
     """Adds a tensor for each fact that no tensor states, if an optimizer's states are written.
 
     It is the last operation: what is added has its name already, and is chosen by it.
@@ -33,7 +33,7 @@ class Counters(Composition):
 
     renames = False
 
-    def __init__(self, training: Mapping[str, Any], choose: Operation | None) -> None:
+    def __init__(self, training: Mapping[str, Any], choose: TensorOperation | None) -> None:
         facts = {name: training.get(name) for name in COMMON}
         if facts["step_num"] is not None and facts["loss_scale"] is None:
             facts["loss_scale"] = _NOT_SCALED
@@ -65,7 +65,7 @@ def is_added(tensor: Tensor) -> bool:
     return tensor.assembly is not None and not tensor.assembly.pieces
 
 
-def counters(options: Mapping[str, Any]) -> Composition | None:
+def counters(options: Mapping[str, Any]) -> ModelOperation | None:
     """Return the operation that adds the facts `training`, if the destination keeps them so."""
     training = options.get("training")
-    return Counters(training, drop(options)) if training else None
+    return Counters(training, drop_by_name(options)) if training else None

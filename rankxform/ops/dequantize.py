@@ -16,7 +16,7 @@ from typing import Any
 from rankxform.errors import CheckpointError
 from rankxform.formats.dtype import FLOAT8
 
-from .base import Composition, Dequantize, SourceTensor, Tensor
+from .base import BlockScale, ModelOperation, SourceTensor, Tensor
 
 RESULT = "BFloat16"
 DEFAULT_BLOCK = (128, 128)
@@ -35,7 +35,7 @@ _INTEGER_FACTOR = re.compile(
 )
 
 
-class Dequantized(Composition):
+class DequantizeOperation(ModelOperation):
     """Multiplies 8-bit floats by their factors, which are left out; refuses integers."""
 
     renames = False
@@ -128,7 +128,7 @@ class Dequantized(Composition):
                 details=f"blocks are of {list(self._block)}; factors Float32, BFloat16 or F8_E8M0",
             )
         (source,) = matrix.sources
-        step = Dequantize(scales.sources[0].name, block)
+        step = BlockScale(scales.sources[0].name, block)
         scaled_source = SourceTensor(source.name, source.src_dtype, source.shape, step, RESULT)
         return replace(matrix, dtype=RESULT, sources=(scaled_source,))
 
@@ -157,7 +157,7 @@ def _left_out(tensor: Tensor, scale_names: set[str], matrices: Sequence[str]) ->
     return OF_ACTIVATIONS if any(name.startswith(module) for name in matrices) else ""
 
 
-def dequantize(options: Mapping[str, Any]) -> Composition | None:
+def dequantize(options: Mapping[str, Any]) -> ModelOperation | None:
     """Return the operation, where another type, another naming or an adapter is asked for."""
     option = next(
         (name for name in ("dtype", "map", "lora") if options.get(name) is not None), None
@@ -165,4 +165,4 @@ def dequantize(options: Mapping[str, Any]) -> Composition | None:
     if option is None:
         return None
     block, scheme = options.get("block") or DEFAULT_BLOCK, options.get("scheme") or ""
-    return Dequantized(block, applies=option != "lora", option=f"--{option}", scheme=scheme)
+    return DequantizeOperation(block, applies=option != "lora", option=f"--{option}", scheme=scheme)

@@ -9,7 +9,7 @@ from typing import Any
 from rankxform.formats.dtype import BYTES
 from rankxform.layout.names import compile_regex
 
-from .base import Operation, Tensor
+from .base import Tensor, TensorOperation
 
 NOT_CHOSEN = "not chosen by --include and --exclude"
 
@@ -17,7 +17,7 @@ NOT_CHOSEN = "not chosen by --include and --exclude"
 NO_TENSOR = "items that are no tensors"
 
 
-def drop_items(options: Mapping[str, Any]) -> Operation | None:
+def drop_items(options: Mapping[str, Any]) -> TensorOperation | None:
     """Return the operation that drops what is no tensor, where the destination is not to have it.
 
     `items` says so: how such things are kept at the source, and at the destination.
@@ -32,7 +32,7 @@ def drop_items(options: Mapping[str, Any]) -> Operation | None:
     return dropped
 
 
-def drop(options: Mapping[str, Any]) -> Operation | None:
+def drop_by_name(options: Mapping[str, Any]) -> TensorOperation | None:
     """Return the operation that drops what `include` does not match, or `exclude` does.
 
     Both are sequences of regular expressions, searched in the name that a parameter gets. Raises
@@ -53,7 +53,7 @@ def drop(options: Mapping[str, Any]) -> Operation | None:
     return dropped
 
 
-def unmatched(patterns: Sequence[str], names: Iterable[str]) -> list[str]:
+def patterns_without_match(patterns: Sequence[str], names: Iterable[str]) -> list[str]:
     """Return the patterns that match none of `names`, which are those at the destination."""
     all_names = list(names)
     return [text for text in patterns if not any(map(compile_regex(text, "").search, all_names))]

@@ -19,7 +19,7 @@ from rankxform.layout.names import pattern_of, summarize_names
 from rankxform.layout.states import find_states
 from rankxform.values import dataclass
 
-from .base import Composition, LowRank, Tensor
+from .base import LowRankUpdate, ModelOperation, Tensor
 
 _FAMILIES = (
     (".mindpet_delta_lora_a", ".mindpet_delta_lora_b", ".weight"),
@@ -52,7 +52,7 @@ _REFUSED = {
 
 
 @dataclass(frozen=True)
-class Scaling:
+class LoraScaling:
     """How much of the product is added, module by module.
 
     alpha, rank: the usual; alphas, ranks: by expression of modules' names. root: divide by the root
@@ -72,7 +72,7 @@ class Scaling:
     label: str = "--lora-rank"
 
     @classmethod
-    def of(cls, config: Mapping[str, Any], label: str) -> Scaling:
+    def of(cls, config: Mapping[str, Any], label: str) -> LoraScaling:
         """Return what an adapter_config.json says. Raises UsageError for what is not known."""
         kind = config.get("peft_type", "LORA")
         if kind != "LORA":
@@ -105,7 +105,7 @@ class Scaling:
         )
 
     @classmethod
-    def of_mindformers(cls, manifest: Mapping[str, Any], label: str) -> Scaling:
+    def of_mindformers(cls, manifest: Mapping[str, Any], label: str) -> LoraScaling:
         """Return what the manifest of MindFormers' PyNative trainer says. Raises UsageError."""
         config = manifest.get("lora_config")
         lora_config = config if isinstance(config, dict) else {}
@@ -153,13 +153,18 @@ def _match(patterns: Mapping[str, Any], module: str, otherwise: Any) -> Any:
     return otherwise
 
 
-class Adapter(Composition):
+class LoraOperation(ModelOperation):
     """Adds an adapter's products to the matrices that it is for."""
 
     renames = False
 
     def __init__(
-        self, tensors: Mapping[str, Shape], scaling: Scaling, label: str, *, inside: bool = False
+        self,
+        tensors: Mapping[str, Shape],
+        scaling: LoraScaling,
+        label: str,
+        *,
+        inside: bool = False,
     ) -> None:
         """`tensors`: of the adapter's files, by name; inside: these are the checkpoint's own.
 
@@ -170,7 +175,7 @@ class Adapter(Composition):
         states = find_states({**adapter_shapes})
         tensors = {n: shape for n, shape in adapter_shapes.items() if states.is_weight(n)}
         self._label, self._names, self._inside = label, set(tensors), inside
-        self._steps: dict[str, tuple[LowRank, Shape]] = {}
+        self._steps: dict[str, tuple[LowRankUpdate, Shape]] = {}
         paired_names = set[str]()
         for name in tensors:
             for a_end, b_end, end in _FAMILIES:
@@ -194,8 +199,8 @@ class Adapter(Composition):
             )
 
     def _step(
-        self, a: str, b: str, module: str, tensors: Mapping[str, Shape], scaling: Scaling
-    ) -> tuple[LowRank, Shape]:
+        self, a: str, b: str, module: str, tensors: Mapping[str, Shape], scaling: LoraScaling
+    ) -> tuple[LowRankUpdate, Shape]:
         shape_a, shape_b, rank = tensors[a], tensors[b], scaling.rank_of(module)
         if len(shape_a) == len(shape_b) == 3:
             if shape_a[0] != shape_b[0] or not shape_a[2] == shape_b[1] == rank:
@@ -203,7 +208,7 @@ class Adapter(Composition):
                     f"{a!r} and {b!r} have shapes {list(shape_a)} and {list(shape_b)}; with rank "
                     f"{rank} ({scaling.label}), (E, in, {rank}) and (E, {rank}, out) were expected"
                 )
-            step = LowRank(a, b, scaling.scale(module), is_stacked=True)
+            step = LowRankUpdate(a, b, scaling.scale(module), is_stacked=True)
             return step, (shape_a[0], shape_a[1], shape_b[2])
         if len(shape_a) != 2 or len(shape_b) != 2 or not shape_a[0] == shape_b[1] == rank:
             raise CheckpointError(
@@ -211,7 +216,7 @@ class Adapter(Composition):
                 f"{rank} ({scaling.label}), ({rank}, in) and (out, {rank}) were expected"
             )
         shape = (shape_b[0], shape_a[1])
-        step = LowRank(a, b, scaling.scale(module), scaling.transposed)
+        step = LowRankUpdate(a, b, scaling.scale(module), scaling.transposed)
         return step, shape[::-1] if scaling.transposed else shape
 
     def remarks(self, names: Iterable[str]) -> tuple[str, list[str]]:

@@ -19,12 +19,12 @@ from rankxform.errors import CheckpointError, RequestError, UsageError
 from rankxform.formats.map_toml import (
     HUGGINGFACE,
     MINDFORMERS,
-    OTHER,
-    SIDES,
-    Copied,
-    Range,
-    Rule,
-    expression,
+    NAMINGS,
+    OTHER_NAMING,
+    MapRule,
+    TiedTensor,
+    VariableRange,
+    parse_size_expression,
 )
 from rankxform.geometry.box import Shape
 from rankxform.geometry.pieces import (
@@ -39,8 +39,8 @@ from rankxform.layout.names import summarize_names
 from rankxform.layout.states import COUNTERS, State
 from rankxform.values import dataclass
 
-from .base import Composition, SourceTensor, Tensor
-from .sizes import Sizes
+from .base import ModelOperation, SourceTensor, Tensor
+from .sizes import ModelSizes
 
 _PLACE = re.compile(r"\{([^{}]+)\}")
 _MOST = 1_000_000
@@ -51,13 +51,13 @@ _TITLES = {MINDFORMERS: "MindFormers'", HUGGINGFACE: "Hugging Face's"}
 
 
 @dataclass(frozen=True)
-class Link:
+class MappedGroup:
     """Tensors that are each other: one on `rule.side`, made of parts on the other.
 
     assembly: the one, made of the parts, which are its sources in order.
     """
 
-    rule: Rule
+    rule: MapRule
     whole_name: str
     parts: tuple[str, ...]
     shapes: tuple[Shape, ...]
@@ -68,14 +68,14 @@ class Link:
         return (self.whole_name,) if side == self.rule.side else self.parts
 
 
-class NameMap(Composition):
+class NameMap(ModelOperation):
     """A table with the sizes of one model, ready to be applied (`rankxform.ops.base`)."""
 
     renames = True
 
     def __init__(
         self,
-        sizes: Sizes,
+        sizes: ModelSizes,
         choices: Mapping[str, str],
         excluded: Sequence[re.Pattern[str]] = (),
         *,
@@ -107,20 +107,20 @@ class NameMap(Composition):
         self._absent: list[str] = []
         self.links = [link for rule in self.table.rules for link in self._links(rule)]
         self.copies = [c for t in self.table.copies for c in self._copies(t)]
-        self._ignored = {side: {*self._no_weights(side)} for side in SIDES}
+        self._ignored = {side: {*self._no_weights(side)} for side in NAMINGS}
         self._names = self._by_side()
 
     # -- what the table says ----------------------------------------------------------------------
 
-    def _is_chosen(self, rule: Rule) -> bool:
+    def _is_chosen(self, rule: MapRule) -> bool:
         return all(self.variants[name] == setting for name, setting in rule.where.items())
 
-    def _varies(self, rule: Rule) -> bool:
+    def _varies(self, rule: MapRule) -> bool:
         """Whether a rule may hold in some layers and not in others."""
         variables = {block.range.variable for block in self.table.blocks_of(rule)}
         return rule.condition is not None and bool(variables.intersection(rule.condition.names))
 
-    def _layers(self, rule: Rule, within: Range | None) -> Iterator[dict[str, int]]:
+    def _layers(self, rule: MapRule, within: VariableRange | None) -> Iterator[dict[str, int]]:
         """Yield values of a block's variable for which a rule holds."""
         for variables in self._values([within] if within else []):
             if self.sizes.holds(rule.condition, variables):
@@ -136,17 +136,17 @@ class NameMap(Composition):
             if ignored.side == side and not ignored.blocks:
                 yield ignored.name
 
-    def _links(self, rule: Rule) -> Iterator[Link]:
+    def _links(self, rule: MapRule) -> Iterator[MappedGroup]:
         if not self._is_chosen(rule):
             return
         for name in rule.blocks:
             if name not in self.table.blocks:
                 block_names = ", ".join(self.table.blocks)
                 raise UsageError(f"block {name!r} is none of {block_names}", where=self.table.label)
-        blocks: list[tuple[Mapping[str, str], Range | None]] = [({}, None)]
+        blocks: list[tuple[Mapping[str, str], VariableRange | None]] = [({}, None)]
         if rule.blocks:
             blocks = [(block.names, block.range) for block in self.table.blocks_of(rule)]
-        other_side = OTHER[rule.side]
+        other_side = OTHER_NAMING[rule.side]
         for prefixes, within in blocks:
             for variables in self._layers(rule, within):
                 whole_name = self._name(rule.whole, prefixes.get(rule.side), variables)
@@ -160,9 +160,9 @@ class NameMap(Composition):
                     key = id(rule), tuple(shapes)
                     if key not in self._assemblies:  # one object for all layers that are alike
                         self._assemblies[key] = self._assembled(rule, shapes)
-                    yield Link(rule, whole_name, tuple(parts), key[1], self._assemblies[key])
+                    yield MappedGroup(rule, whole_name, tuple(parts), key[1], self._assemblies[key])
 
-    def _values(self, ranges: Iterable[Range]) -> Iterator[dict[str, int]]:
+    def _values(self, ranges: Iterable[VariableRange]) -> Iterator[dict[str, int]]:
         combinations: list[dict[str, int]] = [{}]
         for variable_range in ranges:
             numbers = range(
@@ -188,11 +188,13 @@ class NameMap(Composition):
             text = text.replace("{block}", prefix)
 
         def number(match: re.Match[str]) -> str:
-            return str(self.sizes.number(expression(match[1], self.table.label), variables))
+            return str(
+                self.sizes.number(parse_size_expression(match[1], self.table.label), variables)
+            )
 
         return _PLACE.sub(number, text)
 
-    def _assembled(self, rule: Rule, shapes: Sequence[Shape]) -> Assembly:
+    def _assembled(self, rule: MapRule, shapes: Sequence[Shape]) -> Assembly:
         """Return the one tensor, made of its parts as the rule's steps say."""
         parts = [Assembly.of(shape, number) for number, shape in enumerate(shapes)]
         group_size = len(rule.parts)
@@ -236,7 +238,9 @@ class NameMap(Composition):
             )
         return parts[0]
 
-    def _joined(self, rule: Rule, name: str, argument: str, parts: Sequence[Assembly]) -> Assembly:
+    def _joined(
+        self, rule: MapRule, name: str, argument: str, parts: Sequence[Assembly]
+    ) -> Assembly:
         if not all(part.shape for part in parts) or len({part.shape[1:] for part in parts}) > 1:
             shapes = ", ".join(str(list(part.shape)) for part in parts)
             raise UsageError(
@@ -255,9 +259,9 @@ class NameMap(Composition):
                     where=self.sizes.label,
                 )
             return interleave_rows(parts)
-        groups = self.sizes.number(expression(argument, self.table.label), {})
+        groups = self.sizes.number(parse_size_expression(argument, self.table.label), {})
         if not groups or any(n % groups for n in rows):
-            sizes_text = self.sizes.stated([expression(argument, self.table.label)])
+            sizes_text = self.sizes.stated([parse_size_expression(argument, self.table.label)])
             raise UsageError(
                 f"{sizes_text}: parts of {rule.whole!r} with {rows} rows do not make {groups} "
                 "groups",
@@ -265,7 +269,7 @@ class NameMap(Composition):
             )
         return concatenate_by_group(parts, groups)
 
-    def _copies(self, tied_tensor: Copied) -> Iterator[Copied]:
+    def _copies(self, tied_tensor: TiedTensor) -> Iterator[TiedTensor]:
         if self.sizes.holds(tied_tensor.condition):
             for variables in self._values([tied_tensor.range] if tied_tensor.range else []):
                 name, original_name = (
@@ -273,10 +277,10 @@ class NameMap(Composition):
                 )
                 yield replace(tied_tensor, name=name, tied_to=original_name)
 
-    def _by_side(self) -> dict[str, dict[str, Link]]:
-        names: dict[str, dict[str, Link]] = {side: {} for side in SIDES}
+    def _by_side(self) -> dict[str, dict[str, MappedGroup]]:
+        names: dict[str, dict[str, MappedGroup]] = {side: {} for side in NAMINGS}
         for link in self.links:
-            for side in SIDES:
+            for side in NAMINGS:
                 for name in link.names(side):
                     if name in names[side]:
                         raise UsageError(f"two rules speak of {name!r}", where=self.table.label)
@@ -302,7 +306,7 @@ class NameMap(Composition):
                 settings_by_variant[variant] = best
         return settings_by_variant
 
-    def _wholes(self, rule: Rule) -> Iterator[str]:
+    def _wholes(self, rule: MapRule) -> Iterator[str]:
         """Yield the names of a rule's one tensor, in every layer."""
         for block in self.table.blocks_of(rule):
             for variables in self._layers(rule, block.range):
@@ -314,9 +318,11 @@ class NameMap(Composition):
         """Return whose names a checkpoint has. Raises RequestError if it has neither's."""
         all_names = set(names)
         counts = {}
-        for side in SIDES:
-            counts[side] = len(all_names & (set(self._names[side]) - set(self._names[OTHER[side]])))
-        best = max(SIDES, key=lambda side: counts[side])
+        for side in NAMINGS:
+            counts[side] = len(
+                all_names & (set(self._names[side]) - set(self._names[OTHER_NAMING[side]]))
+            )
+        best = max(NAMINGS, key=lambda side: counts[side])
         if not counts[best]:
             raise RequestError(
                 f"{self.table.label} is another model's: none of its names is in the checkpoint, "
@@ -327,7 +333,7 @@ class NameMap(Composition):
     def knows(self, names: Iterable[str]) -> bool:
         """Tell whether at least half of some tensors have names of one side."""
         all_names = {*names}
-        return any(2 * len(all_names & {*self._names[side]}) >= len(all_names) for side in SIDES)
+        return any(2 * len(all_names & {*self._names[side]}) >= len(all_names) for side in NAMINGS)
 
     def _lacking(self, names: Iterable[str]) -> list[str]:
         """Return the entries of the configuration of whose blocks a checkpoint has no tensor."""
@@ -381,7 +387,9 @@ class NameMap(Composition):
         copy of which no rule speaks."""
         if tensor.state is not None:
             return True
-        return tensor.related is not None and not any(tensor.name in self._names[s] for s in SIDES)
+        return tensor.related is not None and not any(
+            tensor.name in self._names[s] for s in NAMINGS
+        )
 
     def _with_states(self, tensors: Sequence[Tensor], states: Sequence[Tensor]) -> list[Tensor]:
         """Do to every state of the optimizer what is done to its parameter."""
@@ -441,12 +449,12 @@ class NameMap(Composition):
 
     def _rules(
         self, side: str, tensors_by_name: Mapping[str, Tensor], *, allow_missing: bool
-    ) -> Iterator[list[Link]]:
+    ) -> Iterator[list[MappedGroup]]:
         """Yield the links of each rule, all of whose tensors are there; those optional may lack.
 
         allow_missing: of each rule there may be links all of whose tensors lack.
         """
-        links_by_rule: dict[int, list[Link]] = {}
+        links_by_rule: dict[int, list[MappedGroup]] = {}
         for link in self.links:
             links_by_rule.setdefault(id(link.rule), []).append(link)
         for links in links_by_rule.values():
@@ -480,7 +488,7 @@ class NameMap(Composition):
                 "choose another map (`rankxform maps`)",
             )
 
-    def _missing(self, missing: Sequence[str], count: int, rule: Rule) -> CheckpointError:
+    def _missing(self, missing: Sequence[str], count: int, rule: MapRule) -> CheckpointError:
         names = [name for name in rule.blocks if name in self.table.blocks]
         stops = [self.table.blocks[name].range.stop for name in names]
         stops += [variable_range.stop for variable_range in rule.ranges]
@@ -495,7 +503,7 @@ class NameMap(Composition):
             details=f"{self.table.label} needs it by {self.sizes.label}{sizes}",
         )
 
-    def _made(self, link: Link, tensors: Sequence[Tensor], side: str) -> list[Tensor]:
+    def _made(self, link: MappedGroup, tensors: Sequence[Tensor], side: str) -> list[Tensor]:
         """Return what the tensors of a link become. Raises CheckpointError for wrong shapes."""
         rule = link.rule
         to_parts = side == rule.side
@@ -529,14 +537,14 @@ class NameMap(Composition):
         )
         return [self._marked(joined, rule)]
 
-    def taken_apart(self, link: Link, dtype: str) -> list[Tensor]:
+    def taken_apart(self, link: MappedGroup, dtype: str) -> list[Tensor]:
         """Return the parts of a link, made of its one tensor."""
         return self._taken_apart(
             link, dtype, (SourceTensor(link.whole_name, dtype, link.assembly.shape),)
         )
 
     def _taken_apart(
-        self, link: Link, dtype: str, sources: tuple[SourceTensor, ...]
+        self, link: MappedGroup, dtype: str, sources: tuple[SourceTensor, ...]
     ) -> list[Tensor]:
         key = id(link.assembly)
         if key not in self._inverses:
@@ -546,7 +554,7 @@ class NameMap(Composition):
             for name, assembly in zip(link.parts, self._inverses[key])
         ]
 
-    def _marked(self, tensor: Tensor, rule: Rule) -> Tensor:
+    def _marked(self, tensor: Tensor, rule: MapRule) -> Tensor:
         return replace(tensor, keeps_dtype=rule.keep_dtype, vocabulary=rule.vocabulary)
 
     def _copied(

@@ -19,7 +19,7 @@ from rankxform.layout.names import compile_regex
 from rankxform.layout.states import MASTER, MODEL, OPTIMIZER, State, States, is_below_root
 from rankxform.layout.strategy import Strategy
 
-from .base import Composition, Tensor
+from .base import ModelOperation, Tensor
 from .drop import NOT_CHOSEN
 
 TORCH, HYPERPARALLEL = "torch", "hyperparallel"
@@ -32,7 +32,7 @@ STATE_NAMES = {
 """What MindSpore calls other frameworks' states."""
 
 AS_STORED, MINDSPORE = "as-stored", "mindspore"
-NAMES = (AS_STORED, MINDSPORE, TORCH, HYPERPARALLEL)
+NAMINGS_OF_FRAMEWORKS = (AS_STORED, MINDSPORE, TORCH, HYPERPARALLEL)
 
 STEP_OF_ONE, _GLOBAL_STEP = "step", "global_step"
 _NOT_A_MODELS = ("rng", "rng_state")
@@ -41,7 +41,7 @@ _ONE_OF_MANY = "the same as global_step"
 _OTHERS = {mindspore_name: name for name, mindspore_name in reversed(STATE_NAMES.items())}
 
 
-class ToMindSpore(Composition):
+class RenameToMindSpore(ModelOperation):
     """Gives tensors MindSpore's names, whoever has named them; or only those that a map would not
     know, because ``model.`` stands before them."""
 
@@ -128,7 +128,7 @@ def wrapper_of(tensors: Sequence[Tensor]) -> str:
     return MODEL if has_second else ""
 
 
-class FromMindSpore(Composition):
+class RenameFromMindSpore(ModelOperation):
     """Gives tensors that have MindSpore's names those of another framework."""
 
     renames = True
@@ -217,7 +217,7 @@ def framework_name(name: str, state: State | None, names: str, *, is_weight: boo
     return f"optimizer.state.{state.parameter}.{framework_kind}"
 
 
-def named_strategy(strategy: Strategy, names: str, tensor_names: Collection[str]) -> Strategy:
+def rename_strategy(strategy: Strategy, names: str, tensor_names: Collection[str]) -> Strategy:
     """Return a strategy of MindSpore's names under those that tensors are given.
 
     `tensor_names` are the names of the tensors; a strategy that lists some of them is returned as
@@ -237,19 +237,19 @@ def named_strategy(strategy: Strategy, names: str, tensor_names: Collection[str]
     return replace(strategy, stages=stages)
 
 
-def to_mindspore(options: Mapping[str, Any]) -> Composition | None:
+def to_mindspore(options: Mapping[str, Any]) -> ModelOperation | None:
     """Return the operation before a map, if names are asked for, or a map."""
     names, mapping = options.get("names", AS_STORED), options.get("mapping")
     if names == AS_STORED and not mapping:
         return None
     keeps_steps = names in (TORCH, HYPERPARALLEL) and not mapping
-    return ToMindSpore(always=names != AS_STORED, keeps_steps=keeps_steps)
+    return RenameToMindSpore(always=names != AS_STORED, keeps_steps=keeps_steps)
 
 
-def from_mindspore(options: Mapping[str, Any]) -> Composition | None:
+def from_mindspore(options: Mapping[str, Any]) -> ModelOperation | None:
     """Return the operation behind a map, if names of others are asked for."""
     names = options.get("names", AS_STORED)
     if names in (AS_STORED, MINDSPORE):
         return None
     excluded = [compile_regex(text, "--exclude") for text in options.get("exclude", ())]
-    return FromMindSpore(names, excluded)
+    return RenameFromMindSpore(names, excluded)

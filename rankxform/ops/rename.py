@@ -9,10 +9,10 @@ from typing import Any
 from rankxform.errors import UsageError
 from rankxform.layout.names import compile_regex
 
-from .base import Operation, Tensor
+from .base import Tensor, TensorOperation
 
 
-def rename(options: Mapping[str, Any]) -> Operation | None:
+def rename(options: Mapping[str, Any]) -> TensorOperation | None:
     r"""Return the operation that applies the rules of `rename`, in order, to parameters' names.
 
     A rule replaces every match of its expression, which ends at the last ``=``, as `re.sub` does;
@@ -70,7 +70,7 @@ def _rule(text: str) -> tuple[re.Pattern[str], str]:
     return pattern, replacement
 
 
-def unmatched(rules: Sequence[str], names: Iterable[str]) -> list[str]:
+def rules_without_match(rules: Sequence[str], names: Iterable[str]) -> list[str]:
     """Return the rules that match none of `names`, each as the rules before it leave them.
 
     `names` are those of parameters, without their states.

@@ -6,10 +6,10 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from rankxform.errors import UsageError
-from rankxform.formats.map_toml import NOTHING, Expression, MapTable
+from rankxform.formats.map_toml import NOTHING, MapTable, SizeExpression
 
 
-class Sizes:
+class ModelSizes:
     """The sizes of a model: what its config.json states, and what a table makes of that."""
 
     def __init__(self, table: MapTable, config: Mapping[str, Any], label: str) -> None:
@@ -30,11 +30,11 @@ class Sizes:
                     where=label,
                 )
 
-    def without(self, name: str) -> Sizes:
+    def without(self, name: str) -> ModelSizes:
         """Return the sizes where the configuration states 0 of something."""
-        return Sizes(self.table, {**self._stated, name: 0}, self.label)
+        return ModelSizes(self.table, {**self._stated, name: 0}, self.label)
 
-    def number(self, expression: Expression, variables: Mapping[str, int]) -> int:
+    def number(self, expression: SizeExpression, variables: Mapping[str, int]) -> int:
         """Return a number, from 0 on. Raises UsageError."""
         size = expression.value(self.known, variables)
         if size is None:
@@ -55,15 +55,17 @@ class Sizes:
             )
         return size
 
-    def holds(self, condition: Expression | None, variables: Mapping[str, int] = NOTHING) -> bool:
+    def holds(
+        self, condition: SizeExpression | None, variables: Mapping[str, int] = NOTHING
+    ) -> bool:
         return condition is None or bool(condition.value(self.known, variables))
 
-    def stated(self, expressions: Iterable[Expression]) -> str:
+    def stated(self, expressions: Iterable[SizeExpression]) -> str:
         """Return, for messages, what the configuration states of what expressions depend on."""
         names = [n for n in self._names(expressions) if self._stated.get(n) is not None]
         return ", ".join(f"{name} {self._stated[name]}" for name in names) or "no sizes"
 
-    def _names(self, expressions: Iterable[Expression]) -> list[str]:
+    def _names(self, expressions: Iterable[SizeExpression]) -> list[str]:
         """Return all names that expressions depend on, of sizes and of the configuration."""
         todo = [name for expression in expressions for name in expression.names]
         dependencies: dict[str, None] = {}

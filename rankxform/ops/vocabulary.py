@@ -8,7 +8,7 @@ from typing import Any
 
 from rankxform.errors import CheckpointError, UsageError
 
-from .base import Composition, Tensor
+from .base import ModelOperation, Tensor
 
 NAMES = frozenset((
     "embedding.word_embeddings.weight", "output_layer.weight", "mtp.output_layer.weight",
@@ -16,7 +16,7 @@ NAMES = frozenset((
 ))  # fmt: skip
 """The tensors of models whose rows are the vocabulary's, where no map says which they are."""
 
-ZEROS, REPEAT_LAST = FILLS = ("zeros", "repeat-last")
+ZEROS, REPEAT_LAST = VOCABULARY_FILLS = ("zeros", "repeat-last")
 
 
 def is_vocabulary(tensor: Tensor) -> bool:
@@ -24,7 +24,7 @@ def is_vocabulary(tensor: Tensor) -> bool:
     return tensor.vocabulary or tensor.name in NAMES
 
 
-class Vocabulary(Composition):
+class ResizeVocabulary(ModelOperation):
     """Gives tensors of the vocabulary, and their optimizer states, a number of rows."""
 
     renames = False
@@ -85,7 +85,7 @@ class Vocabulary(Composition):
         ]
 
 
-def vocabulary(options: Mapping[str, Any]) -> Composition | None:
+def vocabulary(options: Mapping[str, Any]) -> ModelOperation | None:
     """Return the operation that is asked for, if one is. Raises UsageError."""
     rows = options.get("vocab")
     if rows is None:
@@ -95,4 +95,4 @@ def vocabulary(options: Mapping[str, Any]) -> Composition | None:
         return None
     if rows < 1:
         raise UsageError(f"--vocab {rows}: expected a number of rows from 1 on")
-    return Vocabulary(rows, options.get("vocab_fill") or ZEROS)
+    return ResizeVocabulary(rows, options.get("vocab_fill") or ZEROS)

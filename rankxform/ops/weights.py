@@ -12,14 +12,14 @@ from rankxform.errors import CheckpointError, RequestError
 from rankxform.layout.names import summarize_names
 from rankxform.layout.states import MASTER, MODEL, State, state_of_name
 
-from .base import Composition, Operation, Tensor
+from .base import ModelOperation, Tensor, TensorOperation
 
 NOT_WEIGHTS = "optimizer states and counters (--weights-only)"
 _HALVES = ("Float16", "BFloat16")
 _MASTER_KINDS = (MASTER, "fp32_param", "master_param")
 
 
-def weights_only(options: Mapping[str, Any]) -> Operation | None:
+def weights_only(options: Mapping[str, Any]) -> TensorOperation | None:
     """Return the operation that drops optimizer states, counters and what is kept for a run."""
     if not options.get("weights_only"):
         return None
@@ -37,7 +37,7 @@ def is_master(state: State | None) -> bool:
     return state is not None and state.kind in _MASTER_KINDS
 
 
-class ModelOnly(Composition):
+class DropTrainingState(ModelOperation):
     """Drops what other frameworks keep beside ``model.`` and ``optimizer.``, such as a rng."""
 
     renames = False
@@ -58,12 +58,14 @@ class ModelOnly(Composition):
         ]
 
 
-def model_only(options: Mapping[str, Any]) -> Composition | None:
+def model_only(options: Mapping[str, Any]) -> ModelOperation | None:
     """Return the operation that leaves a model alone, if it is asked for."""
-    return ModelOnly() if options.get("weights_only") and not options.get("masters") else None
+    return (
+        DropTrainingState() if options.get("weights_only") and not options.get("masters") else None
+    )
 
 
-class NoCopies(Composition):
+class NoCopies(ModelOperation):
     """Refuses copies of parameters, which may be weights or not, unless the user says which."""
 
     renames = False
@@ -88,7 +90,7 @@ def copies_pattern(copies: Sequence[Tensor]) -> str:
     return "|".join(f"^{re.escape(prefix)}" for prefix in prefixes)
 
 
-def no_copies(options: Mapping[str, Any]) -> Composition | None:
+def no_copies(options: Mapping[str, Any]) -> ModelOperation | None:
     """Return the operation that refuses copies where only weights are asked for.
 
     With --include the user has said which tensors are meant.
@@ -96,7 +98,7 @@ def no_copies(options: Mapping[str, Any]) -> Composition | None:
     return NoCopies() if options.get("weights_only") and not options.get("include") else None
 
 
-class Masters(Composition):
+class TakeMasters(ModelOperation):
     """Takes the Float32 masters that an optimizer keeps in the place of the parameters."""
 
     renames = True
@@ -147,6 +149,6 @@ class Masters(Composition):
         return new_tensors
 
 
-def masters(options: Mapping[str, Any]) -> Composition | None:
+def masters(options: Mapping[str, Any]) -> ModelOperation | None:
     """Return the operation that takes the masters, if it is asked for."""
-    return Masters() if options.get("masters") else None
+    return TakeMasters() if options.get("masters") else None

@@ -72,7 +72,7 @@ def assign(
     return best
 
 
-def assign_visible(
+def assign_within_nodes(
     planner: Planner, ranks: Sequence[int], reach: Reach, complete_names: Done = NOTHING
 ) -> Assignment:
     """Return what `assign` does where a process serves only files of ranks that its node has.
@@ -320,7 +320,7 @@ def _runs_within(sums: Sequence[int], limit: int) -> list[range]:
 
 _SWEEPS = 100
 _STILL = 1e-3
-RUN = 16 << 20
+LARGE_READ_BYTES = 16 << 20
 """Bytes of small pieces that one process reads in a row."""
 
 
@@ -374,7 +374,7 @@ def water_fill(amount: float, loads: Sequence[float], speeds: Sequence[float]) -
     return [max(0.0, height * v - load) for load, v in zip(loads, speeds)]
 
 
-class Assigner:
+class WorkAssigner:
     """Assigns pieces of work in order, so that all processes advance at the same rate, and gives
     small pieces in runs, because the system's read-ahead over skipped pieces would be wasted."""
 
@@ -391,8 +391,8 @@ class Assigner:
     def next(self, members: Processes, nbytes: float) -> int:
         """Return the process that does the next piece of a class."""
         remaining_bytes = self._left[members]
-        position, run = self._run.get(members, (0, float(RUN)))
-        if run + nbytes > RUN or remaining_bytes[position] < nbytes / 2:
+        position, run = self._run.get(members, (0, float(LARGE_READ_BYTES)))
+        if run + nbytes > LARGE_READ_BYTES or remaining_bytes[position] < nbytes / 2:
             able = [i for i, amount in enumerate(remaining_bytes) if amount >= nbytes / 2]
             position, run = (
                 min(able or range(len(remaining_bytes)), key=lambda i: (self._part(members[i]), i)),

@@ -14,11 +14,11 @@ from rankxform.geometry.box import Shape
 from rankxform.geometry.tiling import Cell, SourceTiling
 from rankxform.layout.states import Related, State, States
 from rankxform.layout.strategy import Strategy, WholeStrategy
-from rankxform.ops.base import NO_STATES, Step
+from rankxform.ops.base import NO_STATES, Computation
 from rankxform.values import dataclass
 
 from .description import Description
-from .sharding import Composed, Sharding
+from .sharding import ComposedSharding, Sharding
 
 
 @dataclass(frozen=True)
@@ -33,11 +33,11 @@ class Parameter(Related):
 
     name: str
     dtype: str
-    sharding: Sharding | Composed = field(compare=False)
+    sharding: Sharding | ComposedSharding = field(compare=False)
     src_name: str
     src_dtype: str
     src_names: tuple[str, ...] = ()
-    steps: tuple[Step | None, ...] = ()
+    steps: tuple[Computation | None, ...] = ()
     follows: str | None = None
     related: State | None = None  # what it is to another parameter
     is_weight: bool = True  # neither a state nor a counter
@@ -52,9 +52,9 @@ class Parameter(Related):
         return self.sharding.grid
 
     @property
-    def composed(self) -> Composed | None:
+    def composed(self) -> ComposedSharding | None:
         """How the tensor is made of others; None of one that is as in the files."""
-        return self.sharding if isinstance(self.sharding, Composed) else None
+        return self.sharding if isinstance(self.sharding, ComposedSharding) else None
 
     @property
     def value(self) -> float | None:
@@ -65,7 +65,7 @@ class Parameter(Related):
     def entry(self, cell: Cell, file: int) -> str:
         """Return the name under which a file holds a source cell."""
         sharding, name = self.sharding, self.src_name
-        if isinstance(sharding, Composed):
+        if isinstance(sharding, ComposedSharding):
             number = sharding.pieces.source(cell)
             sharding, name, cell = sharding.parts[number], self.src_names[number], cell[1:]
         suffixes = sharding.placement.suffixes

@@ -2,8 +2,9 @@
 
 A parameter that no strategy lists must be the same on every rank, or it was sharded in a way that
 no file tells. A parameter that the strategy shards must not be the same everywhere, or the folder
-holds complete parameters. Each such rule is a `Comparison`: which tensors of which files are read,
-whole or in samples, and what follows. The rules are pure functions of what all processes have seen.
+holds complete parameters. Each such rule is a `EvidenceRule`: which tensors of which files are
+read, whole or in samples, and what follows. The rules are pure functions of what all processes have
+seen.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from math import prod
 from typing import NamedTuple
 
 from rankxform.errors import CheckpointError
-from rankxform.facts import Fact
+from rankxform.facts import Statement
 from rankxform.formats.base import Index
 from rankxform.formats.dtype import content_bytes
 from rankxform.geometry.box import Box
@@ -31,7 +32,7 @@ _LARGEST_OWN = 64 << 10
 """Bytes of values that are compared whole, where each rank may have its own."""
 
 
-class Sample(NamedTuple):
+class ContentDigest(NamedTuple):
     """What a file holds of a tensor: all of its bytes, or a sample of them."""
 
     digest: bytes
@@ -41,7 +42,7 @@ class Sample(NamedTuple):
     is_finite: bool = True  # of a sample of floats: no value is infinite or no number
 
 
-Samples = Mapping[int, Mapping[str, Sample]]
+DigestsByFile = Mapping[int, Mapping[str, ContentDigest]]
 """What was seen of files, by id and name of the tensor."""
 
 
@@ -65,8 +66,8 @@ class Evidence:
     percent: int | None = None
     reads: int = 0
     bytes_read: int = 0
-    digests_by_file: Samples = field(default_factory=dict, compare=False)
-    steps: tuple[Fact, ...] = ()
+    digests_by_file: DigestsByFile = field(default_factory=dict, compare=False)
+    steps: tuple[Statement, ...] = ()
     warnings: tuple[str, ...] = ()
     notices: tuple[str, ...] = ()
 
@@ -97,25 +98,25 @@ class Evidence:
         )
 
 
-class Wanted(NamedTuple):
+class TensorsToRead(NamedTuple):
     """What is read to be compared: tensors by file, all of their bytes or a sample."""
 
     names: Mapping[int, Sequence[str]]
     is_whole: bool
 
 
-class Comparison(NamedTuple):
+class EvidenceRule(NamedTuple):
     """A rule: what is read to be compared, and what follows from what was seen.
 
     judge: returns it, None if nothing does; raises CheckpointError where files contradict what is
     said of them.
     """
 
-    tensors_to_read: Wanted
-    judge: Callable[[Samples], Evidence | None]
+    tensors_to_read: TensorsToRead
+    judge: Callable[[DigestsByFile], Evidence | None]
 
 
-def to_compare(parameters: Sequence[Parameter], catalog: Catalog) -> list[str]:
+def undeclared_to_compare(parameters: Sequence[Parameter], catalog: Catalog) -> list[str]:
     """Return the parameters in no strategy that several source ranks hold.
 
     Without a source strategy these are all parameters, even those not selected: a difference
@@ -126,7 +127,7 @@ def to_compare(parameters: Sequence[Parameter], catalog: Catalog) -> list[str]:
     return [p.name for p in parameters if not p.declared and len(p.holders) > 1]
 
 
-def own_candidates(parameters: Sequence[Parameter], catalog: Catalog) -> list[str]:
+def per_rank_candidates(parameters: Sequence[Parameter], catalog: Catalog) -> list[str]:
     """Return the parameters that the strategy lists and of which each rank may have its own values.
 
     Running statistics, and counters of experts' load, are listed as any parameter that every rank
@@ -147,7 +148,7 @@ def own_candidates(parameters: Sequence[Parameter], catalog: Catalog) -> list[st
 
 
 def differing_values(
-    catalog: Catalog, samples: Samples, names: Iterable[str]
+    catalog: Catalog, samples: DigestsByFile, names: Iterable[str]
 ) -> dict[str, tuple[int, int]]:
     """Return which of `names` not all holders hold alike, each with two files that differ."""
     parameters_by_name, compared_names = {**catalog.undeclared, **catalog.declared}, set(names)
@@ -204,7 +205,10 @@ def check_undeclared(
 
 
 def check_no_slices(
-    catalog: Catalog, samples: Samples, names: Iterable[str], name_of: Callable[[str], str] = str
+    catalog: Catalog,
+    samples: DigestsByFile,
+    names: Iterable[str],
+    name_of: Callable[[str], str] = str,
 ) -> None:
     """Refuse unlisted tensors that are equal on all ranks and may be slices nonetheless.
 
@@ -273,7 +277,7 @@ def sharded_by_pattern(parameters: Sequence[Parameter], catalog: Catalog) -> lis
     return [p.name for p in parameters if p.declared and len(p.sharding.files) > 1]
 
 
-def check_each_differs(catalog: Catalog, samples: Samples, names: Iterable[str]) -> None:
+def check_each_differs(catalog: Catalog, samples: DigestsByFile, names: Iterable[str]) -> None:
     """Refuse a pattern that matches a parameter of which all ranks hold the same bytes.
 
     A parameter whose bytes are all equal, such as a moment of zeros, proves nothing. Raises
@@ -303,7 +307,7 @@ def extra_to_sample(catalog: Catalog, extra: Mapping[int, Index]) -> list[str]:
     return names[::step][:_SAMPLED]
 
 
-def check_extra_ranks(catalog: Catalog, samples: Samples, paths: Mapping[int, str]) -> None:
+def check_extra_ranks(catalog: Catalog, samples: DigestsByFile, paths: Mapping[int, str]) -> None:
     """Refuse a rank beyond the strategy's, of `paths`, that holds slices which no other rank has.
 
     Such a checkpoint was sharded by a strategy of more ranks.
@@ -326,7 +330,7 @@ def check_extra_ranks(catalog: Catalog, samples: Samples, paths: Mapping[int, st
 
 
 @dataclass(frozen=True)
-class Unequal:
+class ReplicaDifference:
     """Source ranks that should hold the same bytes of a parameter and do not.
 
     box: the region that they hold. groups: the ranks, grouped by equal bytes, the
@@ -348,7 +352,7 @@ def replicas_to_compare(catalog: Catalog, files: Iterable[int]) -> dict[int, lis
     return names_by_file
 
 
-def unequal_replicas(catalog: Catalog, samples: Samples) -> Iterator[Unequal]:
+def unequal_replicas(catalog: Catalog, samples: DigestsByFile) -> Iterator[ReplicaDifference]:
     """Yield where replicas differ."""
     for parameter in catalog.parameters:
         for cell, files in parameter.sharding.files.items():
@@ -358,4 +362,4 @@ def unequal_replicas(catalog: Catalog, samples: Samples) -> Iterator[Unequal]:
                 groups.setdefault(digest, []).append(catalog.rank_of(file))
             if len(groups) > 1:
                 ordered = sorted(map(tuple, groups.values()), key=lambda g: (-len(g), g))
-                yield Unequal(parameter.name, parameter.grid.box(cell), tuple(ordered))
+                yield ReplicaDifference(parameter.name, parameter.grid.box(cell), tuple(ordered))

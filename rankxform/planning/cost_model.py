@@ -14,11 +14,11 @@ from numbers import Real
 
 from rankxform.errors import UsageError
 from rankxform.geometry.tiling import Cell, overlaps
-from rankxform.options import Kind, parse_size
+from rankxform.options import OptionType, parse_size
 from rankxform.values import dataclass
 
-from .movement import Movement
-from .read_method import Read, ReadMethod, messages_of
+from .movement import TransferGroup
+from .read_method import ReadCount, ReadMethod, messages_of
 from .reads import ReadCounter
 
 _GAIN = 0.9
@@ -74,10 +74,10 @@ LATENCIES, SHARE = ("read_latency", "latency"), "overlap"
 _MOMENTS = {"s": 1, "ms": 1e3, "us": 1e6}
 
 
-def parse_moment(text: str) -> float:
+def parse_seconds(text: str) -> float:
     """Read seconds such as ``0.5ms``. Raises ValueError.
 
-    >>> parse_moment("100us"), parse_moment("2s")
+    >>> parse_seconds("100us"), parse_seconds("2s")
     (0.0001, 2.0)
     """
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(us|ms|s)", text.strip())
@@ -102,7 +102,7 @@ def parse_costs(text: str) -> Costs:
 
 def _parse_cost(name: str, text: str) -> float:
     if name in LATENCIES:
-        return parse_moment(text)
+        return parse_seconds(text)
     if name == SHARE:
         if not re.fullmatch(r"0*(\d*\.\d+|[01]\.?)", text) or not 0 <= float(text) <= 1:
             raise ValueError(f"{text!r}: expected a share from 0 to 1")
@@ -113,7 +113,7 @@ def _parse_cost(name: str, text: str) -> float:
         raise ValueError(f"{text!r}: expected a size such as 256M") from None
 
 
-COSTS = Kind(Costs, "rankxform.Costs", "Costs", parse_costs)
+COSTS = OptionType(Costs, "rankxform.Costs", "Costs", parse_costs)
 
 
 @dataclass(frozen=True)
@@ -131,18 +131,18 @@ class ReadPolicy:
 
 
 @dataclass(frozen=True)
-class Volume:
+class IoVolume:
     """What is read or sent: bytes, and in how many reads or messages."""
 
     nbytes: int = 0
     count: int = 0
 
-    def __add__(self, other: Volume) -> Volume:
-        return Volume(self.nbytes + other.nbytes, self.count + other.count)
+    def __add__(self, other: IoVolume) -> IoVolume:
+        return IoVolume(self.nbytes + other.nbytes, self.count + other.count)
 
-    def times(self, number: int) -> Volume:
+    def times(self, number: int) -> IoVolume:
         """Return so many times as much."""
-        return Volume(self.nbytes * number, self.count * number)
+        return IoVolume(self.nbytes * number, self.count * number)
 
 
 @dataclass(frozen=True)
@@ -153,9 +153,9 @@ class IoEstimate:
     crossing: sent from node to node then.
     """
 
-    separate: Volume = Volume()
-    once: Volume = Volume()
-    crossing: Volume = Volume()
+    separate: IoVolume = IoVolume()
+    once: IoVolume = IoVolume()
+    crossing: IoVolume = IoVolume()
 
     def __add__(self, other: IoEstimate) -> IoEstimate:
         return IoEstimate(
@@ -169,7 +169,7 @@ class IoEstimate:
         )
 
     def exchange_is_cheaper(self, costs: Costs, processes: int, nodes: int) -> bool:
-        def reading(volume: Volume) -> float:
+        def reading(volume: IoVolume) -> float:
             seconds = volume.nbytes / costs.read + volume.count * costs.read_latency
             return seconds / processes
 
@@ -179,7 +179,7 @@ class IoEstimate:
         return costs.overlapped(reading(self.once), sending) + work < _GAIN * reading(self.separate)
 
 
-def estimate_io(movement: Movement, node: tuple[int, ...], counter: ReadCounter) -> IoEstimate:
+def estimate_io(movement: TransferGroup, node: tuple[int, ...], counter: ReadCounter) -> IoEstimate:
     """Estimate reads and messages of one tensor of a movement: bytes and counts, not seconds.
 
     If every node reads for itself, and if each byte is read once. node: by process its node.
@@ -196,16 +196,18 @@ def estimate_io(movement: Movement, node: tuple[int, ...], counter: ReadCounter)
             for node_number in nodes:
                 by_node[node_number] = by_node.get(node_number, 0) + box.size
     once = _volume(counter.of_cells(src, dst, tuple(movement.receivers), item))
-    separate = crossing = Volume()
+    separate = crossing = IoVolume()
     for cells in cells_of.values():
         separate += _volume(counter.of_cells(src, dst, cells, item))
     for by_node in elements_by_cell.values():
         for elements in by_node.values():
             nbytes = elements * item * (len(by_node) - 1) // len(by_node)
-            crossing += Volume(nbytes, messages_of(nbytes))
+            crossing += IoVolume(nbytes, messages_of(nbytes))
     return IoEstimate(separate, once, crossing)
 
 
-def _volume(reads: Iterable[Read]) -> Volume:
+def _volume(reads: Iterable[ReadCount]) -> IoVolume:
     read_counts = list(reads)
-    return Volume(sum(read.nbytes for read in read_counts), sum(read.reads for read in read_counts))
+    return IoVolume(
+        sum(read.nbytes for read in read_counts), sum(read.reads for read in read_counts)
+    )

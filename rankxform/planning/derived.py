@@ -6,13 +6,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from rankxform.geometry.pieces import Assembly, PieceTiling
-from rankxform.ops.base import Derivation, Tensor
+from rankxform.ops.base import OperationChain, Tensor
 
 from .catalog import Catalog, Parameter
-from .sharding import Composed, Sharding
+from .sharding import ComposedSharding, Sharding
 
 
-def tensors_of(catalog: Catalog, derivation: Derivation) -> list[Tensor]:
+def apply_operations(catalog: Catalog, derivation: OperationChain) -> list[Tensor]:
     """Return what becomes of the source's tensors, those dropped too."""
     states = catalog.states
     return derivation(
@@ -20,13 +20,13 @@ def tensors_of(catalog: Catalog, derivation: Derivation) -> list[Tensor]:
     )
 
 
-class TensorMaker:
+class ParameterFactory:
     """Makes parameters of tensors, with one sharding for all that are composed alike."""
 
     def __init__(self, catalog: Catalog) -> None:
         self._assemblies: dict[object, Assembly] = {}
         self._stored = {parameter.src_name: parameter for parameter in catalog.parameters}
-        self._known: dict[object, Composed] = {}
+        self._known: dict[object, ComposedSharding] = {}
 
     def parameter(self, tensor: Tensor) -> Parameter:
         """Return a parameter, under its name and type at the destination."""
@@ -60,12 +60,12 @@ class TensorMaker:
             self._assemblies[tensor.shape] = tensor.made_of
         return self._assemblies[tensor.shape]
 
-    def _composed(self, assembly: Assembly, sources: Sequence[Parameter]) -> Composed:
+    def _composed(self, assembly: Assembly, sources: Sequence[Parameter]) -> ComposedSharding:
         shardings = [_stored(source) for source in sources]
         key = id(assembly), tuple(map(id, shardings))
         if key not in self._known:
             grid = PieceTiling(assembly, [sharding.grid for sharding in shardings])
-            self._known[key] = Composed(grid, shardings)
+            self._known[key] = ComposedSharding(grid, shardings)
         return self._known[key]
 
 

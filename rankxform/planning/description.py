@@ -10,14 +10,14 @@ from collections.abc import Mapping
 from dataclasses import field
 from typing import Any, NamedTuple
 
-from rankxform.facts import Fact
-from rankxform.formats.base import Stated
+from rankxform.facts import Statement
+from rankxform.formats.base import DeclaredFile
 from rankxform.geometry.box import Box, Shape
 from rankxform.layout.strategy import Strategy
 from rankxform.values import dataclass
 
 
-class StatedBox(NamedTuple):
+class DeclaredBox(NamedTuple):
     """A box of a tensor that a file is said to hold.
 
     suffix: what stands behind the tensor's name in the file's table of contents.
@@ -47,8 +47,8 @@ class Description:
 
     source: str = ""
     strategy: Strategy | None = None
-    boxes: Mapping[str, tuple[StatedBox, ...]] = field(default_factory=dict)
-    declared_files: Mapping[int, Stated] = field(default_factory=dict)
+    boxes: Mapping[str, tuple[DeclaredBox, ...]] = field(default_factory=dict)
+    declared_files: Mapping[int, DeclaredFile] = field(default_factory=dict)
     items: str = ""
     ranks: Mapping[int, int] = field(default_factory=dict)
     listed: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
@@ -57,7 +57,7 @@ class Description:
     training: Mapping[str, Any] = field(default_factory=dict)
     missing_files: Mapping[int, str] = field(default_factory=dict)
     refused: Mapping[str, str] = field(default_factory=dict)
-    facts: tuple[Fact, ...] = ()
+    facts: tuple[Statement, ...] = ()
     warnings: tuple[str, ...] = ()
     notices: tuple[str, ...] = ()
 

@@ -17,10 +17,10 @@ from rankxform.geometry.box import bounding_boxes
 from rankxform.geometry.tiling import Cell, Grid, overlaps
 from rankxform.values import dataclass
 
-from .assign import RUN, Assigner, Assignment, balance
+from .assign import LARGE_READ_BYTES, Assignment, WorkAssigner, balance
 from .catalog import Parameter
 from .cost_model import IoEstimate, ReadPolicy, estimate_io
-from .movement import Movement, movements
+from .movement import TransferGroup, transfer_groups
 from .plan import Planner
 from .reach import Processes, Reach
 from .read_method import ReadMethod
@@ -41,7 +41,7 @@ Order = Callable[[Parameter], Any]
 
 
 @dataclass(frozen=True)
-class Requirement:
+class SharedRead:
     """The processes that need a source cell, the files with it, and who could read one of them."""
 
     receivers: tuple[int, ...]
@@ -59,10 +59,10 @@ class ExchangeGroup:
     asked for.
     """
 
-    movement: Movement
+    movement: TransferGroup
     receivers: Receivers
     local_readers: Mapping[Cell, Sequence[int]]
-    required: Sequence[tuple[Cell, Requirement]]
+    required: Sequence[tuple[Cell, SharedRead]]
     sender_cache: dict[object, dict[int, tuple[int, int]]] = field(default_factory=dict)
 
     @cached_property
@@ -73,7 +73,7 @@ class ExchangeGroup:
 
 
 @dataclass(frozen=True)
-class ExchangeRequest:
+class PendingExchange:
     """An exchange before readers are chosen. replica: which of equal copies is read."""
 
     parameter: Parameter
@@ -86,16 +86,16 @@ class ExchangeRequest:
 
 
 @dataclass(frozen=True)
-class ExchangeRequests:
+class PendingExchanges:
     """What must be exchanged, and by process the bytes that it reads for itself."""
 
-    requests: Sequence[ExchangeRequest]
+    requests: Sequence[PendingExchange]
     loads: Sequence[float]
 
 
-def request_exchanges(
+def find_exchanges(
     planner: Planner, assignment: Assignment, reach: Reach, policy: ReadPolicy
-) -> ExchangeRequests:
+) -> PendingExchanges:
     """Return what must be exchanged where process p writes ``assignment[p]``.
 
     A process takes part as a receiver if it needs a file that it does not see; and, if the policy
@@ -106,22 +106,22 @@ def request_exchanges(
     loads = [0.0] * len(assignment)
     may_exchange = policy.method.exchanges or policy.may_exchange
     if len(assignment) == 1 or (reach.is_full and not may_exchange):
-        return ExchangeRequests((), loads)
+        return PendingExchanges((), loads)
     counter, placed_requests = ReadCounter(policy.method), []
-    for movement in movements(planner, assignment):
+    for movement in transfer_groups(planner, assignment):
         group = _group(planner, movement, reach, policy, counter)
         _add_own(movement, group, loads, counter)
         if group is not None:
             placed_requests += [
-                (place, ExchangeRequest(parameter, planner.replica(parameter), group))
+                (place, PendingExchange(parameter, planner.replica(parameter), group))
                 for place, parameter in movement.parameters
             ]
     ordered = sorted(placed_requests, key=lambda placed: placed[0])
-    return ExchangeRequests([request for _, request in ordered], loads)
+    return PendingExchanges([request for _, request in ordered], loads)
 
 
 def _add_own(
-    movement: Movement, group: ExchangeGroup | None, loads: list[float], counter: ReadCounter
+    movement: TransferGroup, group: ExchangeGroup | None, loads: list[float], counter: ReadCounter
 ) -> None:
     """Add what each process reads for itself of a movement, whoever reads for others."""
     src, dst, item = movement.src, movement.grid, movement.item
@@ -145,14 +145,14 @@ def _add_own(
                 loads[process] += number * counter.of_box(src, src_cell, box, item).nbytes
 
 
-def bytes_with_choice(pending_exchanges: ExchangeRequests, reach: Reach) -> float:
+def bytes_with_several_readers(pending_exchanges: PendingExchanges, reach: Reach) -> float:
     """Return the bytes to be sent that processes of more than one node could read."""
     node = reach.node
     amounts = _amounts(pending_exchanges.requests)
     return sum(nbytes for able, nbytes in amounts.items() if len({node[p] for p in able}) > 1)
 
 
-def _amounts(requests: Iterable[ExchangeRequest]) -> dict[Processes, float]:
+def _amounts(requests: Iterable[PendingExchange]) -> dict[Processes, float]:
     """Return the bytes that are required, by who could read them."""
     amounts: dict[Processes, float] = {}
     tensors = Counter(request.group for request in requests)
@@ -162,12 +162,12 @@ def _amounts(requests: Iterable[ExchangeRequest]) -> dict[Processes, float]:
     return amounts
 
 
-def estimate_all(
+def estimate_reads(
     planner: Planner, assignment: Assignment, reach: Reach, method: ReadMethod
 ) -> IoEstimate:
     """Return what it comes to if every node reads for itself, and if each byte is read once."""
     counter, total = ReadCounter(method), IoEstimate()
-    for movement in movements(planner, assignment):
+    for movement in transfer_groups(planner, assignment):
         estimate = estimate_io(movement, reach.node, counter)
         total += estimate.times(len(movement.parameters))
     return total
@@ -175,7 +175,7 @@ def estimate_all(
 
 def _group(
     planner: Planner,
-    movement: Movement,
+    movement: TransferGroup,
     reach: Reach,
     policy: ReadPolicy,
     counter: ReadCounter,
@@ -190,13 +190,13 @@ def _group(
         estimate = estimate_io(movement, reach.node, counter)
         sizes = len(reach.node), len(reach.files)
         always = estimate.exchange_is_cheaper(policy.costs, *sizes)
-    required: list[tuple[Cell, Requirement]] = []
+    required: list[tuple[Cell, SharedRead]] = []
     for cell, elements_by_process in needs.items():
         if always:
             able = [p for p in elements_by_process if reach.sees(p, files_by_cell[cell])]
             readers = tuple(sorted(able)) or reach.processes_seeing(files_by_cell[cell])
             required.append(
-                (cell, Requirement(tuple(elements_by_process), files_by_cell[cell], readers))
+                (cell, SharedRead(tuple(elements_by_process), files_by_cell[cell], readers))
             )
         else:
             required += ((cell, requirement) for requirement in _required(movement, cell, reach))
@@ -217,7 +217,7 @@ def _group(
     return ExchangeGroup(movement, _only(movement.receivers, members), local_readers, required)
 
 
-def _required(movement: Movement, cell: Cell, reach: Reach) -> Iterator[Requirement]:
+def _required(movement: TransferGroup, cell: Cell, reach: Reach) -> Iterator[SharedRead]:
     """Yield who must be sent what they need of a source cell.
 
     Those that do not see it; their neighbours too where one node alone has it, for it is read there
@@ -230,7 +230,7 @@ def _required(movement: Movement, cell: Cell, reach: Reach) -> Iterator[Requirem
     nodes = reach.nodes_with(files)
     far = [process for process in elements_by_process if reach.node[process] not in nodes]
     if far and len(nodes) == 1:
-        yield Requirement(tuple(elements_by_process), files, reach.processes_seeing(files))
+        yield SharedRead(tuple(elements_by_process), files, reach.processes_seeing(files))
         return
     processes_by_node: dict[int, list[int]] = {}
     for process in elements_by_process:
@@ -245,9 +245,9 @@ def _required(movement: Movement, cell: Cell, reach: Reach) -> Iterator[Requirem
     if far and groups:  # one of the nodes that read it anyway; tensors take turns
         groups[(movement.parameters[0][0] + sum(cell)) % len(groups)][1].extend(far)
     elif far:
-        yield Requirement(tuple(far), files, reach.processes_seeing(files))
+        yield SharedRead(tuple(far), files, reach.processes_seeing(files))
     for node, processes in groups:
-        yield Requirement(tuple(processes), files, reach.processes_on(node))
+        yield SharedRead(tuple(processes), files, reach.processes_on(node))
 
 
 def _only(receivers: Receivers, members: set[int]) -> Receivers:
@@ -265,7 +265,7 @@ def _only(receivers: Receivers, members: set[int]) -> Receivers:
 
 
 def assign_readers(
-    pending_exchanges: ExchangeRequests,
+    pending_exchanges: PendingExchanges,
     reach: Reach,
     speeds: Sequence[float] = (),
     order: Order | None = None,
@@ -281,7 +281,7 @@ def assign_readers(
         requests = sorted(requests, key=lambda request: order(request.parameter))
     speeds = speeds or [1.0] * len(reach.node)
     chosen_of = _chosen(
-        requests, Assigner(balance(_amounts(requests), speeds, pending_exchanges.loads))
+        requests, WorkAssigner(balance(_amounts(requests), speeds, pending_exchanges.loads))
     )
     endpoint_cache: dict[object, tuple[Receivers, Senders]] = {}
     fan_out: dict[ExchangeGroup, int] = {}
@@ -303,7 +303,7 @@ def assign_readers(
     return _in_order(exchanges)
 
 
-def _chosen(requests: Sequence[ExchangeRequest], assigner: Assigner) -> list[tuple[int, ...]]:
+def _chosen(requests: Sequence[PendingExchange], assigner: WorkAssigner) -> list[tuple[int, ...]]:
     """Return for each request the readers of what it requires.
 
     Large pieces come first, each pass in the order of requests: what is left uneven by pieces that
@@ -314,7 +314,7 @@ def _chosen(requests: Sequence[ExchangeRequest], assigner: Assigner) -> list[tup
         for request, readers in zip(requests, all_readers):
             required = zip(request.group.nbytes, request.group.required)
             for number, (nbytes, (_, requirement)) in enumerate(required):
-                if (nbytes > RUN) == large:
+                if (nbytes > LARGE_READ_BYTES) == large:
                     readers[number] = assigner.next(requirement.able, nbytes)
     return list(map(tuple, all_readers))
 
@@ -328,7 +328,7 @@ def _max_fan_out(receivers: Receivers, node: Sequence[int]) -> int:
 
 
 def _with_readers(
-    request: ExchangeRequest, readers: Sequence[int], reach: Reach
+    request: PendingExchange, readers: Sequence[int], reach: Reach
 ) -> tuple[Receivers, Senders]:
     """Return who receives what, and who sends what to whom, or reads it for itself.
 
@@ -356,7 +356,7 @@ def _with_readers(
     return _only(movement.receivers, members | extra_members), senders
 
 
-def _senders(request: ExchangeRequest, readers: Sequence[int], reach: Reach) -> Senders:
+def _senders(request: PendingExchange, readers: Sequence[int], reach: Reach) -> Senders:
     """Return who sends what to whom, or reads it for itself."""
     senders: Senders = IdentityDict()
     for cell, processes in request.group.local_readers.items():
@@ -414,7 +414,7 @@ def interleave(queue: Sequence[tuple[int, T]]) -> Iterator[tuple[float, T]]:
         bytes_before += nbytes
 
 
-class Exchanged:
+class ExchangeCoverage:
     """Tells which slices exchanges make, so that no process makes them by itself too."""
 
     def __init__(self, exchanges: Iterable[Exchange]) -> None:
@@ -443,7 +443,7 @@ class Exchanged:
         return local_transfers
 
 
-def transfers_of(
+def order_transfers(
     process: int,
     separate: Sequence[Transfer],
     exchanges: Sequence[Exchange],
@@ -459,7 +459,7 @@ def transfers_of(
         all_transfers.sort(key=lambda transfer: order(transfer.parameter))
     if not exchanges:
         return all_transfers
-    local = Exchanged(exchanges).local(process, all_transfers)
+    local = ExchangeCoverage(exchanges).local(process, all_transfers)
     queue = [(bytes_to_write([transfer]), transfer) for transfer in local]
     placed = [(position, 0, transfer) for position, transfer in interleave(queue)]
     for exchange in exchanges:

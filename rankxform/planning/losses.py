@@ -17,7 +17,7 @@ Loss = tuple[Parameter, Box]
 """A region of a parameter that no file holds."""
 
 
-def lost_slices(parameters: Iterable[Parameter]) -> dict[tuple[int, ...], list[Loss]]:
+def missing_slices(parameters: Iterable[Parameter]) -> dict[tuple[int, ...], list[Loss]]:
     """Return the slices that no source file holds, by the ranks that should hold them."""
     losses_by_ranks: dict[tuple[int, ...], list[Loss]] = {}
     for parameter in parameters:
@@ -29,7 +29,7 @@ def lost_slices(parameters: Iterable[Parameter]) -> dict[tuple[int, ...], list[L
     return losses_by_ranks
 
 
-def losses_error(
+def missing_slices_error(
     catalog: Catalog, parameters: Iterable[Parameter], ranks_by_name: Mapping[str, Sequence[int]]
 ) -> CheckpointError:
     """Return the error that names the ranks whose files are missing, and what only they hold.
@@ -42,7 +42,7 @@ def losses_error(
     ordered = sorted(ranks_by_name, key=lambda name: (states.of(name) is not None, name))
     names = summarize_names(ordered, 2)
     label, searched = catalog.label, catalog.searched
-    groups = lost_slices(parameters)
+    groups = missing_slices(parameters)
     if not groups:
         ranks = sorted({rank for missing in ranks_by_name.values() for rank in missing})
         return CheckpointError(

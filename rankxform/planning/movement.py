@@ -16,13 +16,13 @@ from rankxform.layout.layout import Layout
 from rankxform.values import dataclass
 
 from .catalog import Parameter
-from .plan import Pairs, Planner
-from .sharding import Targets
+from .plan import Planner, ProcessRankPairs
+from .sharding import IdsByCell
 from .transfers import Receivers, SliceRange
 
 
 @dataclass(frozen=True, eq=False)
-class Movement:
+class TransferGroup:
     """Tensors that go from one source sharding to the cells of one destination layout.
 
     parameters: the tensors, each with its place in the order of destination files. layout, grid:
@@ -33,7 +33,7 @@ class Movement:
     parameters: tuple[tuple[int, Parameter], ...]
     layout: Layout
     grid: Grid
-    files: Targets
+    files: IdsByCell
     receivers: Receivers
 
     @property
@@ -63,9 +63,13 @@ class Movement:
         return elements_by_cell
 
 
-def movements(planner: Planner, assignment: Sequence[Sequence[SliceRange]]) -> Iterator[Movement]:
+def transfer_groups(
+    planner: Planner, assignment: Sequence[Sequence[SliceRange]]
+) -> Iterator[TransferGroup]:
     """Yield what moves where process p writes ``assignment[p]``."""
-    groups_by_key: dict[object, tuple[Targets, Pairs, list[tuple[int, Parameter]], Layout]] = {}
+    groups_by_key: dict[
+        object, tuple[IdsByCell, ProcessRankPairs, list[tuple[int, Parameter]], Layout]
+    ] = {}
     numbers = count()
     for (name, layout), all_pairs in planner.wanted(assignment).items():
         parameter = planner.parameter(name)
@@ -83,7 +87,7 @@ def movements(planner: Planner, assignment: Sequence[Sequence[SliceRange]]) -> I
         if receivers is None:
             receivers = receivers_cache[layout, id(pairs)] = planner.receivers(layout, pairs)
         grid = layout.grid(parameters[0][1].shape)
-        yield Movement(tuple(parameters), layout, grid, files_by_cell, receivers)
+        yield TransferGroup(tuple(parameters), layout, grid, files_by_cell, receivers)
 
 
 def needed_bytes(planner: Planner, slice_ranges: Sequence[SliceRange]) -> int:
@@ -93,5 +97,5 @@ def needed_bytes(planner: Planner, slice_ranges: Sequence[SliceRange]) -> int:
     """
     return sum(
         len(m.parameters) * m.item * sum(m.grid.box(cell).size for cell in m.receivers)
-        for m in movements(planner, [slice_ranges])
+        for m in transfer_groups(planner, [slice_ranges])
     )

@@ -13,7 +13,9 @@ from rankxform.layout.strategy import PatternStrategy, Strategy, WholeStrategy
 from .stages import check_ranks, needed_stages
 
 
-def needed_ranks(src: Strategy, dst: Strategy, ranks: Iterable[int]) -> dict[int, tuple[int, ...]]:
+def source_ranks_needed(
+    src: Strategy, dst: Strategy, ranks: Iterable[int]
+) -> dict[int, tuple[int, ...]]:
     """Return for each destination rank the source ranks whose bytes it needs, ascending.
 
     This uses the strategies alone. If several ranks hold the same box, it is the one that MindSpore

@@ -15,7 +15,7 @@ from rankxform.layout.strategy import WholeStrategy
 from .assign import Assignment, runs_of
 from .catalog import Catalog
 from .cost_model import ReadPolicy
-from .exchange import assign_readers, request_exchanges
+from .exchange import assign_readers, find_exchanges
 from .plan import Planner
 from .reach import Reach
 from .read_method import ReadMethod
@@ -23,7 +23,7 @@ from .selection import Selection
 from .transfers import Exchange
 
 
-class OperandMoves(NamedTuple):
+class OperandPlan(NamedTuple):
     """What is moved first: what each process gets of `planner`, and what crosses between them."""
 
     planner: Planner
@@ -37,7 +37,7 @@ def operand_moves(
     catalog: Catalog,
     reach: Reach,
     method: ReadMethod,
-) -> OperandMoves | None:
+) -> OperandPlan | None:
     """Return how processes get the operands that they need if process p writes ``assignment[p]``.
 
     None: every process sees the files, or no tensor needs an operand. `catalog`, `reach`: of the
@@ -61,5 +61,5 @@ def operand_moves(
     operand_planner = Planner(catalog, WholeStrategy(), selection)
     positions = {name: position for position, name in enumerate(operand_planner.names(0))}
     runs = [runs_of(0, sorted(positions[name] for name in names)) for names in names_by_process]
-    requests = request_exchanges(operand_planner, runs, reach, ReadPolicy(method))
-    return OperandMoves(operand_planner, runs, assign_readers(requests, reach))
+    requests = find_exchanges(operand_planner, runs, reach, ReadPolicy(method))
+    return OperandPlan(operand_planner, runs, assign_readers(requests, reach))

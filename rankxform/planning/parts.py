@@ -10,7 +10,7 @@ from rankxform.values import dataclass
 
 
 @dataclass(frozen=True)
-class Part:
+class FileContent:
     """One destination file: whose slices, of which parameters (None: of all that the rank gets)."""
 
     rank: int

@@ -26,18 +26,18 @@ from rankxform.layout.layout import Layout
 from rankxform.layout.strategy import Strategy
 
 from .catalog import Catalog, Parameter
-from .losses import losses_error
-from .parts import Part
+from .losses import missing_slices_error
+from .parts import FileContent
 from .replicas import replicas_to_read
 from .selection import Selection, destination_layout
-from .sharding import IdentityDict, Targets
+from .sharding import IdentityDict, IdsByCell
 from .stages import source_stages
-from .transfers import Copy, RankPlan, Receivers, Slice, SliceRange, Transfer
+from .transfers import FilePlan, PlannedSlice, Receivers, SliceRange, SourceRegion, Transfer
 
 Readers = Mapping[Cell, int]
 """For every cell of a source grid that is needed, the id of the file to read it from."""
 
-Pairs = tuple[tuple[int, int], ...]
+ProcessRankPairs = tuple[tuple[int, int], ...]
 """(process, destination rank)."""
 
 Visible: TypeAlias = "frozenset[int] | None"
@@ -57,7 +57,7 @@ class Planner:
         catalog: Catalog,
         dst: Strategy,
         selection: Selection,
-        parts: Mapping[int, Part] = MappingProxyType({}),
+        parts: Mapping[int, FileContent] = MappingProxyType({}),
         per_rank_tensors: frozenset[str] = frozenset(),
     ) -> None:
         """`parts` are the destination's files by id; a file that is none of them is a rank's.
@@ -69,20 +69,20 @@ class Planner:
         self.per_rank_tensors = per_rank_tensors
         replicas_by_name = replicas_to_read(catalog.declared.values())
         self._replicas = {p.src_name: replicas_by_name.get(p.name, 0) for p in catalog.parameters}
-        self._parts: dict[int, Part] = {}
+        self._parts: dict[int, FileContent] = {}
         self._stages: dict[int, dict[str, Layout]] = {}
         self._src_stages: dict[int, list[int]] = {}
         self._files: dict[tuple[int, frozenset[str] | None], dict[str, Layout]] = {}
         self._slices: dict[object, list[tuple[Parameter, Shape]]] = {}
-        self._targets: dict[object, Targets] = {}
+        self._targets: dict[object, IdsByCell] = {}
         self._readers: dict[object, Readers] = {}
-        self._held: dict[object, Targets] = {}
+        self._held: dict[object, IdsByCell] = {}
         self._numbers: dict[object, int] = {}
         self._file_of: dict[object, dict[int, int]] = {}
 
     # -- what destination files hold ------------------------------------------------------------
 
-    def with_parts(self, parts: Mapping[int, Part]) -> Planner:
+    def with_parts(self, parts: Mapping[int, FileContent]) -> Planner:
         """Return the planner of the same conversion for other files."""
         return Planner(self.catalog, self.dst, self.selection, parts, self.per_rank_tensors)
 
@@ -90,11 +90,11 @@ class Planner:
         """Return the planner of the same conversion where these source tensors are ranks' own."""
         return Planner(self.catalog, self.dst, self.selection, self.parts, per_rank_tensors)
 
-    def part(self, file: int) -> Part:
+    def part(self, file: int) -> FileContent:
         """Return whose slices a file holds, and of which parameters."""
         part = self._parts.get(file)
         if part is None:
-            part = self._parts[file] = self.parts.get(file) or Part(file)
+            part = self._parts[file] = self.parts.get(file) or FileContent(file)
         return part
 
     def names(self, file: int) -> Mapping[str, Layout]:
@@ -190,20 +190,20 @@ class Planner:
 
     # -- which copies make them up --------------------------------------------------------------
 
-    def plan(self, file: int) -> RankPlan:
+    def plan(self, file: int) -> FilePlan:
         """Write out the plan of one destination file."""
         slices = []
         for transfer in self.transfers([self.whole_file(file)]):
             (cell,) = transfer.targets
             copies = tuple(
-                Copy(
+                SourceRegion(
                     self.catalog.rank_of(transfer.readers[src_cell]),
                     transfer.parameter.grid.destination_box(src_cell, box),
                 )
                 for src_cell, box in transfer.copies(cell)
             )
-            slices.append(Slice(transfer.parameter, transfer.grid.box(cell), copies))
-        return RankPlan(file, tuple(slices))
+            slices.append(PlannedSlice(transfer.parameter, transfer.grid.box(cell), copies))
+        return FilePlan(file, tuple(slices))
 
     def whole_file(self, file: int) -> SliceRange:
         """Return all slices of a file."""
@@ -235,7 +235,9 @@ class Planner:
             for readers, sharing_ranks in self._readers_and_ranks(parameter, layout, ranks, visible)
         ]
 
-    def wanted(self, assignment: Sequence[Sequence[SliceRange]]) -> dict[tuple[str, Layout], Pairs]:
+    def wanted(
+        self, assignment: Sequence[Sequence[SliceRange]]
+    ) -> dict[tuple[str, Layout], ProcessRankPairs]:
         """Return who wants a parameter in one destination layout, if process p writes
         ``assignment[p]``; in file order."""
         pairs_by_content: dict[tuple[int, int, int], list[tuple[int, int]]] = {}
@@ -243,7 +245,7 @@ class Planner:
             for slice_range in slice_ranges:
                 key = id(self.names(slice_range.rank)), slice_range.first, slice_range.stop
                 pairs_by_content.setdefault(key, []).append((process, slice_range.rank))
-        pairs_by_tensor: dict[tuple[str, Layout], Pairs] = {}
+        pairs_by_tensor: dict[tuple[str, Layout], ProcessRankPairs] = {}
         for (_, first, stop), content_pairs in pairs_by_content.items():
             pairs = tuple(content_pairs)
             for entry in list(self.names(pairs[0][1]).items())[first:stop]:
@@ -257,7 +259,7 @@ class Planner:
         order = dict.fromkeys(key for names in stages.values() for key in names.items())
         return {key: pairs_by_tensor[key] for key in order if key in pairs_by_tensor}
 
-    def receivers(self, layout: Layout, pairs: Pairs) -> Receivers:
+    def receivers(self, layout: Layout, pairs: ProcessRankPairs) -> Receivers:
         """Return by destination cell the processes that write it, each with its ranks."""
         receivers_by_cell: dict[Cell, dict[int, tuple[int, ...]]] = {}
         for process, rank in pairs:
@@ -266,8 +268,8 @@ class Planner:
         return IdentityDict(receivers_by_cell)
 
     def groups_by_holders(
-        self, parameter: Parameter, layout: Layout, pairs: Pairs
-    ) -> Iterator[tuple[Targets, Pairs]]:
+        self, parameter: Parameter, layout: Layout, pairs: ProcessRankPairs
+    ) -> Iterator[tuple[IdsByCell, ProcessRankPairs]]:
         """Yield the files that may be read for each source cell, and the `pairs` for which."""
         if not self.is_own(parameter):
             yield parameter.sharding.files, pairs
@@ -281,10 +283,10 @@ class Planner:
             among = set(sharing_ranks)
             yield files_by_cell, tuple(pair for pair in pairs if pair[1] in among)
 
-    def _targets_of(self, layout: Layout, ranks: tuple[int, ...]) -> Targets:
+    def _targets_of(self, layout: Layout, ranks: tuple[int, ...]) -> IdsByCell:
         key = layout, ranks
         if key not in self._targets:
-            ranks_by_cell: Targets = IdentityDict()
+            ranks_by_cell: IdsByCell = IdentityDict()
             for rank in ranks:
                 cell = self.cell(layout, rank)
                 ranks_by_cell[cell] = (*ranks_by_cell.get(cell, ()), rank)
@@ -343,7 +345,7 @@ class Planner:
         """Raise CheckpointError for a slice that no file holds, and all others like it."""
         assert cell not in parameter.sharding.files
         src_parameters = self.selection.sources(self.catalog)
-        raise losses_error(self.catalog, src_parameters, {})
+        raise missing_slices_error(self.catalog, src_parameters, {})
 
     def congruent_file(self, parameter: Parameter, file: int) -> int:
         """Return whose copy of ranks' own values a destination file gets, as MindSpore does.

@@ -91,7 +91,7 @@ READ_METHODS: dict[str, ReadMethod] = {
 """What can be asked for, by name; a new method is one object and one entry."""
 
 
-IN_WORDS = {
+METHOD_TITLES = {
     WHOLE: "each slice in one read",
     RANGES: "wanted ranges",
     SIEVING: "whole rows (sieving)",
@@ -99,7 +99,7 @@ IN_WORDS = {
 }
 
 
-class Read(NamedTuple):
+class ReadCount(NamedTuple):
     """What is read of a slice: how, how many bytes, and in how many reads, at least."""
 
     method: str
@@ -107,20 +107,20 @@ class Read(NamedTuple):
     reads: int
 
 
-def count_reads(method: ReadMethod, need: Box, stored: Box, item: int) -> Read:
+def count_reads(method: ReadMethod, need: Box, stored: Box, item: int) -> ReadCount:
     """Count what `method` reads where `need` is taken out of the slice `stored`, row by row.
 
     Both in the full parameter's elements of `item` bytes.
     """
     nbytes = need.size * item
     if not nbytes:
-        return Read(WHOLE, 0, 0)
+        return ReadCount(WHOLE, 0, 0)
     if _runs(need, stored) == 1:
-        return Read(WHOLE, nbytes, messages_of(nbytes))
+        return ReadCount(WHOLE, nbytes, messages_of(nbytes))
     rows = Box(need.start[:1] + stored.start[1:], need.stop[:1] + stored.stop[1:])
     box = method.box(need, rows, item)
     name, read = (RANGES, nbytes) if box == need else (method.name, box.size * item)
-    return Read(name, read, max(_runs(box, rows), messages_of(read)))
+    return ReadCount(name, read, max(_runs(box, rows), messages_of(read)))
 
 
 def messages_of(nbytes: int) -> int:

@@ -12,7 +12,7 @@ from rankxform.formats.dtype import item_size
 from rankxform.geometry.box import Box, bounding_boxes
 from rankxform.geometry.tiling import Cell, SourceTiling, Tiling, overlaps
 
-from .read_method import Read, ReadMethod, count_reads
+from .read_method import ReadCount, ReadMethod, count_reads
 from .transfers import Transfer
 
 
@@ -21,16 +21,16 @@ class ReadCounter:
 
     def __init__(self, method: ReadMethod) -> None:
         self._method = method
-        self._cells: dict[object, tuple[Read, ...]] = {}
-        self._parts: dict[object, Read] = {}
+        self._cells: dict[object, tuple[ReadCount, ...]] = {}
+        self._parts: dict[object, ReadCount] = {}
 
-    def of_box(self, src: SourceTiling, cell: Cell, box: Box, item: int) -> Read:
+    def of_box(self, src: SourceTiling, cell: Cell, box: Box, item: int) -> ReadCount:
         """Count what is read of a source cell for a region of it. `item`: bytes of an element."""
         return count_reads(self._method, src.box_in_source(cell, box), src.source_box(cell), item)
 
     def of_part(
         self, src: SourceTiling, src_cell: Cell, dst: Tiling, cells: Sequence[Cell], item: int
-    ) -> Read:
+    ) -> ReadCount:
         """Count what is read of a source cell, in one read, for all of some destination cells."""
         key = src, src_cell, dst, tuple(cells), item
         if key not in self._parts:
@@ -41,7 +41,7 @@ class ReadCounter:
 
     def of_cells(
         self, src: SourceTiling, dst: Tiling, cells: Sequence[Cell], item: int
-    ) -> tuple[Read, ...]:
+    ) -> tuple[ReadCount, ...]:
         """Count what a process reads that makes some destination cells.
 
         It reads each source cell once, for all of them.
@@ -54,7 +54,7 @@ class ReadCounter:
 
     def of_transfers(
         self, transfers: Iterable[Transfer]
-    ) -> Iterator[tuple[Transfer, tuple[Read, ...]]]:
+    ) -> Iterator[tuple[Transfer, tuple[ReadCount, ...]]]:
         """Yield with each transfer what its process reads for it."""
         for transfer in transfers:
             parameter = transfer.parameter

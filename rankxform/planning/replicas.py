@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from rankxform.formats.dtype import content_bytes
 
 from .catalog import Parameter
-from .sharding import Placement, Sharding
+from .sharding import Holders, Sharding
 
 
 def replicas_to_read(parameters: Iterable[Parameter]) -> dict[str, int]:
@@ -19,7 +19,7 @@ def replicas_to_read(parameters: Iterable[Parameter]) -> dict[str, int]:
     """
     # Runs need no search and are even. (Changing files with every parameter read twice as much from
     # a cold disk.)
-    kinds: dict[Placement, list[Parameter]] = {}
+    kinds: dict[Holders, list[Parameter]] = {}
     for p in parameters:
         assert isinstance(p.sharding, Sharding), "a tensor of the catalog lies in the files"
         kinds.setdefault(p.sharding.placement, []).append(p)

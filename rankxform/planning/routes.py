@@ -11,10 +11,10 @@ from rankxform.values import dataclass
 
 from .transfers import Exchange
 
-Piece = tuple[Cell, Cell]
+CellPair = tuple[Cell, Cell]
 """(source cell, destination cell): the region that both hold."""
 
-Peers = dict[int, list[Piece]]
+Peers = dict[int, list[CellPair]]
 """By process the pieces that go to it, or come from it, in order."""
 
 
@@ -26,25 +26,25 @@ class Routes:
     forwarded: sent by the process of the same node that received them from another node.
     """
 
-    read_here: list[Piece] = field(default_factory=list)
+    read_here: list[CellPair] = field(default_factory=list)
     sends: Peers = field(default_factory=dict)
     recvs: Peers = field(default_factory=dict)
     forwards: Peers = field(default_factory=dict)
     forwarded: Peers = field(default_factory=dict)
 
     @property
-    def read(self) -> list[Piece]:
+    def read(self) -> list[CellPair]:
         """What is read here, in part for others."""
         return [*self.read_here, *(piece for pieces in self.sends.values() for piece in pieces)]
 
     @property
-    def in_messages(self) -> list[Piece]:
+    def in_messages(self) -> list[CellPair]:
         """What messages from and to here hold, once for each message."""
         all_peers = (self.sends, self.recvs, self.forwards, self.forwarded)
         return [piece for peers in all_peers for pieces in peers.values() for piece in pieces]
 
     @cached_property
-    def every(self) -> list[Piece]:
+    def every(self) -> list[CellPair]:
         """All that passes through this process."""
         return [*dict.fromkeys([*self.read_here, *self.in_messages])]
 
@@ -52,7 +52,7 @@ class Routes:
 def routes_of(exchange: Exchange) -> dict[int, Routes]:
     """Sort all pieces of an exchange by process."""
     routes_by_process: dict[int, Routes] = {}
-    for piece, sender, receiver, first in hops_of(exchange):
+    for piece, sender, receiver, first in message_hops(exchange):
         if sender == receiver:
             routes_by_process.setdefault(sender, Routes()).read_here.append(piece)
         elif first == receiver:
@@ -66,7 +66,7 @@ def routes_of(exchange: Exchange) -> dict[int, Routes]:
     return routes_by_process
 
 
-def hops_of(exchange: Exchange) -> Iterator[tuple[Piece, int, int, int]]:
+def message_hops(exchange: Exchange) -> Iterator[tuple[CellPair, int, int, int]]:
     """Yield (piece, process that reads it, process that wants it, process that gets it from the
     reader).
 

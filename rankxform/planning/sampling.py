@@ -23,8 +23,8 @@ from rankxform.layout.names import format_ranges, pattern_of, summarize_names
 from rankxform.values import dataclass
 
 from .catalog import Catalog, Parameter
-from .consistency import Evidence, Sample, Samples, is_small
-from .table import effective_layout
+from .consistency import ContentDigest, DigestsByFile, Evidence, is_small
+from .table import layout_with_uneven_rows
 
 _ALLOW_EQUAL = "say --allow-equal-slices if the slices really are equal"
 _READS = 4096
@@ -43,7 +43,7 @@ _CELLS, _HOLDERS = 2, 2
 _SHOWN = 3
 
 
-class Looked(NamedTuple):
+class SampledTensor(NamedTuple):
     """A tensor that is looked at: in which files, by the box that they hold.
 
     kind: tensors of one kind lie in the same files in the same way. weighty: each holder has the
@@ -59,7 +59,9 @@ class Looked(NamedTuple):
     def name(self) -> str:
         return self.parameter.name
 
-    def samples(self, digests_by_file: Samples) -> Iterator[tuple[Cell, list[tuple[int, Sample]]]]:
+    def samples(
+        self, digests_by_file: DigestsByFile
+    ) -> Iterator[tuple[Cell, list[tuple[int, ContentDigest]]]]:
         """Yield what was seen of each box, by file."""
         for cell, files in self.files.items():
             file_samples = (
@@ -70,9 +72,9 @@ class Looked(NamedTuple):
             yield cell, [(file, sample) for file, sample in file_samples if sample is not None]
 
 
-def to_look_at(
+def choose_samples(
     parameters: Sequence[Parameter], catalog: Catalog, files: Iterable[int]
-) -> tuple[Looked, ...]:
+) -> tuple[SampledTensor, ...]:
     """Return which tensors are looked at, and in which of `files`.
 
     Of every kind of sharding some, spread over the model. With many ranks only the first kinds are
@@ -105,7 +107,7 @@ def to_look_at(
         if len(sampled_files) > 1:
             sample_counts.update(sampled_files)
             sampled_tensors.append(
-                Looked(parameter, files_by_cell, number, parameter.name not in owned)
+                SampledTensor(parameter, files_by_cell, number, parameter.name not in owned)
             )
     sampled_tensors += _tied(parameters, catalog, all_files, len(kinds), owned)
     return tuple(sampled_tensors)
@@ -117,7 +119,7 @@ def _tied(
     all_files: Collection[int],
     kind: int,
     owned: Collection[str],
-) -> Iterator[Looked]:
+) -> Iterator[SampledTensor]:
     """Yield tensors that files of several pipeline stages hold, such as a tied embedding.
 
     One stage's are read for all, so that the others' must be the same, where they lie alike.
@@ -149,7 +151,7 @@ def _tied(
         for stage in holding_stages:
             listed = stage in strategy.stages_of[parameter.name]
             try:
-                layout = effective_layout(
+                layout = layout_with_uneven_rows(
                     strategy,
                     parameter.name,
                     stage if listed else declared_stage,
@@ -170,7 +172,7 @@ def _tied(
                     if has_same_shape and file in all_files:
                         files_by_cell.setdefault(cell, []).append(file)
         cells = {cell: tuple(sorted(cell_files)) for cell, cell_files in files_by_cell.items()}
-        yield Looked(parameter, cells, kind, weighty=parameter.name not in owned)
+        yield SampledTensor(parameter, cells, kind, weighty=parameter.name not in owned)
 
 
 def _kinds(parameters: Sequence[Parameter], catalog: Catalog) -> list[list[Parameter]]:
@@ -252,7 +254,7 @@ def _most_of(files: int) -> int:
     return min(_MOST_OF_FILE, max(_OF_FILE, _READS // max(1, files)))
 
 
-def entries_of(tensors: Iterable[Looked]) -> dict[int, list[str]]:
+def entries_to_read(tensors: Iterable[SampledTensor]) -> dict[int, list[str]]:
     """Return what is read: by file the entries that are looked at."""
     entries_by_file: dict[int, dict[str, None]] = {}
     for tensor in tensors:
@@ -319,24 +321,24 @@ def may_repeat(name: str, axes: int, *, is_weight: bool = True) -> bool:
 # -- what samples say -----------------------------------------------------------------------------
 
 
-class Contradiction(NamedTuple):
+class ReplicaContradiction(NamedTuple):
     """Two files that should hold the same of a tensor, and do not."""
 
-    tensor: Looked
+    tensor: SampledTensor
     cell: Cell
     files: tuple[int, int]
 
 
 @dataclass(frozen=True)
-class Agreement:
+class ReplicaAgreement:
     """What samples of replicas say.
 
     compared: how many tensors were; differing: of these, one contradiction each. doubted: files of
     which every sample differs from other holders', and there are several.
     """
 
-    compared: list[Looked] = field(default_factory=list)
-    differing: list[Contradiction] = field(default_factory=list)
+    compared: list[SampledTensor] = field(default_factory=list)
+    differing: list[ReplicaContradiction] = field(default_factory=list)
     doubted: tuple[int, ...] = ()
 
     @property
@@ -349,12 +351,14 @@ class Agreement:
         return any(count == kinds[kind] > 1 for kind, count in wrong.items())
 
 
-def replicas_agree(tensors: Iterable[Looked], digests_by_file: Samples) -> Agreement:
+def replicas_agree(
+    tensors: Iterable[SampledTensor], digests_by_file: DigestsByFile
+) -> ReplicaAgreement:
     """Compare what files hold of the same boxes."""
-    compared, differing = list[Looked](), list[Contradiction]()
+    compared, differing = list[SampledTensor](), list[ReplicaContradiction]()
     comparison_counts, wrong = Counter[int](), Counter[int]()
     for tensor in tensors:
-        first: Contradiction | None = None
+        first: ReplicaContradiction | None = None
         telling = False
         for cell, file_samples in tensor.samples(digests_by_file):
             digests = Counter(sample.digest for _, sample in file_samples)
@@ -372,7 +376,7 @@ def replicas_agree(tensors: Iterable[Looked], digests_by_file: Samples) -> Agree
             if first is None:
                 majority_file = next(f for f, s in file_samples if s.digest == digest)
                 minority_file = next(f for f, s in file_samples if s.digest != digest)
-                first = Contradiction(
+                first = ReplicaContradiction(
                     tensor,
                     cell,
                     (min(majority_file, minority_file), max(majority_file, minority_file)),
@@ -384,19 +388,19 @@ def replicas_agree(tensors: Iterable[Looked], digests_by_file: Samples) -> Agree
     doubted = tuple(
         sorted(file for file, count in wrong.items() if count == comparison_counts[file] > 1)
     )
-    return Agreement(compared, differing, doubted)
+    return ReplicaAgreement(compared, differing, doubted)
 
 
-def same_where_different(
-    tensors: Iterable[Looked], digests_by_file: Samples
-) -> tuple[list[Looked], list[Looked], list[tuple[int, int]], list[str]]:
+def compare_different_slices(
+    tensors: Iterable[SampledTensor], digests_by_file: DigestsByFile
+) -> tuple[list[SampledTensor], list[SampledTensor], list[tuple[int, int]], list[str]]:
     """Compare what files hold of different boxes.
 
     Returns the tensors of which all boxes hold the same; those of which each box holds the same as
     some other; pairs of files that hold the same of everything else of which they should hold
     different boxes; and the tensors that were compared.
     """
-    equal, copied, compared = list[Looked](), list[Looked](), list[str]()
+    equal, copied, compared = list[SampledTensor](), list[SampledTensor](), list[str]()
     counts_by_pair = Counter[tuple[int, int]]()
     boxes: list[dict[int, tuple[Cell, bytes]]] = []
     for tensor in tensors:
@@ -449,7 +453,7 @@ def _is_derived(catalog: Catalog) -> bool:
 
 
 def check_boxes_differ(
-    catalog: Catalog, tensors: Sequence[Looked], digests_by_file: Samples
+    catalog: Catalog, tensors: Sequence[SampledTensor], digests_by_file: DigestsByFile
 ) -> Evidence:
     """Refuse files that hold the same bytes of whatever they should hold different boxes of.
 
@@ -457,7 +461,7 @@ def check_boxes_differ(
     of one, and heads of keys and values, are a notice; the latter not where rankxform derived the
     strategy, which may have taken replicas for slices. Raises CheckpointError.
     """
-    equal, copied, pairs, compared = same_where_different(tensors, digests_by_file)
+    equal, copied, pairs, compared = compare_different_slices(tensors, digests_by_file)
     if compared and len(equal) == len(compared):
         raise _all_equal(catalog, equal)
     if pairs:
@@ -490,7 +494,7 @@ def check_boxes_differ(
     return Evidence(notices=notices, samples=len(compared), sampled=frozenset(compared))
 
 
-def _all_equal(catalog: Catalog, equal: Sequence[Looked]) -> CheckpointError:
+def _all_equal(catalog: Catalog, equal: Sequence[SampledTensor]) -> CheckpointError:
     parameter = min((tensor.parameter for tensor in equal), key=lambda candidate: candidate.name)
     box = first_box(parameter)
     counts = " x ".join(str(n // s if s else 1) for n, s in zip(parameter.shape, box.shape))
@@ -512,7 +516,10 @@ def first_box(parameter: Parameter) -> Box:
 
 
 def check_replicas_agree(
-    catalog: Catalog, tensors: Sequence[Looked], accepted: Sequence[str], digests_by_file: Samples
+    catalog: Catalog,
+    tensors: Sequence[SampledTensor],
+    accepted: Sequence[str],
+    digests_by_file: DigestsByFile,
 ) -> Evidence:
     """Refuse a checkpoint most of whose replicas differ, or all of one file or kind.
 
@@ -525,7 +532,7 @@ def check_replicas_agree(
     )
     compared = [tensor.name for tensor in (*agreement.compared, *per_rank_agreement.compared)]
     if not agreement.compared and _all_differ(per_rank_agreement):
-        agreement, per_rank_agreement = per_rank_agreement, Agreement()
+        agreement, per_rank_agreement = per_rank_agreement, ReplicaAgreement()
     refused = [c for c in agreement.differing if c.tensor.name not in accepted]
     if (agreement.is_refuted or _is_derived(catalog)) and refused:
         raise CheckpointError(
@@ -539,12 +546,12 @@ def check_replicas_agree(
     return Evidence(warnings=warnings, samples=len(compared), sampled=frozenset(compared))
 
 
-def _all_differ(agreement: Agreement) -> bool:
+def _all_differ(agreement: ReplicaAgreement) -> bool:
     patterns = {pattern_of(contradiction.tensor.name) for contradiction in agreement.differing}
     return len(agreement.differing) == len(agreement.compared) and len(patterns) > 1
 
 
-def _in_words(catalog: Catalog, agreement: Agreement) -> str:
+def _in_words(catalog: Catalog, agreement: ReplicaAgreement) -> str:
     shown = agreement.differing[:_SHOWN]
     texts = [
         f"{_who(catalog, contradiction.files)} hold replicas of {contradiction.tensor.name!r} by "
@@ -566,7 +573,7 @@ def _who(catalog: Catalog, files: Sequence[int]) -> str:
     return "ranks " + " and ".join(str(catalog.rank_of(file)) for file in files)
 
 
-def _observed(catalog: Catalog, agreement: Agreement, digests_by_file: Samples) -> str:
+def _observed(catalog: Catalog, agreement: ReplicaAgreement, digests_by_file: DigestsByFile) -> str:
     """Say which ranks do hold the same of the first tensor that contradicts."""
     if len(agreement.doubted) == 1:
         return (

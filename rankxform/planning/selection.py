@@ -14,13 +14,13 @@ from rankxform.formats.dtype import BYTES, content_bytes
 from rankxform.layout.layout import Layout, whole_layout
 from rankxform.layout.names import patterns, summarize_names
 from rankxform.layout.strategy import Strategy, WholeStrategy
-from rankxform.ops.base import Derivation, Tensor
+from rankxform.ops.base import OperationChain, Tensor
 from rankxform.values import dataclass
 
 from .catalog import Catalog, Parameter
-from .derived import TensorMaker, by_source, tensors_of
-from .losses import losses_error
-from .table import effective_layout, with_states
+from .derived import ParameterFactory, apply_operations, by_source
+from .losses import missing_slices_error
+from .table import add_followers, layout_with_uneven_rows
 
 _STATE = "optimizer state that the destination strategy does not list"
 _UNMATCHED = "only one of the two strategies lists it"
@@ -28,7 +28,7 @@ ERROR, DROP, REPLICATE = UNMATCHED = ("error", "drop", "replicate")
 
 
 @dataclass(frozen=True)
-class LeftOut:
+class OmittedParameters:
     """Parameters that are not written, and why."""
 
     reason: str
@@ -58,7 +58,7 @@ class Selection:
 
     sharded: Mapping[str, Parameter]
     replicated: Mapping[str, Parameter]
-    left_out: tuple[LeftOut, ...]
+    left_out: tuple[OmittedParameters, ...]
     absent: tuple[str, ...]
     made_of: Mapping[str, tuple[str, ...]]
     composed: bool = False
@@ -84,10 +84,10 @@ def sources_of(parameters: Iterable[Parameter], catalog: Catalog) -> list[Parame
     return [stored[name] for name in dict.fromkeys(names)]
 
 
-def select(
+def select_parameters(
     catalog: Catalog,
     dst: Strategy,
-    derivation: Derivation | None = None,
+    derivation: OperationChain | None = None,
     unmatched: str = ERROR,
     ranks: Iterable[int] = (),
     tensors: Sequence[Tensor] | None = None,
@@ -99,15 +99,15 @@ def select(
     `derivation` tells what becomes of each; `tensors` is that, if it is known already. `unmatched`
     says what happens to one that only one strategy lists: "error"; "drop"; or "replicate", which
     takes the side that does not list it to hold it whole on every rank. `non_followers`: see
-    `with_followers`. Raises RequestError for unmatched names, UsageError where nothing is left to
-    convert.
+    `add_destination_followers`. Raises RequestError for unmatched names, UsageError where nothing
+    is left to convert.
     """
-    derivation = derivation or Derivation()
+    derivation = derivation or OperationChain()
     sharded: dict[str, Parameter] = {}
     replicated: dict[str, Parameter] = {}
     reasons: dict[str, list[Parameter]] = {}
-    make = TensorMaker(catalog)
-    all_tensors = tensors_of(catalog, derivation) if tensors is None else tensors
+    make = ParameterFactory(catalog)
+    all_tensors = apply_operations(catalog, derivation) if tensors is None else tensors
     for tensor in all_tensors:
         parameter = make.parameter(tensor)
         if tensor.dropped:
@@ -184,8 +184,8 @@ def _is_in_no_strategy(parameter: Parameter) -> bool:
     return parameter.dtype == BYTES or is_counter
 
 
-def with_followers(
-    catalog: Catalog, dst: Strategy, derivation: Derivation
+def add_destination_followers(
+    catalog: Catalog, dst: Strategy, derivation: OperationChain
 ) -> tuple[Strategy, frozenset[str]]:
     """Return a destination's strategy with the states that follow parameters.
 
@@ -201,7 +201,7 @@ def with_followers(
         for name, base in follows.items()
         if name not in non_followers
     }
-    return (with_states(dst, bases_by_state) if bases_by_state else dst), non_followers
+    return (add_followers(dst, bases_by_state) if bases_by_state else dst), non_followers
 
 
 def _check(
@@ -210,13 +210,13 @@ def _check(
     dst: Strategy,
     refused: list[Parameter],
     ranks_by_name: Mapping[str, tuple[int, ...]],
-    derivation: Derivation,
+    derivation: OperationChain,
 ) -> None:
     """Refuse a selection that cannot be meant: of unmatched names, with losses, or of nothing."""
     if refused and not selection.sharded:
         raise _foreign_error(refused, catalog, dst)
     if ranks_by_name:
-        raise losses_error(catalog, selection.sources(catalog), ranks_by_name)
+        raise missing_slices_error(catalog, selection.sources(catalog), ranks_by_name)
     if refused:
         raise _unmatched_error(refused, catalog, dst, derivation)
     if not catalog.parameters:
@@ -244,11 +244,11 @@ def destination_layout(selection: Selection, dst: Strategy, name: str, stage: in
     parameter = selection.sharded[name]
     if name not in dst or stage not in dst.stages_of.get(name, (0,)):
         return None
-    return effective_layout(dst, name, stage, len(parameter.shape))
+    return layout_with_uneven_rows(dst, name, stage, len(parameter.shape))
 
 
 def _lost(
-    catalog: Catalog, dst: Strategy, ranks: Iterable[int], derivation: Derivation
+    catalog: Catalog, dst: Strategy, ranks: Iterable[int], derivation: OperationChain
 ) -> dict[str, tuple[int, ...]]:
     """Return the names that `ranks` (none: all) should get and that no file holds."""
     dst_stages = {dst.stage_of(rank) for rank in ranks} or set(range(len(dst.stages)))
@@ -261,11 +261,11 @@ def _lost(
     }
 
 
-def _left_out(reason: str, parameters: list[Parameter]) -> LeftOut:
+def _left_out(reason: str, parameters: list[Parameter]) -> OmittedParameters:
     nbytes = sum(content_bytes(p.src_dtype, p.shape) for p in parameters)
     states = {p.name: p.state for p in parameters if p.state is not None}
     families = {name: state.family for name, state in states.items() if state.parameter != name}
-    return LeftOut(reason, tuple(p.name for p in parameters), nbytes, families)
+    return OmittedParameters(reason, tuple(p.name for p in parameters), nbytes, families)
 
 
 def _foreign_error(refused: Sequence[Parameter], catalog: Catalog, dst: Strategy) -> RequestError:
@@ -288,7 +288,7 @@ def _foreign_error(refused: Sequence[Parameter], catalog: Catalog, dst: Strategy
 
 
 def _unmatched_error(
-    alone: list[Parameter], catalog: Catalog, dst: Strategy, derivation: Derivation
+    alone: list[Parameter], catalog: Catalog, dst: Strategy, derivation: OperationChain
 ) -> RequestError:
     parts = []
     for label, names in (

@@ -32,12 +32,12 @@ class IdentityDict(dict[K, V]):
     __ne__ = object.__ne__
 
 
-Targets = IdentityDict[Cell, "tuple[int, ...]"]
+IdsByCell = IdentityDict[Cell, "tuple[int, ...]"]
 """By cell of a tiling the files that hold it, or the global ranks that get it; ascending."""
 
 
 @dataclass(frozen=True, eq=False)
-class Placement:
+class Holders:
     """Which files hold each cell, whatever the tensor's shape.
 
     files: by cell, ids of files, ascending. suffixes: by (cell, file) what stands behind the
@@ -46,7 +46,7 @@ class Placement:
     its own, as of a counter; otherwise they agree.
     """
 
-    files: Targets
+    files: IdsByCell
     suffixes: Mapping[tuple[Cell, int], str] = field(default_factory=dict)
     lacking: Mapping[Cell, tuple[int, ...]] = field(default_factory=dict)
     is_per_rank: bool = False
@@ -86,11 +86,11 @@ class Sharding:
     """
 
     grid: Grid | BoxTiling
-    placement: Placement
+    placement: Holders
     declared: bool = True
 
     @property
-    def files(self) -> Targets:
+    def files(self) -> IdsByCell:
         """For each cell the files that hold it, ascending."""
         return self.placement.files
 
@@ -103,7 +103,7 @@ class Sharding:
         return self.placement.period
 
 
-class Composed:
+class ComposedSharding:
     """How tensors lie in the source files that are made of others in one way; one object for all.
 
     grid: its cells are (number of the piece, cell of the source's tiling). parts: by number of the
@@ -117,7 +117,7 @@ class Composed:
         self.declared = any(part.declared for part in parts) and bool(grid.assembly.pieces)
 
     @cached_property
-    def files(self) -> Targets:
+    def files(self) -> IdsByCell:
         """For each cell the files that hold it, ascending."""
         return IdentityDict(
             {

@@ -18,14 +18,14 @@ from rankxform.values import dataclass
 from .assign import Assignment
 from .catalog import Parameter
 from .cost_model import Costs
-from .exchange import Exchanged
-from .movement import Movement, movements
-from .operands import OperandMoves
+from .exchange import ExchangeCoverage
+from .movement import TransferGroup, transfer_groups
+from .operands import OperandPlan
 from .plan import Planner
 from .reach import Reach
-from .read_method import IN_WORDS, RANGES, SIEVING, TWO_PHASE, WHOLE, ReadMethod
+from .read_method import METHOD_TITLES, RANGES, SIEVING, TWO_PHASE, WHOLE, ReadMethod
 from .reads import ReadCounter
-from .routes import Piece, hops_of
+from .routes import CellPair, message_hops
 from .transfers import Exchange
 
 Key = TypeVar("Key")
@@ -72,7 +72,7 @@ class MethodUse:
 
     @property
     def in_words(self) -> str:
-        return IN_WORDS.get(self.method, self.method)
+        return METHOD_TITLES.get(self.method, self.method)
 
     @property
     def which(self) -> str:
@@ -119,14 +119,14 @@ class Simulation:
         return self.costs.overlapped(max(self.seconds), max(self.network))
 
 
-def simulate(
+def simulate_work(
     planner: Planner,
     assignment: Assignment,
     reach: Reach,
     exchanges: Sequence[Exchange],
     costs: Costs,
     method: ReadMethod,
-    first: OperandMoves | None = None,
+    first: OperandPlan | None = None,
 ) -> Simulation:
     """Work out what every process does for ``assignment``, by process.
 
@@ -139,12 +139,12 @@ def simulate(
     }
     crossing: dict[tuple[int, int], int] = {}
     counter = ReadCounter(method)
-    moved = OperandMoves(planner, assignment, exchanges)
+    moved = OperandPlan(planner, assignment, exchanges)
     for moves in (moved,) if first is None else (first, moved):
         _add_exchanges(moves.exchanges, workloads, crossing, bytes_by_method[TWO_PHASE], counter)
-        exchanged = Exchanged(moves.exchanges)
+        exchanged = ExchangeCoverage(moves.exchanges)
         local: list[tuple[int, str, str, int]] = []
-        for movement in movements(moves.planner, moves.assignment):
+        for movement in transfer_groups(moves.planner, moves.assignment):
             if moves is moved:
                 _add_written(movement, workloads)
             for names, cells_by_process in _local(movement, exchanged):
@@ -176,7 +176,7 @@ Cells = dict[int, list[Cell]]
 
 
 def _local(
-    movement: Movement, exchanged: Exchanged
+    movement: TransferGroup, exchanged: ExchangeCoverage
 ) -> Iterator[tuple[list[tuple[int, str]], Cells]]:
     """Yield (place and name of tensors, what each process makes of each by itself)."""
     groups_by_receivers: dict[tuple[int, ...], tuple[list[tuple[int, str]], Parameter]] = {}
@@ -194,7 +194,7 @@ def _local(
         yield names, cells_by_process
 
 
-def _add_written(movement: Movement, workloads: Sequence[Workload]) -> None:
+def _add_written(movement: TransferGroup, workloads: Sequence[Workload]) -> None:
     number, item = len(movement.parameters), item_size(movement.first.dtype)
     for cell, ranks_by_process in movement.receivers.items():
         nbytes = movement.grid.box(cell).size * item * number
@@ -204,7 +204,7 @@ def _add_written(movement: Movement, workloads: Sequence[Workload]) -> None:
 
 
 def _add_local(
-    movement: Movement,
+    movement: TransferGroup,
     cells_by_process: Cells,
     number: int,
     workloads: Sequence[Workload],
@@ -230,7 +230,7 @@ def _add_exchanges(
 ) -> None:
     """Add to `workloads`, to the bytes between nodes, and to those read by name, what exchanges
     come to."""
-    sizes: dict[object, dict[Piece, int]] = {}
+    sizes: dict[object, dict[CellPair, int]] = {}
     for exchange in exchanges:
         parameter = exchange.parameter
         key = parameter.grid, exchange.grid, item_size(parameter.src_dtype)
@@ -241,7 +241,7 @@ def _add_exchanges(
 
 def _add_exchange(
     exchange: Exchange,
-    sizes: dict[Piece, int],
+    sizes: dict[CellPair, int],
     workloads: Sequence[Workload],
     crossing: dict[tuple[int, int], int],
     counter: ReadCounter,
@@ -252,7 +252,7 @@ def _add_exchange(
     read: dict[tuple[int, Cell], dict[Cell, None]] = {}
     sent: dict[tuple[int, int], int] = {}
     passed_on: dict[tuple[int, int], int] = {}
-    for piece, sender, receiver, first in hops_of(exchange):
+    for piece, sender, receiver, first in message_hops(exchange):
         if piece not in sizes:
             copies = overlaps(grid, exchange.grid, piece[1])
             sizes.update(((src_cell, piece[1]), box.size * item) for src_cell, box in copies)

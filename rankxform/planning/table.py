@@ -11,7 +11,17 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from rankxform.errors import CheckpointError, RequestError
-from rankxform.facts import BYTES, HEADER, LAYERS, OUTPUTS, SHAPE, STRATEGY, TENSORS, TYPE, Fact
+from rankxform.facts import (
+    ALL_TENSORS,
+    BIAS_LENGTH,
+    HEADER,
+    LAYER_SHAPE,
+    SHAPE,
+    STRATEGY,
+    TOTAL_BYTES,
+    TYPE,
+    Statement,
+)
 from rankxform.formats.base import Schema
 from rankxform.formats.dtype import content_bytes
 from rankxform.geometry.box import Shape
@@ -20,11 +30,11 @@ from rankxform.layout.layout import Layout, whole_layout
 from rankxform.layout.names import pattern_of, summarize_names
 from rankxform.layout.states import NEVER_SAVED, States, find_states
 from rankxform.layout.strategy import PatternStrategy, Strategy, WholeStrategy
-from rankxform.values import without_collection
+from rankxform.values import no_garbage_collection
 
 from .catalog import Catalog, FileGroup, Parameter
-from .description import Description, StatedBox
-from .sharding import IdentityDict, Placement, Sharding
+from .description import DeclaredBox, Description
+from .sharding import Holders, IdentityDict, Sharding
 
 _MOST_LAYERS = 0.7
 """Share of the layers that are of one shape where others are doubted."""
@@ -47,29 +57,31 @@ def catalog_of(
     shapes differ between ranks that should agree, or where boxes do not tile their tensor.
     """
     if description.boxes:
-        with without_collection():
+        with no_garbage_collection():
             return _of_boxes(description, schemas, paths, searched)
     strategy = description.strategy
     if strategy is None:  # an id stands for a rank that holds what it holds whole
         strategy = WholeStrategy(stage_size=max(schemas, default=0) + 1)
-    return _Ranks(description, strategy, schemas, paths, searched).catalog(frozenset(needed_files))
+    return _RankCatalogBuilder(description, strategy, schemas, paths, searched).catalog(
+        frozenset(needed_files)
+    )
 
 
-def facts_of(catalog: Catalog) -> Iterator[Fact]:
+def catalog_statements(catalog: Catalog) -> Iterator[Statement]:
     """Yield the full shapes that a strategy states, and shapes and types by headers."""
     strategy = catalog.strategy
-    if any(fact.kind == BYTES for fact in catalog.description.facts):
+    if any(fact.kind == TOTAL_BYTES for fact in catalog.description.facts):
         listed = {name for names in catalog.description.listed.values() for name in names}
         listed_parameters = (p for p in catalog.parameters if p.name in listed)
         total = sum(content_bytes(p.dtype, p.shape) for p in listed_parameters)
-        yield Fact(BYTES, TENSORS, total, HEADER, "the files' headers")
+        yield Statement(TOTAL_BYTES, ALL_TENSORS, total, HEADER, "the files' headers")
     for name, shape in strategy.shapes.items() if strategy is not None else ():
         parameter = catalog.declared.get(name)
         if parameter is not None and parameter.holders:
             slices = f"its slices, as in {catalog.paths[parameter.holders[0]]}"
-            yield Fact(SHAPE, name, shape, STRATEGY, catalog.label)
-            yield Fact(SHAPE, name, parameter.shape, HEADER, slices)
-            yield Fact(TYPE, name, parameter.dtype, HEADER, slices)
+            yield Statement(SHAPE, name, shape, STRATEGY, catalog.label)
+            yield Statement(SHAPE, name, parameter.shape, HEADER, slices)
+            yield Statement(TYPE, name, parameter.dtype, HEADER, slices)
     if not catalog.is_whole and strategy is not None:
         yield from _alike(catalog)
     for name, parameter in catalog.declared.items() if not catalog.is_whole else ():
@@ -80,11 +92,13 @@ def facts_of(catalog: Catalog) -> Iterator[Fact]:
             continue  # of an optimizer that keeps sums of rows and columns
         if base.shape != parameter.shape and base.holders and parameter.holders:
             slices = f"its slices and {catalog.label}"
-            yield Fact(SHAPE, base.name, base.shape, HEADER, slices)
-            yield Fact(SHAPE, base.name, parameter.shape, HEADER, f"those of its state {name!r}")
+            yield Statement(SHAPE, base.name, base.shape, HEADER, slices)
+            yield Statement(
+                SHAPE, base.name, parameter.shape, HEADER, f"those of its state {name!r}"
+            )
 
 
-def _alike(catalog: Catalog) -> Iterator[Fact]:
+def _alike(catalog: Catalog) -> Iterator[Statement]:
     """Yield full shapes that a network's parts share: those of one kind, and a bias and its weight.
 
     Layers may differ by design, and their slices then differ as well. Where slices of one shape
@@ -109,18 +123,24 @@ def _alike(catalog: Catalog) -> Iterator[Fact]:
         of_kind.setdefault(parameter.shape, []).append(name)
         weight = catalog.declared.get(name.removesuffix("bias") + "weight")
         if name.endswith(".bias") and weight and weight.holders and len(parameter.shape) == 1:
-            yield Fact(OUTPUTS, weight.name, weight.shape, HEADER, catalog.label)
-            yield Fact(OUTPUTS, weight.name, parameter.shape, HEADER, "its bias")
+            yield Statement(BIAS_LENGTH, weight.name, weight.shape, HEADER, catalog.label)
+            yield Statement(BIAS_LENGTH, weight.name, parameter.shape, HEADER, "its bias")
     for (kind, _), shapes in shapes_by_kind.items():
         usual, *other_shapes = sorted(shapes, key=lambda shape: -len(shapes[shape]))
         if other_shapes and len(shapes[usual]) > _MOST_LAYERS * sum(map(len, shapes.values())):
-            yield Fact(LAYERS, kind, usual, HEADER, catalog.label)
-            yield Fact(
-                LAYERS, kind, other_shapes[0], HEADER, f"those of {shapes[other_shapes[0]][0]!r}"
+            yield Statement(LAYER_SHAPE, kind, usual, HEADER, catalog.label)
+            yield Statement(
+                LAYER_SHAPE,
+                kind,
+                other_shapes[0],
+                HEADER,
+                f"those of {shapes[other_shapes[0]][0]!r}",
             )
 
 
-def written_out(strategy: Strategy, schemas: Iterable[Schema], *, states: bool = False) -> Strategy:
+def expand_patterns(
+    strategy: Strategy, schemas: Iterable[Schema], *, states: bool = False
+) -> Strategy:
     """Return a strategy that lists what its pattern means among the tensors of files.
 
     Any other strategy is returned as it is. states: list the optimizer states too.
@@ -135,7 +155,7 @@ def written_out(strategy: Strategy, schemas: Iterable[Schema], *, states: bool =
     return strategy.over(shapes, states=states)
 
 
-def effective_layout(strategy: Strategy, name: str, stage: int, ndim: int) -> Layout:
+def layout_with_uneven_rows(strategy: Strategy, name: str, stage: int, ndim: int) -> Layout:
     """Return the layout of `name`, an optimizer state's uneven rows taken from its parameter.
 
     The compiler states `param_split_shape` for an embedding and not for its moments, which it
@@ -159,7 +179,9 @@ def with_uneven_states(strategy: Strategy) -> Strategy:
     stages = []
     for stage, layouts in enumerate(strategy.stages):
         axes = {name: len(layout.tensor_map) for name, layout in layouts.items()}
-        stages.append({n: effective_layout(strategy, n, stage, ndim) for n, ndim in axes.items()})
+        stages.append(
+            {n: layout_with_uneven_rows(strategy, n, stage, ndim) for n, ndim in axes.items()}
+        )
     return replace(strategy, stages=tuple(stages))
 
 
@@ -174,7 +196,7 @@ def _of_boxes(
 ) -> Catalog:
     """Return the catalog of a checkpoint whose boxes are stated one by one."""
     declared: dict[str, Parameter] = {}
-    tilings_by_key: dict[object, tuple[Grid | BoxTiling, Placement]] = {}
+    tilings_by_key: dict[object, tuple[Grid | BoxTiling, Holders]] = {}
     shardings: dict[tuple[int, int], Sharding] = {}
     for name, boxes in description.boxes.items():
         dtype, shape = description.declared[name]
@@ -233,7 +255,9 @@ def with_related(catalog: Catalog) -> Catalog:
     return replace(catalog, states=states, declared=declared, undeclared=undeclared)
 
 
-def _check_entry(name: str, declared_box: StatedBox, dtype: str, schema: Schema, path: str) -> None:
+def _check_entry(
+    name: str, declared_box: DeclaredBox, dtype: str, schema: Schema, path: str
+) -> None:
     """Refuse a header that contradicts what is stated of an entry. Raises CheckpointError."""
     position = schema.position.get(name + declared_box.suffix)
     if position is None:
@@ -256,10 +280,10 @@ def _check_entry(name: str, declared_box: StatedBox, dtype: str, schema: Schema,
 def _tiled(
     name: str,
     shape: Shape,
-    boxes: tuple[StatedBox, ...],
+    boxes: tuple[DeclaredBox, ...],
     schemas: Mapping[int, Schema],
     source: str,
-) -> tuple[Grid | BoxTiling, Placement]:
+) -> tuple[Grid | BoxTiling, Holders]:
     try:
         tiling, cells = build_tiling(shape, [declared_box.box for declared_box in boxes])
     except ValueError as error:
@@ -280,7 +304,7 @@ def _tiled(
         for cell, cell_files in files.items()
         if not cell_files
     }
-    return tiling, Placement(files_by_cell, suffixes if any(suffixes.values()) else {}, lacking)
+    return tiling, Holders(files_by_cell, suffixes if any(suffixes.values()) else {}, lacking)
 
 
 def _undeclared(
@@ -290,7 +314,7 @@ def _undeclared(
     dtype = _one_dtype(name, groups, paths)
     shape = _slice_shape(name, groups[0])
     cell = (0,) * len(shape)
-    placement = Placement(IdentityDict({cell: tuple(sorted(files))}), is_per_rank=True)
+    placement = Holders(IdentityDict({cell: tuple(sorted(files))}), is_per_rank=True)
     sharding = Sharding(whole_layout(len(shape)).grid(shape), placement, declared=False)
     return Parameter(name, dtype, sharding, name, dtype)
 
@@ -298,7 +322,7 @@ def _undeclared(
 # -- ranks' files under a strategy ----------------------------------------------------------------
 
 
-class _Ranks:
+class _RankCatalogBuilder:
     """Makes the catalog of files that are ranks', under a strategy."""
 
     def __init__(
@@ -311,11 +335,11 @@ class _Ranks:
     ) -> None:
         self._description, self._paths, self._searched = description, paths, searched
         self._schemas, self._ranks = schemas, description.ranks
-        strategy = written_out(strategy, schemas.values())
+        strategy = expand_patterns(strategy, schemas.values())
         self._follows = _following(strategy, schemas, description)
-        self._strategy = with_states(strategy, self._follows) if self._follows else strategy
+        self._strategy = add_followers(strategy, self._follows) if self._follows else strategy
         self._shardings: dict[object, Sharding] = {}
-        self._placements: dict[object, Placement] = {}
+        self._placements: dict[object, Holders] = {}
 
     def catalog(self, needed_files: frozenset[int]) -> Catalog:
         strategy, groups = self._strategy, self._groups()
@@ -408,7 +432,7 @@ class _Ranks:
     def _declared(self, name: str, stage: int, groups: list[FileGroup]) -> Sharding:
         """Return how `stage` shards a tensor. Raises CheckpointError where slices do not fit."""
         slice_shape, strategy = _slice_shape(name, groups[0]), self._strategy
-        layout = effective_layout(strategy, name, stage, len(slice_shape))
+        layout = layout_with_uneven_rows(strategy, name, stage, len(slice_shape))
         try:
             layout = layout.fold(slice_shape, slices=True)
             shape = layout.full_shape(slice_shape)
@@ -441,7 +465,7 @@ class _Ranks:
 
     def _placement(
         self, placed: tuple[Layout, range | None, object], groups: list[FileGroup]
-    ) -> Placement:
+    ) -> Holders:
         """Return which files of `groups` hold which cells, one object for all shapes.
 
         Groups that differ only in what else their files hold have one, too.
@@ -470,7 +494,7 @@ class _Ranks:
                 )
 
 
-def _placed(layout: Layout, ranks: range | None, pairs: Iterable[tuple[int, int]]) -> Placement:
+def _placed(layout: Layout, ranks: range | None, pairs: Iterable[tuple[int, int]]) -> Holders:
     """Return which files hold which cells. `pairs` are (file, global rank)."""
     files: dict[Cell, list[int]] = {}
     for file, rank in pairs:
@@ -478,13 +502,13 @@ def _placed(layout: Layout, ranks: range | None, pairs: Iterable[tuple[int, int]
         files.setdefault(cell, []).append(file)
     files_by_cell = IdentityDict({cell: tuple(cell_files) for cell, cell_files in files.items()})
     if ranks is None:
-        return Placement(files_by_cell, is_per_rank=True)
+        return Holders(files_by_cell, is_per_rank=True)
     lacking = {
         cell: tuple(ranks.start + local for local in local_ranks)
         for cell, local_ranks in layout.holders.items()
         if cell not in files
     }
-    return Placement(files_by_cell, lacking=lacking)
+    return Holders(files_by_cell, lacking=lacking)
 
 
 # -- what a strategy leaves out -------------------------------------------------------------------
@@ -543,7 +567,7 @@ def following(
             yield name, base
 
 
-def with_states(strategy: Strategy, follows: Mapping[str, str]) -> Strategy:
+def add_followers(strategy: Strategy, follows: Mapping[str, str]) -> Strategy:
     """Return a strategy that lists states like the parameters that they follow."""
     if isinstance(strategy, WholeStrategy):
         return strategy

@@ -1,7 +1,7 @@
 """Transfers: the plan as data, and what can be counted of it.
 
 A model has many parameters and few ways to shard them, so a transfer names a parameter and shares
-everything else with all parameters that are sharded alike. `RankPlan` is the same written out for
+everything else with all parameters that are sharded alike. `FilePlan` is the same written out for
 one destination rank.
 """
 
@@ -15,7 +15,7 @@ from rankxform.geometry.tiling import Cell, Grid, Overlaps, overlaps
 from rankxform.values import dataclass
 
 from .catalog import Parameter
-from .sharding import IdentityDict, Targets
+from .sharding import IdentityDict, IdsByCell
 
 Receivers = IdentityDict[Cell, "Mapping[int, tuple[int, ...]]"]
 """By destination cell the processes that put it into files, each with its global ranks."""
@@ -80,7 +80,7 @@ class Transfer:
 
     parameter: Parameter
     grid: Grid
-    targets: Targets
+    targets: IdsByCell
     readers: Mapping[Cell, int]
     exchange: Exchange | None = None
     process: int = 0
@@ -101,7 +101,7 @@ class Transfer:
 
 
 @dataclass(frozen=True)
-class Copy:
+class SourceRegion:
     """A region, in the full parameter's elements, and the global source rank to take it from."""
 
     src_rank: int
@@ -109,7 +109,7 @@ class Copy:
 
 
 @dataclass(frozen=True)
-class Slice:
+class PlannedSlice:
     """What one destination rank holds of one parameter.
 
     box: its region in the full parameter; copies: their boxes tile it.
@@ -117,7 +117,7 @@ class Slice:
 
     parameter: Parameter
     box: Box
-    copies: tuple[Copy, ...]
+    copies: tuple[SourceRegion, ...]
 
     @property
     def nbytes(self) -> int:
@@ -125,14 +125,14 @@ class Slice:
 
 
 @dataclass(frozen=True)
-class RankPlan:
+class FilePlan:
     """All slices of one destination rank, in the order of its file.
 
     As a text it has a line for each slice: what the rank holds, and what that is copied from.
     """
 
     rank: int
-    slices: tuple[Slice, ...]
+    slices: tuple[PlannedSlice, ...]
 
     def __str__(self) -> str:
         return "\n".join(
@@ -154,7 +154,7 @@ class RankPlan:
 
 def bytes_to_write(transfers: Iterable[Transfer]) -> int:
     """Return the content bytes that `transfers` write, in all destination files."""
-    elements: dict[tuple[Grid, Targets], int] = {}
+    elements: dict[tuple[Grid, IdsByCell], int] = {}
     total = 0
     for transfer in transfers:
         grid, targets = transfer.grid, transfer.targets

@@ -16,7 +16,13 @@ from typing import Any
 
 from rankxform.checkpoints.base import DEFAULT_FORM, FORMS
 from rankxform.errors import StorageError
-from rankxform.storage.posix import opened, range_reader, read_bytes, remove, write_small
+from rankxform.storage.posix import (
+    open_for_reading,
+    range_reader,
+    read_bytes,
+    remove,
+    write_atomically,
+)
 from rankxform.storage.store import store_at
 
 from .facts import status_of_name
@@ -24,7 +30,7 @@ from .facts import status_of_name
 _DIGEST, _BLOCK, _MOST_DIGITS = 16, 1 << 20, 20
 
 
-def check(
+def check_index_is_own(
     folder: Path, form: str, files: Iterable[str], companion_digests: Mapping[str, str]
 ) -> None:
     """Refuse an index of somebody else's files, which the destination's own would replace.
@@ -57,7 +63,7 @@ def check_places(folder: Path, form: str, files: Iterable[str], mark: Path | Non
             )
 
 
-def check_alone(
+def check_no_foreign_files(
     folder: Path, form: str, output_paths: Iterable[Path], own_paths: Collection[Path]
 ) -> None:
     """Refuse files of others that readers would take for a destination's own.
@@ -81,7 +87,7 @@ def check_alone(
         )
 
 
-def write(path: Path, content: Iterable[bytes], *, durable: bool) -> str:
+def write_companion(path: Path, content: Iterable[bytes], *, durable: bool) -> str:
     """Write a companion file; return its digest."""
     state = blake2b(digest_size=_DIGEST)
 
@@ -90,7 +96,7 @@ def write(path: Path, content: Iterable[bytes], *, durable: bool) -> str:
             state.update(chunk)
             yield chunk
 
-    write_small(path, parts(), durable=durable)
+    write_atomically(path, parts(), durable=durable)
     return state.hexdigest()
 
 
@@ -112,7 +118,7 @@ def set_mark(path: Path, content: bytes, *, durable: bool) -> None:
     """Write a mark, if there is none of a later folder."""
     present_mark = read_bytes(path) if path.is_file() else b""
     if present_mark != content and _number(present_mark) <= _number(content):
-        write_small(path, content, durable=durable)
+        write_atomically(path, content, durable=durable)
 
 
 def means(present_mark: bytes, mark: bytes) -> bool:
@@ -126,7 +132,7 @@ def _number(mark: bytes) -> int:
 
 
 def _digest_of(path: Path) -> str:
-    with opened(path) as (fd, status):
+    with open_for_reading(path) as (fd, status):
         read_at, state = range_reader(fd, path), blake2b(digest_size=_DIGEST)
         for start in range(0, status.st_size, _BLOCK):
             state.update(read_at(start, _BLOCK))
@@ -152,7 +158,7 @@ def copied(folder: Path, record: Mapping[str, Any]) -> frozenset[str]:
     )
 
 
-def doubts(folder: Path, record: Mapping[str, Any]) -> list[str]:
+def changed_model_files(folder: Path, record: Mapping[str, Any]) -> list[str]:
     """Return which of a model's small files are not as they were copied, in words.
 
     People change a config.json, and may mean it.
@@ -167,7 +173,7 @@ def doubts(folder: Path, record: Mapping[str, Any]) -> list[str]:
     return messages
 
 
-def faults(folder: Path, record: Mapping[str, Any]) -> dict[str, str]:
+def wrong_companions(folder: Path, record: Mapping[str, Any]) -> dict[str, str]:
     """Return what is wrong with companion files that a manifest lists, by name."""
     digests_by_name = record.get("companions", {})
     names = FORMS[record.get("form", DEFAULT_FORM)].companion_names(list(record["files"]))

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from rankxform.engine.compare_sink import Expected
+from rankxform.engine.compare_sink import ExpectedSlice
 from rankxform.errors import FormatError
 from rankxform.geometry.box import Shape
 from rankxform.layout.layout import Layout
@@ -18,7 +18,7 @@ _WRONG = (KeyError, IndexError, TypeError, ValueError, AttributeError)
 """What a document of another structure leads to."""
 
 
-def contents(planner: Planner, files: tuple[int, ...]) -> dict[str, Any]:
+def manifest_contents(planner: Planner, files: tuple[int, ...]) -> dict[str, Any]:
     """Return, for JSON, what the files of each pipeline stage hold.
 
     A parameter is the number of its kind: type, full shape, and the number of its layout. Of files
@@ -56,9 +56,9 @@ def contents(planner: Planner, files: tuple[int, ...]) -> dict[str, Any]:
     return document
 
 
-def expected(
+def expected_slices(
     manifest: Mapping[str, Any], file: int
-) -> dict[str, tuple[tuple[int, ...], Expected]] | None:
+) -> dict[str, tuple[tuple[int, ...], ExpectedSlice]] | None:
     """Return what a file holds, from a manifest: full shape, type and box by name.
 
     None where it does not say. Raises FormatError.
@@ -75,14 +75,14 @@ def expected(
         for name in kinds_by_name if names is None else names:
             dtype, shape, layout = kinds_by_name[name]
             box = layout.grid(shape).box(layout.cell(rank % size))
-            slices_by_name[name] = shape, Expected(dtype, box)
+            slices_by_name[name] = shape, ExpectedSlice(dtype, box)
         return slices_by_name
     except _WRONG as error:
         raise FormatError(f"what it says of file {file} makes no sense ({error!r})") from error
 
 
 @dataclass(frozen=True)
-class Stated:
+class ManifestSharding:
     """What a manifest states of a whole checkpoint: the strategy, and types by name.
 
     strategy: None where not all pipeline stages were made.
@@ -92,7 +92,7 @@ class Stated:
     dtypes: Mapping[str, str]
 
 
-def stated(manifest: Mapping[str, Any], label: str) -> Stated:
+def manifest_sharding(manifest: Mapping[str, Any], label: str) -> ManifestSharding:
     """Return how the ranks that a manifest speaks of shard. Raises FormatError."""
     try:
         size, count = int(manifest["stage size"]), int(manifest["stage count"])
@@ -105,7 +105,7 @@ def stated(manifest: Mapping[str, Any], label: str) -> Stated:
         )
         shapes = {n: shape for n, shape in shapes.items() if n not in undeclared}
         strategy = Strategy(layouts, size, label, shapes=shapes) if all(stages) else None
-        return Stated(strategy, dtypes)
+        return ManifestSharding(strategy, dtypes)
     except _WRONG as error:
         raise FormatError(f"what it says of its files makes no sense ({error!r})") from error
 

@@ -9,11 +9,11 @@ from stat import S_ISREG
 from typing import Any
 
 from rankxform.errors import StorageError
-from rankxform.storage.identity import sampled
+from rankxform.storage.identity import sample_digest
 
-from .records import Part
+from .records import PartFile
 
-Facts = dict[str, Any]
+FileStat = dict[str, Any]
 """Of a file: its inode, its size in bytes, when it was modified, and when anything of it was
 changed, in nanoseconds; of a complete one a digest of samples, too."""
 
@@ -29,15 +29,15 @@ def refuse_link(path: Path) -> None:
         )
 
 
-def facts_of(part: Path) -> Facts:
+def stat_file(part: Path) -> FileStat:
     """Return the facts by which a part file is recognized later. Raises StorageError."""
-    file_stat = known_facts(part)
+    file_stat = stat_or_none(part)
     if file_stat is None:
         raise StorageError("is gone; does something else clean up this folder?", where=part)
     return file_stat
 
 
-def known_facts(path: Path) -> Facts | None:
+def stat_or_none(path: Path) -> FileStat | None:
     """Return the facts that distinguish a file from others, or None if there is no file."""
     status = status_of_name(path)
     if status is None:
@@ -57,7 +57,7 @@ def status_of_name(path: Path) -> os.stat_result | None:
         return None
 
 
-def is_own(path: Path, noted_part: Part | None, size: int) -> bool:
+def is_noted_part_file(path: Path, noted_part: PartFile | None, size: int) -> bool:
     """Tell whether a part file is the one that was noted, and has the bytes it had at least."""
     status = status_of_name(path)
     if status is None or noted_part is None or not S_ISREG(status.st_mode):
@@ -65,15 +65,17 @@ def is_own(path: Path, noted_part: Part | None, size: int) -> bool:
     return (status.st_ino, status.st_nlink) == (noted_part.inode, 1) and status.st_size >= size
 
 
-def is_unchanged(path: Path, file_entry: Mapping[str, Any], facts: Facts) -> bool:
+def is_unchanged(path: Path, file_entry: Mapping[str, Any], facts: FileStat) -> bool:
     """Tell whether a file is the one that a manifest lists: its size and samples decide.
 
     Nothing is read where no time was changed either.
     """
     if is_same_file(file_entry, facts, "inode", "size", "modified", "changed"):
         return True
-    return file_entry.get("size") == facts["size"] and file_entry.get("sample") == sampled(path)
+    return file_entry.get("size") == facts["size"] and file_entry.get("sample") == sample_digest(
+        path
+    )
 
 
-def is_same_file(file_entry: Mapping[str, Any], facts: Facts | None, *keys: str) -> bool:
+def is_same_file(file_entry: Mapping[str, Any], facts: FileStat | None, *keys: str) -> bool:
     return facts is not None and all(file_entry.get(key) == facts[key] for key in keys)

@@ -13,23 +13,23 @@ from time import monotonic
 
 from rankxform.engine.checksum import MODULUS
 from rankxform.errors import StorageError
-from rankxform.planning.sharding import Targets
+from rankxform.planning.sharding import IdsByCell
 from rankxform.storage.posix import (
     OnProgress,
     create,
-    cut,
     fsync,
-    opened_to_write,
+    open_for_writing,
+    preallocate,
     size_of,
     sync,
-    take_room,
+    truncate,
     write_from,
 )
 
 from . import records
 from .lock import boot_id
-from .records import Part
-from .state import State
+from .records import PartFile
+from .state import FolderState
 from .target import FOLDER_NAME
 
 _ENTRY = 256 << 10
@@ -49,7 +49,7 @@ class Journal:
 
     def __init__(
         self,
-        state: State,
+        state: FolderState,
         process: int,
         owned: Mapping[int, tuple[Path, str]],
         durable: bool,
@@ -68,17 +68,17 @@ class Journal:
         self._fresh: dict[tuple[int, ...], list[str]] = {}
         self._fresh_sums: dict[int, int] = {}
         self._failed = False
-        self._ranks: dict[Targets, tuple[int, ...]] = {}
+        self._ranks: dict[IdsByCell, tuple[int, ...]] = {}
         create(self._path)
         self._end = 0
         self.parts = {
-            rank: Part(path.stat().st_ino, layout) for rank, (path, layout) in owned.items()
+            rank: PartFile(path.stat().st_ino, layout) for rank, (path, layout) in owned.items()
         }
-        self._append(records.started(self.parts, durable, boot_id(), ()))
+        self._append(records.format_start(self.parts, durable, boot_id(), ()))
         if durable:
             sync(self._path.parent)
 
-    def moved(self, name: str, targets: Targets) -> None:
+    def moved(self, name: str, targets: IdsByCell) -> None:
         """Take note that the slices of `name` in the files of `targets` are put."""
         if targets not in self._ranks:
             ranks = (rank for cell_ranks in targets.values() for rank in cell_ranks)
@@ -92,17 +92,17 @@ class Journal:
         """
         room = self._end + _ENTRY + nbytes
         if nbytes and room <= self._spare:
-            take_room(self._path, room)
+            preallocate(self._path, room)
 
     def give_room(self) -> None:
         """Give room back, but for a last entry."""
         with suppress(StorageError):
-            cut(self._path, self._end + _ENTRY)
+            truncate(self._path, self._end + _ENTRY)
 
     def close(self) -> None:
         """Let the journal end where it does."""
         with suppress(StorageError):
-            cut(self._path, self._end)
+            truncate(self._path, self._end)
 
     @property
     def due(self) -> bool:
@@ -131,7 +131,7 @@ class Journal:
             if self._fresh:
                 sizes = {rank: size_of(part) for rank, part in parts.items()}
                 moved_names = list(self._fresh.items())
-                self._append(records.moved(moved_names, self._fresh_sums, sizes))
+                self._append(records.format_moved(moved_names, self._fresh_sums, sizes))
         except StorageError:
             self._failed = True
             raise
@@ -142,7 +142,7 @@ class Journal:
         self.seconds += self._last - began
 
     def _append(self, line: bytes) -> None:
-        with opened_to_write(self._path) as fd:
+        with open_for_writing(self._path) as fd:
             write_from(fd, self._path, self._end, memoryview(line))
             if self.durable:
                 fsync(fd, self._path)

@@ -9,11 +9,11 @@ from pathlib import Path
 
 from rankxform.engine.file_sink import part_of
 from rankxform.errors import StorageError
-from rankxform.storage.posix import create, make_folder, own_name, remove, sync
+from rankxform.storage.posix import create, make_folder, remove, sync, unique_name
 from rankxform.storage.reflink import CANNOT
 
-NONE, REFLINK, HARD = "none", "reflink", "hard"
-LINKS = (REFLINK, HARD, NONE)
+LINK_NONE, LINK_REFLINK, LINK_HARD = "none", "reflink", "hard"
+LINKS = (LINK_REFLINK, LINK_HARD, LINK_NONE)
 
 _FICLONE = 0x40049409
 
@@ -21,7 +21,7 @@ _FICLONE = 0x40049409
 def can_reflink(folder: Path) -> bool:
     """Tell by trying whether files below `folder` can share their blocks, copy on write."""
     make_folder(folder)
-    a, b = (own_name(folder / f".rankxform-{n}") for n in "ab")
+    a, b = (unique_name(folder / f".rankxform-{n}") for n in "ab")
     try:
         create(a)
         create(b)
@@ -48,7 +48,7 @@ def link(part: Path, target: Path, kind: str) -> None:
     make_folder(target.parent)
     remove(target)
     try:
-        if kind == HARD:
+        if kind == LINK_HARD:
             os.link(part, target)
             return
         create(target)
@@ -67,5 +67,5 @@ def link_all(part: Path, output_paths: Iterable[Path], kind: str, *, durable: bo
     for final in output_paths:
         linked_part = part_of(final)
         link(part, linked_part, kind)
-        if durable and kind == REFLINK:
+        if durable and kind == LINK_REFLINK:
             sync(linked_part)

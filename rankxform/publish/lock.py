@@ -24,7 +24,7 @@ from typing import Any
 
 from rankxform.errors import StorageError
 from rankxform.storage.identity import is_coherent
-from rankxform.storage.posix import create, make_folder, random_hex, remove, write_small
+from rankxform.storage.posix import create, make_folder, random_hex, remove, write_atomically
 
 HEARTBEAT_SECONDS = 10.0
 DEAD_AFTER_SECONDS = 60.0
@@ -43,7 +43,7 @@ def _say(line: str) -> None:
     os.write(2, f"rankxform: {line}\n".encode())
 
 
-class Lock:
+class FolderLock:
     """Holds a folder until it is released, or this process ends."""
 
     def __init__(self, path: Path, say: Callable[[str], None] = _say) -> None:
@@ -92,7 +92,7 @@ class Lock:
                 time.sleep(_CACHED_SECONDS)
                 earlier_holder, holder = holder, _read(self._path)
                 settled = holder == earlier_holder
-            write_small(self._path, json.dumps(self._mine).encode(), durable=False)
+            write_atomically(self._path, json.dumps(self._mine).encode(), durable=False)
             _held.add(self._mine["token"])
             return None
 

@@ -7,19 +7,19 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from rankxform.errors import StorageError
-from rankxform.storage.identity import sampled
+from rankxform.storage.identity import sample_digest
 from rankxform.storage.posix import remove
 from rankxform.transport.nodes import Nodes
 
-from .facts import Facts, known_facts
+from .facts import FileStat, stat_or_none
 
 _SECONDS, _PAUSE = 60.0, 0.2
 """How long a node may see what was there before: as long as NFS keeps attributes."""
 
 
-def seen_elsewhere(
-    written: Sequence[Mapping[Path, Facts]], processes: Sequence[int], process: int, nodes: Nodes
-) -> Iterator[tuple[Path, Facts, str]]:
+def files_to_read_back(
+    written: Sequence[Mapping[Path, FileStat]], processes: Sequence[int], process: int, nodes: Nodes
+) -> Iterator[tuple[Path, FileStat, str]]:
     """Yield the files that `process` reads back, with the name of the node that wrote each.
 
     written: by process the files that it wrote, with size and sample ("" if they need not be
@@ -38,7 +38,7 @@ def seen_elsewhere(
 
 
 def read_back(
-    path: Path, facts: Facts, writer: str, clock: Callable[[], float] = time.monotonic
+    path: Path, facts: FileStat, writer: str, clock: Callable[[], float] = time.monotonic
 ) -> None:
     """See that a file is here what `writer` says of it: its size, and samples if they are known.
 
@@ -60,8 +60,8 @@ def read_back(
         time.sleep(_PAUSE)
 
 
-def _wrong(path: Path, facts: Facts) -> str | None:
-    local_stat = known_facts(path)
+def _wrong(path: Path, facts: FileStat) -> str | None:
+    local_stat = stat_or_none(path)
     if local_stat is None:
         return "is not seen on another node"
     if local_stat["size"] != facts["size"]:
@@ -69,6 +69,6 @@ def _wrong(path: Path, facts: Facts) -> str | None:
     if not facts["sample"]:
         return None
     try:
-        return None if sampled(path) == facts["sample"] else "has other bytes on another node"
+        return None if sample_digest(path) == facts["sample"] else "has other bytes on another node"
     except StorageError as error:
         return f"cannot be read on another node ({error})"

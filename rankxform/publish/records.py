@@ -17,7 +17,7 @@ VERSION = 3
 MANIFEST, JOB = "rankxform manifest", "rankxform job"
 
 
-def document(kind: str, content: Mapping[str, Any]) -> bytes:
+def format_document(kind: str, content: Mapping[str, Any]) -> bytes:
     """Return a JSON document of `kind`, for people to read too."""
     texts = []
     for key, value in {"kind": kind, "version": VERSION, **content}.items():
@@ -33,7 +33,7 @@ def _short(value: Any) -> str:
     return json.dumps(value, separators=(",", ":"))
 
 
-def parse(kind: str, data: bytes) -> dict[str, Any]:
+def parse_document(kind: str, data: bytes) -> dict[str, Any]:
     """Read a document of `kind`. Raises FormatError."""
     try:
         content = json.loads(data)
@@ -81,13 +81,13 @@ def _check(members: Mapping[str, Any], keys: Mapping[str, type], title: str) -> 
             raise FormatError(f"damaged: {title} lacks {key!r}")
 
 
-def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+def identity_differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     """Name in words what differs between two identities.
 
     The source files of both are compared; those that only one has are of ranks that the other
     did not need.
 
-    >>> differences({"options": {"dst_form": "ranks"}}, {"options": {"dst_form": None}})
+    >>> identity_differences({"options": {"dst_form": "ranks"}}, {"options": {"dst_form": None}})
     ['--dst-form was ranks and is not given']
     """
     messages = []
@@ -146,7 +146,7 @@ def _stated(value: Any) -> str:
     return "not given" if value in (None, False, []) else "given" if value is True else f"{value}"
 
 
-class Part(NamedTuple):
+class PartFile(NamedTuple):
     """A part file, as a journal knows it again: its inode, and a digest of its layout."""
 
     inode: int
@@ -154,7 +154,7 @@ class Part(NamedTuple):
 
 
 @dataclass
-class Completed:
+class CompletedSlices:
     """What journals say is on the device.
 
     parts: the part file of each destination rank. names_by_rank: names whose slices are complete in
@@ -162,16 +162,16 @@ class Completed:
     rank has at least. durable: whether all was synced.
     """
 
-    parts: dict[int, Part] = field(default_factory=dict)
+    parts: dict[int, PartFile] = field(default_factory=dict)
     names_by_rank: dict[int, set[str]] = field(default_factory=dict)
     sums: dict[int, int] = field(default_factory=dict)
     sizes: dict[int, int] = field(default_factory=dict)
     durable: bool = True
 
-    def only(self, ranks: Iterable[int]) -> Completed:
+    def only(self, ranks: Iterable[int]) -> CompletedSlices:
         """Return what is said of `ranks`."""
         rank_set = set(ranks)
-        return Completed(
+        return CompletedSlices(
             {rank: part for rank, part in self.parts.items() if rank in rank_set},
             {rank: names for rank, names in self.names_by_rank.items() if rank in rank_set},
             {rank: value for rank, value in self.sums.items() if rank in rank_set},
@@ -179,7 +179,7 @@ class Completed:
             self.durable,
         )
 
-    def add(self, completed_slices: Completed) -> None:
+    def add(self, completed_slices: CompletedSlices) -> None:
         """Take what another says too."""
         self.durable &= completed_slices.durable
         self.parts.update(completed_slices.parts)
@@ -191,7 +191,9 @@ class Completed:
             self.sizes[rank] = max(size, self.sizes.get(rank, 0))
 
 
-def started(parts: Mapping[int, Part], durable: bool, boot: str, replaces: Sequence[str]) -> bytes:
+def format_start(
+    parts: Mapping[int, PartFile], durable: bool, boot: str, replaces: Sequence[str]
+) -> bytes:
     """Return the first line of a journal.
 
     Without `durable` the journal is valid only until the machine is rebooted. It stands for the
@@ -200,7 +202,7 @@ def started(parts: Mapping[int, Part], durable: bool, boot: str, replaces: Seque
     return _line({"parts": parts, "durable": durable, "boot": boot, "replaces": list(replaces)})
 
 
-def moved(
+def format_moved(
     moved_names: Iterable[tuple[Sequence[int], Sequence[str]]],
     sums: Mapping[int, int],
     sizes: Mapping[int, int],
@@ -224,21 +226,21 @@ def _digest(text: bytes) -> bytes:
     return blake2b(text, digest_size=8).hexdigest().encode()
 
 
-def completed(journals: Mapping[str, bytes], boot: str) -> Completed:
+def merge_journals(journals: Mapping[str, bytes], boot: str) -> CompletedSlices:
     """Merge journals, by name.
 
     A line that was cut off or damaged, and what follows it, is dropped.
     """
     read = {name: _journal(data) for name, data in journals.items()}
     replaced = {old for journal in read.values() if journal for old in journal[1]}
-    merged = Completed()
+    merged = CompletedSlices()
     for name, journal in read.items():
         if journal and name not in replaced and (journal[2].durable or journal[0] == boot):
             merged.add(journal[2])
     return merged
 
 
-def _journal(data: bytes) -> tuple[str, list[str], Completed] | None:
+def _journal(data: bytes) -> tuple[str, list[str], CompletedSlices] | None:
     """Return what one journal says: of which boot, which others it replaces, what is done."""
     journal = None
     for line in data.split(b"\n")[:-1]:
@@ -248,11 +250,11 @@ def _journal(data: bytes) -> tuple[str, list[str], Completed] | None:
         try:
             facts = json.loads(text)
             if journal is None:
-                parts = {int(r): Part(int(i), str(d)) for r, (i, d) in facts["parts"].items()}
-                first = Completed(parts, durable=bool(facts["durable"]))
+                parts = {int(r): PartFile(int(i), str(d)) for r, (i, d) in facts["parts"].items()}
+                first = CompletedSlices(parts, durable=bool(facts["durable"]))
                 journal = str(facts["boot"]), list(map(str, facts["replaces"])), first
                 continue
-            line_slices = Completed(
+            line_slices = CompletedSlices(
                 sums={int(rank): int(value) for rank, value in facts["sums"].items()},
                 sizes={int(rank): int(size) for rank, size in facts["sizes"].items()},
             )

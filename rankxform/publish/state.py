@@ -8,11 +8,11 @@ from pathlib import Path
 
 from rankxform.values import dataclass
 
-from .records import Completed
+from .records import CompletedSlices
 
 
 @dataclass(frozen=True)
-class State:
+class FolderState:
     """What was found in a target when it was opened; every process gets it.
 
     complete_files: ranks whose files are complete. completed: of those that are not. seed: of
@@ -23,11 +23,11 @@ class State:
     token: str
     seed: int
     complete_files: frozenset[int]
-    completed: Completed
+    completed: CompletedSlices
 
-    def with_all(self, states: Iterable[State]) -> State:
+    def with_all(self, states: Iterable[FolderState]) -> FolderState:
         """Return this folder's state with what is complete in all folders, of which it is one."""
-        complete_files, completed = self.complete_files, Completed()
+        complete_files, completed = self.complete_files, CompletedSlices()
         for state in states:
             complete_files |= state.complete_files
             completed.add(state.completed)

@@ -27,32 +27,32 @@ from rankxform.storage.posix import (
     free_bytes,
     random_hex,
     read_bytes,
-    read_record,
+    read_own_record,
     remove,
     sync,
-    write_small,
+    write_atomically,
 )
 
 from . import companions, records
 from .facts import (
-    Facts,
-    is_own,
+    FileStat,
+    is_noted_part_file,
     is_same_file,
     is_unchanged,
-    known_facts,
     refuse_link,
+    stat_or_none,
     status_of_name,
 )
-from .lock import Lock, boot_id, is_of_lock
-from .records import JOB, MANIFEST, Completed
-from .state import State
+from .lock import FolderLock, boot_id, is_of_lock
+from .records import JOB, MANIFEST, CompletedSlices
+from .state import FolderState
 
 MANIFEST_NAME = "rankxform.json"
 FOLDER_NAME = ".rankxform"
 JOB_NAME = "job.json"
 
 
-class TargetFolder:
+class FolderRecords:
     """A destination folder, as process 0 holds it during a run.
 
     The job lists the files that are being made, by all runs since the manifest was written. Just
@@ -60,7 +60,7 @@ class TargetFolder:
     or such a note lists it, and any other file with a final name is refused.
     """
 
-    state: State
+    state: FolderState
     begun: bool
     """Whether there is something to continue: part files, or files of a stopped run."""
     resumed: bool
@@ -95,7 +95,7 @@ class TargetFolder:
             (self._own, *(final.parent for final in output_paths.values()))
         ):
             refuse_link(inside)
-        self._lock = Lock(self._own / "lock")
+        self._lock = FolderLock(self._own / "lock")
         try:
             self._open(overwrite)
         except BaseException:
@@ -128,14 +128,16 @@ class TargetFolder:
         mark = None if self._mark is None else self._mark[0]
         companions.check_places(self._folder, self._form, names, mark)
         if not overwrite:
-            companions.check(self._folder, self._form, names, companion_digests)
+            companions.check_index_is_own(self._folder, self._form, names, companion_digests)
         ours = {
             **(old_manifest or {}).get("files", {}),
             **(job or {}).get("files", {}),
             **self._stale,
         }
         recorded_files = {self._folder / name for name in (*ours, *companion_digests)}
-        companions.check_alone(self._folder, self._form, self._finals.values(), recorded_files)
+        companions.check_no_foreign_files(
+            self._folder, self._form, self._finals.values(), recorded_files
+        )
         self._files = job["files"] if job else {}
         listed = manifest["files"] if manifest and not overwrite else {}
         complete_files = frozenset(
@@ -149,14 +151,16 @@ class TargetFolder:
                 remove(part_of(final))
                 del self._files[name]
         seed = (job or manifest or {"seed": int(random_hex(8), 16) >> 1})["seed"]
-        self.state = State(self._folder, random_hex(4), seed, complete_files, Completed())
+        self.state = FolderState(
+            self._folder, random_hex(4), seed, complete_files, CompletedSlices()
+        )
         self._write_job()
         completed = self._completed().only(r for r in self._finals if r not in complete_files)
         self.state = replace(self.state, completed=completed)
 
     def _is_kept(self, final: Path, listed: Mapping[str, Any], overwrite: bool) -> bool:
         """Tell whether a file is complete. Raises StorageError if it may not be replaced."""
-        name, facts = self._name(final), known_facts(final)
+        name, facts = self._name(final), stat_or_none(final)
         if facts is None:
             return False
         file_entry = self._files.get(name)
@@ -180,7 +184,7 @@ class TargetFolder:
         if status_of_name(path) is None:
             return None
         try:
-            record = records.parse(kind, _read_record(path))
+            record = records.parse_document(kind, _read_record(path))
             for name in record["files"]:
                 refuse_link((self._folder / name).parent)
             return record
@@ -193,7 +197,7 @@ class TargetFolder:
 
     def _changed(self, record: Mapping[str, Any], allowed: bool, owner_text: str) -> bool:
         """Tell whether a record is of another conversion. Raises StorageError if not `allowed`."""
-        changed = records.differences(record["identity"], self._identity)
+        changed = records.identity_differences(record["identity"], self._identity)
         if changed and not allowed:
             more_text = f", and {len(changed) - 3} things more" if len(changed) > 3 else ""
             raise StorageError(
@@ -221,34 +225,36 @@ class TargetFolder:
     def _journals(self) -> list[Path]:
         return sorted(self._own.glob("journal-*.jsonl"))
 
-    def _completed(self) -> Completed:
+    def _completed(self) -> CompletedSlices:
         """Return what is on the device, and write it down in place of all journals.
 
         A part file is continued if it is the one that a journal speaks of, not shorter than it was,
         and no file shares its bytes.
         """
         old = self._journals()
-        completed = records.completed({path.name: _read_record(path) for path in old}, boot_id())
+        completed = records.merge_journals(
+            {path.name: _read_record(path) for path in old}, boot_id()
+        )
         parts_by_rank = {f["rank"]: part_of(self._folder / n) for n, f in self._files.items()}
         completed = completed.only(
             rank
             for rank, part in parts_by_rank.items()
             if rank in completed.names_by_rank
-            and is_own(part, completed.parts.get(rank), completed.sizes.get(rank, 0))
+            and is_noted_part_file(part, completed.parts.get(rank), completed.sizes.get(rank, 0))
         )
         if old:
             self._consolidate(completed, old)
         return completed
 
-    def _consolidate(self, completed: Completed, old: Sequence[Path]) -> None:
+    def _consolidate(self, completed: CompletedSlices, old: Sequence[Path]) -> None:
         """Write down what is on the device in place of `old` journals."""
         moved_names = [((rank,), sorted(names)) for rank, names in completed.names_by_rank.items()]
-        first = records.started(
+        first = records.format_start(
             completed.parts, completed.durable, boot_id(), [path.name for path in old]
         )
-        moved_line = records.moved(moved_names, completed.sums, completed.sizes)
+        moved_line = records.format_moved(moved_names, completed.sums, completed.sizes)
         fresh = self._own / f"journal-{random_hex(4)}.jsonl"
-        write_small(fresh, first + moved_line, durable=self._durable)
+        write_atomically(fresh, first + moved_line, durable=self._durable)
         for path in old:
             remove(path)
 
@@ -295,7 +301,7 @@ class TargetFolder:
 
     def complete(
         self,
-        stats_by_path: Mapping[Path, Facts],
+        stats_by_path: Mapping[Path, FileStat],
         digests: Mapping[Path, str],
         stale: Collection[str] = (),
     ) -> None:
@@ -319,7 +325,7 @@ class TargetFolder:
         if old is not None:
             replaced_names = {self._name(final) for final in stats_by_path}
             remaining_files = {n: f for n, f in old["files"].items() if n not in replaced_names}
-            if records.differences(old["identity"], self._identity):
+            if records.identity_differences(old["identity"], self._identity):
                 self._stale.update(remaining_files)
                 self._write_job()
                 companions.remove_all(self._folder, old.get("form", DEFAULT_FORM), old["files"])
@@ -340,7 +346,7 @@ class TargetFolder:
         for name, file_entry in self._stale.items():
             path = self._folder / name
             if name not in self._files and is_same_file(
-                file_entry, known_facts(path), "size", "modified"
+                file_entry, stat_or_none(path), "size", "modified"
             ):
                 remove(path)
                 with suppress(OSError):
@@ -355,11 +361,13 @@ class TargetFolder:
             "companions": self._companions,
             "stale": self._stale,
         }
-        write_small(self._own / JOB_NAME, records.document(JOB, content), durable=self._durable)
+        write_atomically(
+            self._own / JOB_NAME, records.format_document(JOB, content), durable=self._durable
+        )
 
     def _write_manifest(self, content: Mapping[str, Any]) -> None:
-        data = records.document(MANIFEST, content)
-        write_small(self._folder / MANIFEST_NAME, data, durable=self._durable)
+        data = records.format_document(MANIFEST, content)
+        write_atomically(self._folder / MANIFEST_NAME, data, durable=self._durable)
 
     # -- closing ----------------------------------------------------------------------------
 
@@ -368,7 +376,7 @@ class TargetFolder:
         contents: Mapping[str, Any],
         complete: Collection[str] = (),
         make_companions: Callable[[], Mapping[str, Iterable[bytes]]] = dict,
-        published: Mapping[Path, Facts] = MappingProxyType({}),
+        published: Mapping[Path, FileStat] = MappingProxyType({}),
     ) -> None:
         """Write the manifest: the files of this run are done. `contents` is recorded as it is.
 
@@ -383,7 +391,7 @@ class TargetFolder:
         finished_names = []
         for name, file_entry in self._files.items():
             path = self._folder / name
-            file_stat = published.get(path) or known_facts(path)
+            file_stat = published.get(path) or stat_or_none(path)
             if name in own_names or is_same_file(
                 file_entry, file_stat, "inode", "size", "modified"
             ):
@@ -425,7 +433,7 @@ class TargetFolder:
             self._write_job()
         for name, data in contents.items():
             path = self._folder / name
-            self._companions[name] = companions.write(path, data, durable=self._durable)
+            self._companions[name] = companions.write_companion(path, data, durable=self._durable)
 
     def close(self, keep: bool) -> None:
         """Release the folder; with `keep`, what is needed to continue stays.
@@ -457,15 +465,15 @@ class TargetFolder:
 
 def _read_record(path: Path) -> bytes:
     try:
-        return read_record(path)
+        return read_own_record(path)
     except OSError as error:
         raise StorageError.of(error, path, "read, as a file of its own") from error
 
 
-def manifest(folder: Path) -> dict[str, Any]:
+def read_manifest(folder: Path) -> dict[str, Any]:
     """Return a folder's manifest. Raises StorageError where there is none that can be read."""
     path = folder / MANIFEST_NAME
     try:
-        return records.parse(MANIFEST, read_bytes(path))
+        return records.parse_document(MANIFEST, read_bytes(path))
     except FormatError as error:
         raise StorageError.of_parts(error.at(path)) from error

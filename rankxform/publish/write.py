@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from contextlib import suppress
 
 from rankxform.engine.checksum import IntegrityChecker
-from rankxform.engine.file_sink import Output, file_sinks, part_descriptors
-from rankxform.engine.pipeline import Inputs, Traffic, execute
+from rankxform.engine.file_sink import OutputFile, file_sinks, part_descriptors
+from rankxform.engine.pipeline import Traffic, WorkInputs, execute
 from rankxform.errors import RankxformError, StorageError
 from rankxform.planning.exchange import WorkPlan
 from rankxform.planning.transfers import Transfer
@@ -18,8 +18,8 @@ from .journal import Journal
 
 def write_parts(
     work: WorkPlan,
-    inputs: Inputs,
-    outputs: Mapping[int, Output],
+    inputs: WorkInputs,
+    outputs: Mapping[int, OutputFile],
     on_progress: OnProgress,
     journal: Journal | None = None,
     checker: IntegrityChecker | None = None,

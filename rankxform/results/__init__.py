@@ -48,7 +48,7 @@ class Result(ABC):
             "state": "plan",
             "amounts": [*amounts.items(), *notices],
         }
-        facts = {"result": "result", "head": head, "warnings": texts, **stages(self.layers())}
+        facts = {"result": "result", "head": head, "warnings": texts, **stage_layers(self.layers())}
         rows = [*amounts.items(), *notices, *(("warning", text) for text in texts)]
         return fragment({**facts, **self.drawn()}, as_table(repr(self), rows))
 
@@ -65,7 +65,7 @@ def as_table(head: str, rows: Sequence[Sequence[str]]) -> str:
     return f"<div><strong>{escape(head)}</strong><table>{body}</table></div>"
 
 
-def stages(layers: Mapping[str, Sequence[str]]) -> dict[str, Any]:
+def stage_layers(layers: Mapping[str, Sequence[str]]) -> dict[str, Any]:
     """Return the layers of pipeline stages in the form of docs/page.schema.json."""
     sides = [
         {

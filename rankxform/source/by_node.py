@@ -14,12 +14,12 @@ from pathlib import Path
 from rankxform.errors import CheckpointError
 from rankxform.planning.reach import Reach
 from rankxform.storage import identity
-from rankxform.storage.identity import Identity
+from rankxform.storage.identity import FileIdentity
 from rankxform.storage.store import Listing, is_path, store_at
 from rankxform.transport import Team
 
 
-def list_on_all(team: Team, path: str, pattern: str) -> tuple[Listing | None, frozenset[int]]:
+def list_on_all_nodes(team: Team, path: str, pattern: str) -> tuple[Listing | None, frozenset[int]]:
     """Return the merged listings of all nodes, and the nodes that process 0 lists for. Collective.
 
     Those are the nodes that see process 0's own folder over the network. With one node, process 0
@@ -44,7 +44,7 @@ def list_on_all(team: Team, path: str, pattern: str) -> tuple[Listing | None, fr
     )
 
 
-def reach_of(
+def find_reach(
     team: Team, paths: Mapping[int, str], same_as_node0: frozenset[int] = frozenset()
 ) -> tuple[Reach, list[str]]:
     """Find out which nodes have which of the chosen files; return also what deserves a notice.
@@ -56,13 +56,13 @@ def reach_of(
     if nodes.count == 1 or not any(is_path(path) for path in paths.values()):
         return Reach.full(nodes.node_of, paths), []
 
-    def mine() -> dict[int, Identity]:
+    def mine() -> dict[int, FileIdentity]:
         if not nodes.is_leader(team.rank) or nodes.node_of[team.rank] in same_as_node0:
             return {}
         return {
             rank: file_identity
             for rank, path in paths.items()
-            if (file_identity := identity.identity(Path(path)))
+            if (file_identity := identity.file_identity(Path(path)))
         }
 
     by_process = team.allgather(mine)
@@ -75,7 +75,7 @@ def reach_of(
         rank: groups
         for rank in paths
         if len(
-            groups := identity.differing(
+            groups := identity.group_by_file(
                 {n: f[rank] for n, f in enumerate(identities_by_node) if rank in f}
             )
         )
@@ -96,7 +96,7 @@ def reach_of(
 def _compare(
     team: Team,
     paths: Mapping[int, str],
-    identities_by_node: list[dict[int, Identity]],
+    identities_by_node: list[dict[int, FileIdentity]],
     twice: Mapping[int, list[list[int]]],
 ) -> list[str]:
     """Compare files that nodes have under one name and that are not the same by their times."""
@@ -114,7 +114,7 @@ def _compare(
     ]
     digests = team.allgather_work(
         lambda on_progress: {
-            r: identity.digest(Path(paths[r]), on_progress) for r in files_to_digest
+            r: identity.file_digest(Path(paths[r]), on_progress) for r in files_to_digest
         }
     )
     for rank, groups in twice.items():

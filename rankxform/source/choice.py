@@ -16,23 +16,23 @@ from rankxform.checkpoints.base import (
     DEFAULT_FORM,
     DEFAULT_PATTERN,
     FORMS,
+    CheckpointRef,
     Form,
-    Needed,
-    Selected,
-    Where,
-    form_called,
-    recognized,
+    RankFilter,
+    SelectedFiles,
+    form_named,
+    recognize_form,
 )
-from rankxform.checkpoints.folder import more
+from rankxform.checkpoints.folder import and_more
 from rankxform.checkpoints.rank_folders import by_rank
 from rankxform.errors import (
     CheckpointError,
-    Parts,
+    Message,
     RankxformError,
     StrategyError,
     UsageError,
 )
-from rankxform.facts import BOXES, FILES
+from rankxform.facts import BOXES, FILE_IDENTITY
 from rankxform.layout.differences import first_differing_name
 from rankxform.layout.names import format_ranges
 from rankxform.layout.states import NEVER_SAVED, States
@@ -47,22 +47,22 @@ from rankxform.values import dataclass
 from .hints import (
     as_ranks,
     one_of_ranks,
+    saved_strategy,
     siblings_of,
     which_strategy,
-    with_checkpoint,
     with_what_lies_there,
 )
-from .own import Own, gone, own_of
+from .own import SourceManifest, missing_manifest_files, read_source_manifest
 
 
-class Fault(NamedTuple):
+class Finding(NamedTuple):
     """What is wrong with a checkpoint, the error that it is, and the file, if of one.
 
     inside: it is of what files hold; which files belong to the checkpoint is known nonetheless.
     id: the stable name of such faults; of statements that contradict each other, the fact's.
     """
 
-    parts: Parts
+    parts: Message
     kind: type[RankxformError] = CheckpointError
     file: int | None = None
     inside: bool = False
@@ -82,7 +82,7 @@ class Fault(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Narrow:
+class SourceScope:
     """Which part of a source is opened, and with which checks. Default: all of it, all checks."""
 
     # Strategy of the source -> ranks that are needed; None: all.
@@ -97,25 +97,25 @@ class Narrow:
     )
 
 
-class Chosen(NamedTuple):
+class ChosenFiles(NamedTuple):
     """What process 0 finds before headers are read.
 
     names: of the files that are wanted. siblings: how many rank folders lie beside a file that was
     named itself.
     """
 
-    selected: Selected
+    selected: SelectedFiles
     names: Mapping[int, str]
     needed_files: tuple[int, ...]
     strategy: Strategy | None
-    faults: tuple[Fault, ...] = ()
+    faults: tuple[Finding, ...] = ()
     notices: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     siblings: int = 0
-    manifest: Own | None = None
+    manifest: SourceManifest | None = None
 
 
-def form_at(where: Where, option: str = "--src-form") -> Form:
+def form_at(where: CheckpointRef, option: str = "--src-form") -> Form:
     """Return the form of a checkpoint, as this process sees it.
 
     Raises UsageError where two are recognized, which `option` tells apart.
@@ -123,12 +123,12 @@ def form_at(where: Where, option: str = "--src-form") -> Form:
     if where.form is None and (where.files is not None or where.pattern != DEFAULT_PATTERN):
         return FORMS[DEFAULT_FORM]
     if where.form is not None:
-        return form_called(where.form)
+        return form_named(where.form)
     store = store_at(where.path)
-    return recognized(store.list("*"), store, option)
+    return recognize_form(store.list("*"), store, option)
 
 
-def entered(where: Where) -> tuple[Where, str]:
+def enter_single_folder(where: CheckpointRef) -> tuple[CheckpointRef, str]:
     """Return where a checkpoint lies, as this process sees it: the only folder of rank folders
     inside the one that is named, if that holds none; and what to say of it."""
     if where.files is not None or not is_path(where.path) or where.form is not None:
@@ -144,41 +144,45 @@ def entered(where: Where) -> tuple[Where, str]:
     return replace(where, path=path), f"{where.path}: the only checkpoint in it is {path}"
 
 
-def look_at(where: Where, option: str = "--src-form") -> tuple[Form, Listing, Selected]:
+def list_and_select(
+    where: CheckpointRef, option: str = "--src-form"
+) -> tuple[Form, Listing, SelectedFiles]:
     """Return what lies at a place, as this process sees it, and its files; no header is read.
 
     Raises UsageError, CheckpointError.
     """
     form, store = form_at(where, option), store_at(where.path)
     listing = store.list(form.pattern(where))
-    return form, listing, form.select(listing, where, store, Needed())
+    return form, listing, form.select(listing, where, store, RankFilter())
 
 
-def earlier_step(form: Form, where: Where, listing: Listing, selected: Selected) -> str | None:
+def earlier_step(
+    form: Form, where: CheckpointRef, listing: Listing, selected: SelectedFiles
+) -> str | None:
     """Return the newest step before the chosen one that all ranks have files of, by its name."""
     steps = [step for step in selected.skipped_steps if selected.step and step < selected.step]
     for step in sorted(steps, reverse=True):
         step_ref, rank_filter = (
             replace(where, step="_".join(map(str, step))),
-            Needed([*selected.names]),
+            RankFilter([*selected.names]),
         )
         with suppress(RankxformError):  # some rank lacks it
             return form.select(listing, step_ref, store_at(where.path), rank_filter).step_name
     return None
 
 
-def listing_at(folder: Path, form: Form, where: Where | None = None) -> Listing:
+def listing_at(folder: Path, form: Form, where: CheckpointRef | None = None) -> Listing:
     """Return what lies in a folder of a form, as this process sees it."""
-    return store_at(str(folder)).list(form.pattern(where or Where()))
+    return store_at(str(folder)).list(form.pattern(where or CheckpointRef()))
 
 
-def choose(
-    where: Where, form: Form, listing: Listing | None, narrow: Narrow, team: Team
-) -> tuple[Chosen, Listing | None]:
+def choose_files(
+    where: CheckpointRef, form: Form, listing: Listing | None, narrow: SourceScope, team: Team
+) -> tuple[ChosenFiles, Listing | None]:
     """Choose the files, on process 0. Returns also the listing, where it is known."""
     listings: list[Listing] = [] if listing is None else [listing]
 
-    def found() -> Chosen:
+    def found() -> ChosenFiles:
         store = store_at(where.path)
         if where.files is None and not listings:
             listings.append(store.list(form.pattern(where)))
@@ -186,13 +190,15 @@ def choose(
         if form.described:
             chosen_files = _described(where, form, src_listing, store, narrow)
             below = dirname(next(iter(chosen_files.names.values()), ""))
-            manifest = own_of(where, form, src_listing, below) if narrow.manifest else None
+            manifest = (
+                read_source_manifest(where, form, src_listing, below) if narrow.manifest else None
+            )
             return (
                 chosen_files
                 if manifest is None
                 else _with_own(chosen_files, manifest, where, src_listing)
             )
-        manifest = own_of(where, form, src_listing) if narrow.manifest else None
+        manifest = read_source_manifest(where, form, src_listing) if narrow.manifest else None
         if manifest is None:
             return _of_ranks(where, form, src_listing, store, narrow)
         declared_ref = (
@@ -212,27 +218,34 @@ def choose(
     return chosen_files, (listings[0] if listings else None)
 
 
-def _with_own(chosen_files: Chosen, manifest: Own, where: Where, listing: Listing | None) -> Chosen:
+def _with_own(
+    chosen_files: ChosenFiles,
+    manifest: SourceManifest,
+    where: CheckpointRef,
+    listing: Listing | None,
+) -> ChosenFiles:
     """Compare what was chosen with what rankxform noted of the files when it wrote them."""
     if manifest.notice:
         return chosen_files._replace(notices=(manifest.notice, *chosen_files.notices))
     wrong = [*manifest.wrong, *manifest.missing_files]
-    findings = list[Fault]()
+    findings = list[Finding]()
     if manifest.strategy is not None:
         if where.strategy is not None:
             description = _stated_by(manifest, manifest.strategy)
             for contradiction in _contradictions(description, with_uneven_states(where.strategy)):
                 findings.append(contradiction._replace(kind=StrategyError, id=BOXES))
         assert listing is not None
-        wrong += gone(manifest, listing.files, chosen_files.needed_files if not findings else ())
-    findings += (Fault(message, id=FILES) for message in wrong)
+        wrong += missing_manifest_files(
+            manifest, listing.files, chosen_files.needed_files if not findings else ()
+        )
+    findings += (Finding(message, id=FILE_IDENTITY) for message in wrong)
     notices = (*chosen_files.notices, *manifest.doubts)
     return chosen_files._replace(
         faults=(*findings, *chosen_files.faults), notices=notices, manifest=manifest
     )
 
 
-def _stated_by(manifest: Own, strategy: Strategy) -> Description:
+def _stated_by(manifest: SourceManifest, strategy: Strategy) -> Description:
     """Return what a manifest states, as a checkpoint's own description."""
     shapes = strategy.shapes
     declared = {name: (manifest.dtypes[name], shape) for name, shape in shapes.items()}
@@ -240,8 +253,8 @@ def _stated_by(manifest: Own, strategy: Strategy) -> Description:
 
 
 def _described(
-    where: Where, form: Form, listing: Listing | None, store: Store, narrow: Narrow
-) -> Chosen:
+    where: CheckpointRef, form: Form, listing: Listing | None, store: Store, narrow: SourceScope
+) -> ChosenFiles:
     """Choose the files of a checkpoint that says itself how it is sharded."""
     if listing is None or where.pattern != DEFAULT_PATTERN:
         raise UsageError(
@@ -249,11 +262,13 @@ def _described(
         )
     findings = [*_unfinished(where.path)]
     try:
-        selected = form.select(listing, where, store, Needed())
+        selected = form.select(listing, where, store, RankFilter())
     except (UsageError, CheckpointError) as error:
         is_empty = not listing.files and error.parts.what.startswith("holds no")
         parts = with_what_lies_there(error.parts, where, listing, is_empty=is_empty)
-        return Chosen(Selected({}), {}, (), None, (*findings, Fault(parts, type(error))))
+        return ChosenFiles(
+            SelectedFiles({}), {}, (), None, (*findings, Finding(parts, type(error)))
+        )
     description = selected.description
     assert description is not None
     names = selected.names
@@ -270,24 +285,24 @@ def _described(
     names_to_read = {file: name for file, name in names.items() if file in needed_files}
     if not names_to_read:
         missing_names = [*description.missing_files.values()]
-        named = f": {missing_names[0]}{more(missing_names, 'file')}" if missing_names else ""
+        named = f": {missing_names[0]}{and_more(missing_names, 'file')}" if missing_names else ""
         problem_text = f"none of the files that are needed is there{listing.searched}{named}"
-        findings.append(Fault(Parts(problem_text, ("bring them",), where=where.path)))
-    return Chosen(
+        findings.append(Finding(Message(problem_text, ("bring them",), where=where.path)))
+    return ChosenFiles(
         selected, names_to_read, tuple(sorted(needed_files)), strategy, tuple(findings),
         description.notices, description.warnings,
     )  # fmt: skip
 
 
 def _of_ranks(
-    where: Where, form: Form, listing: Listing | None, store: Store, narrow: Narrow
-) -> Chosen:
+    where: CheckpointRef, form: Form, listing: Listing | None, store: Store, narrow: SourceScope
+) -> ChosenFiles:
     """Choose the files of ranks, which say nothing of how they are sharded."""
     src, searched = where.strategy, listing.searched if listing else ""
     is_whole = src is None or isinstance(src, WholeStrategy)
-    requested_ranks, rank_filter = None if src is None else narrow.ranks(src), Needed()
+    requested_ranks, rank_filter = None if src is None else narrow.ranks(src), RankFilter()
     if src is not None and (requested_ranks is not None or not is_whole):
-        rank_filter = Needed(requested_ranks or range(src.ranks), range(src.ranks))
+        rank_filter = RankFilter(requested_ranks or range(src.ranks), range(src.ranks))
     findings = [*_unfinished(where.path)] if where.files is None else []
     if narrow.check_saved_strategy and where.files is None and src is not None:
         findings += _contradicted_beside(where.path, src)
@@ -297,20 +312,22 @@ def _of_ranks(
         is_empty = listing is not None and not by_rank(listing, where.pattern)
         is_empty = is_empty and where.pattern == DEFAULT_PATTERN
         parts = with_what_lies_there(error.parts, where, listing, is_empty=is_empty)
-        return Chosen(Selected({}), {}, (), None, (*findings, Fault(parts, type(error))))
+        return ChosenFiles(
+            SelectedFiles({}), {}, (), None, (*findings, Finding(parts, type(error)))
+        )
     names = selected.names
     alone = listing is None or listing.kind == FILE  # files are given: one, or that of each rank
     single_path = address_of(where.path, *names.values()) if alone and len(names) == 1 else ""
     siblings = siblings_of(Path(single_path)) if single_path and is_path(single_path) else []
     if src is None and (len(names) > 1 or siblings):
-        findings.append(Fault(which_strategy(where, selected, siblings), UsageError))
+        findings.append(Finding(which_strategy(where, selected, siblings), UsageError))
     if src is not None and not is_whole and siblings and where.files is None:
-        findings.append(Fault(one_of_ranks(where, src, siblings), UsageError))
+        findings.append(Finding(one_of_ranks(where, src, siblings), UsageError))
     present_ranks = dict.fromkeys(map(selected.rank_of, names))
     needed_ranks = sorted(present_ranks) if rank_filter.ranks is None else list(rank_filter.ranks)
     if not any(rank in present_ranks for rank in needed_ranks):
         problem_text = f"none of the ranks {format_ranges(needed_ranks)} is there{searched}"
-        findings.append(Fault(Parts(problem_text, where=where.path)))
+        findings.append(Finding(Message(problem_text, where=where.path)))
     outside = (
         [] if src is None or is_whole else [rank for rank in present_ranks if rank >= src.ranks]
     )
@@ -330,15 +347,15 @@ def _of_ranks(
             "copies on other ranks serve"
         )
     files = [file for file in names_to_read if selected.rank_of(file) not in {*outside[-1:]}]
-    return Chosen(
+    return ChosenFiles(
         selected, names_to_read, (*files, *missing), src, tuple(findings), tuple(notices),
         tuple(warnings), len(siblings),
     )  # fmt: skip
 
 
-def _contradicted_beside(path: str, src_strategy: Strategy) -> Iterator[Fault]:
+def _contradicted_beside(path: str, src_strategy: Strategy) -> Iterator[Finding]:
     """Yield that a strategy contradicts the one that MindFormers left with the checkpoint."""
-    loaded_strategy = with_checkpoint(path, src_strategy)
+    loaded_strategy = saved_strategy(path, src_strategy)
     mindformers_strategy = (
         with_uneven_states(loaded_strategy) if loaded_strategy is not None else None
     )
@@ -363,26 +380,26 @@ def _contradicted_beside(path: str, src_strategy: Strategy) -> Iterator[Fault]:
             f"{src_strategy.label} and {mindformers_strategy.label} shard {name!r} in two ways"
         )
         details = f"MindFormers left the latter with {path}"
-        yield Fault(Parts(problem_text, tries, details=details), StrategyError, id=BOXES)
+        yield Finding(Message(problem_text, tries, details=details), StrategyError, id=BOXES)
 
 
 def _selected(
-    where: Where,
+    where: CheckpointRef,
     form: Form,
     listing: Listing | None,
     store: Store,
-    rank_filter: Needed,
+    rank_filter: RankFilter,
     preferred: Mapping[int, str],
-) -> Selected:
+) -> SelectedFiles:
     if listing is not None and preferred and {*preferred.values()} <= {*listing.files}:
-        return Selected(preferred)
+        return SelectedFiles(preferred)
     if listing is not None:
         return form.select(listing, where, store, rank_filter)
     assert where.files is not None
-    return Selected({rank: absolute(path) for rank, path in where.files.items()})
+    return SelectedFiles({rank: absolute(path) for rank, path in where.files.items()})
 
 
-def _newer(selected: Selected) -> tuple[str, ...]:
+def _newer(selected: SelectedFiles) -> tuple[str, ...]:
     if not selected.newer or not selected.step:
         return ()
     epoch, step = selected.step
@@ -392,26 +409,26 @@ def _newer(selected: Selected) -> tuple[str, ...]:
     )
 
 
-def _unfinished(folder: str) -> Iterator[Fault]:
+def _unfinished(folder: str) -> Iterator[Finding]:
     """Yield that a run of rankxform was stopped in a folder, whatever it holds."""
     if store_at(folder).has(f"{FOLDER_NAME}/{JOB_NAME}"):
         tries = ("run its command again to complete it, unless it is at work",)
         problem_text = "a conversion into this folder was stopped, or is at work"
-        yield Fault(Parts(problem_text, tries, folder))
+        yield Finding(Message(problem_text, tries, folder))
 
 
 def _contradictions(
     description: Description, src_strategy: Strategy, otherwise: str = ""
-) -> Iterator[Fault]:
+) -> Iterator[Finding]:
     """Yield where a given strategy contradicts what a checkpoint says of itself.
 
     otherwise: the option by which it is another checkpoint, "" if there is none.
     """
     declared_strategy = description.strategy
 
-    def wrong(problem_text: str) -> Fault:
+    def wrong(problem_text: str) -> Finding:
         tries = filter(None, (otherwise, "leave out --src-strategy"))
-        return Fault(Parts(problem_text, (*tries,)), UsageError)
+        return Finding(Message(problem_text, (*tries,)), UsageError)
 
     if declared_strategy is None:
         if not isinstance(src_strategy, WholeStrategy):

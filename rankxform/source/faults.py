@@ -10,7 +10,7 @@ from dataclasses import replace
 from math import prod
 from posixpath import basename
 
-from rankxform.errors import Parts
+from rankxform.errors import Message
 from rankxform.formats.base import Index, Schema
 from rankxform.geometry.box import Shape
 from rankxform.layout.folded import repair_misstated_layout
@@ -29,7 +29,9 @@ Dropped = Callable[[str], bool]
 """Tells the parameters that are not converted."""
 
 
-def own_names(description: Description, indexes: Mapping[int, Index]) -> dict[int, Schema]:
+def schemas_without_repeats(
+    description: Description, indexes: Mapping[int, Index]
+) -> dict[int, Schema]:
     """Return what files hold, without what a file of loose values repeats.
 
     MindSpore puts one rank's slices there, of what it was told to leave out.
@@ -51,10 +53,10 @@ def own_names(description: Description, indexes: Mapping[int, Index]) -> dict[in
     return schemas
 
 
-def repaired(description: Description, schemas: Mapping[int, Schema]) -> Description:
+def repair_description(description: Description, schemas: Mapping[int, Schema]) -> Description:
     """Return what a checkpoint means where MindSpore states a wrong layout and the files decide.
 
-    `schemas` are by file. What stays wrong is found by `file_faults`.
+    `schemas` are by file. What stays wrong is found by `check_files`.
     """
     if description.strategy is None or not description.listed:
         return description
@@ -91,12 +93,12 @@ def repaired(description: Description, schemas: Mapping[int, Schema]) -> Descrip
     return replace(description, strategy=strategy, notices=(*description.notices, notice))
 
 
-def file_faults(
+def check_files(
     description: Description,
     schemas: Mapping[int, Schema],
     paths: Mapping[int, str],
     dropped: Dropped,
-) -> Iterator[Parts]:
+) -> Iterator[Message]:
     """Yield what a checkpoint says wrongly of its files. `schemas` are by file.
 
     dropped: tells the parameters that are not converted.
@@ -112,7 +114,7 @@ def file_faults(
     for name, (listed, holder) in misplaced.items():
         a, b = basename(paths[listed]), basename(paths[holder])
         problem_text = f"lists {name!r} in {a}, and {b} holds it"
-        yield Parts(problem_text, ("correct the index",), where=description.source)
+        yield Message(problem_text, ("correct the index",), where=description.source)
     for file, names in description.listed.items():
         if file not in schemas:
             continue
@@ -130,7 +132,7 @@ def file_faults(
             problem_text = (
                 f"does not hold {_named(missing_names)}, which {description.source} lists in it"
             )
-            yield Parts(
+            yield Message(
                 problem_text, ("copy the file again", "correct the list"), where=paths[file]
             )
         if description.is_whole:
@@ -159,7 +161,7 @@ def _is_never_saved(name: str) -> bool:
     return name.startswith(f"{NEVER_SAVED}.") or is_never_saved(name)
 
 
-def _large_among_untracked(path: str, schema: Schema, dropped: Dropped) -> Iterator[Parts]:
+def _large_among_untracked(path: str, schema: Schema, dropped: Dropped) -> Iterator[Message]:
     """Yield tensors among loose values that may be one rank's slices."""
     counters = find_states(dict(zip(schema.names, schema.shapes))).counters
     large = [
@@ -168,7 +170,7 @@ def _large_among_untracked(path: str, schema: Schema, dropped: Dropped) -> Itera
         if prod(shape) > 1 and name not in counters and not dropped(name)
     ]
     if large:
-        yield Parts(
+        yield Message(
             f"holds {_named(large)}, which may be one rank's slice",
             ("leave it out (--exclude)",),
             where=path,
@@ -181,7 +183,7 @@ def _copies(
     schemas: Mapping[int, Schema],
     paths: Mapping[int, str],
     dropped: Dropped,
-) -> Iterator[Parts]:
+) -> Iterator[Message]:
     """Yield what is in a file and not said to be: copies, and states that cannot be placed."""
     of_rank: dict[tuple[int, str], int] = {}
     all_names = (name for schema in dict.fromkeys(schemas.values()) for name in schema.names)
@@ -205,18 +207,18 @@ def _copies(
             problem_text = (
                 f"holds {_named(unlisted_names)}, which {description.source} does not list in it"
             )
-            yield Parts(problem_text, (_AGAIN,), where=paths[file])
+            yield Message(problem_text, (_AGAIN,), where=paths[file])
         for name in schema.names:
             first_file = of_rank.setdefault((rank, name), file)
             if first_file != file:
                 problem_text = f"both are rank {rank}'s and hold {name!r}"
                 paths_text = f"{paths[first_file]} and {paths[file]}"
-                yield Parts(
+                yield Message(
                     problem_text, ("remove the one that does not belong there",), where=paths_text
                 )
 
 
-def _twice(paths: Mapping[int, str], schemas: Mapping[int, Schema]) -> Iterator[Parts]:
+def _twice(paths: Mapping[int, str], schemas: Mapping[int, Schema]) -> Iterator[Message]:
     """Yield whole tensors of one name in two files: it is not known which is meant."""
     first: dict[str, int] = {}
     names_by_pair: dict[tuple[int, int], list[str]] = {}
@@ -226,7 +228,7 @@ def _twice(paths: Mapping[int, str], schemas: Mapping[int, Schema]) -> Iterator[
             if first_file != file:
                 names_by_pair.setdefault((first_file, file), []).append(name)
     for (a, b), names in names_by_pair.items():
-        yield Parts(
+        yield Message(
             f"both hold {_named(names)}",
             (as_ranks([paths[a], paths[b]]) or _FOLDERS, "remove one"),
             where=f"{paths[a]} and {paths[b]}",
@@ -236,18 +238,18 @@ def _twice(paths: Mapping[int, str], schemas: Mapping[int, Schema]) -> Iterator[
 
 def _unlisted(
     description: Description, path: str, schema: Schema, names: Iterable[str], dropped: Dropped
-) -> Iterator[Parts]:
+) -> Iterator[Message]:
     """Yield tensors that the index does not list, if they are to be converted."""
     listed = set(names)
     unlisted_names = [n for n in schema.names if n not in listed and not dropped(n)]
     if unlisted_names:
         problem_text = f"holds {_named(unlisted_names)}, which {description.source} does not list"
-        yield Parts(problem_text, ("correct the index", "leave it out (--exclude)"), where=path)
+        yield Message(problem_text, ("correct the index", "leave it out (--exclude)"), where=path)
 
 
 def _slices(
     description: Description, file: int, path: str, schema: Schema, names: Iterable[str]
-) -> Iterator[Parts]:
+) -> Iterator[Message]:
     """Compare type and shape of slices with what metadata says of them."""
     assert description.strategy is not None
     layouts = description.strategy.stages[description.strategy.stage_of(description.ranks[file])]
@@ -265,7 +267,7 @@ def _slices(
     if other_shapes:
         name, have, want = other_shapes[0]
         suffix = f", and so for {len(other_shapes) - 1} more" if other_shapes[1:] else ""
-        yield Parts(
+        yield Message(
             f"the slice of {name!r} has shape {list(have)}, and {description.source} says "
             f"{list(want)}{suffix}",
             (
@@ -279,12 +281,12 @@ def _slices(
     if other_types:
         name, a, b = other_types[0]
         problem_text = f"{name!r} is {a}, and {description.source} says {b}"
-        yield Parts(problem_text, (_AGAIN,), where=path)
+        yield Message(problem_text, (_AGAIN,), where=path)
 
 
 def in_two_files(
     ranks: Mapping[int, int], schemas: Mapping[int, Schema], paths: Mapping[int, str]
-) -> Iterator[Parts]:
+) -> Iterator[Message]:
     """Yield where two files of one rank hold a tensor of one name. ranks: by file, of its rank."""
     holders: dict[tuple[int, str], int] = {}
     pairs: dict[tuple[int, int], list[str]] = {}
@@ -294,7 +296,7 @@ def in_two_files(
                 pairs.setdefault((holders[rank, name], file), []).append(name)
             holders.setdefault((rank, name), file)
     for (a, b), names in pairs.items():
-        yield Parts(
+        yield Message(
             f"{paths[a]} and {paths[b]} are both rank {ranks[a]}'s and both hold {_named(names)}",
             ("--src-pattern that means one of them", "--suffix, the end of one's name"),
         )

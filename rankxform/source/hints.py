@@ -9,16 +9,16 @@ from pathlib import Path
 from posixpath import basename
 from shlex import quote
 
-from rankxform.checkpoints.base import DEFAULT_PATTERN, Selected, Where, recognized
+from rankxform.checkpoints.base import DEFAULT_PATTERN, CheckpointRef, SelectedFiles, recognize_form
 from rankxform.checkpoints.rank_folders import by_rank
 from rankxform.display.units import format_count
-from rankxform.errors import Parts, RankxformError, UsageError
-from rankxform.formats.base import suffixes
+from rankxform.errors import Message, RankxformError, UsageError
+from rankxform.formats.base import container_suffixes
 from rankxform.formats.signatures import folder_signature
 from rankxform.layout.names import natural_sort_key
 from rankxform.layout.strategy import Strategy
 from rankxform.storage import strategies
-from rankxform.storage.posix import likeliest
+from rankxform.storage.posix import suggest_similar_path
 from rankxform.storage.store import FOLDER, RANK, Listing, is_litter, is_path, store_at
 
 _SHOWN = 2
@@ -31,7 +31,9 @@ _NUMBER = re.compile(r"\d+(?=\D)")
 _LOST = "--src-config FILE and --preset NAME, that job's YAML, if its strategy is lost"
 
 
-def which_strategy(where: Where, selected: Selected, siblings: Sequence[int]) -> Parts:
+def which_strategy(
+    where: CheckpointRef, selected: SelectedFiles, siblings: Sequence[int]
+) -> Message:
     """Say that files of several ranks need a strategy, and which lie beside the checkpoint.
 
     siblings: the ranks whose folders lie beside the one file that was named.
@@ -44,16 +46,16 @@ def which_strategy(where: Where, selected: Selected, siblings: Sequence[int]) ->
     if siblings:
         ranks, folder = max(siblings) + 1, folder.resolve().parent.parent
         problem_text = f"is the file of one of {len(siblings)} rank folders"
-    candidates = strategies.beside(folder, ranks) if is_path(where.path) else []
+    candidates = strategies.strategies_near(folder, ranks) if is_path(where.path) else []
     options = [option_for(path, strategy) for path, strategy in candidates if is_tied(path, folder)]
-    candidate_texts = [f"{shortly(path)} ({strategy.extent})" for path, strategy in candidates][
+    candidate_texts = [f"{short_path(path)} ({strategy.extent})" for path, strategy in candidates][
         :_SHOWN
     ]
     options = options[:_SHOWN] or ["--src-strategy FILE or FOLDER (MindFormers: output/strategy)"]
     details = f"beside it lies {' and '.join(candidate_texts)}, of this checkpoint or of another"
     none_option = "--src-strategy none if every rank holds whole parameters (data parallel, "
-    above = (f"name the folder of them all, {quote(shortly(folder))}",) if siblings else ()
-    return Parts(
+    above = (f"name the folder of them all, {quote(short_path(folder))}",) if siblings else ()
+    return Message(
         f"{problem_text}, and no --src-strategy says how they were sharded",
         (*above, *options, _LOST, f"{none_option}remove_redundancy)"),
         where="" if where.files is not None else where.path,
@@ -79,8 +81,8 @@ def as_ranks(paths: Iterable[str]) -> str:
 
 
 def with_what_lies_there(
-    parts: Parts, where: Where, listing: Listing | None, *, is_empty: bool
-) -> Parts:
+    parts: Message, where: CheckpointRef, listing: Listing | None, *, is_empty: bool
+) -> Message:
     """Return what is wrong with a place, with what lies there instead of a checkpoint.
 
     `is_empty`: no file was found that could be one of a checkpoint.
@@ -89,17 +91,17 @@ def with_what_lies_there(
         return parts
     if listing.kind == FOLDER:
         return what_lies_at(Path(where.path)) or parts
-    nearby_tries = likeliest(Path(where.path))
+    nearby_tries = suggest_similar_path(Path(where.path))
     return parts._replace(tries=(*nearby_tries, *parts.tries))
 
 
-def one_of_ranks(where: Where, strategy: Strategy, siblings: Sequence[int]) -> Parts:
+def one_of_ranks(where: CheckpointRef, strategy: Strategy, siblings: Sequence[int]) -> Message:
     """Say that one rank's file was named, and the strategy is of all ranks that lie beside it."""
     folder = Path(where.path).resolve().parent.parent
-    return Parts(
+    return Message(
         f"is the file of one of {len(siblings)} rank folders, and {strategy.label} of "
         f"{strategy.extent}",
-        (f"name the folder of them all, {quote(shortly(folder))}",
+        (f"name the folder of them all, {quote(short_path(folder))}",
          "--src-strategy none if the file holds whole parameters"),
         where=where.path,
     )  # fmt: skip
@@ -116,7 +118,7 @@ def is_tied(path: Path, folder: Path) -> bool:
     return path.parent == folder or mindformers or path.name.startswith(f"{folder.name}_strategy")
 
 
-def with_checkpoint(path: str, src_strategy: Strategy) -> Strategy | None:
+def saved_strategy(path: str, src_strategy: Strategy) -> Strategy | None:
     """Return the strategy that MindFormers leaves with a checkpoint: ``output/strategy`` beside
     ``output/checkpoint``.
 
@@ -128,18 +130,20 @@ def with_checkpoint(path: str, src_strategy: Strategy) -> Strategy | None:
     strategy_folder = folder.parent / "strategy"
     if Path(src_strategy.label).absolute().is_relative_to(strategy_folder.absolute()):
         return None
-    loaded_strategies = strategies.loadable([strategy_folder] if strategy_folder.is_dir() else [])
+    loaded_strategies = strategies.load_readable(
+        [strategy_folder] if strategy_folder.is_dir() else []
+    )
     return loaded_strategies[0][1] if loaded_strategies else None
 
 
-def what_lies_at(folder: Path) -> Parts | None:
+def what_lies_at(folder: Path) -> Message | None:
     """Say what a folder without a checkpoint of its own holds: checkpoints below it, or another
     tool's files. None if that is not known.
     """
     children = checkpoints_below(folder)
     if children:
         inside = "a checkpoint" if len(children) == 1 else f"{len(children)} checkpoints"
-        return Parts(
+        return Message(
             f"holds no checkpoint itself, and {inside} in its folders",
             tuple(map(_named, children[:_MOST_CHILDREN])),
             where=str(folder),
@@ -149,9 +153,9 @@ def what_lies_at(folder: Path) -> Parts | None:
             match = folder_signature([entry.name for entry in place.iterdir()])
             if match is not None:
                 name, signature = match
-                title = f"{signature.title}: {shortly(place / name)}"
+                title = f"{signature.title}: {short_path(place / name)}"
                 problem_text = f"expected a checkpoint that rankxform reads, found {title}"
-                return Parts(problem_text, signature.tries, where=str(folder))
+                return Message(problem_text, signature.tries, where=str(folder))
     return None
 
 
@@ -160,8 +164,8 @@ def _named(child: Path) -> str:
     with suppress(RankxformError):
         ranks = by_rank(store_at(str(child)).list(DEFAULT_PATTERN), DEFAULT_PATTERN)
         if ranks:
-            return f"name {quote(shortly(child))} ({format_count(len(ranks), 'rank')})"
-    return f"name {quote(shortly(child))}"
+            return f"name {quote(short_path(child))} ({format_count(len(ranks), 'rank')})"
+    return f"name {quote(short_path(child))}"
 
 
 def checkpoints_below(folder: Path) -> list[Path]:
@@ -195,7 +199,7 @@ def _folders_in(folder: Path) -> list[Path]:
 def _is_checkpoint(folder: Path) -> bool:
     store = store_at(str(folder))
     try:
-        if recognized(store.list("*"), store).described:
+        if recognize_form(store.list("*"), store).described:
             return True
         return bool(by_rank(store.list(DEFAULT_PATTERN), DEFAULT_PATTERN))
     except UsageError:
@@ -213,16 +217,16 @@ def siblings_of(path: Path) -> list[int]:
     for folder in path.parent.parent.glob("rank_*"):
         match = _FOLDER.fullmatch(folder.name)
         with suppress(OSError):  # skip a folder that cannot be listed
-            if match and any(file.suffix in suffixes() for file in folder.iterdir()):
+            if match and any(file.suffix in container_suffixes() for file in folder.iterdir()):
                 ranks.append(int(match[1]))
     return ranks if len(ranks) > 1 else []
 
 
 def option_for(path: Path, strategy: Strategy) -> str:
-    return f"--src-strategy {quote(shortly(path))} (found there: {strategy.extent})"
+    return f"--src-strategy {quote(short_path(path))} (found there: {strategy.extent})"
 
 
-def shortly(path: Path) -> str:
+def short_path(path: Path) -> str:
     """Write a path as it is named from here, if it lies below."""
     working_dir = Path.cwd()
     return str(path.relative_to(working_dir)) if path.is_relative_to(working_dir) else str(path)

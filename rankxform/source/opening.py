@@ -15,37 +15,37 @@ from typing import Any
 
 from rankxform.checkpoints.base import (
     FORMS,
+    CheckpointRef,
     Form,
-    Selected,
-    Where,
+    SelectedFiles,
 )
 from rankxform.errors import (
     CheckpointError,
-    Parts,
+    Message,
     RequestError,
     StrategyError,
     UsageError,
 )
-from rankxform.facts import FILES, contradictions
-from rankxform.formats.base import Index, Schema, Stated
+from rankxform.facts import FILE_IDENTITY, contradictions
+from rankxform.formats.base import DeclaredFile, Index, Schema
 from rankxform.layout.states import States, find_states
 from rankxform.layout.strategy import Strategy, WholeStrategy
 from rankxform.planning.catalog import Catalog
 from rankxform.planning.description import Description
 from rankxform.planning.reach import Reach
-from rankxform.planning.table import catalog_of, facts_of
-from rankxform.storage.index import Indexer, outwait
+from rankxform.planning.table import catalog_of, catalog_statements
+from rankxform.storage.index import Indexer, wait_for_newer_mtime
 from rankxform.storage.store import Listing, absolute, address_of
 from rankxform.transport import Team
 from rankxform.values import dataclass
 
 from . import faults
-from .by_node import list_on_all, reach_of
-from .choice import Chosen, Fault, Narrow, choose, entered, form_at
-from .own import Own, changed
-from .whole import whole_strategy
+from .by_node import find_reach, list_on_all_nodes
+from .choice import ChosenFiles, Finding, SourceScope, choose_files, enter_single_folder, form_at
+from .own import SourceManifest, changed_manifest_file
+from .whole import infer_whole_strategy
 
-_NOTHING = Stated()
+_NOTHING = DeclaredFile()
 
 
 @dataclass(frozen=True)
@@ -61,20 +61,20 @@ class Source:
     at the place; on process 0, or where there are several nodes, alone.
     """
 
-    where: Where
+    where: CheckpointRef
     form: Form
-    selected: Selected
+    selected: SelectedFiles
     paths: Mapping[int, str]
     indexes: Mapping[int, Index]
     extra: Mapping[int, Index]
     catalog: Catalog | None
     reach: Reach
     needed_files: tuple[int, ...] = ()
-    faults: tuple[Fault, ...] = ()
+    faults: tuple[Finding, ...] = ()
     notices: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     searched: str = ""
-    manifest: Own | None = None
+    manifest: SourceManifest | None = None
     listing: Listing | None = field(default=None, compare=False)
 
     def require(self) -> Source:
@@ -108,19 +108,21 @@ class Source:
         return next((dirname(path) for path in self.paths.values()), self.where.path)
 
 
-def open_source(where: Where, team: Team, narrow: Narrow | None = None) -> Source:
+def open_source(where: CheckpointRef, team: Team, narrow: SourceScope | None = None) -> Source:
     """List, choose, describe, and read the headers that are needed. Collective."""
-    narrow = narrow or Narrow()
-    where, inside = team.bcast(lambda: entered(replace(where, path=absolute(where.path))))
+    narrow = narrow or SourceScope()
+    where, inside = team.bcast(
+        lambda: enter_single_folder(replace(where, path=absolute(where.path)))
+    )
     form = FORMS[team.bcast(lambda: form_at(where).name)]
     listing, same_as_node0 = None, frozenset[int]()
     if where.files is None:
-        listing, same_as_node0 = list_on_all(team, where.path, form.pattern(where))
+        listing, same_as_node0 = list_on_all_nodes(team, where.path, form.pattern(where))
     if len(same_as_node0) < team.nodes.count - 1:  # each node has a manifest of its own files
         narrow = replace(narrow, manifest=False)
-    chosen_files, src_listing = choose(where, form, listing, narrow, team)
+    chosen_files, src_listing = choose_files(where, form, listing, narrow, team)
     paths = {f: address_of(where.path, n) for f, n in sorted(chosen_files.names.items())}
-    reach, notices = reach_of(team, paths, same_as_node0)
+    reach, notices = find_reach(team, paths, same_as_node0)
     declared_files = (
         chosen_files.selected.description.declared_files
         if chosen_files.selected.description
@@ -140,31 +142,31 @@ def index_all(
     paths: Mapping[int, str],
     reach: Reach,
     team: Team,
-    manifest: Own | None = None,
-    declared_files: Mapping[int, Stated] = MappingProxyType({}),
-) -> tuple[dict[int, Index], list[Fault]]:
+    manifest: SourceManifest | None = None,
+    declared_files: Mapping[int, DeclaredFile] = MappingProxyType({}),
+) -> tuple[dict[int, Index], list[Finding]]:
     """Index the files, each process its part, and give every process all of them. Collective.
 
     What cannot be read as a checkpoint is a fault, and what is not as rankxform wrote it.
     """
     manifest_entries = _noted(paths, manifest)
 
-    def mine() -> tuple[dict[int, Index], list[Fault]]:
-        local_indexes, wrong, indexer = {}, list[Fault](), Indexer()
+    def mine() -> tuple[dict[int, Index], list[Finding]]:
+        local_indexes, wrong, indexer = {}, list[Finding](), Indexer()
         for file in reach.partition(paths)[team.rank]:
             message = (
-                changed(paths[file], manifest_entries[file], manifest.label)
+                changed_manifest_file(paths[file], manifest_entries[file], manifest.label)
                 if manifest and file in manifest_entries
                 else None
             )
             if message is not None:
-                wrong.append(Fault(message, CheckpointError, file, inside=True, id=FILES))
+                wrong.append(Finding(message, CheckpointError, file, inside=True, id=FILE_IDENTITY))
                 continue
             try:
                 local_indexes[file] = indexer.index(paths[file], declared_files.get(file, _NOTHING))
             except CheckpointError as error:
-                wrong.append(Fault(error.parts, CheckpointError, file, inside=True))
-        outwait(local_indexes.values())
+                wrong.append(Finding(error.parts, CheckpointError, file, inside=True))
+        wait_for_newer_mtime(local_indexes.values())
         return local_indexes, wrong
 
     parts = team.allgather(mine)
@@ -179,7 +181,9 @@ def index_all(
     return dict(sorted(indexes.items())), wrong
 
 
-def _noted(paths: Mapping[int, str], manifest: Own | None) -> dict[int, Mapping[str, Any]]:
+def _noted(
+    paths: Mapping[int, str], manifest: SourceManifest | None
+) -> dict[int, Mapping[str, Any]]:
     """Return what a manifest says of each file, by id."""
     if manifest is None:
         return {}
@@ -199,19 +203,19 @@ def _of_ranks(source: Source, strategy: Strategy | None) -> Description:
     return Description(strategy.label if strategy else source.where.path, strategy, ranks=ranks)
 
 
-def _tabulated(source: Source, chosen_files: Chosen, narrow: Narrow) -> Source:
+def _tabulated(source: Source, chosen_files: ChosenFiles, narrow: SourceScope) -> Source:
     """Return a source with its catalog, or with what prevents that; pure."""
     findings, description = [*source.faults], chosen_files.selected.description
     strategy, notices = chosen_files.strategy, [*source.notices]
     described = description is not None
     if not described and not findings and (strategy is None or isinstance(strategy, WholeStrategy)):
         try:
-            strategy, added_notices = whole_strategy(
+            strategy, added_notices = infer_whole_strategy(
                 source.paths, source.indexes, source.where.path, chosen_files.siblings
             )
             notices += added_notices
         except (UsageError, CheckpointError) as error:
-            findings.append(Fault(error.parts, type(error), inside=True))
+            findings.append(Finding(error.parts, type(error), inside=True))
     inside = {
         file: index
         for file, index in source.indexes.items()
@@ -225,13 +229,13 @@ def _tabulated(source: Source, chosen_files: Chosen, narrow: Narrow) -> Source:
         schemas = {file: index.schema for file, index in inside.items()}
         wrong = faults.in_two_files(final_description.ranks, schemas, paths)
     else:
-        schemas = faults.own_names(description, inside)
-        final_description = faults.repaired(description, schemas)
+        schemas = faults.schemas_without_repeats(description, inside)
+        final_description = faults.repair_description(description, schemas)
         notices += final_description.notices[len(description.notices) :]
         drops = narrow.drops(_states_of(final_description, schemas))
-        refused = (Parts(r) for n, r in final_description.refused.items() if not drops(n))
-        wrong = chain(faults.file_faults(final_description, schemas, paths, drops), refused)
-    findings += (Fault(parts, inside=True) for parts in wrong)
+        refused = (Message(r) for n, r in final_description.refused.items() if not drops(n))
+        wrong = chain(faults.check_files(final_description, schemas, paths, drops), refused)
+    findings += (Finding(parts, inside=True) for parts in wrong)
     if (
         description is not None and final_description.is_whole
     ):  # an id stands for a rank with all that it holds whole
@@ -244,13 +248,15 @@ def _tabulated(source: Source, chosen_files: Chosen, narrow: Narrow) -> Source:
                 final_description, schemas, paths, source.needed_files, source.searched
             )
         except (CheckpointError, RequestError, StrategyError) as error:
-            findings.append(Fault(error.parts, type(error), inside=True))
+            findings.append(Finding(error.parts, type(error), inside=True))
     if catalog is not None:
         manifest_statements = source.manifest.facts if source.manifest is not None else ()
         differing = [
-            *contradictions([*final_description.facts, *manifest_statements, *facts_of(catalog)])
+            *contradictions(
+                [*final_description.facts, *manifest_statements, *catalog_statements(catalog)]
+            )
         ]
-        findings += (Fault(c.parts, inside=True, id=c.id) for c in differing if c.refused)
+        findings += (Finding(c.parts, inside=True, id=c.id) for c in differing if c.refused)
         doubts = tuple(str(c) for c in differing if not c.refused)
         source = replace(source, warnings=source.warnings + doubts)
     return replace(source, catalog=catalog, faults=tuple(findings), notices=tuple(notices))

@@ -7,23 +7,25 @@ from dataclasses import replace
 
 from rankxform.checkpoints.base import DEFAULT_PATTERN, FORMS
 from rankxform.options import (
-    BYTES,
-    COMPARE,
-    FIT,
-    FLAG,
-    LOAD,
-    REPEATED,
-    RUN,
-    SOURCE,
-    WHAT,
-    one_of,
+    AFFECTS_BYTES,
+    AFFECTS_COMPARISON,
+    AFFECTS_FIT,
+    AFFECTS_LOAD,
+    GROUP_RUN,
+    GROUP_SELECTION,
+    GROUP_SOURCE,
+    TYPE_FLAG,
+    TYPE_REPEATED,
+    choice_of,
     option,
 )
 from rankxform.planning.selection import ERROR
 from rankxform.values import dataclass
 
-ABSENT, CONTRADICTIONS, EQUAL_SLICES, EXTRA_RANKS, STEP = DOUBTS = (
-    "absent", "contradictions", "equal-slices", "extra-ranks", "step",
+ACCEPT_ABSENT, ACCEPT_CONTRADICTIONS, ACCEPT_STEP = "absent", "contradictions", "step"
+ACCEPT_EQUAL_SLICES, ACCEPT_EXTRA_RANKS = "equal-slices", "extra-ranks"
+DOUBTS = (
+    ACCEPT_ABSENT, ACCEPT_CONTRADICTIONS, ACCEPT_EQUAL_SLICES, ACCEPT_EXTRA_RANKS, ACCEPT_STEP,
 )  # fmt: skip
 """What may be doubted of a source: weights that no file holds, replicas that differ, shards that do
 not, ranks beyond the strategy's, files of two steps."""
@@ -40,7 +42,7 @@ def _doubt(text: str) -> str:
     return text
 
 
-DOUBT = replace(REPEATED, read=_doubt, title="doubts")
+DOUBT = replace(TYPE_REPEATED, read=_doubt, title="doubts")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,51 +50,61 @@ class SourceOptions:
     """Which files a source is, and what of them is accepted. See the help of each."""
 
     unlisted: str = option(
-        ERROR, WHAT, "parameters in no strategy that differ between ranks: take one rank's "
-        "(default: error)", BYTES, COMPARE, LOAD, kind=one_of((ERROR, "take-one")),
+        ERROR, GROUP_SELECTION, "parameters in no strategy that differ between ranks: take one "
+        "rank's (default: error)", AFFECTS_BYTES, AFFECTS_COMPARISON, AFFECTS_LOAD,
+        kind=choice_of((ERROR, "take-one")),
     )  # fmt: skip
     src_form: str | None = option(
-        None, SOURCE, "form of SRC: rank folders (ranks), Checkpoint 2.0, unified safetensors, a "
-        "distributed checkpoint, or Hugging Face (default: recognized)", FIT, COMPARE, LOAD,
-        kind=one_of(FORMS),
+        None, GROUP_SOURCE, "form of SRC: rank folders (ranks), Checkpoint 2.0, unified "
+        "safetensors, a distributed checkpoint, or Hugging Face (default: recognized)", AFFECTS_FIT,
+        AFFECTS_COMPARISON, AFFECTS_LOAD, kind=choice_of(FORMS),
     )  # fmt: skip
     src_pattern: str = option(
-        DEFAULT_PATTERN, SOURCE, "where rank files lie in SRC (default: %(default)s)", COMPARE, FIT,
-        LOAD, metavar="PATTERN",
+        DEFAULT_PATTERN, GROUP_SOURCE, "where rank files lie in SRC (default: %(default)s)",
+        AFFECTS_COMPARISON, AFFECTS_FIT, AFFECTS_LOAD, metavar="PATTERN",
     )  # fmt: skip
     step: str | None = option(
-        None, SOURCE, "epoch and step to take, such as 10_73, or a step alone, or an iteration of "
-        "Checkpoint 2.0; latest: the newest, an error if a rank lacks it (default: the newest that "
-        "all ranks have; of launch: latest)", FIT, LOAD, metavar="STEP",
+        None, GROUP_SOURCE, "epoch and step to take, such as 10_73, or a step alone, or an "
+        "iteration of Checkpoint 2.0; latest: the newest, an error if a rank lacks it (default: "
+        "the newest that all ranks have; of launch: latest)", AFFECTS_FIT, AFFECTS_LOAD,
+        metavar="STEP",
     )  # fmt: skip
     suffix: str | None = option(
-        None, SOURCE, "end of the files' names before .ckpt, such as _breakpoint",
-        COMPARE, FIT, LOAD, metavar="TEXT",
+        None, GROUP_SOURCE, "end of the files' names before .ckpt, such as _breakpoint",
+        AFFECTS_COMPARISON, AFFECTS_FIT, AFFECTS_LOAD, metavar="TEXT",
     )  # fmt: skip
     check_crc: bool = option(
-        False, SOURCE, "compare source files with the checksums they carry", LOAD, kind=FLAG
+        False,
+        GROUP_SOURCE,
+        "compare source files with the checksums they carry",
+        AFFECTS_LOAD,
+        kind=TYPE_FLAG,
     )
     accept: tuple[str, ...] = option(
-        (), SOURCE, "doubts that do not refuse SRC, which are said and noted: " + ", ".join(DOUBTS)
-        + "; of the names that match alone; repeatable", COMPARE, LOAD, kind=DOUBT,
-        metavar="DOUBT[:REGEX]",
+        (), GROUP_SOURCE,
+        "doubts that do not refuse SRC, which are said and noted: " + ", ".join(DOUBTS)
+        + "; of the names that match alone; repeatable",
+        AFFECTS_COMPARISON, AFFECTS_LOAD, kind=DOUBT, metavar="DOUBT[:REGEX]",
     )  # fmt: skip
     allow_extra_ranks: bool = option(
-        False, SOURCE, "ignore ranks beyond the strategy's, whatever they hold", COMPARE, LOAD,
-        kind=FLAG,
+        False, GROUP_SOURCE, "ignore ranks beyond the strategy's, whatever they hold",
+        AFFECTS_COMPARISON, AFFECTS_LOAD, kind=TYPE_FLAG,
     )  # fmt: skip
     allow_equal_slices: bool = option(
-        False, SOURCE, "accept that every rank holds the same bytes of sharded parameters",
-        COMPARE, LOAD, kind=FLAG,
+        False, GROUP_SOURCE, "accept that every rank holds the same bytes of sharded parameters",
+        AFFECTS_COMPARISON, AFFECTS_LOAD, kind=TYPE_FLAG,
     )  # fmt: skip
     check_replicas: str = option(
-        "no", RUN, "read all source replicas first; warn, or refuse, where they differ",
-        kind=one_of(("no", "warn", "error")), verbs=("transform",),
+        "no", GROUP_RUN, "read all source replicas first; warn, or refuse, where they differ",
+        kind=choice_of(("no", "warn", "error")), verbs=("transform",),
     )  # fmt: skip
 
     def accepts(self, doubt: str, name: str | None = None) -> bool:
         """Tell whether a doubt does not refuse a source: of a tensor, or of all that it is of."""
-        spelled = {EQUAL_SLICES: self.allow_equal_slices, EXTRA_RANKS: self.allow_extra_ranks}
+        spelled = {
+            ACCEPT_EQUAL_SLICES: self.allow_equal_slices,
+            ACCEPT_EXTRA_RANKS: self.allow_extra_ranks,
+        }
         if spelled.get(doubt):
             return True
         for text in self.accept:
@@ -104,5 +116,8 @@ class SourceOptions:
     @property
     def accepted(self) -> tuple[str, ...]:
         """What is accepted, as `accept` spells it."""
-        spelled = {EQUAL_SLICES: self.allow_equal_slices, EXTRA_RANKS: self.allow_extra_ranks}
+        spelled = {
+            ACCEPT_EQUAL_SLICES: self.allow_equal_slices,
+            ACCEPT_EXTRA_RANKS: self.allow_extra_ranks,
+        }
         return (*self.accept, *(doubt for doubt, is_accepted in spelled.items() if is_accepted))

@@ -8,21 +8,21 @@ from dataclasses import field
 from pathlib import Path
 from typing import Any
 
-from rankxform.checkpoints.base import DEFAULT_FORM, DEFAULT_PATTERN, Form, Where
+from rankxform.checkpoints.base import DEFAULT_FORM, DEFAULT_PATTERN, CheckpointRef, Form
 from rankxform.checkpoints.rank_folders import LATEST
-from rankxform.errors import FormatError, Parts, RankxformError, StorageError
-from rankxform.facts import MANIFEST, STEP, TYPE, Fact
+from rankxform.errors import FormatError, Message, RankxformError, StorageError
+from rankxform.facts import MANIFEST, STEP, TYPE, Statement
 from rankxform.layout.strategy import Strategy
 from rankxform.publish import companions
-from rankxform.publish.contents import stated
-from rankxform.publish.facts import is_unchanged, known_facts
-from rankxform.publish.target import MANIFEST_NAME, manifest
+from rankxform.publish.contents import manifest_sharding
+from rankxform.publish.facts import is_unchanged, stat_or_none
+from rankxform.publish.target import MANIFEST_NAME, read_manifest
 from rankxform.storage.store import Listing, address_of, is_path
 from rankxform.values import dataclass
 
 
 @dataclass(frozen=True)
-class Own:
+class SourceManifest:
     """What a manifest states of a checkpoint. label: the manifest's path.
 
     strategy: how its ranks shard; None where it does not say so of all pipeline stages, or the form
@@ -39,21 +39,23 @@ class Own:
     files: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     steps: Mapping[str, int] = field(default_factory=dict)
     applied: tuple[str, ...] = ()
-    wrong: tuple[Parts, ...] = ()
-    missing_files: tuple[Parts, ...] = ()
+    wrong: tuple[Message, ...] = ()
+    missing_files: tuple[Message, ...] = ()
     doubts: tuple[str, ...] = ()
     notice: str = ""
 
     @property
-    def facts(self) -> Iterator[Fact]:
+    def facts(self) -> Iterator[Statement]:
         """What it states that files may contradict."""
         for name, dtype in self.dtypes.items():
-            yield Fact(TYPE, name, dtype, MANIFEST, self.label)
+            yield Statement(TYPE, name, dtype, MANIFEST, self.label)
         for name, value in self.steps.items():
-            yield Fact(STEP, name, value, MANIFEST, self.label)
+            yield Statement(STEP, name, value, MANIFEST, self.label)
 
 
-def own_of(where: Where, form: Form, listing: Listing | None, below: str = "") -> Own | None:
+def read_source_manifest(
+    where: CheckpointRef, form: Form, listing: Listing | None, below: str = ""
+) -> SourceManifest | None:
     """Return what the manifest beside a checkpoint's files says of them; None if there is none.
 
     It speaks of the files that it lists: where others lie among them, or are chosen, nothing is
@@ -69,16 +71,16 @@ def own_of(where: Where, form: Form, listing: Listing | None, below: str = "") -
     try:
         return _read(folder, form, listing)
     except RankxformError as error:
-        return Own(str(path), notice=f"{error}; the files were taken as any others")
+        return SourceManifest(str(path), notice=f"{error}; the files were taken as any others")
 
 
-def _is_choice(where: Where) -> bool:
+def _is_choice(where: CheckpointRef) -> bool:
     default = (where.pattern, where.suffix) == (DEFAULT_PATTERN, None)
     return not default or where.step not in (None, LATEST)
 
 
-def _read(folder: Path, form: Form, listing: Listing) -> Own | None:
-    record, path = manifest(folder), folder / MANIFEST_NAME
+def _read(folder: Path, form: Form, listing: Listing) -> SourceManifest | None:
+    record, path = read_manifest(folder), folder / MANIFEST_NAME
     names = list(record["files"])
     if record.get("form", DEFAULT_FORM) != form.name:
         return None
@@ -88,7 +90,7 @@ def _read(folder: Path, form: Form, listing: Listing) -> Own | None:
     dtypes: Mapping[str, str] = {}
     if not form.described:
         try:
-            sharding = stated(record, str(path))
+            sharding = manifest_sharding(record, str(path))
         except FormatError as error:
             raise StorageError(f"damaged: {error}", where=path) from error
         strategy, dtypes = sharding.strategy, sharding.dtypes
@@ -96,7 +98,7 @@ def _read(folder: Path, form: Form, listing: Listing) -> Own | None:
     present_names = (
         [name for name in names if (folder / name).exists()] if form.described else names
     )
-    return Own(
+    return SourceManifest(
         str(path),
         strategy,
         dtypes,
@@ -104,16 +106,17 @@ def _read(folder: Path, form: Form, listing: Listing) -> Own | None:
         {n: v for n, v in steps.items() if isinstance(v, int)} if isinstance(steps, dict) else {},
         tuple(digest for digest in record.get("applied", ()) if isinstance(digest, str)),
         tuple(
-            Parts(r, where=str(folder / n)) for n, r in companions.faults(folder, record).items()
+            Message(r, where=str(folder / n))
+            for n, r in companions.wrong_companions(folder, record).items()
         ),
         tuple(_gone(label, names, present_names)),
-        tuple(companions.doubts(folder, record)),
+        tuple(companions.changed_model_files(folder, record)),
     )
 
 
-def gone(
-    src_manifest: Own, present_names: Collection[str], ranks: Collection[int] | None
-) -> Iterator[Parts]:
+def missing_manifest_files(
+    src_manifest: SourceManifest, present_names: Collection[str], ranks: Collection[int] | None
+) -> Iterator[Message]:
     """Yield what a manifest lists and is not there. ranks: those that are needed."""
     needed_names = [n for n, f in src_manifest.files.items() if ranks is None or f["rank"] in ranks]
     yield from _gone(src_manifest.label, needed_names, present_names)
@@ -121,25 +124,27 @@ def gone(
 
 def _gone(
     label: str, expected_names: Collection[str], present_names: Collection[str]
-) -> Iterator[Parts]:
+) -> Iterator[Message]:
     present_set = {*present_names}
     missing_names = [name for name in expected_names if name not in present_set]
     if missing_names:
         suffix = f", and {len(missing_names) - 1} files more" if missing_names[1:] else ""
-        yield Parts(
+        yield Message(
             f"is gone, and {label} lists it",
             ("bring it back", "convert the original again"),
             f"{address_of(str(Path(label).parent), missing_names[0])}{suffix}",
         )
 
 
-def changed(path: str, manifest_entry: Mapping[str, Any], label: str) -> Parts | None:
+def changed_manifest_file(
+    path: str, manifest_entry: Mapping[str, Any], label: str
+) -> Message | None:
     """Return that a file is not the one that a manifest lists; None if it is."""
-    facts = known_facts(Path(path).resolve())
+    facts = stat_or_none(Path(path).resolve())
     with suppress(RankxformError):
         if facts is None or is_unchanged(Path(path), manifest_entry, facts):
             return None
-    return Parts(
+    return Message(
         f"is not the file that {label} lists: it was changed or replaced since",
         ("bring the right one", "remove the manifest if it is meant"),
         path,

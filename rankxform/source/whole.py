@@ -16,7 +16,7 @@ from rankxform.layout.names import summarize_names
 from rankxform.layout.strategy import Strategy, WholeStrategy
 
 
-def whole_strategy(
+def infer_whole_strategy(
     paths: Mapping[int, str], indexes: Mapping[int, Index], where: str, siblings: int
 ) -> tuple[Strategy, list[str]]:
     """Return the strategy of a source without one, and notices.

@@ -14,9 +14,9 @@ from rankxform.planning.cost_model import Costs
 from .posix import (
     SYSCALL_BYTES,
     create,
-    existing,
     fsync,
-    opened_to_write,
+    nearest_existing,
+    open_for_writing,
     remove,
     start_writing,
     write_from,
@@ -109,7 +109,7 @@ def reading(path: str) -> float:
         return max(1, nbytes) / max(timer.more(nbytes), 1e-9)
 
 
-def reading_for(path: str, seconds: float) -> float:
+def measure_reading(path: str, seconds: float) -> float:
     """Read a file for this many seconds, again if it ends; return bytes a second.
 
     No shorter measurement detects a process that gets the processor for only part of the time.
@@ -122,7 +122,7 @@ def reading_for(path: str, seconds: float) -> float:
     return max(1, done) / max(passed, 1e-9)
 
 
-def copying(nbytes: int = 16 << 20) -> float:
+def measure_copying(nbytes: int = 16 << 20) -> float:
     """Copy in memory, more than a cache holds; return bytes a second."""
     source, target = memoryview(bytearray(nbytes)), memoryview(bytearray(nbytes))
     target[:] = source  # so that the pages are there
@@ -131,17 +131,17 @@ def copying(nbytes: int = 16 << 20) -> float:
     return nbytes / (perf_counter() - began)
 
 
-def measure(source: str | None, folder: Path, *, durable: bool) -> Costs:
+def measure_storage(source: str | None, folder: Path, *, durable: bool) -> Costs:
     """Read from the file `source`, and write a file below `folder` that is removed again.
 
     Without a source nothing is read, and the bandwidth of reading is infinite.
     """
     block = memoryview(bytearray(SYSCALL_BYTES))
     read = reading(source) if source else inf
-    beside = existing(folder) / f".rankxform-{os.uname().nodename}-{os.getpid()}.part"
+    beside = nearest_existing(folder) / f".rankxform-{os.uname().nodename}-{os.getpid()}.part"
     try:
         create(beside)
-        with opened_to_write(beside) as fd:
+        with open_for_writing(beside) as fd:
             remove(beside)  # whatever happens, nothing stays
             began = perf_counter()
             for start in range(0, MEASURED_BYTES, SYSCALL_BYTES):

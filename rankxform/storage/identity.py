@@ -22,8 +22,8 @@ from .posix import (
     advise,
     blocks,
     create,
-    existing,
-    opened,
+    nearest_existing,
+    open_for_reading,
     range_reader,
     read_into,
     remove,
@@ -50,7 +50,7 @@ _SEEN_SECONDS, _PAUSE_SECONDS = 3.0, 0.1
 
 
 @dataclass(frozen=True)
-class Identity:
+class FileIdentity:
     """What tells a file or folder of one node from that of another: size, time, inode number.
 
     On a disk of the node's own the inode number says nothing, and times are accurate to
@@ -63,23 +63,23 @@ class Identity:
     samples: str = ""
 
 
-def identity(path: Path) -> Identity | None:
+def file_identity(path: Path) -> FileIdentity | None:
     """Return what tells a file from another, or None where there is none."""
     try:
         status = path.stat()
         if _is_network(path):
-            return Identity(status.st_size, status.st_mtime_ns, status.st_ino)
-        return Identity(status.st_size, status.st_mtime_ns, None, sampled(path))
+            return FileIdentity(status.st_size, status.st_mtime_ns, status.st_ino)
+        return FileIdentity(status.st_size, status.st_mtime_ns, None, sample_digest(path))
     except OSError:
         return None
 
 
-def network_folder(path: Path) -> Identity | None:
+def network_folder(path: Path) -> FileIdentity | None:
     """Return what distinguishes a folder on the network from others; None for a local folder."""
     if not path.is_dir() or not _is_network(path):
         return None
     status = path.stat()
-    return Identity(status.st_size, status.st_mtime_ns, status.st_ino)
+    return FileIdentity(status.st_size, status.st_mtime_ns, status.st_ino)
 
 
 def _is_network(path: Path) -> bool:
@@ -114,12 +114,12 @@ def _mounts() -> tuple[tuple[str, str], ...]:
     return tuple(mounts)
 
 
-def sampled(path: Path) -> str:
+def sample_digest(path: Path) -> str:
     """Return a digest of a file's size, start and end, and of blocks between them, up to 64.
 
     By it a file that was copied is known again, and one that was changed mostly is not.
     """
-    with opened(path) as (fd, status):
+    with open_for_reading(path) as (fd, status):
         advise(fd, os.POSIX_FADV_RANDOM)  # or a network file system would read much more
         size, read_at = status.st_size, range_reader(fd, path)
         state = blake2b(f"{size}".encode(), digest_size=16)
@@ -131,10 +131,10 @@ def sampled(path: Path) -> str:
     return state.hexdigest()
 
 
-def digest(path: Path, on_progress: OnProgress = lambda nbytes: None) -> bytes:
+def file_digest(path: Path, on_progress: OnProgress = lambda nbytes: None) -> bytes:
     """Return a digest of all bytes of a file."""
     state = blake2b(digest_size=16)
-    with opened(path) as (fd, status):
+    with open_for_reading(path) as (fd, status):
         for block in blocks(partial(read_into, fd, path), on_progress)([Span(0, status.st_size)]):
             state.update(block)
     return state.digest()
@@ -145,7 +145,7 @@ class FolderMarker:
 
     def __init__(self, folder: Path, token: str, node: int) -> None:
         """Leave one where `folder` is, or will be made."""
-        self._folder, self._token = existing(folder), token
+        self._folder, self._token = nearest_existing(folder), token
         self._own = self._path(node)
         create(self._own)
         self._remove_stale()
@@ -178,7 +178,7 @@ class FolderMarker:
                     path.unlink()
 
 
-def own_addresses(hosts: Iterable[str], name: str) -> frozenset[str]:
+def addresses_of_this_host(hosts: Iterable[str], name: str) -> frozenset[str]:
     """Return those of `hosts`, names or addresses, that mean this host, called `name`."""
     return frozenset(h for h in hosts if _short(h) == _short(name) or h == name or _is_local(h))
 
@@ -199,13 +199,14 @@ def _is_local(host: str) -> bool:
     return False
 
 
-def differing(identities: Mapping[int, Identity]) -> list[list[int]]:
+def group_by_file(identities: Mapping[int, FileIdentity]) -> list[list[int]]:
     """Group nodes whose files are the same. `identities`: node -> identity of its file.
 
-    >>> differing({0: Identity(1, 5, 7), 1: Identity(1, 5, 7), 2: Identity(1, 5, 8)})
+    >>> first, second = FileIdentity(1, 5, 7), FileIdentity(1, 5, 8)
+    >>> group_by_file({0: first, 1: first, 2: second})
     [[0, 1], [2]]
     """
-    groups: dict[Identity, list[int]] = {}
+    groups: dict[FileIdentity, list[int]] = {}
     for node, identity in identities.items():
         groups.setdefault(identity, []).append(node)
     return list(groups.values())

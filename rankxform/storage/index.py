@@ -8,19 +8,26 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from rankxform.errors import CheckpointError, FormatError
-from rankxform.formats.base import Format, Index, ReadAt, Stated, format_of, gaps
+from rankxform.formats.base import (
+    Container,
+    DeclaredFile,
+    Index,
+    ReadAt,
+    container_of,
+    non_tensor_spans,
+)
 from rankxform.formats.signatures import FIRST_BYTES, file_signature
 
 from .posix import AnyPath
 from .store import store_at
 
 
-def container(path: AnyPath) -> Format:
+def container_of_path(path: AnyPath) -> Container:
     """Return the container of a checkpoint file, which its name tells."""
-    return format_of(os.path.splitext(path)[1])
+    return container_of(os.path.splitext(path)[1])
 
 
-def index(path: AnyPath) -> Index:
+def index_file(path: AnyPath) -> Index:
     """Read the table of contents of `path` from its headers. Raises CheckpointError."""
     return Indexer().index(path)
 
@@ -29,7 +36,7 @@ _TICK = 10_000_000
 """Nanoseconds after which the clock of a file system has ticked."""
 
 
-_NOTHING = Stated()
+_NOTHING = DeclaredFile()
 
 
 class Indexer:
@@ -44,9 +51,9 @@ class Indexer:
     def __init__(self) -> None:
         self._seen: dict[tuple[str, int], list[_Template]] = {}
 
-    def index(self, path: AnyPath, declared: Stated = _NOTHING) -> Index:
+    def index(self, path: AnyPath, declared: DeclaredFile = _NOTHING) -> Index:
         """Read the table of contents of `path`. Raises CheckpointError if it is not as declared."""
-        kind = container(path)
+        kind = container_of_path(path)
         with store_at(str(path)).open("") as file:
             size, modified, inode, changed = file.version
             templates = (
@@ -76,7 +83,7 @@ class Indexer:
         return replace(index, modified=modified, inode=inode, changed=changed)
 
 
-def outwait(indexes: Iterable[Index]) -> None:
+def wait_for_newer_mtime(indexes: Iterable[Index]) -> None:
     """Wait until a later write gets a later modification time than these files have.
 
     A file system's clock ticks every few milliseconds. Two writes within a tick get equal times.
@@ -98,6 +105,6 @@ class _Template:
         """Whether another file of the same size has the same bytes outside of its content."""
         if self._headers is None:
             with store_at(self._path).open("") as file:
-                spans = gaps(self.index)
+                spans = non_tensor_spans(self.index)
                 self._headers = [(s.offset, file.read_at(s.offset, s.nbytes)) for s in spans]
         return all(read_at(offset, len(data)) == data for offset, data in self._headers)

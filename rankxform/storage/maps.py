@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rankxform.errors import UsageError, nearest
+from rankxform.errors import UsageError, did_you_mean
 
 from .posix import read_bytes
 
@@ -19,12 +19,12 @@ _MOST_BASES = 8
 """Tables that extend each other in a row."""
 
 
-def names() -> list[str]:
+def map_names() -> list[str]:
     """Return the names of the tables that come with rankxform."""
     return sorted(path.stem for path in FOLDER.glob("*.toml") if not path.name.startswith("_"))
 
 
-def load(name: str) -> MapTable:
+def load_map_table(name: str) -> MapTable:
     """Return the table of that name, or of a file whose name ends in ``.toml``.
 
     Raises UsageError.
@@ -34,10 +34,10 @@ def load(name: str) -> MapTable:
         if not path.is_file():
             raise UsageError("no such mapping table", where=path)
         return _load(path, str(path), ())
-    if name not in names():
+    if name not in map_names():
         raise UsageError(
-            f"there is no map {name!r}{nearest(name, names())}",
-            details=f"there are {', '.join(names())}, and your own tables (*.toml)",
+            f"there is no map {name!r}{did_you_mean(name, map_names())}",
+            details=f"there are {', '.join(map_names())}, and your own tables (*.toml)",
         )
     return _load(FOLDER / f"{name}.toml", f"map {name}", ())
 
@@ -47,14 +47,14 @@ def _load(path: Path, label: str, above: tuple[str, ...]) -> MapTable:
 
     data = read_bytes(path)
     bases = []
-    for name in dict.fromkeys(map_toml.extended(data, label)):
+    for name in dict.fromkeys(map_toml.parse_extends(data, label)):
         base = path.parent / f"{name}.toml"
         base = base if base.is_file() else FOLDER / f"{name}.toml"
         here = (*above, str(path.resolve()))
         if not base.is_file() or str(base.resolve()) in here or len(here) > _MOST_BASES:
             raise UsageError(f"extends {name!r}, which is no table beside it", where=label)
         bases.append(_load(base, label, here))
-    return map_toml.parse(data, label, tuple(bases))
+    return map_toml.parse_map_table(data, label, tuple(bases))
 
 
 _COMPANIONS = (
@@ -79,7 +79,7 @@ def companion_names(folder: Path) -> list[str]:
     return [path.name for path in paths if path.is_file()]
 
 
-def config_bytes(path: Path) -> bytes:
+def read_config_bytes(path: Path) -> bytes:
     """Return a model's configuration as it is. Raises UsageError."""
     if path.is_dir():
         path = path / CONFIG
@@ -88,12 +88,12 @@ def config_bytes(path: Path) -> bytes:
     return read_bytes(path)
 
 
-def config(path: Path) -> dict[str, Any]:
+def read_config(path: Path) -> dict[str, Any]:
     """Return a model's configuration. Raises UsageError."""
-    return parsed_config(config_bytes(path), str(path))
+    return parse_config(read_config_bytes(path), str(path))
 
 
-def parsed_config(data: bytes, path: str) -> dict[str, Any]:
+def parse_config(data: bytes, path: str) -> dict[str, Any]:
     """Return a model's configuration, which `path` holds. Raises UsageError."""
     try:
         document = json.loads(data)

@@ -13,13 +13,13 @@ from rankxform.errors import CheckpointError, FormatError, RequestError
 from rankxform.formats.base import ReadAt
 from rankxform.formats.checkpoint2 import (
     PARAMETERS,
+    Checkpoint2Metadata,
+    Checkpoint2Parameter,
     Holders,
-    Metadata,
-    Stated,
     Written,
-    document,
-    number_of,
-    parse,
+    format_metadata,
+    parse_checkpoint2_metadata,
+    slice_number,
 )
 from rankxform.geometry.box import Shape
 from rankxform.layout.folded import fold_optimizer_shard
@@ -29,13 +29,13 @@ from rankxform.layout.strategy import Strategy
 from rankxform.planning.plan import Planner
 from rankxform.values import dataclass
 
-from .posix import opened, range_reader
+from .posix import open_for_reading, range_reader
 
 _START, _PART = 1 << 12, 1 << 20
 
 
 @dataclass(frozen=True)
-class Declared:
+class Checkpoint2Description:
     """What a metadata.json says: the strategy; of each file its rank and the parameters in it; and
     by parameter type and full shape, in elements."""
 
@@ -49,7 +49,7 @@ def is_metadata(path: Path) -> bool:
     """Tell whether a file is the metadata.json of a checkpoint, by how it starts."""
     if not path.is_file():
         return False
-    with opened(path) as (fd, _):
+    with open_for_reading(path) as (fd, _):
         return begins_metadata(range_reader(fd, path))
 
 
@@ -58,21 +58,21 @@ def begins_metadata(read_at: ReadAt) -> bool:
     return f'"{PARAMETERS}"'.encode() in read_at(0, _START)
 
 
-def read(path: Path) -> Declared:
+def read_checkpoint2_metadata(path: Path) -> Checkpoint2Description:
     """Read a metadata.json. Raises CheckpointError, which says what contradicts what."""
-    with opened(path) as (fd, _):
-        return parsed(range_reader(fd, path), str(path))
+    with open_for_reading(path) as (fd, _):
+        return parse_checkpoint2(range_reader(fd, path), str(path))
 
 
-def parsed(read_at: ReadAt, label: str) -> Declared:
+def parse_checkpoint2(read_at: ReadAt, label: str) -> Checkpoint2Description:
     """Read a metadata.json through a function. Raises CheckpointError."""
     try:
-        return _declared(parse(read_at), label)
+        return _declared(parse_checkpoint2_metadata(read_at), label)
     except FormatError as error:
         raise CheckpointError.of_parts(error.at(label)) from error
 
 
-def _declared(metadata: Metadata, label: str) -> Declared:
+def _declared(metadata: Checkpoint2Metadata, label: str) -> Checkpoint2Description:
     size = _stage_size(metadata)
     stages: list[dict[str, Layout]] = []
     ranks: dict[str, int] = {}
@@ -103,7 +103,7 @@ def _declared(metadata: Metadata, label: str) -> Declared:
         raise FormatError(f"says where slices of {extra[0]!r} are, and not what they are")
     shared_names: dict[tuple[str, ...], tuple[str, ...]] = {}
     shapes = {name: parameter.shape for name, parameter in metadata.parameters.items()}
-    return Declared(
+    return Checkpoint2Description(
         Strategy(tuple(stages), size, label, shapes=shapes),
         ranks,
         {
@@ -114,7 +114,7 @@ def _declared(metadata: Metadata, label: str) -> Declared:
     )
 
 
-def _stage_size(metadata: Metadata) -> int:
+def _stage_size(metadata: Checkpoint2Metadata) -> int:
     """Return the ranks of a pipeline stage; all ranks, if no layout says how many."""
     sizes = [len(parameter.ranks) for parameter in metadata.parameters.values() if parameter.layout]
     if sizes:
@@ -128,7 +128,7 @@ def _stage_size(metadata: Metadata) -> int:
     return max(ranks, default=0) + 1
 
 
-def _over_stage(name: str, declared: Stated, size: int) -> Layout:
+def _over_stage(name: str, declared: Checkpoint2Parameter, size: int) -> Layout:
     """Return the layout of a parameter over all ranks of its stage.
 
     PyNative declares some layouts over one group of ranks, which the stage repeats. Raises
@@ -149,7 +149,7 @@ def _over_stage(name: str, declared: Stated, size: int) -> Layout:
 
 def _stages_of(
     name: str,
-    declared: Stated,
+    declared: Checkpoint2Parameter,
     layout: Layout,
     slices: Mapping[int, Holders],
     size: int,
@@ -164,14 +164,14 @@ def _stages_of(
         for file, rank in holders:
             if ranks.setdefault(file, rank) != rank:
                 raise FormatError(f"{file!r} is said to be rank {ranks[file]}'s and rank {rank}'s")
-            if number_of(layout, rank % size) != number:
+            if slice_number(layout, rank % size) != number:
                 raise FormatError(
                     f"slice {number} is said to be rank {rank}'s, in {file!r}, which by its "
-                    f"layout has slice {number_of(layout, rank % size)}",
+                    f"layout has slice {slice_number(layout, rank % size)}",
                     where=f"{name!r}",
                 )
             stages.add(rank // size)
-    lost = {number_of(layout, r) for r in range(size)} - set(slices)
+    lost = {slice_number(layout, r) for r in range(size)} - set(slices)
     return tuple(sorted(stages or {0})), min(lost, default=None)
 
 
@@ -179,7 +179,7 @@ def _stages_of(
 
 
 @dataclass(frozen=True)
-class Slices:
+class Checkpoint2Writer:
     """What a metadata.json is to say: of each parameter what it is, of each slice where it is."""
 
     parameters: Mapping[str, Written]
@@ -189,7 +189,7 @@ class Slices:
         """Yield the text of the metadata.json, in parts of some size."""
         texts: list[str] = []
         size = 0
-        for text in document(self.parameters, self.storage):
+        for text in format_metadata(self.parameters, self.storage):
             texts.append(text)
             size += len(text)
             if size > _PART:
@@ -198,7 +198,7 @@ class Slices:
         yield "".join(texts).encode()
 
     @classmethod
-    def of(cls, planner: Planner, names: Mapping[int, str]) -> Slices:
+    def of(cls, planner: Planner, names: Mapping[int, str]) -> Checkpoint2Writer:
         """Return what the destination of `planner` is, of files with these `names` by id.
 
         The optimizer's parameters come after the network's. A gradient that the strategy lists is
@@ -226,7 +226,7 @@ class Slices:
                         )
             local = rank % planner.dst.stage_size
             layouts = {written.layout for _, written in by_stage[stage]}
-            numbers = {layout: number_of(layout, local) for layout in layouts}
+            numbers = {layout: slice_number(layout, local) for layout in layouts}
             rank_files = by_rank.get(rank, [])
             of_state = next((name for file, name in rank_files if file % 2), None)
             file_names = {n: name for file, name in rank_files for n in planner.names(file)}
@@ -268,7 +268,7 @@ def _in_stage(planner: Planner, stage: int, rank: int) -> list[tuple[str, Writte
     for name in order:
         base = name if name in layouts else planner.dst.states.base_name(name)
         parameter, layout = planner.parameter(base), layouts[base]
-        if not parameter.shape or not is_stated(planner, base):
+        if not parameter.shape or not is_in_metadata(planner, base):
             continue
         if layout not in folded:
             try:
@@ -281,7 +281,7 @@ def _in_stage(planner: Planner, stage: int, rank: int) -> list[tuple[str, Writte
     return [*network, *optimizer]
 
 
-def is_stated(planner: Planner, name: str) -> bool:
+def is_in_metadata(planner: Planner, name: str) -> bool:
     """Tell whether metadata.json states a parameter: not what no strategy lists, and no counter."""
     parameter = planner.parameter(name)
     return parameter.declared and (parameter.is_weight or parameter.state is not None)

@@ -55,24 +55,24 @@ def inode(path: Path) -> Inode | None:
     return status.st_dev, status.st_ino
 
 
-def is_same(a: Path, b: Path) -> bool:
+def is_same_file(a: Path, b: Path) -> bool:
     """Tell whether two paths lead to one file or folder that is there."""
     return inode(a) is not None and inode(a) == inode(b)
 
 
-def is_inside(path: Path, folder: Path) -> bool:
+def is_below(path: Path, folder: Path) -> bool:
     """Tell whether `path`, which need not exist, is the existing `folder` or lies below it."""
-    return lies_in(path, {inode(folder)})
+    return is_below_any(path, {inode(folder)})
 
 
-def lies_in(path: Path, folders: Collection[Inode | None]) -> bool:
+def is_below_any(path: Path, folders: Collection[Inode | None]) -> bool:
     """Tell whether `path`, which need not be there, is one of some folders, or below one."""
     real = Path(os.path.realpath(path))
     inodes = {folder for folder in folders if folder is not None}
     return any(inode(parent) in inodes for parent in (real, *real.parents))
 
 
-def read_record(path: Path) -> bytes:
+def read_own_record(path: Path) -> bytes:
     """Return all bytes of a small file of our own, not through a link. Raises OSError."""
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     with open(os.open(path, flags), "rb") as file:
@@ -82,7 +82,7 @@ def read_record(path: Path) -> bytes:
 
 
 @contextmanager
-def opened(path: AnyPath) -> Iterator[tuple[int, os.stat_result]]:
+def open_for_reading(path: AnyPath) -> Iterator[tuple[int, os.stat_result]]:
     """Open `path` for reading; yield its descriptor and status."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -102,7 +102,7 @@ def status_of(fd: int, path: AnyPath) -> os.stat_result:
 
 
 @contextmanager
-def opened_to_write(path: Path) -> Iterator[int]:
+def open_for_writing(path: Path) -> Iterator[int]:
     """Open a file that is there for writing; yield its descriptor."""
     try:
         fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
@@ -318,7 +318,7 @@ def size_of(path: Path) -> int:
         raise StorageError.of(error, path, "look at") from error
 
 
-def existing(folder: Path) -> Path:
+def nearest_existing(folder: Path) -> Path:
     """Return `folder`, or the nearest one above it that is there."""
     while not folder.is_dir():
         folder = folder.parent
@@ -328,7 +328,7 @@ def existing(folder: Path) -> Path:
 def free_bytes(folder: Path) -> int:
     """Return the bytes that are free where `folder` is, or will be."""
     try:
-        room = os.statvfs(existing(folder))
+        room = os.statvfs(nearest_existing(folder))
     except OSError as error:
         raise StorageError.of(error, folder, "ask how much is free in") from error
     return room.f_bavail * room.f_frsize
@@ -349,7 +349,7 @@ def fsync(fd: int, path: Path) -> None:
         raise StorageError.of(error, path, "sync") from error
 
 
-def likeliest(path: Path) -> list[str]:
+def suggest_similar_path(path: Path) -> list[str]:
     """Return, as something to try, the path beside one that is not there whose name is nearest."""
     from difflib import get_close_matches
 
@@ -360,16 +360,16 @@ def likeliest(path: Path) -> list[str]:
     return []
 
 
-def take_room(path: Path, nbytes: int) -> None:
+def preallocate(path: Path, nbytes: int) -> None:
     """Take room on the device for the first bytes of a file that is there, if that can be done.
 
     Those that nobody writes are zeros.
     """
-    with suppress(OSError, StorageError, AttributeError), opened_to_write(path) as fd:
+    with suppress(OSError, StorageError, AttributeError), open_for_writing(path) as fd:
         os.posix_fallocate(fd, 0, nbytes)
 
 
-def cut(path: Path, nbytes: int) -> None:
+def truncate(path: Path, nbytes: int) -> None:
     """Let a file end after so many bytes."""
     try:
         os.truncate(path, nbytes)
@@ -389,7 +389,7 @@ def sync(path: Path) -> None:
         raise StorageError.of(error, path, "sync") from error
 
 
-def give_name(part: Path, final: Path, *, durable: bool) -> None:
+def publish_file(part: Path, final: Path, *, durable: bool) -> None:
     """Give a complete file its final name, in one step."""
     try:
         os.replace(part, final)
@@ -399,12 +399,12 @@ def give_name(part: Path, final: Path, *, durable: bool) -> None:
         sync(final.parent)
 
 
-def own_name(path: Path) -> Path:
+def unique_name(path: Path) -> Path:
     """Return a name beside `path` that no other process has."""
     return path.with_name(f"{path.name}.{os.uname().nodename}-{os.getpid()}")
 
 
-def write_small(
+def write_atomically(
     path: Path, data: bytes | Iterable[bytes], *, durable: bool = True, shared: bool = False
 ) -> None:
     """Write a small file under its final name, complete or not at all.
@@ -413,13 +413,13 @@ def write_small(
     at the same moment.
     """
     make_folder(path.parent)
-    beside = own_name(path) if shared else path
+    beside = unique_name(path) if shared else path
     part = beside.with_name(beside.name + ".part")
     try:
         _write_all(part, data)
         if durable:
             sync(part)
-        give_name(part, path, durable=durable)
+        publish_file(part, path, durable=durable)
     except BaseException as error:
         remove(part)
         if isinstance(error, StorageError):
@@ -429,7 +429,7 @@ def write_small(
 
 def _write_all(part: Path, data: bytes | Iterable[bytes]) -> None:
     create(part)
-    with opened_to_write(part) as fd:
+    with open_for_writing(part) as fd:
         offset = 0
         for block in (data,) if isinstance(data, bytes) else data:
             write_from(fd, part, offset, memoryview(block))

@@ -13,7 +13,7 @@ from rankxform.errors import CheckpointError, StorageError
 from .posix import (
     Buffer,
     Descriptors,
-    opened,
+    open_for_reading,
     range_reader,
     read_bytes,
     read_into,
@@ -25,11 +25,11 @@ from .store import (
     FILE,
     FOLDER,
     RANK,
+    FileVersion,
+    HeaderReader,
     Listing,
-    OpenFile,
-    Ranges,
+    RangeReader,
     Store,
-    Version,
     address_of,
     expression_of,
     is_hidden,
@@ -39,18 +39,18 @@ from .store import (
 _LARGEST_DOCUMENT = 1 << 30
 
 
-class Posix:
+class PosixStorage:
     """Paths of file systems (`Storage`)."""
 
     def store(self, place: str) -> Store:
         return PosixStore(Path(place))
 
-    def ranges(self) -> Ranges:
-        return PosixRanges()
+    def ranges(self) -> RangeReader:
+        return PosixRangeReader()
 
 
-class PosixRanges:
-    """Files of file systems (`Ranges`); the system reads ahead of what is read in a row.
+class PosixRangeReader:
+    """Files of file systems (`RangeReader`); the system reads ahead of what is read in a row.
 
     What is sparse is read through a descriptor of its own, on which the system reads nothing ahead.
     """
@@ -60,10 +60,10 @@ class PosixRanges:
     def __init__(self) -> None:
         self._files, self._sparse = Descriptors(os.O_RDONLY), sparse_descriptors()
 
-    def version(self, path: str, sparse: bool = False) -> Version:
+    def version(self, path: str, sparse: bool = False) -> FileVersion:
         return _version(status_of(self._descriptor(path, sparse), path))
 
-    def named(self, path: str) -> Version | None:
+    def named(self, path: str) -> FileVersion | None:
         try:
             return _version(os.stat(path))
         except FileNotFoundError:
@@ -130,14 +130,14 @@ class PosixStore:
         return (self._root / name).is_file()
 
     @contextmanager
-    def open(self, name: str) -> Iterator[OpenFile]:
+    def open(self, name: str) -> Iterator[HeaderReader]:
         path = address_of(str(self._root), name)
-        with opened(path) as (fd, status):
-            yield OpenFile(range_reader(fd, path), _version(status))
+        with open_for_reading(path) as (fd, status):
+            yield HeaderReader(range_reader(fd, path), _version(status))
 
 
-def _version(status: os.stat_result) -> Version:
-    return Version(status.st_size, status.st_mtime_ns, status.st_ino, status.st_ctime_ns)
+def _version(status: os.stat_result) -> FileVersion:
+    return FileVersion(status.st_size, status.st_mtime_ns, status.st_ino, status.st_ctime_ns)
 
 
 def _walk(root: str, below: str, parts: list[re.Pattern[str] | None]) -> Iterator[str]:

@@ -35,10 +35,10 @@ Position = tuple[int, str | Path, int]
 """A place in an open file: its descriptor, its path, and a byte."""
 
 
-def shared_part(start: int, dst_start: int, nbytes: int) -> range:
+def shareable_blocks(start: int, dst_start: int, nbytes: int) -> range:
     """Return which of `nbytes` bytes from `start` on can become those from `dst_start` on.
 
-    >>> shared_part(100, 8292, 10_000), shared_part(100, 108, 10_000)
+    >>> shareable_blocks(100, 8292, 10_000), shareable_blocks(100, 108, 10_000)
     (range(3996, 8092), range(0, 0))
     """
     if (start - dst_start) % BLOCK:
@@ -47,7 +47,7 @@ def shared_part(start: int, dst_start: int, nbytes: int) -> range:
     return range(head, head + (nbytes - head) // BLOCK * BLOCK)
 
 
-def share(source: Position, target: Position, nbytes: int) -> bool:
+def share_blocks(source: Position, target: Position, nbytes: int) -> bool:
     """Let a file have whole blocks of another as its own; tell whether the file system does.
 
     Whatever the reason if not, a copy may still succeed, and says what is wrong if it fails too.

@@ -10,13 +10,13 @@ from hashlib import blake2b
 from zlib import crc32
 
 from rankxform.errors import CheckpointError, FormatError
-from rankxform.formats.base import Index, locate
+from rankxform.formats.base import Index, spans_of_range
 from rankxform.formats.dtype import item_size
-from rankxform.planning.consistency import Sample
+from rankxform.planning.consistency import ContentDigest
 
-from .index import container
-from .index import index as table_of
-from .posix import OnProgress, blocks, opened
+from .index import container_of_path
+from .index import index_file as table_of
+from .posix import OnProgress, blocks, open_for_reading
 from .sources import check_same
 from .store import is_path, storage_of, store_at
 
@@ -30,7 +30,7 @@ SAMPLE = 4096
 
 def digest_all(
     path: str, index: Index, names: Iterable[str], on_progress: OnProgress
-) -> dict[str, Sample]:
+) -> dict[str, ContentDigest]:
     """Return a digest of all bytes of each tensor of `names` that the file holds."""
     samples = {}
     with closing(storage_of(path).ranges()) as ranges:
@@ -46,13 +46,13 @@ def digest_all(
                     content += bytes(part) if is_number else b""
                     first = first or bytes(part[:1])
                     is_constant = is_constant and not bytes(part).lstrip(first)
-                samples[name] = Sample(state.digest(), constant=is_constant, content=content)
+                samples[name] = ContentDigest(state.digest(), constant=is_constant, content=content)
     return samples
 
 
-def sample(
+def digest_samples(
     path: str, index: Index, names: Iterable[str], on_progress: OnProgress = lambda nbytes: None
-) -> dict[str, Sample]:
+) -> dict[str, ContentDigest]:
     """Return a digest of some bytes of each tensor of `names` that the file holds.
 
     Where they lie in the content, its size tells.
@@ -65,14 +65,14 @@ def sample(
                 spans, nbytes = index.spans(name), index.nbytes(name)
                 start = crc32(b"%d" % nbytes) % (max(0, nbytes - SAMPLE) + 1)
                 room, done = memoryview(bytearray(min(SAMPLE, nbytes - start))), 0
-                for span in locate(spans, start, len(room)):
+                for span in spans_of_range(spans, start, len(room)):
                     ranges.read(path, span.offset, room[done : done + span.nbytes], sparse=True)
                     done += span.nbytes
                 data = bytes(room)
                 on_progress(len(data))
                 digest = blake2b(data, digest_size=16).digest()
                 dtype = index.schema.dtypes[index.schema.position[name]]
-                samples[name] = Sample(
+                samples[name] = ContentDigest(
                     digest,
                     constant=not data.lstrip(data[:1]),
                     is_zero=bool(data) and not data.lstrip(b"\0"),
@@ -111,14 +111,14 @@ def _repeated(word: int, width: int, count: int) -> int:
     return int.from_bytes(word.to_bytes(width, "little") * count, "little")
 
 
-def holes(path: str, index: Index) -> dict[str, int]:
+def find_holes(path: str, index: Index) -> dict[str, int]:
     """Return the tensors of a file of which a long part was never written, with its bytes.
 
     Lost writes leave holes, which read as zeros; so do file systems that store no zeros.
     """
     if not is_path(path):
         return {}
-    with opened(path) as (fd, status):
+    with open_for_reading(path) as (fd, status):
         if status.st_size - status.st_blocks * 512 < _LONG:
             return {}
         gaps = [(a, b) for a, b in _holes(fd, status.st_size) if b - a >= _LONG]
@@ -146,14 +146,14 @@ def _holes(fd: int, size: int) -> Iterator[tuple[int, int]]:
             yield start, position
 
 
-def check_content(path: str, index: Index, seen: Mapping[str, Sample]) -> None:
+def check_content(path: str, index: Index, seen: Mapping[str, ContentDigest]) -> None:
     """Raise CheckpointError where a file has other headers, or other bytes where it was looked at.
 
     seen: what was sampled of it before, by entry.
     """
     now = table_of(path).viewed(index.views)
     same = (now.schema, now.offsets, now.pieces) == (index.schema, index.offsets, index.pieces)
-    if not same or sample(path, index, seen, lambda done: None) != seen:
+    if not same or digest_samples(path, index, seen, lambda done: None) != seen:
         raise CheckpointError(
             "was replaced while it was read; training still writes there?",
             "wait until the checkpoint is complete and run again",
@@ -163,25 +163,25 @@ def check_content(path: str, index: Index, seen: Mapping[str, Sample]) -> None:
 
 def check_crc(path: str, index: Index, on_progress: OnProgress) -> None:
     """Compare a file with the checksum it carries, if any. Raises CheckpointError."""
-    wrong = wrong_crc(path, index, on_progress)
+    wrong = describe_wrong_crc(path, index, on_progress)
     if wrong:
         raise CheckpointError(f"{wrong}; the file is damaged, copy it again", where=path)
 
 
-def wrong_crc(path: str, index: Index, on_progress: OnProgress) -> str | None:
+def describe_wrong_crc(path: str, index: Index, on_progress: OnProgress) -> str | None:
     """Return what is wrong with the checksums that a file carries; None if nothing, or it has none.
 
     Reads all that has one.
     """
-    return next(filter(None, compared_sums(path, index, on_progress)), None)
+    return next(filter(None, check_checksums(path, index, on_progress)), None)
 
 
-def compared_sums(path: str, index: Index, on_progress: OnProgress) -> list[str]:
+def check_checksums(path: str, index: Index, on_progress: OnProgress) -> list[str]:
     """Return for each checksum that a file carries what is wrong with it, "" if nothing."""
     with store_at(path).open("") as file, closing(storage_of(path).ranges()) as ranges:
         read = blocks(partial(ranges.read, path), on_progress)
         try:
-            checksums = container(path).checksums(index, file.read_at, read)
+            checksums = container_of_path(path).checksums(index, file.read_at, read)
         except FormatError as error:
             return [str(error)]
     return [f"{of} is {b}, the file says {a}" if a != b else "" for of, a, b in checksums]

@@ -7,14 +7,14 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
 from rankxform.errors import CheckpointError
-from rankxform.formats.base import Index, locate
+from rankxform.formats.base import Index, spans_of_range
 
 from .posix import Buffer
 from .reflink import Position
-from .store import Ranges, Version, storage_of
+from .store import FileVersion, RangeReader, storage_of
 
 
-class Read(NamedTuple):
+class TensorRead(NamedTuple):
     """A read of the content of a tensor in a file, by its entry there, in bytes."""
 
     file: int
@@ -23,7 +23,7 @@ class Read(NamedTuple):
     nbytes: int
 
 
-class Sources:
+class SourceReader:
     """The source files of one process.
 
     paths, indexes: by file. recheck: called with the id of a file of which something was changed
@@ -40,11 +40,13 @@ class Sources:
         self._paths, self._indexes, self._recheck = paths, indexes, recheck
         kinds = dict.fromkeys(map(storage_of, paths.values()))
         self._ranges = {kind: kind.ranges() for kind in kinds}
-        self._open: dict[tuple[int, bool], tuple[Ranges, str, Index]] = {}
-        self._versions: dict[int, Version] = {}
-        self._coming: Iterator[Read] = iter(())
-        self._next: Read | None = None  # of those to come
-        self._flight: deque[tuple[Read, int]] = deque()  # each with how many requests it takes
+        self._open: dict[tuple[int, bool], tuple[RangeReader, str, Index]] = {}
+        self._versions: dict[int, FileVersion] = {}
+        self._coming: Iterator[TensorRead] = iter(())
+        self._next: TensorRead | None = None  # of those to come
+        self._flight: deque[tuple[TensorRead, int]] = (
+            deque()
+        )  # each with how many requests it takes
         self._memory = self._free_requests = self._free_bytes = 0
         self.nbytes, self.ahead = (
             0,
@@ -64,14 +66,14 @@ class Sources:
             ranges.read(path, index.offsets[i] + start, room, sparse)
         else:
             done = 0
-            for span in locate(index.spans(name), start, len(room)):
+            for span in spans_of_range(index.spans(name), start, len(room)):
                 ranges.read(path, span.offset, room[done : done + span.nbytes], sparse)
                 done += span.nbytes
         self.nbytes += len(room)
         if self._flight:
-            self._passed(Read(file, name, start, len(room)))
+            self._passed(TensorRead(file, name, start, len(room)))
 
-    def expect(self, coming: Iterator[Read], memory: int) -> None:
+    def expect(self, coming: Iterator[TensorRead], memory: int) -> None:
         """Announce what `read` will be called for, all of it and in this order.
 
         As many are in flight as the storage can have, and no more of their bytes than `memory`.
@@ -84,7 +86,7 @@ class Sources:
         """Announce as much as there is room for; what never has room is not announced."""
         while (read := self._next) is not None:
             ranges, path, index = self._opened(read.file)
-            spans = list(locate(index.spans(read.entry), read.start, read.nbytes))
+            spans = list(spans_of_range(index.spans(read.entry), read.start, read.nbytes))
             if len(spans) <= ranges.ahead and read.nbytes <= self._memory:
                 if len(spans) > self._free_requests or read.nbytes > self._free_bytes:
                     return
@@ -95,7 +97,7 @@ class Sources:
                 self._free_bytes -= read.nbytes
             self._next = next(self._coming, None)
 
-    def _passed(self, read: Read) -> None:
+    def _passed(self, read: TensorRead) -> None:
         """Announce more, if this was the first in flight; other reads are not announced."""
         if self._flight[0][0] == read:
             _, requests = self._flight.popleft()
@@ -132,10 +134,10 @@ class Sources:
             read(path, offset, room[done : done + run], sparse)
             offset += stride
             if self._flight:
-                self._passed(Read(file, name, start + done // run * stride, run))
+                self._passed(TensorRead(file, name, start + done // run * stride, run))
         self.nbytes += len(room)
 
-    def _opened(self, file: int, sparse: bool = False) -> tuple[Ranges, str, Index]:
+    def _opened(self, file: int, sparse: bool = False) -> tuple[RangeReader, str, Index]:
         """Return how a file is read, its path and index. Raises CheckpointError if it has changed.
 
         What is sparse may be read through a descriptor of its own, which may be of another file.
@@ -170,7 +172,7 @@ class Sources:
                 touched.append(f"{path}: its name, mode or links were changed while it was read")
         return tuple(touched)
 
-    def __enter__(self) -> Sources:
+    def __enter__(self) -> SourceReader:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -178,7 +180,7 @@ class Sources:
             ranges.close()
 
 
-def check_same(path: str, version: Version, index: Index) -> None:
+def check_same(path: str, version: FileVersion, index: Index) -> None:
     """Raise CheckpointError where a source file is no longer the one that was indexed."""
     if (version.size, version.modified) != (index.size, index.modified):
         raise CheckpointError(

@@ -63,7 +63,7 @@ class Listing:
         return Listing(self.path, kind, tuple(files), entries, folders, self.searched, inside)
 
 
-class Version(NamedTuple):
+class FileVersion(NamedTuple):
     """What tells a version of a file from another: `size` in bytes; modified: when, in nanoseconds,
     or another number that no later version has.
 
@@ -77,11 +77,11 @@ class Version(NamedTuple):
     changed: int = 0
 
 
-class OpenFile(NamedTuple):
+class HeaderReader(NamedTuple):
     """A file whose headers are read, and which version of it this is."""
 
     read_at: ReadAt
-    version: Version
+    version: FileVersion
 
 
 class Store(Protocol):
@@ -102,11 +102,11 @@ class Store(Protocol):
     def has(self, name: str) -> bool:
         """Tell whether a file is there, as this process sees it."""
 
-    def open(self, name: str) -> AbstractContextManager[OpenFile]:
+    def open(self, name: str) -> AbstractContextManager[HeaderReader]:
         """Yield a file, to read what is not its tensors' content; "" is the place itself."""
 
 
-class Ranges(Protocol):
+class RangeReader(Protocol):
     """Files whose content is read by byte ranges, by one process; opened as they are needed.
 
     ahead: how many reads it has in flight at most, if they are announced; 0 where that gains
@@ -115,10 +115,10 @@ class Ranges(Protocol):
 
     ahead: int
 
-    def version(self, path: str, sparse: bool = False) -> Version:
+    def version(self, path: str, sparse: bool = False) -> FileVersion:
         """Return which version of a file `read` reads. Raises StorageError."""
 
-    def named(self, path: str) -> Version | None:
+    def named(self, path: str) -> FileVersion | None:
         """Return which version has this name now; None if nothing has it any more."""
 
     def announce(self, path: str, offset: int, nbytes: int) -> None:
@@ -149,7 +149,7 @@ class Storage(Protocol):
     def store(self, place: str) -> Store:
         """Return the place with this address."""
 
-    def ranges(self) -> Ranges:
+    def ranges(self) -> RangeReader:
         """Return files of this kind, to be read by this process."""
 
 

@@ -30,13 +30,20 @@ from rankxform.layout.strategy import (
 )
 
 from . import metadata
-from .posix import is_same, likeliest, opened, range_reader, read_bytes, write_small
+from .posix import (
+    is_same_file,
+    open_for_reading,
+    range_reader,
+    read_bytes,
+    suggest_similar_path,
+    write_atomically,
+)
 from .store import is_litter
 
 SUFFIXES = (".ckpt", ".json")
 
 
-def load(where: str | Strategy | None) -> Strategy:
+def load_strategy(where: str | Strategy | None) -> Strategy:
     """Read the strategy that `where` names, a file, a folder of them, or none; or return it.
 
     ``shard:REGEX=AXIS@RANKS`` is a strategy by patterns (`PatternStrategy`). The metadata.json of a
@@ -53,8 +60,10 @@ def load(where: str | Strategy | None) -> Strategy:
         return PatternStrategy.parse(where)
     metadata_path = metadata_at(Path(where))
     if metadata_path is not None:
-        return metadata.read(metadata_path).strategy
-    return merge_records([read(path) for path in files(Path(where))], where)
+        return metadata.read_checkpoint2_metadata(metadata_path).strategy
+    return merge_records(
+        [read_strategy_file(path) for path in strategy_files_at(Path(where))], where
+    )
 
 
 def metadata_at(where: Path) -> Path | None:
@@ -75,7 +84,7 @@ def path_of(where: str | Strategy | None) -> Path | None:
     return Path(where)
 
 
-def beside(folder: Path, ranks: int) -> list[tuple[Path, Strategy]]:
+def strategies_near(folder: Path, ranks: int) -> list[tuple[Path, Strategy]]:
     """Return strategies for at least so many ranks that lie in a checkpoint's folder or beside it.
 
     What counts is what has "strategy" in its name, as in MindFormers' ``output/strategy`` beside
@@ -90,12 +99,12 @@ def beside(folder: Path, ranks: int) -> list[tuple[Path, Strategy]]:
                 for path in sorted(where.iterdir())
                 if "strategy" in path.name.lower() and not is_litter(path.name)
             ]
-        candidates += loadable(entries)
+        candidates += load_readable(entries)
     fitting = [(path, strategy) for path, strategy in candidates if strategy.ranks >= ranks]
     return sorted(fitting, key=lambda pair: pair[1].ranks != ranks)
 
 
-def loadable(paths: Iterable[Path]) -> list[tuple[Path, Strategy]]:
+def load_readable(paths: Iterable[Path]) -> list[tuple[Path, Strategy]]:
     """Return the paths that hold a strategy, each with it.
 
     What cannot be read, and what is much larger than strategies are, is left out.
@@ -103,29 +112,35 @@ def loadable(paths: Iterable[Path]) -> list[tuple[Path, Strategy]]:
     loaded = []
     for path in paths:
         with suppress(RankxformError, OSError):
-            parts = in_folder(path) if path.is_dir() else [path] if path.suffix in SUFFIXES else []
+            parts = (
+                strategy_candidates(path)
+                if path.is_dir()
+                else [path]
+                if path.suffix in SUFFIXES
+                else []
+            )
             if parts and sum(part.stat().st_size for part in parts) <= _LOOKED_AT:
-                loaded.append((path, load(str(path))))
+                loaded.append((path, load_strategy(str(path))))
     return loaded
 
 
-def files(path: Path) -> list[Path]:
+def strategy_files_at(path: Path) -> list[Path]:
     """Return the strategy files at `path`, ordered as a person would number them."""
     if not path.exists():
-        raise UsageError("no such strategy file or folder", *likeliest(path), where=path)
+        raise UsageError("no such strategy file or folder", *suggest_similar_path(path), where=path)
     if path.is_file():
         return [path]
     if not path.is_dir():
         raise UsageError("is neither a file nor a folder", where=path)
-    paths = in_folder(path)
+    paths = strategy_candidates(path)
     if not paths:
-        inside = [folder for folder, _ in loadable(p for p in sorted(path.iterdir()) if p.is_dir())]
+        inside = [f for f, _ in load_readable(p for p in sorted(path.iterdir()) if p.is_dir())]
         named = f"; did you mean {inside[0]}?" if inside else ""
         raise StrategyError(f"holds no strategy file (*.ckpt or *.json){named}", where=path)
     return paths
 
 
-def in_folder(path: Path) -> list[Path]:
+def strategy_candidates(path: Path) -> list[Path]:
     """Return what may be strategy files in a folder, in their order."""
     paths = [
         p for p in path.iterdir() if p.suffix in SUFFIXES and not is_litter(p.name) and p.is_file()
@@ -133,10 +148,10 @@ def in_folder(path: Path) -> list[Path]:
     return sorted(paths, key=lambda path: natural_sort_key(path.name))
 
 
-def read(path: Path) -> StrategyRecord:
+def read_strategy_file(path: Path) -> StrategyRecord:
     """Read one strategy file: JSON if its name ends in ``.json``, else protobuf."""
     as_json = path.name.endswith(".json")
-    parse = strategy_json.parse if as_json else strategy_proto.parse
+    parse = strategy_json.parse_strategy_json if as_json else strategy_proto.parse_strategy_proto
     if not as_json and (first := first_byte(path)) not in _FIRST_BYTES:
         kind = "a checkpoint file, not a strategy file" if first == b"\n" else "no strategy file"
         configs = f"--src-config {path}, or --dst-config, for what a job's YAML file says"
@@ -160,7 +175,7 @@ _FIRST_BYTES = (b"", b"\x08", b"\x12", b"\x1a")
 
 def first_byte(path: Path) -> bytes:
     """Return the first byte of a file, none of an empty one."""
-    with opened(path) as (fd, _):
+    with open_for_reading(path) as (fd, _):
         return range_reader(fd, path)(0, 1)
 
 
@@ -169,14 +184,14 @@ def is_strategy(path: Path) -> bool:
     if path.suffix == ".json":
         if metadata.is_metadata(path):
             return True
-        with opened(path) as (fd, status):
+        with open_for_reading(path) as (fd, status):
             read_at = range_reader(fd, path)
             ends = 0, max(0, status.st_size - _JSON_BYTES)
             return any(strategy_json.is_strategy(read_at(start, _JSON_BYTES)) for start in ends)
     return path.suffix != ".safetensors" and first_byte(path) in _FIRST_BYTES[1:]
 
 
-def merge(folder: Path, target: Path, *, overwrite: bool = False) -> Strategy:
+def merge_stage_files(folder: Path, target: Path, *, overwrite: bool = False) -> Strategy:
     """Write the stage files in `folder` as one merged file that MindSpore reads.
 
     The format is the inputs'; the content is what merge_pipeline_strategys writes. Returns the
@@ -187,15 +202,15 @@ def merge(folder: Path, target: Path, *, overwrite: bool = False) -> Strategy:
         raise StorageError("is already there", "remove it", "say --overwrite", where=target)
     if not folder.is_dir():
         raise UsageError("not a folder of strategy files", where=folder)
-    strategy, data = merged(folder, target)
-    write_small(target, data, shared=True)
+    strategy, data = merge_in_memory(folder, target)
+    write_atomically(target, data, shared=True)
     return strategy
 
 
-def merged(folder: Path, target: Path) -> tuple[Strategy, bytes]:
+def merge_in_memory(folder: Path, target: Path) -> tuple[Strategy, bytes]:
     """Return the merged strategy of the stage files in `folder`, and the content of `target`."""
-    paths = [path for path in files(folder) if not is_same(path, target)]
-    records = {path: read(path) for path in paths}
+    paths = [path for path in strategy_files_at(folder) if not is_same_file(path, target)]
+    records = {path: read_strategy_file(path) for path in paths}
     strategy = merge_records(list(records.values()), str(folder))
     parts = {path: record for path, record in records.items() if not record.merged}
     as_json = target.name.endswith(".json")
@@ -212,7 +227,7 @@ def merged(folder: Path, target: Path) -> tuple[Strategy, bytes]:
             where=folder,
             details="MindSpore takes the format from the name",
         )
-    join = strategy_json.merge if as_json else strategy_proto.merge
+    join = strategy_json.merge_json_stages if as_json else strategy_proto.merge_proto_stages
     return strategy, join([(stage, read_bytes(chosen[stage])) for stage in sorted(chosen)])
 
 
@@ -220,7 +235,7 @@ _CONVERTED = "rankxform-converted"
 """The operator in a file that was written anew: a layout tells nothing of a network's operators."""
 
 
-def encoded(strategy: Strategy, target: Path) -> dict[Path, bytes]:
+def encode_strategy(strategy: Strategy, target: Path) -> dict[Path, bytes]:
     """Return the files that hold a strategy: one file, JSON if it ends in ``.json``, or a folder.
 
     A target without a suffix is a folder with one protobuf file for each stage, as a training
@@ -229,18 +244,17 @@ def encoded(strategy: Strategy, target: Path) -> dict[Path, bytes]:
     """
     operator = DERIVED if strategy.derived else _CONVERTED
     check_folded(strategy)
-    form = strategy_json if target.suffix == ".json" else strategy_proto
-    parts = [
-        (stage, form.stage_file(stage, layouts, operator))
-        for stage, layouts in enumerate(strategy.stages)
-    ]
+    as_json = target.suffix == ".json"
+    encode = strategy_json.encode_json_stage if as_json else strategy_proto.encode_proto_stage
+    join = strategy_json.merge_json_stages if as_json else strategy_proto.merge_proto_stages
+    parts = [(n, encode(n, layouts, operator)) for n, layouts in enumerate(strategy.stages)]
     if target.suffix not in SUFFIXES:
         size = strategy.stage_size
         return {target / f"ckpt_strategy_rank_{n * size}.ckpt": data for n, data in parts}
-    return {target: parts[0][1] if len(parts) == 1 else form.merge(parts)}
+    return {target: parts[0][1] if len(parts) == 1 else join(parts)}
 
 
-def save(strategy: Strategy, target: Path) -> list[Path]:
+def save_strategy(strategy: Strategy, target: Path) -> list[Path]:
     """Write a strategy to a file or folder that does not exist yet; return the files.
 
     Raises StorageError where something is there.
@@ -251,13 +265,13 @@ def save(strategy: Strategy, target: Path) -> list[Path]:
         raise StorageError(
             "is a folder", "name a file in it, or a folder without suffix", where=target
         )
-    files = encoded(strategy, target)
+    files = encode_strategy(strategy, target)
     for path, data in files.items():
-        write_small(path, data, shared=True)
+        write_atomically(path, data, shared=True)
     return list(files)
 
 
-def folded(strategy: Strategy, shapes: Mapping[str, Shape]) -> Strategy:
+def fold_nested_maps(strategy: Strategy, shapes: Mapping[str, Shape]) -> Strategy:
     """Return a strategy whose nested tensor maps are as protobuf has them, not as JSON does.
 
     `shapes` are full shapes. A layout stays as it is where it may be nested and no shape is known.
@@ -293,20 +307,20 @@ def check_folded(strategy: Strategy) -> None:
                 )
 
 
-def convert(source: str, target: Path, shapes: Mapping[str, Shape]) -> list[Path]:
+def rewrite_strategy(source: str, target: Path, shapes: Mapping[str, Shape]) -> list[Path]:
     """Write the strategy at `source` in another form; return the files.
 
     Stage files of one kind are merged as MindSpore merges them, operators included.
     """
-    strategy = load(source)
+    strategy = load_strategy(source)
     if is_none(source) or path_of(source) is None:
         raise UsageError("expected a strategy file or folder", where=f"{source!r}")
     if target.exists():
-        return save(strategy, target)  # refuses, or fills an empty folder
+        return save_strategy(strategy, target)  # refuses, or fills an empty folder
     where = Path(source)
-    kinds = {read(path).json for path in files(where)}
+    kinds = {read_strategy_file(path).json for path in strategy_files_at(where)}
     as_json = target.suffix == ".json"
     if where.is_dir() and len(strategy.stages) > 1 and kinds == {as_json} and target.suffix:
-        merge(where, target)
+        merge_stage_files(where, target)
         return [target]
-    return save(folded(strategy, shapes), target)
+    return save_strategy(fold_nested_maps(strategy, shapes), target)

@@ -1,4 +1,4 @@
-"""`aim`: what a request makes of a source, before a tensor byte is touched."""
+"""`resolve_target`: what a request makes of a source, before a tensor byte is touched."""
 
 from __future__ import annotations
 
@@ -7,39 +7,52 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rankxform.checkpoints.base import DEFAULT_FORM, FORMS, Arrangement, Form, Naming, Where
+from rankxform.checkpoints.base import (
+    DEFAULT_FORM,
+    FORMS,
+    CheckpointRef,
+    DestinationFiles,
+    FileNaming,
+    Form,
+)
 from rankxform.errors import CheckpointError, RequestError, UsageError
 from rankxform.facts import (
     contradictions,
 )
-from rankxform.formats.base import FORMATS, Format, Schema
+from rankxform.formats.base import CONTAINERS, Container, Schema
 from rankxform.layout.names import summarize_names
 from rankxform.layout.strategy import Strategy, WholeStrategy
-from rankxform.ops.base import Derivation, Tensor
+from rankxform.ops.base import OperationChain, Tensor
 from rankxform.ops.counters import is_added
-from rankxform.ops.naming import AS_STORED, MINDSPORE, named_strategy
+from rankxform.ops.naming import AS_STORED, MINDSPORE, rename_strategy
 from rankxform.ops.vocabulary import is_vocabulary
 from rankxform.options import is_default
 from rankxform.planning.catalog import Catalog
-from rankxform.planning.derived import tensors_of
+from rankxform.planning.derived import apply_operations
 from rankxform.planning.plan import Planner
-from rankxform.planning.selection import Selection, select, with_followers
+from rankxform.planning.selection import Selection, add_destination_followers, select_parameters
 from rankxform.planning.stages import check_ranks
-from rankxform.planning.table import written_out
+from rankxform.planning.table import expand_patterns
 from rankxform.request import Request
 from rankxform.source.opening import Source, open_source
-from rankxform.source.options import CONTRADICTIONS
+from rankxform.source.options import ACCEPT_CONTRADICTIONS
 from rankxform.storage import strategies
-from rankxform.storage.index import container
+from rankxform.storage.index import container_of_path
 from rankxform.storage.store import address_of, scheme_of
 from rankxform.transport import Team
 
-from .asked import Asked, read_request, where_of
+from .asked import ResolvedRequest, resolve_request, source_ref
 from .asked_source import open_asked
-from .doubts import absent_weights, check_shapes, check_side, iterations, remarks
+from .doubts import (
+    check_absent_weights,
+    check_naming,
+    check_shapes,
+    iteration_statements,
+    target_findings,
+)
 from .manifest import check_not_applied
 from .operation_inputs import (
-    derivation_of,
+    build_operations,
     map_in_words,
     tied_duplicates,
     truncated_vocab,
@@ -47,7 +60,7 @@ from .operation_inputs import (
     with_variants,
 )
 from .placement import unsafe_writers
-from .suggestions import suggesting
+from .suggestions import adding_suggestions
 from .target import Target
 from .training import kept_facts, training_facts, training_step
 
@@ -58,17 +71,17 @@ _LOADABLE = "safetensors"
 """The container of ranks' files whose source has one that MindSpore cannot load."""
 
 
-def prepare(request: Request, team: Team) -> tuple[Asked, Source, Target]:
+def prepare(request: Request, team: Team) -> tuple[ResolvedRequest, Source, Target]:
     """Return a request as read, its source, and what is made of it. Collective."""
-    resolved = read_request(request, team)
+    resolved = resolve_request(request, team)
     source = open_asked(resolved, team)
-    return resolved, source, aim(resolved, source, team)
+    return resolved, source, resolve_target(resolved, source, team)
 
 
-def aim(resolved: Asked, source: Source, team: Team) -> Target:
+def resolve_target(resolved: ResolvedRequest, source: Source, team: Team) -> Target:
     """Return what is made of a source without faults. Collective."""
     adapter = _adapter(resolved, team)
-    if adapter is not None and not resolved.request.accepts(CONTRADICTIONS):
+    if adapter is not None and not resolved.request.accepts(ACCEPT_CONTRADICTIONS):
         team.bcast(lambda: check_not_applied(source, adapter))
     variant_request = team.agree(
         lambda: with_variants(resolved.request, resolved.operation, source, resolved.dst)
@@ -77,17 +90,19 @@ def aim(resolved: Asked, source: Source, team: Team) -> Target:
     resolved = replace(resolved, request=arranged)
     training = training_facts(resolved.request, source, team)
     reference = _check_arrangement(resolved, source, team)
-    with suggesting(resolved, source, team):
+    with adding_suggestions(resolved, source, team):
         target = team.agree(lambda: _aimed(resolved, source, training, adapter))
     doubts = [unsafe_writers(resolved.request, target, team)]
     if reference is not None:
-        from .likeness import check_alike
+        from .likeness import check_resemblance
 
-        doubts.append(team.bcast(lambda: check_alike(resolved.request, source, target, reference)))
+        doubts.append(
+            team.bcast(lambda: check_resemblance(resolved.request, source, target, reference))
+        )
     return replace(target, warnings=(*target.warnings, *filter(None, doubts)))
 
 
-def _adapter(resolved: Asked, team: Team) -> Source | None:
+def _adapter(resolved: ResolvedRequest, team: Team) -> Source | None:
     """Open an adapter, if one is to be added. Collective."""
     if resolved.operation.lora is None:
         return None
@@ -97,23 +112,23 @@ def _adapter(resolved: Asked, team: Team) -> Source | None:
     )
     adapter_strategy = requested_strategy or operation.lora_strategy
     strategy = team.bcast(
-        lambda: None if adapter_strategy is None else strategies.load(adapter_strategy)
+        lambda: None if adapter_strategy is None else strategies.load_strategy(adapter_strategy)
     )
-    where = Where(operation.lora or "", strategy=strategy)
+    where = CheckpointRef(operation.lora or "", strategy=strategy)
     if operation.inside:  # the same files as the source's
-        where = replace(where_of(request, strategy), path=operation.lora or "")
+        where = replace(source_ref(request, strategy), path=operation.lora or "")
     return open_source(where, team).require()
 
 
-def _check_arrangement(resolved: Asked, source: Source, team: Team) -> Source | None:
+def _check_arrangement(resolved: ResolvedRequest, source: Source, team: Team) -> Source | None:
     """Compare how tensors are joined with a reference; return that, if one is given. Collective."""
     request = resolved.request
     if request.like is None or resolved.operation.table is None or resolved.shapes is not None:
         return None
-    from .likeness import check_arrangement
+    from .likeness import check_joining
 
-    reference = open_source(Where(request.like), team).require()
-    check_arrangement(request, resolved.operation, source, reference, team)
+    reference = open_source(CheckpointRef(request.like), team).require()
+    check_joining(request, resolved.operation, source, reference, team)
     return reference
 
 
@@ -121,28 +136,28 @@ def _check_arrangement(resolved: Asked, source: Source, team: Team) -> Source | 
 
 
 def _aimed(
-    resolved: Asked, source: Source, training: Mapping[str, Any], adapter: Source | None
+    resolved: ResolvedRequest, source: Source, training: Mapping[str, Any], adapter: Source | None
 ) -> Target:
     """Work out what is made; pure, and the same on every process."""
     request, operation, catalog = resolved.request, resolved.operation, source.table
     added, items = adapter.table if adapter else None, source.description.items
     facts = None if source.form.counters else training  # as tensors, the source has them
-    derivation = derivation_of(request, operation, added, items, facts)
+    derivation = build_operations(request, operation, added, items, facts)
     derivation = derivation.with_states(catalog.states)
     _check_extra_names(source, resolved.src)
-    check_side(request, operation, source, derivation)
-    tensors = tensors_of(catalog, derivation)
+    check_naming(request, operation, source, derivation)
+    tensors = apply_operations(catalog, derivation)
     listed = catalog.strategy.stages_of if catalog.strategy is not None else ()
     derivation.check_names([*listed, *(parameter.name for parameter in catalog.parameters)])
     derived, dst = _wanted(resolved, catalog, tensors, derivation)
     ranks = check_ranks(request.ranks, dst)
-    dst, dst_listed_states = with_followers(catalog, dst, derivation)
-    selection = select(
+    dst, dst_listed_states = add_destination_followers(catalog, dst, derivation)
+    selection = select_parameters(
         catalog, dst, derivation, request.unmatched, ranks, tensors, dst_listed_states
     )
     _check_untracked(source, selection, dst)
     check_shapes(source, selection, dst)
-    absent = absent_weights(request, source, derivation)
+    absent = check_absent_weights(request, source, derivation)
     planner = Planner(catalog, dst, selection)
     try:
         for rank in ranks:
@@ -152,7 +167,7 @@ def _aimed(
     form, written, arrangement = _arranged(request, planner, source, training)
     if arrangement.parts:
         planner = planner.with_parts(arrangement.parts)
-    findings = absent + remarks(resolved, source, selection, derivation, tensors)
+    findings = absent + target_findings(resolved, source, selection, derivation, tensors)
     return Target(
         planner=planner,
         ranks=ranks,
@@ -174,7 +189,7 @@ def _aimed(
         warnings=(
             *source.warnings,
             *findings.warnings,
-            *map(str, contradictions(iterations(source, training, arrangement))),
+            *map(str, contradictions(iteration_statements(source, training, arrangement))),
         ),
     )
 
@@ -227,7 +242,7 @@ def _with_vocabulary(error: RequestError, tensors: Sequence[Tensor], dst: Strate
 
 def _arranged(
     request: Request, planner: Planner, source: Source, training: Mapping[str, Any]
-) -> tuple[Form, Format, Arrangement]:
+) -> tuple[Form, Container, DestinationFiles]:
     """Return how the destination's files are made. Raises UsageError for what its form lacks."""
     form = FORMS[request.dst_form or DEFAULT_FORM]
     if request.ranks and form.described:
@@ -239,18 +254,20 @@ def _arranged(
     return form, written, form.arrange(planner, naming)
 
 
-def _container(request: Request, form: Form, source: Source) -> Format:
+def _container(request: Request, form: Form, source: Source) -> Container:
     if form.container is not None:
         if request.format not in (None, form.container):
             raise UsageError(f"{form.name} is made of {form.container} files", "leave out --format")
-        return FORMATS[form.container]
+        return CONTAINERS[form.container]
     if request.format is not None:
-        return FORMATS[request.format]
-    its_own = container(next(iter(source.paths.values())))
-    return its_own if its_own.alone else FORMATS[_LOADABLE]
+        return CONTAINERS[request.format]
+    its_own = container_of_path(next(iter(source.paths.values())))
+    return its_own if its_own.alone else CONTAINERS[_LOADABLE]
 
 
-def _naming(request: Request, form: Form, container: Format, training: Mapping[str, Any]) -> Naming:
+def _naming(
+    request: Request, form: Form, container: Container, training: Mapping[str, Any]
+) -> FileNaming:
     """Return how a destination's files are to be made. Raises UsageError for others' options."""
     for other_form in FORMS.values():
         for name in other_form.options:
@@ -260,14 +277,17 @@ def _naming(request: Request, form: Form, container: Format, training: Mapping[s
                     f"destination is {form.name}"
                 )
     form_options = {name: getattr(request, name) for name in form.options}
-    return Naming(request.prefix, "." + container.name, training_step(training), form_options)
+    return FileNaming(request.prefix, "." + container.name, training_step(training), form_options)
 
 
 # -- the destination's strategy -------------------------------------------------------------------
 
 
 def _wanted(
-    resolved: Asked, catalog: Catalog, tensors: Sequence[Tensor], derivation: Derivation
+    resolved: ResolvedRequest,
+    catalog: Catalog,
+    tensors: Sequence[Tensor],
+    derivation: OperationChain,
 ) -> tuple[Derived | None, Strategy]:
     """Return the destination's strategy, and how it was derived if it was not given."""
     in_files = [t for t in tensors if not is_added(t)]  # no strategy speaks of the others
@@ -280,9 +300,9 @@ def _wanted(
     requested_dst, request = resolved.dst, resolved.request
     names = [tensor.name for tensor in schema_tensors if not tensor.dropped]
     if isinstance(requested_dst, Strategy):
-        requested_dst = named_strategy(requested_dst, request.names, names)
+        requested_dst = rename_strategy(requested_dst, request.names, names)
         states = catalog.is_whole and not derivation.renames
-        return None, written_out(requested_dst, [schema], states=states)
+        return None, expand_patterns(requested_dst, [schema], states=states)
     from rankxform.derivation.asked import derive_from
 
     from .strategy_file import label_beside
@@ -304,7 +324,7 @@ def _wanted(
             requested_dst, derivation.strategy(_without_followers(catalog)), named
         )
     strategy = (
-        named_strategy(derived.strategy, request.names, names) if is_named else derived.strategy
+        rename_strategy(derived.strategy, request.names, names) if is_named else derived.strategy
     )
     if request.dst is not None:
         strategy = replace(strategy, label=label_beside(request.dst))

@@ -9,16 +9,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rankxform.checkpoints.base import Where
+from rankxform.checkpoints.base import CheckpointRef
 from rankxform.errors import FormatError, RankxformError, UsageError
-from rankxform.formats.base import suffixes as checkpoint_suffixes
-from rankxform.formats.shapes import parse as parse_shapes
+from rankxform.formats.base import container_suffixes as checkpoint_suffixes
+from rankxform.formats.shapes import parse_shapes as parse_shapes
 from rankxform.geometry.box import Shape
 from rankxform.layout.strategy import Strategy
 from rankxform.request import Request
 from rankxform.storage import strategies
-from rankxform.storage.index import index
-from rankxform.storage.posix import likeliest, read_bytes
+from rankxform.storage.index import index_file
+from rankxform.storage.posix import read_bytes, suggest_similar_path
 from rankxform.storage.store import absolute, is_path, scheme_of
 from rankxform.transport import Team
 from rankxform.values import dataclass
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Asked:
+class ResolvedRequest:
     """A request, with what the files that it names say.
 
     request: with absolute paths. operation: what operations need. src: the source's strategy, if
@@ -47,50 +47,52 @@ class Asked:
     doubts: tuple[str, ...] = ()
 
     @property
-    def where(self) -> Where:
-        return where_of(self.request, self.src)
+    def where(self) -> CheckpointRef:
+        return source_ref(self.request, self.src)
 
 
-def where_of(request: Request, strategy: Strategy | None) -> Where:
+def source_ref(request: Request, strategy: Strategy | None) -> CheckpointRef:
     """Return the source that a request names."""
-    return Where(
+    return CheckpointRef(
         request.src, request.src_form, request.src_pattern, request.step, request.suffix,
         request.files, strategy,
     )  # fmt: skip
 
 
-def where_given(request: Request) -> Where:
+def source_ref_with_strategy(request: Request) -> CheckpointRef:
     """Return the source that a request names, with the strategy that it names, if it does."""
     src_strategy = request.src_strategy
-    return where_of(request, None if src_strategy is None else strategies.load(src_strategy))
+    return source_ref(
+        request, None if src_strategy is None else strategies.load_strategy(src_strategy)
+    )
 
 
-def read_request(request: Request, team: Team) -> Asked:
+def resolve_request(request: Request, team: Team) -> ResolvedRequest:
     """Read strategies, and what operations need, on process 0. Collective."""
     return team.bcast(lambda: _read(request))
 
 
-def _read(request: Request) -> Asked:
+def _read(request: Request) -> ResolvedRequest:
     where = absolute(request.src)
     operation = read_operation_inputs(request, where)
-    src, is_derived = strategies.load(request.src_strategy), False
+    src, is_derived = strategies.load_strategy(request.src_strategy), False
     has_source = not is_path(where) or Path(where).exists()
     alone = request.src_strategy is None and request.src_config is not None
     if alone and has_source and request.shapes is None:
-        from .of_slices import of_slices
+        from .of_slices import derive_from_slices
 
-        place = where_of(replace(request, src=where), None)
-        derived_strategy = of_slices(place, request, request.exclude)
+        place = source_ref(replace(request, src=where), None)
+        derived_strategy = derive_from_slices(place, request, request.exclude)
         src, is_derived = (src, False) if derived_strategy is None else (derived_strategy, True)
     is_own = is_derived or (alone and not has_source)  # --src-config says how SRC is sharded
     dst_request = None if is_own and not request.derives else _question(request)
-    dst = dst_request or strategies.load(request.dst_strategy)
+    dst = dst_request or strategies.load_strategy(request.dst_strategy)
     if request.shapes is not None:
-        return Asked(request, operation, src, dst, read_shapes(Path(request.shapes)))
+        return ResolvedRequest(request, operation, src, dst, read_shapes(Path(request.shapes)))
     if request.dst and not has_source and Path(request.dst).exists():
         raise UsageError(
             f"no such checkpoint file or folder, and {request.dst} is there",
-            *likeliest(Path(where)),
+            *suggest_similar_path(Path(where)),
             "exchange SRC and DST",
             where=where,
         )
@@ -98,7 +100,7 @@ def _read(request: Request) -> Asked:
     doubts = (*operation.doubts, *_part_of_a_job(request.src_strategy))
     if is_derived:
         doubts += (*_by_configuration_alone(request.src_config or ""),)
-    return Asked(_absolute(request, where), operation, declared_src, dst, doubts=doubts)
+    return ResolvedRequest(_absolute(request, where), operation, declared_src, dst, doubts=doubts)
 
 
 def _by_configuration_alone(path: str) -> Iterator[str]:
@@ -121,12 +123,12 @@ def _part_of_a_job(src_strategy: str | Strategy | None) -> Iterator[str]:
     named = re.sub(r"[0-9]+", "*", path.name)
     siblings = [
         candidate
-        for candidate in strategies.in_folder(path.parent)
+        for candidate in strategies.strategy_candidates(path.parent)
         if candidate != path and re.sub(r"[0-9]+", "*", candidate.name) == named
     ]
     if not siblings or strategies.metadata_at(path) is not None:
         return
-    record = strategies.read(path)
+    record = strategies.read_strategy_file(path)
     with suppress(RankxformError):  # what lies there need be no strategy
         for sibling in (
             siblings[0],
@@ -134,7 +136,7 @@ def _part_of_a_job(src_strategy: str | Strategy | None) -> Iterator[str]:
             siblings[-1],
         ):  # one file of each rank is many
             is_other = strategies.is_strategy(sibling) and not record.merged
-            if is_other and strategies.read(sibling).stage != record.stage:
+            if is_other and strategies.read_strategy_file(sibling).stage != record.stage:
                 yield (
                     f"{path}: is pipeline stage {record.stage}'s alone, and others' lie beside it, "
                     "as "
@@ -180,7 +182,7 @@ def read_shapes(path: Path) -> dict[str, tuple[Shape, str]]:
     Raises UsageError, CheckpointError.
     """
     if path.suffix in checkpoint_suffixes():
-        schema = index(path).schema
+        schema = index_file(path).schema
         return dict(zip(schema.names, zip(schema.shapes, schema.dtypes)))
     if path.is_dir():
         raise UsageError(

@@ -5,52 +5,54 @@ from __future__ import annotations
 from array import array
 from pathlib import Path
 
-from rankxform.checkpoints.base import DEFAULT_FORM, FORMS, Selected
+from rankxform.checkpoints.base import DEFAULT_FORM, FORMS, SelectedFiles
 from rankxform.errors import RequestError
 from rankxform.formats.base import Index, Schema
 from rankxform.geometry.box import Shape
 from rankxform.layout.layout import whole_layout
 from rankxform.layout.strategy import PatternStrategy, Strategy, WholeStrategy
-from rankxform.ops.base import Derivation
+from rankxform.ops.base import OperationChain
 from rankxform.planning.description import Description
 from rankxform.planning.reach import Reach
 from rankxform.planning.selection import REPLICATE
 from rankxform.planning.stages import check_ranks, needed_stages
 from rankxform.planning.table import catalog_of
-from rankxform.source.choice import Narrow
+from rankxform.source.choice import SourceScope
 from rankxform.source.opening import Source, open_source
-from rankxform.source.options import CONTRADICTIONS, EXTRA_RANKS
+from rankxform.source.options import ACCEPT_CONTRADICTIONS, ACCEPT_EXTRA_RANKS
 from rankxform.transport import Team
 
-from .asked import Asked
-from .operation_inputs import derivation_of
-from .suggestions import suggesting
+from .asked import ResolvedRequest
+from .operation_inputs import build_operations
+from .suggestions import adding_suggestions
 
 
-def open_asked(resolved: Asked, team: Team, *, all_files: bool = False) -> Source:
+def open_asked(resolved: ResolvedRequest, team: Team, *, all_files: bool = False) -> Source:
     """Open the source that a request names, as far as it is needed, or all of it. Collective.
 
     Raises its first fault, with what else may be meant.
     """
     if resolved.shapes is not None:
         return team.agree(lambda: _imagined(resolved, resolved.shapes or {}, team))
-    source = open_source(resolved.where, team, Narrow() if all_files else _needed_of(resolved))
-    with suggesting(resolved, source, team):
+    source = open_source(resolved.where, team, SourceScope() if all_files else _needed_of(resolved))
+    with adding_suggestions(resolved, source, team):
         return team.agree(source.require)
 
 
-def _needed_of(resolved: Asked) -> Narrow:
+def _needed_of(resolved: ResolvedRequest) -> SourceScope:
     """Return what of the source is needed."""
-    derivation = derivation_of(resolved.request, resolved.operation)
-    return Narrow(
+    derivation = build_operations(resolved.request, resolved.operation)
+    return SourceScope(
         lambda src: _needed_ranks(src, resolved, derivation),
         lambda states: derivation.with_states(states).drops,
-        extra_ranks=resolved.request.accepts(EXTRA_RANKS),
-        check_saved_strategy=not resolved.request.accepts(CONTRADICTIONS),
+        extra_ranks=resolved.request.accepts(ACCEPT_EXTRA_RANKS),
+        check_saved_strategy=not resolved.request.accepts(ACCEPT_CONTRADICTIONS),
     )
 
 
-def _needed_ranks(src: Strategy, resolved: Asked, derivation: Derivation) -> list[int] | None:
+def _needed_ranks(
+    src: Strategy, resolved: ResolvedRequest, derivation: OperationChain
+) -> list[int] | None:
     """Return the source ranks of the stages that the wanted destination ranks draw on.
 
     With `unmatched` "replicate" these are all ranks: any file may hold a parameter that no source
@@ -72,7 +74,7 @@ def _needed_ranks(src: Strategy, resolved: Asked, derivation: Derivation) -> lis
 
 
 def _imagined(
-    resolved: Asked, shapes_and_types: dict[str, tuple[Shape, str]], team: Team
+    resolved: ResolvedRequest, shapes_and_types: dict[str, tuple[Shape, str]], team: Team
 ) -> Source:
     """Imagine the checkpoint that a strategy makes of parameters with the given full shapes."""
     src, shapes = resolved.src or WholeStrategy(), Path(resolved.request.shapes or "")
@@ -99,7 +101,7 @@ def _imagined(
     schemas = {rank: index.schema for rank, index in indexes.items()}
     catalog = catalog_of(Description(src.label, src), schemas, names_of, tuple(indexes))
     return Source(
-        resolved.where, FORMS[DEFAULT_FORM], Selected(names_of),
+        resolved.where, FORMS[DEFAULT_FORM], SelectedFiles(names_of),
         names_of, indexes, {}, catalog,
         Reach.full(team.nodes.node_of, indexes), tuple(indexes),
     )  # fmt: skip

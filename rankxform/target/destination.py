@@ -14,7 +14,7 @@ from rankxform.errors import UsageError
 from rankxform.storage.store import scheme_of
 
 if TYPE_CHECKING:
-    from rankxform.engine.pipeline import Inputs, Traffic
+    from rankxform.engine.pipeline import Traffic, WorkInputs
     from rankxform.planning.assign import Assignment
     from rankxform.planning.exchange import WorkPlan
     from rankxform.request import Request
@@ -54,7 +54,7 @@ class Destination(Protocol):
     def begin(self, team: Team) -> None:
         """Prepare what is to be written, before the first byte. Collective."""
 
-    def fill(self, work: WorkPlan, inputs: Inputs, on_progress: OnProgress) -> Traffic:
+    def fill(self, work: WorkPlan, inputs: WorkInputs, on_progress: OnProgress) -> Traffic:
         """Carry out this process's work, and note what is complete.
 
         Work that a failure or a stop ended can be continued by a later run.
@@ -94,7 +94,7 @@ class DestinationKind(Protocol):
         """
 
 
-class Folders:
+class FolderKind:
     """Folders of a file system; what makes them is imported when one is made."""
 
     ascending = False
@@ -114,7 +114,7 @@ class Folders:
         return claim(request, source, target, team)
 
 
-DESTINATIONS: dict[str, DestinationKind] = {"": Folders()}
+DESTINATIONS: dict[str, DestinationKind] = {"": FolderKind()}
 """Kinds of destination, by scheme; "" are folders of a file system."""
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from shlex import quote
 from typing import Any
 
-from rankxform.checkpoints.base import DEFAULT_FORM, FORMS, Arrangement
+from rankxform.checkpoints.base import DEFAULT_FORM, FORMS, DestinationFiles
 from rankxform.errors import CheckpointError, RequestError, UsageError
 from rankxform.facts import (
     HEADER,
@@ -19,7 +19,7 @@ from rankxform.facts import (
     SCALAR,
     SHAPE,
     STRATEGY,
-    Fact,
+    Statement,
     contradictions,
 )
 from rankxform.formats.checkpoint2 import CONSUMED
@@ -27,7 +27,7 @@ from rankxform.layout.names import format_ranges, summarize_names
 from rankxform.layout.states import States, is_never_saved, state_of_name
 from rankxform.layout.strategy import Strategy
 from rankxform.ops import drop, rename
-from rankxform.ops.base import Derivation, Tensor
+from rankxform.ops.base import OperationChain, Tensor
 from rankxform.ops.counters import is_added
 from rankxform.ops.naming import AS_STORED
 from rankxform.ops.weights import NOT_WEIGHTS, copies_pattern
@@ -38,22 +38,22 @@ from rankxform.planning.selection import Selection
 from rankxform.planning.unusual import types_by_file, unusual_tensors
 from rankxform.request import Request
 from rankxform.source.opening import Source
-from rankxform.source.options import ABSENT
+from rankxform.source.options import ACCEPT_ABSENT
 from rankxform.storage.maps import CONFIG
 
-from .asked import Asked
-from .operation_inputs import OperationInputs, assumptions, mapped
-from .training import training_step, unplaced
+from .asked import ResolvedRequest
+from .operation_inputs import OperationInputs, assumptions, map_operation
+from .training import training_notices, training_step
 
 _ADAPTER = "lora"
 """What is in the names of an adapter's tensors."""
 
 
-def remarks(
-    resolved: Asked,
+def target_findings(
+    resolved: ResolvedRequest,
     source: Source,
     selection: Selection,
-    derivation: Derivation,
+    derivation: OperationChain,
     tensors: Sequence[Tensor],
 ) -> Evidence:
     """Return what to know, and patterns that match nothing."""
@@ -144,7 +144,7 @@ def _without_effect(request: Request, tensors: Sequence[Tensor]) -> Iterator[str
         )
 
 
-def _compositions(source: Source, derivation: Derivation) -> tuple[list[str], list[str]]:
+def _compositions(source: Source, derivation: OperationChain) -> tuple[list[str], list[str]]:
     """Return what adapters are added to and maps applied to, and what is doubtful in that."""
     notices, doubts = list[str](), list[str]()
     for operation in derivation.compositions:
@@ -162,7 +162,9 @@ def _remarks(
     by_pattern = sharded_by_pattern(selection.sources(source.table), source.table)
     if by_pattern:
         yield f"{source.table.label} shards {summarize_names(by_pattern)}"
-    yield from unplaced(request, source, [parameter.name for parameter in selection.parameters])
+    yield from training_notices(
+        request, source, [parameter.name for parameter in selection.parameters]
+    )
     form = FORMS[request.dst_form or DEFAULT_FORM]
     mapped = operation.table is not None
     if form.configured and not source.form.configured and CONFIG not in operation.companions:
@@ -173,7 +175,7 @@ def _remarks(
         )
 
 
-def absent_weights(request: Request, source: Source, derivation: Derivation) -> Evidence:
+def check_absent_weights(request: Request, source: Source, derivation: OperationChain) -> Evidence:
     """Refuse a source of which a weight is listed and in no file.
 
     Optimizer states, counters, and what MindFormers never saves, are no weights. An adapter's files
@@ -203,7 +205,7 @@ def absent_weights(request: Request, source: Source, derivation: Derivation) -> 
             f"{source.where.path}: holds an adapter alone, and {count} that {strategy.label} lists"
         )
         return Evidence(notices=(f"{text} are in no file",))
-    refused = [name for name in absent if not request.accepts(ABSENT, name)]
+    refused = [name for name in absent if not request.accepts(ACCEPT_ABSENT, name)]
     stages = sorted({stage for name in refused or absent for stage in strategy.stages_of[name]})
     ranks = format_ranges([rank for stage in stages for rank in strategy.ranks_in(stage)])
     text = (
@@ -220,11 +222,11 @@ def absent_weights(request: Request, source: Source, derivation: Derivation) -> 
     return Evidence(warnings=(text,))
 
 
-def check_side(
-    request: Request, operation: OperationInputs, source: Source, derivation: Derivation
+def check_naming(
+    request: Request, operation: OperationInputs, source: Source, derivation: OperationChain
 ) -> None:
     """Refuse to give a Hugging Face folder other names than Hugging Face's. Raises UsageError."""
-    form, mapping = FORMS[request.dst_form or DEFAULT_FORM], mapped(operation, derivation)
+    form, mapping = FORMS[request.dst_form or DEFAULT_FORM], map_operation(operation, derivation)
     if mapping is None or not form.configured:
         return
     from rankxform.formats.map_toml import HUGGINGFACE
@@ -245,24 +247,24 @@ def check_shapes(source: Source, selection: Selection, dst: Strategy) -> None:
         for name, parameter in selection.sharded.items()
         if name in dst.shapes
         for fact in (
-            Fact(SHAPE, name, parameter.shape, HEADER, source.where.path),
-            Fact(SHAPE, name, dst.shapes[name], STRATEGY, dst.label),
+            Statement(SHAPE, name, parameter.shape, HEADER, source.where.path),
+            Statement(SHAPE, name, dst.shapes[name], STRATEGY, dst.label),
         )
     )
     for contradiction in contradictions(statements):
         raise RequestError.of_parts(contradiction.parts)
 
 
-def iterations(
-    source: Source, training: Mapping[str, Any], arrangement: Arrangement
-) -> Iterator[Fact]:
+def iteration_statements(
+    source: Source, training: Mapping[str, Any], arrangement: DestinationFiles
+) -> Iterator[Statement]:
     """Yield how far the training was, by the source, and by the number that is written."""
     step = training_step(training)
     if arrangement.mark is None or step is None:
         return
-    yield Fact(ITERATION, "", frozenset({step}), SCALAR, source.where.path)
+    yield Statement(ITERATION, "", frozenset({step}), SCALAR, source.where.path)
     number = int(arrangement.mark[1])
-    yield Fact(ITERATION, "", frozenset({number}), OPTION, f"--iteration {number}")
+    yield Statement(ITERATION, "", frozenset({number}), OPTION, f"--iteration {number}")
 
 
 def _matchless_types(request: Request, tensors: Sequence[Tensor]) -> Iterator[tuple[str, str]]:
@@ -273,12 +275,12 @@ def _matchless_types(request: Request, tensors: Sequence[Tensor]) -> Iterator[tu
         ("keep_dtype", written, "parameter"),
         ("cast_states", states, "optimizer state or counter"),
     ):
-        for pattern in drop.unmatched(getattr(request, option), names):
+        for pattern in drop.patterns_without_match(getattr(request, option), names):
             yield option, f"{flag_of(option)} {pattern!r} matches no {kind_text}"
 
 
 def _matchless(
-    request: Request, catalog: Catalog, derivation: Derivation, tensors: Sequence[Tensor]
+    request: Request, catalog: Catalog, derivation: OperationChain, tensors: Sequence[Tensor]
 ) -> Iterator[tuple[str, str]]:
     """Yield options, and texts on their patterns that match no parameter of files or strategy."""
     yield from _matchless_types(request, tensors)
@@ -290,7 +292,7 @@ def _matchless(
     if derivation.renames:  # a source tensor that is left out keeps its name
         names = {tensor.name for tensor in tensors}
     states = catalog.states
-    for rule in rename.unmatched(request.rename, map(states.base_name, src_names)):
+    for rule in rename.rules_without_match(request.rename, map(states.base_name, src_names)):
         yield (
             "rename",
             f"--rename {rule!r} renames nothing: no parameter matches it (an optimizer state is "
@@ -298,5 +300,5 @@ def _matchless(
         )
     names |= {CONSUMED, *(tensor.name for tensor in tensors if is_added(tensor))}
     for option in ("include", "exclude"):
-        for pattern in drop.unmatched(getattr(request, option), names):
+        for pattern in drop.patterns_without_match(getattr(request, option), names):
             yield option, f"--{option} {pattern!r} matches no parameter"

@@ -13,53 +13,55 @@ from pathlib import Path
 from typing import TypeVar
 
 from rankxform.engine.checksum import MODULUS, IntegrityChecker
-from rankxform.engine.file_sink import Output, add_checksum, part_descriptors, part_of
-from rankxform.engine.pipeline import Inputs, Traffic
+from rankxform.engine.file_sink import OutputFile, add_checksum, part_descriptors, part_of
+from rankxform.engine.pipeline import Traffic, WorkInputs
 from rankxform.errors import DifferenceError, RankxformError, StoppedError, StorageError
 from rankxform.formats.dtype import content_bytes
 from rankxform.layout.names import STEPS
 from rankxform.planning.assign import Assignment, remaining
 from rankxform.planning.exchange import WorkPlan
 from rankxform.publish import companions
-from rankxform.publish.contents import contents
-from rankxform.publish.facts import Facts, facts_of, known_facts
+from rankxform.publish.contents import manifest_contents
+from rankxform.publish.facts import FileStat, stat_file, stat_or_none
 from rankxform.publish.journal import Journal
-from rankxform.publish.links import HARD, link_all
-from rankxform.publish.read_back import read_back, seen_elsewhere
-from rankxform.publish.state import State
-from rankxform.publish.target import TargetFolder
+from rankxform.publish.links import LINK_HARD, link_all
+from rankxform.publish.read_back import files_to_read_back, read_back
+from rankxform.publish.state import FolderState
+from rankxform.publish.target import FolderRecords
 from rankxform.publish.write import write_parts
 from rankxform.request import Request
 from rankxform.source.opening import Source
-from rankxform.storage.identity import sampled
-from rankxform.storage.posix import OnProgress, create, give_name, make_folder, remove, sync
+from rankxform.storage.identity import sample_digest
+from rankxform.storage.posix import OnProgress, create, make_folder, publish_file, remove, sync
 from rankxform.transport import Team
 from rankxform.transport.team import show_nothing
 from rankxform.values import dataclass
 
 from .free import foreign_warnings
-from .manifest import applied, identity, verify_options
+from .manifest import applied_adapters, conversion_identity, verify_options
 from .model_files import stale
-from .outputs import FileLayouts, equal_files, outputs
-from .placement import NodeFolder, Placement, place
-from .strategy_file import check_strategy_file, keep_beside
+from .outputs import FileLayoutCache, equal_files, plan_output_files
+from .placement import NodeFolder, Placement, find_placement
+from .strategy_file import check_strategy_file, save_strategy_near
 from .target import Target
 
 T = TypeVar("T")
 
 
 @contextmanager
-def claim(request: Request, source: Source, target: Target, team: Team) -> Iterator[Folder]:
+def claim(
+    request: Request, source: Source, target: Target, team: Team
+) -> Iterator[FolderDestination]:
     """Lock the destination, and yield it with what is left to be done. Collective.
 
     After a storage failure or a stop, everything is kept so that it can be continued; after any
     other failure, only what an earlier run had done.
     """
-    placement = place(request, target, team)
+    placement = find_placement(request, target, team)
     root = placement.of(team.rank)
-    locked_folders: list[TargetFolder] = []
+    locked_folders: list[FolderRecords] = []
 
-    def lock() -> State | None:
+    def lock() -> FolderState | None:
         if team.rank != root.processes[0]:
             return None
         locked_folders.append(_locked(request, source, target, root))
@@ -71,7 +73,7 @@ def claim(request: Request, source: Source, target: Target, team: Team) -> Itera
         assert folder_state is not None
         state = folder_state.with_all(s for s in states if s is not None)
         folder = locked_folders[0] if locked_folders else None
-        claimed = Folder(request, source, target, placement, root, folder, state)
+        claimed = FolderDestination(request, source, target, placement, root, folder, state)
         claimed.share_out(team)
         yield claimed
     except BaseException as error:
@@ -85,11 +87,11 @@ def claim(request: Request, source: Source, target: Target, team: Team) -> Itera
         raise
 
 
-def _locked(request: Request, source: Source, target: Target, root: NodeFolder) -> TargetFolder:
+def _locked(request: Request, source: Source, target: Target, root: NodeFolder) -> FolderRecords:
     mark = target.arrangement.mark
-    return TargetFolder(
+    return FolderRecords(
         target.folder,
-        identity(request, source, target),
+        conversion_identity(request, source, target),
         {file: final for file, final in target.paths.items() if file in root.ranks},
         form=target.form.name,
         mark=None if mark is None else (Path(target.dst or "") / mark[0], mark[1]),
@@ -99,7 +101,7 @@ def _locked(request: Request, source: Source, target: Target, root: NodeFolder) 
 
 
 @dataclass
-class Folder:
+class FolderDestination:
     """A destination folder while it is made, as one process has it (`destination.Destination`).
 
     places: which nodes have which folder; root: the one of this process; folder: its records, on
@@ -113,11 +115,11 @@ class Folder:
     target: Target
     places: Placement
     root: NodeFolder
-    folder: TargetFolder | None
-    state: State
+    folder: FolderRecords | None
+    state: FolderState
     groups: Mapping[int, Sequence[int]] = field(default_factory=dict)
     remaining_slices: Assignment = field(default_factory=list)
-    outputs: Mapping[int, Output] = field(default_factory=dict)
+    outputs: Mapping[int, OutputFile] = field(default_factory=dict)
     _journal: Journal | None = None
 
     @property
@@ -150,7 +152,7 @@ class Folder:
         return self.places.describe()
 
     @property
-    def _owned(self) -> dict[int, Output]:
+    def _owned(self) -> dict[int, OutputFile]:
         """The outputs that this process creates, finishes and publishes."""
         return {file: output for file, output in self.outputs.items() if output.owned}
 
@@ -164,7 +166,7 @@ class Folder:
     def share_out(self, team: Team) -> None:
         """Say who writes what of what is left. Collective."""
         planner, placement = self.target.planner, self.places
-        layouts = FileLayouts(planner, self.source.indexes, self.target, self.request.crc)
+        layouts = FileLayoutCache(planner, self.source.indexes, self.target, self.request.crc)
         files = [file for file in self.target.files if file not in self.state.complete_files]
         self.groups = groups = equal_files(self.request, planner, placement, files, team)
         self._keep_same_layouts(layouts, team)
@@ -176,9 +178,11 @@ class Folder:
 
         assignment, self.remaining_slices = team.agree(assign)
         local_slices = assignment[team.rank]
-        self.outputs = team.agree(lambda: outputs(self.target, local_slices, groups, layouts))
+        self.outputs = team.agree(
+            lambda: plan_output_files(self.target, local_slices, groups, layouts)
+        )
 
-    def _keep_same_layouts(self, layouts: FileLayouts, team: Team) -> None:
+    def _keep_same_layouts(self, layouts: FileLayoutCache, team: Team) -> None:
         """Drop part files whose layout has changed, for example because a missing shard is back."""
         parts = self.state.completed.parts
         local_files = sorted(parts)[team.rank :: team.size]
@@ -217,7 +221,7 @@ class Folder:
 
     # -- filled -----------------------------------------------------------------------------------
 
-    def fill(self, work: WorkPlan, inputs: Inputs, on_progress: OnProgress) -> Traffic:
+    def fill(self, work: WorkPlan, inputs: WorkInputs, on_progress: OnProgress) -> Traffic:
         """Carry out this process's work, and note what is complete."""
         checker = IntegrityChecker(self.state.seed) if self.request.verify else None
         return write_parts(work, inputs, self.outputs, on_progress, self.journal, checker)
@@ -245,12 +249,12 @@ class Folder:
         team.agree(lambda: self._finish(published_stats) if team.rank != 0 else None)
         team.bcast(lambda: self._finish(published_stats))
 
-    def _read_back(self, written: Sequence[Mapping[Path, Facts]], team: Team) -> None:
+    def _read_back(self, written: Sequence[Mapping[Path, FileStat]], team: Team) -> None:
         """See that other nodes have what each process has written. Collective.
 
         Content is compared where its sample is known.
         """
-        written_elsewhere = seen_elsewhere(
+        written_elsewhere = files_to_read_back(
             written, self.root.processes, team.rank, self.places.nodes
         )
 
@@ -271,7 +275,7 @@ class Folder:
         finally:
             parts.close()
 
-    def _seen(self, team: Team) -> dict[int, Facts]:
+    def _seen(self, team: Team) -> dict[int, FileStat]:
         """Return size and time of the part files, as the last to write has them. Collective.
 
         In bytes and nanoseconds; a file that no process sees is left out.
@@ -280,23 +284,23 @@ class Folder:
         it sees it shorter, and older.
         """
 
-        def mine() -> dict[int, Facts]:
-            stats_by_file = {f: known_facts(o.part) for f, o in self.outputs.items()}
+        def mine() -> dict[int, FileStat]:
+            stats_by_file = {f: stat_or_none(o.part) for f, o in self.outputs.items()}
             return {file: facts for file, facts in stats_by_file.items() if facts is not None}
 
-        part_stats: dict[int, Facts] = {}
+        part_stats: dict[int, FileStat] = {}
         for local_stats in team.allgather(mine):
             for file, facts in local_stats.items():
                 part_stat = part_stats.setdefault(file, {"size": 0, "modified": 0})
                 part_stat.update((key, max(part_stat[key], facts[key])) for key in part_stat)
         return part_stats
 
-    def _facts(self, output: Output, final: Path, part_stat: Facts) -> Facts:
+    def _facts(self, output: OutputFile, final: Path, part_stat: FileStat) -> FileStat:
         """Return the facts of `final`'s part file; `part_stat` are those of the output's own."""
-        is_same_inode = final == output.final or self.request.link == HARD
-        return {**facts_of(part_of(final)), **(part_stat if is_same_inode else {})}
+        is_same_inode = final == output.final or self.request.link == LINK_HARD
+        return {**stat_file(part_of(final)), **(part_stat if is_same_inode else {})}
 
-    def _link(self, part_stats: Mapping[int, Facts]) -> dict[Path, Facts]:
+    def _link(self, part_stats: Mapping[int, FileStat]) -> dict[Path, FileStat]:
         """Make part files for equal files too; return the facts of each complete part file.
 
         Raises StorageError where a part file is not the one that was made, or not of its size.
@@ -304,7 +308,11 @@ class Folder:
         request, stats_by_path = self.request, {}
         for file, output in self._owned.items():
             nbytes = output.layout.size
-            facts = {**facts_of(output.part), **part_stats[file], "sample": sampled(output.part)}
+            facts = {
+                **stat_file(output.part),
+                **part_stats[file],
+                "sample": sample_digest(output.part),
+            }
             _check_part(output.part, facts, self.journal.parts[file].inode, nbytes)
             link_all(output.part, output.equal, request.link, durable=request.fsync)
             for final in output.output_paths:
@@ -314,7 +322,7 @@ class Folder:
         return stats_by_path
 
     def _note_complete(
-        self, facts: Mapping[Path, Facts], sums: Sequence[Mapping[int, int]]
+        self, facts: Mapping[Path, FileStat], sums: Sequence[Mapping[int, int]]
     ) -> None:
         """Note which files are complete, with the fingerprints of all processes and runs added up.
 
@@ -334,27 +342,27 @@ class Folder:
         self.folder.complete(facts, digests, stale(self.request, self.source, self.target))
 
     def _rename(
-        self, facts: Mapping[Path, Facts], part_stats: Mapping[int, Facts]
-    ) -> dict[Path, Facts]:
+        self, facts: Mapping[Path, FileStat], part_stats: Mapping[int, FileStat]
+    ) -> dict[Path, FileStat]:
         """Give every complete part file its final name, if it still is what was noted.
 
         Returns the facts of each file under its name, as the node that wrote it has them.
         """
-        published, replaced = dict[Path, Facts](), set[Path]()
+        published, replaced = dict[Path, FileStat](), set[Path]()
         for file, output in self._owned.items():
             for final in output.output_paths:
                 part_stat, noted_stat = self._facts(output, final, part_stats[file]), facts[final]
                 _check_part(part_of(final), part_stat, noted_stat["inode"], noted_stat["size"])
-                if known_facts(final) is not None:  # what another node may still see
+                if stat_or_none(final) is not None:  # what another node may still see
                     replaced.add(final)
-                give_name(part_of(final), final, durable=self.request.fsync)
+                publish_file(part_of(final), final, durable=self.request.fsync)
         for output in self._owned.values():  # renaming a link changes the times of the others
             for final in output.output_paths:
                 sample = facts[final]["sample"] if final in replaced else ""
-                published[final] = {**facts_of(final), "sample": sample}
+                published[final] = {**stat_file(final), "sample": sample}
         return published
 
-    def _finish(self, published: Mapping[Path, Facts]) -> None:
+    def _finish(self, published: Mapping[Path, FileStat]) -> None:
         """Write the folder's manifest, on its first process, of what its processes published.
 
         A derived strategy comes before it, when the files that it describes have their names.
@@ -364,11 +372,11 @@ class Folder:
         request, target = self.request, self.target
         # an index or metadata says it of other forms, and its digest is kept
         has_contents = request.verify or not target.form.described
-        content_fields = contents(target.planner, target.files) if has_contents else {}
+        content_fields = manifest_contents(target.planner, target.files) if has_contents else {}
         options = verify_options(request, self.source, target)
         steps = {n: v for n in STEPS if isinstance(v := target.training.get(n), int)}
         steps |= {fact.subject: fact.value for fact in target.evidence.steps}
-        copied = keep_beside(target)
+        copied = save_strategy_near(target)
         names = target.arrangement.names
         accepted = request.accepted
         manifest_fields = {
@@ -381,7 +389,7 @@ class Folder:
         manifest_fields |= (
             {"beside": companion_digests, "copied": copied} if companion_digests else {}
         )
-        added = applied(self.source, target.adapter)
+        added = applied_adapters(self.source, target.adapter)
         manifest_fields |= {"applied": added} if added else {}
         self.folder.finish(
             {**content_fields, **manifest_fields},
@@ -394,7 +402,7 @@ class Folder:
         return foreign_warnings(self.target, self.target.paths.values(), team)
 
 
-def _check_part(part: Path, part_stat: Facts, inode: int, nbytes: int) -> None:
+def _check_part(part: Path, part_stat: FileStat, inode: int, nbytes: int) -> None:
     """Raise StorageError for a part file that was changed; it is removed, to be made anew."""
     if (part_stat["inode"], part_stat["size"]) != (inode, nbytes):
         remove(part)

@@ -16,7 +16,7 @@ from rankxform.publish.target import FOLDER_NAME, JOB_NAME, MANIFEST_NAME
 from rankxform.request import Request
 from rankxform.source.choice import listing_at
 from rankxform.source.opening import Source
-from rankxform.storage.posix import inode, is_inside, is_same, lies_in, read_bytes
+from rankxform.storage.posix import inode, is_below, is_below_any, is_same_file, read_bytes
 from rankxform.storage.store import is_path
 from rankxform.transport import Team
 
@@ -82,11 +82,11 @@ def _check_apart(request: Request, source: Source, output_paths: Iterable[Path])
     sources = [Path(path) for path in source.paths.values() if is_path(path)]
     files = {inode(path): path for path in sources}
     folders = {inode(path.parent) for path in sources}
-    inside = src.is_dir() and (is_inside(dst, src) or lies_in(dst, folders))
+    inside = src.is_dir() and (is_below(dst, src) or is_below_any(dst, folders))
     for option in ("lora", "like"):
         option_path = getattr(request, option)
         if option_path is not None and (
-            is_same(Path(option_path), dst) or is_inside(dst, Path(option_path))
+            is_same_file(Path(option_path), dst) or is_below(dst, Path(option_path))
         ):
             raise UsageError(
                 f"is the folder of --{option}, which is never written to",
@@ -110,7 +110,7 @@ def _check_apart(request: Request, source: Source, output_paths: Iterable[Path])
             )
         if final.is_dir():
             raise StorageError("is a folder, where a checkpoint file is to be written", where=final)
-    if any(is_same(path.parent.parent, dst) for path in sources if path.parent != src):
+    if any(is_same_file(path.parent.parent, dst) for path in sources if path.parent != src):
         raise UsageError(
             "holds the source in its rank folders, which are never written to",
             "choose another destination",

@@ -14,20 +14,20 @@ from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 from rankxform.checkpoints.base import DEFAULT_FORM, FORMS
-from rankxform.engine.operands import correlation, read_made
+from rankxform.engine.operands import correlation, read_as_float64
 from rankxform.errors import CheckpointError, UsageError
 from rankxform.formats.dtype import FLOATS
 from rankxform.formats.map_toml import HUGGINGFACE
 from rankxform.geometry.box import Box
 from rankxform.layout.names import natural_sort_key, pattern_of
 from rankxform.ops.base import Tensor
-from rankxform.ops.mapping import Link, NameMap
+from rankxform.ops.mapping import MappedGroup, NameMap
 from rankxform.options import flag_of
 from rankxform.planning.catalog import Catalog, Parameter
-from rankxform.planning.derived import TensorMaker
+from rankxform.planning.derived import ParameterFactory
 from rankxform.request import Request
-from rankxform.source.options import CONTRADICTIONS
-from rankxform.storage.sources import Sources
+from rankxform.source.options import ACCEPT_CONTRADICTIONS
+from rankxform.storage.sources import SourceReader
 from rankxform.transport import Team
 
 from .operation_inputs import OperationInputs, name_map
@@ -42,7 +42,7 @@ _ALIKE, _CLEARLY = 0.5, 0.5
 """A right way correlates at least so much, and others at most so many times as much as it."""
 
 
-def check_arrangement(
+def check_joining(
     request: Request, operation: OperationInputs, source: Source, reference: Source, team: Team
 ) -> None:
     """Refuse an arrangement of joined tensors that a reference contradicts. Collective.
@@ -74,8 +74,8 @@ def _check(request: Request, operation: OperationInputs, source: Source, referen
     wrong: dict[str, str] = {}
     example = ""
     with (
-        Sources(source.paths, source.indexes) as sources,
-        Sources(reference.paths, reference.indexes) as reference_reader,
+        SourceReader(source.paths, source.indexes) as sources,
+        SourceReader(reference.paths, reference.indexes) as reference_reader,
     ):
         for name, choices in mapping.table.choices.items():
             try:
@@ -106,7 +106,9 @@ def _check(request: Request, operation: OperationInputs, source: Source, referen
 # -- all that is made ------------------------------------------------------------------------------
 
 
-def check_alike(request: Request, source: Source, target: Target, reference: Source) -> str | None:
+def check_resemblance(
+    request: Request, source: Source, target: Target, reference: Source
+) -> str | None:
     """Compare some rows of what is made with the reference's tensors of the same names.
 
     Of every kind of matrix the first, one in the middle and the last. A kind that does not resemble
@@ -124,8 +126,8 @@ def check_alike(request: Request, source: Source, target: Target, reference: Sou
             kinds.setdefault(pattern_of(parameter.name), []).append(parameter)
     scores: dict[str, list[tuple[float, str]]] = {}
     with (
-        Sources(source.paths, source.indexes) as sources,
-        Sources(reference.paths, reference.indexes) as reference_reader,
+        SourceReader(source.paths, source.indexes) as sources,
+        SourceReader(reference.paths, reference.indexes) as reference_reader,
     ):
         for kind, matrices in kinds.items():
             matrices.sort(key=lambda matrix: natural_sort_key(matrix.name))
@@ -134,8 +136,8 @@ def check_alike(request: Request, source: Source, target: Target, reference: Sou
             }.values():
                 box = Box((0, 0), (min(_ROWS, parameter.shape[0]), parameter.shape[1]))
                 rows, reference_rows = (
-                    read_made(parameter, box, sources),
-                    read_made(reference_by_name[parameter.name], box, reference_reader),
+                    read_as_float64(parameter, box, sources),
+                    read_as_float64(reference_by_name[parameter.name], box, reference_reader),
                 )
                 if rows.any() and reference_rows.any():  # zeros resemble nothing
                     scores.setdefault(kind, []).append(
@@ -168,7 +170,7 @@ def _resemblance(
             f"nothing that is made resembles {reference} (such as {unlike[0][1]!r}: correlation "
             f"{unlike[0][0]:.2f}); its config.json and tokenizer are copied nonetheless"
         )
-    refused = [pair for pair in unlike if not request.accepts(CONTRADICTIONS, pair[1])]
+    refused = [pair for pair in unlike if not request.accepts(ACCEPT_CONTRADICTIONS, pair[1])]
     names = ", ".join(f"{name!r} ({score:.2f})" for score, name in (refused or unlike)[:_SHOWN])
     suffix = f" and {len(refused) - _SHOWN} more" if refused[_SHOWN:] else ""
     text = (
@@ -198,9 +200,9 @@ def _score(
     mapping: NameMap | None,
     name: str,
     catalog: Catalog,
-    sources: Sources,
+    sources: SourceReader,
     reference: Catalog,
-    reference_reader: Sources,
+    reference_reader: SourceReader,
 ) -> tuple[float, str]:
     """Return how one tensor, taken apart in one way, correlates with the reference's; and which."""
     assert mapping is not None
@@ -213,7 +215,7 @@ def _score(
             if part not in reference_by_name:
                 continue
             tensors = mapping.taken_apart(link, parameters_by_name[link.whole_name].dtype)
-            parameter = TensorMaker(catalog).parameter(tensors[1])
+            parameter = ParameterFactory(catalog).parameter(tensors[1])
             rows = min(_ROWS, parameter.shape[0])
             box = Box((0, 0), (rows, parameter.shape[1]))
             if reference_by_name[part].shape != parameter.shape:
@@ -222,14 +224,14 @@ def _score(
                     "and "
                     f"{list(parameter.shape)} here; it is another model's"
                 )
-            part_rows = read_made(parameter, box, sources)
+            part_rows = read_as_float64(parameter, box, sources)
             return correlation(
-                part_rows, read_made(reference_by_name[part], box, reference_reader)
+                part_rows, read_as_float64(reference_by_name[part], box, reference_reader)
             ), part
     raise UsageError("the reference has none of those tensors", f"give {flag_of(name)}")
 
 
-def _two_axes(link: Link) -> bool:
+def _two_axes(link: MappedGroup) -> bool:
     return len(link.parts) > 1 and len(link.shapes[1]) == 2
 
 

@@ -16,16 +16,16 @@ from rankxform.geometry.pieces import Assembly, Piece
 from rankxform.layout.layout import Layout
 from rankxform.layout.names import format_ranges
 from rankxform.layout.strategy import Strategy
-from rankxform.ops.base import Dequantize, LowRank, Step
-from rankxform.options import BYTES, COMPARE, facts_of, flag_of, is_default
+from rankxform.ops.base import BlockScale, Computation, LowRankUpdate
+from rankxform.options import AFFECTS_BYTES, AFFECTS_COMPARISON, flag_of, is_default, option_info
 from rankxform.planning.catalog import Catalog, Parameter
-from rankxform.planning.consistency import Sample, Samples
-from rankxform.planning.description import StatedBox
-from rankxform.planning.sharding import Composed
-from rankxform.request import Request, affecting, option_table
+from rankxform.planning.consistency import ContentDigest, DigestsByFile
+from rankxform.planning.description import DeclaredBox
+from rankxform.planning.sharding import ComposedSharding
+from rankxform.request import Request, all_options, options_affecting
 from rankxform.source.opening import Source
 from rankxform.storage import strategies
-from rankxform.storage.identity import sampled
+from rankxform.storage.identity import sample_digest
 from rankxform.storage.store import is_path
 
 from .target import Target
@@ -35,20 +35,20 @@ _FEW_FILES = 16
 # -- identity: two conversions are the same if their output is, byte for byte ---------------------
 
 
-def identity(request: Request, source: Source, target: Target) -> dict[str, Any]:
+def conversion_identity(request: Request, source: Source, target: Target) -> dict[str, Any]:
     """Return, for JSON, what determines the bytes of the destination files.
 
     Which destination ranks are made, and how, is left out: neither changes what is in a file.
     """
     planner, adapter = target.planner, target.adapter
-    options = {name: getattr(request, name) for name in affecting(BYTES)}
+    options = {name: getattr(request, name) for name in options_affecting(AFFECTS_BYTES)}
     plain = {k: list(v) if isinstance(v, tuple) else v for k, v in options.items()}
     return {
         "options": {**plain, "format": target.container.name},
         "source": source.where.path if request.files is None else None,
         "step": source.selected.step_name,
-        "source strategy": described(planner.catalog),
-        "destination strategy": digest(planner.dst),
+        "source strategy": description_digest(planner.catalog),
+        "destination strategy": strategy_digest(planner.dst),
         "tensors": _tensors(planner.selection.parameters),
         "source files": _files(source, source.where.path, target.evidence.digests_by_file),
         **(_adapter(adapter) if adapter else {}),
@@ -59,11 +59,11 @@ def _adapter(adapter: Source) -> dict[str, Any]:
     return {
         "adapter files": _files(adapter, adapter.where.path, {}),
         "adapter sample": adapter_digest(adapter),
-        "adapter strategy": described(adapter.table),
+        "adapter strategy": description_digest(adapter.table),
     }
 
 
-def applied(source: Source, adapter: Source | None) -> list[str]:
+def applied_adapters(source: Source, adapter: Source | None) -> list[str]:
     """Return digests of the adapters that a destination's tensors have in them, by their files."""
     digests = list(source.manifest.applied) if source.manifest is not None else []
     digest = adapter_digest(adapter) if adapter is not None else None
@@ -80,7 +80,7 @@ def adapter_digest(adapter: Source) -> str | None:
         return None
     try:
         for path in first:
-            state.update(sampled(Path(path)).encode())
+            state.update(sample_digest(Path(path)).encode())
     except StorageError:
         return None
     return state.hexdigest()
@@ -99,7 +99,7 @@ def check_not_applied(source: Source, adapter: Source) -> None:
         )
 
 
-def _files(source: Source, folder: str, digests_by_file: Samples) -> dict[str, Any]:
+def _files(source: Source, folder: str, digests_by_file: DigestsByFile) -> dict[str, Any]:
     return {
         _key(source, file): {
             "file": _below(source.paths[file], folder),
@@ -121,7 +121,7 @@ def _key(source: Source, file: int) -> str:
     return f"{source.selected.rank_of(file)}, {basename(source.paths[file])}"
 
 
-def _sampled(digests_by_tensor: Mapping[str, Sample], schema: Schema) -> dict[str, Any]:
+def _sampled(digests_by_tensor: Mapping[str, ContentDigest], schema: Schema) -> dict[str, Any]:
     """Return a digest of which tensors of a file were looked at, and one of what it holds of them.
 
     Another request may look at others, and then the second says nothing. all: whether every tensor
@@ -143,7 +143,7 @@ def _sampled(digests_by_tensor: Mapping[str, Sample], schema: Schema) -> dict[st
 
 def _tensors(parameters: Iterable[Parameter]) -> str | None:
     """Return a digest of how tensors are made of others, whatever said so; None if none is."""
-    state, assembly_digests = blake2b(digest_size=16), dict[Composed, bytes]()
+    state, assembly_digests = blake2b(digest_size=16), dict[ComposedSharding, bytes]()
     changed_parameters = [
         p for p in parameters if p.composed or (p.name, p.dtype) != (p.src_name, p.src_dtype)
     ]
@@ -158,17 +158,17 @@ def _tensors(parameters: Iterable[Parameter]) -> str | None:
     return state.hexdigest() if changed_parameters else None
 
 
-def described(catalog: Catalog) -> str:
+def description_digest(catalog: Catalog) -> str:
     """Return a digest of what a source's strategy, or its stated boxes, say."""
     if catalog.strategy is not None:
-        return digest(catalog.strategy)
+        return strategy_digest(catalog.strategy)
     state = blake2b(digest_size=16)
     for name, boxes in sorted(catalog.description.boxes.items()):
         state.update(f"\n{name!r} {_tuple_text(map(_box_text, boxes))}".encode())
     return state.hexdigest()
 
 
-def digest(strategy: Strategy) -> str:
+def strategy_digest(strategy: Strategy) -> str:
     """Return a digest of what a strategy says, whatever file said it."""
     written = cache(_layout_text)
     state = blake2b(f"{strategy.stage_size}".encode(), digest_size=16)
@@ -197,7 +197,7 @@ def _layout_text(layout: Layout) -> str:
     )
 
 
-def _box_text(declared_box: StatedBox) -> str:
+def _box_text(declared_box: DeclaredBox) -> str:
     box = f"Box(start={declared_box.box.start!r}, stop={declared_box.box.stop!r})"
     return f"StatedBox(file={declared_box.file!r}, box={box}, suffix={declared_box.suffix!r})"
 
@@ -216,13 +216,13 @@ def _piece_text(piece: Piece) -> str:
     )
 
 
-def _step_text(step: Step | None) -> str:
-    if isinstance(step, LowRank):
+def _step_text(step: Computation | None) -> str:
+    if isinstance(step, LowRankUpdate):
         return (
             f"LowRank(a={step.a!r}, b={step.b!r}, scale={step.scale!r}, "
             f"transposed={step.transposed!r}, each={step.is_stacked!r})"
         )
-    if isinstance(step, Dequantize):
+    if isinstance(step, BlockScale):
         return f"Dequantize(scales={step.scales!r}, block={step.block!r})"
     return repr(step)
 
@@ -259,7 +259,7 @@ def verify_options(request: Request, source: Source, target: Target) -> list[str
             words += _words(side, strategy.label if is_saved else placeholder)
         elif strategy is not None:
             words += _words(side, str(path.absolute()) if path else strategy)
-    compared = [option.name for option in option_table() if COMPARE in facts_of(option).affects]
+    compared = [o.name for o in all_options() if AFFECTS_COMPARISON in option_info(o).affects]
     words += [*_all_words(request, compared)]
     if source.where.strategy is not None and request.src_strategy is None:
         words += [*_all_words(request, _OF_SLICES)]

@@ -15,10 +15,10 @@ from typing import Any
 from rankxform.errors import RankxformError, StorageError
 from rankxform.geometry.box import Shape
 from rankxform.publish import companions
-from rankxform.publish.target import MANIFEST_NAME, manifest
+from rankxform.publish.target import MANIFEST_NAME, read_manifest
 from rankxform.request import Request
 from rankxform.source.opening import Source
-from rankxform.source.options import CONTRADICTIONS
+from rankxform.source.options import ACCEPT_CONTRADICTIONS
 from rankxform.storage import maps
 from rankxform.storage.posix import read_bytes
 from rankxform.storage.store import is_path, scheme_of
@@ -52,14 +52,14 @@ def check_model_files(request: Request, source: Source, target: Target) -> list[
     if copied and request.overwrite and not is_of(folder, model_config, shapes):
         return [f"{folder}: {_few(copied)} go with the tensors for which they were copied"]
     existing_names = [name for name in existing_names if name not in copied]
-    if maps.CONFIG in existing_names and not request.accepts(CONTRADICTIONS, maps.CONFIG):
+    if maps.CONFIG in existing_names and not request.accepts(ACCEPT_CONTRADICTIONS, maps.CONFIG):
         reason = of_another(folder, model_config, shapes, is_part=is_part)
         if reason:
             raise StorageError(
                 f"is of another model than what is written here: {reason}",
                 "remove it",
                 "choose another folder",
-                f"--accept {CONTRADICTIONS}:config.json keeps it",
+                f"--accept {ACCEPT_CONTRADICTIONS}:config.json keeps it",
                 where=folder / maps.CONFIG,
             )
     return (
@@ -87,7 +87,7 @@ def _copied(folder: Path) -> frozenset[str]:
     """Return the small files that an earlier run copied into a folder, and nobody has changed."""
     with suppress(StorageError):
         if (folder / MANIFEST_NAME).is_file():
-            return companions.copied(folder, manifest(folder))
+            return companions.copied(folder, read_manifest(folder))
     return frozenset()
 
 
@@ -108,10 +108,10 @@ def own_config(request: Request, source: Source, target: Target) -> tuple[Mappin
     with suppress(RankxformError):
         if maps.CONFIG in target.companions:
             label = request.config or f"{request.like}/{maps.CONFIG}"
-            return maps.parsed_config(target.companions[maps.CONFIG], label), label
+            return maps.parse_config(target.companions[maps.CONFIG], label), label
         path = Path(source.where.path) / maps.CONFIG
         if source.form.configured and request.map is None and is_path(source.where.path):
-            return maps.parsed_config(read_bytes(path), str(path)), str(path)
+            return maps.parse_config(read_bytes(path), str(path)), str(path)
     return {}, ""
 
 
@@ -129,7 +129,7 @@ def of_another(
     """
     path = folder / maps.CONFIG
     try:
-        folder_config = maps.parsed_config(read_bytes(path), str(path))
+        folder_config = maps.parse_config(read_bytes(path), str(path))
     except RankxformError as error:
         return error.parts.what
     config, label = model_config

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from functools import cache
 
-from rankxform.checkpoints.base import Where
+from rankxform.checkpoints.base import CheckpointRef
 from rankxform.derivation.asked import source_request
 from rankxform.derivation.options import DeriveOptions
 from rankxform.derivation.request import Derived, DeriveRequest
@@ -16,13 +16,15 @@ from rankxform.layout.names import compile_regex, format_ranges
 from rankxform.layout.strategy import Strategy
 from rankxform.planning.sampling import may_repeat
 from rankxform.publish.target import MANIFEST_NAME
-from rankxform.source.choice import look_at
-from rankxform.storage.index import index
-from rankxform.storage.samples import sample
+from rankxform.source.choice import list_and_select
+from rankxform.storage.index import index_file
+from rankxform.storage.samples import digest_samples
 from rankxform.storage.store import address_of
 
 
-def of_slices(where: Where, options: DeriveOptions, exclude: Sequence[str]) -> Strategy | None:
+def derive_from_slices(
+    where: CheckpointRef, options: DeriveOptions, exclude: Sequence[str]
+) -> Strategy | None:
     """Derive how the files of ranks are sharded, by --src-config; None if they are no such files.
 
     So it is of one file, of a form that describes itself, and of what rankxform wrote. exclude:
@@ -30,7 +32,7 @@ def of_slices(where: Where, options: DeriveOptions, exclude: Sequence[str]) -> S
     """
     if where.files is not None:
         return None
-    form, listing, selected = look_at(where)
+    form, listing, selected = list_and_select(where)
     has_manifest = MANIFEST_NAME in (*listing.entries, *listing.files)
     if form.described or has_manifest or selected.rank_count < 2:
         return None
@@ -57,7 +59,7 @@ def derived_of(
 
     Raises UsageError where these are not as many as the sizes make, DerivationError.
     """
-    from rankxform.derivation.slices import Bytes, derive_of_slices
+    from rankxform.derivation.slices import SliceBytes, derive_of_slices
 
     sizes = derive_request.dst
     ranks = sizes.ranks
@@ -74,7 +76,7 @@ def derived_of(
             "give the configuration of the job that wrote it",
             where=where,
         )
-    index_of = cache(lambda rank: index(paths[rank]))
+    index_of = cache(lambda rank: index_file(paths[rank]))
     first = [stage * sizes.stage_size for stage in range(sizes.pp)]
     excluded_patterns = [compile_regex(text, "--exclude") for text in exclude]
     schemas = {rank: _without(index_of(rank).schema, excluded_patterns) for rank in first}
@@ -82,13 +84,13 @@ def derived_of(
     def holds_same(name: str, a: int, b: int) -> bool | None:
         stage = next(rank for rank in first if name in schemas[rank].position)
         ranks = stage + a, stage + b
-        digests = [sample(paths[r], index_of(r), [name]).get(name) for r in ranks]
+        digests = [digest_samples(paths[r], index_of(r), [name]).get(name) for r in ranks]
         digest_a, digest_b = digests
         if digest_a is None or digest_b is None or digest_a.constant or digest_b.constant:
             return None  # not there: the other is a rank of another stage
         return digest_a.digest == digest_b.digest
 
-    return derive_of_slices(derive_request, schemas, label, Bytes(holds_same, may_repeat))
+    return derive_of_slices(derive_request, schemas, label, SliceBytes(holds_same, may_repeat))
 
 
 def _without(schema: Schema, excluded_patterns: Sequence[re.Pattern[str]]) -> Schema:

@@ -12,27 +12,27 @@ from pathlib import Path
 from posixpath import dirname
 from typing import TYPE_CHECKING, Any
 
-from rankxform.checkpoints.base import DEFAULT_FORM, FORMS, Where
+from rankxform.checkpoints.base import DEFAULT_FORM, FORMS, CheckpointRef
 from rankxform.errors import CheckpointError, RankxformError, RequestError, UsageError
-from rankxform.facts import CONFIGURATION, SIZE, Fact, contradictions
+from rankxform.facts import CONFIGURATION, MODEL_SIZE, Statement, contradictions
 from rankxform.layout.names import compile_regex
 from rankxform.layout.strategy import Strategy
-from rankxform.ops.base import OPERATIONS, Derivation, Tensor
+from rankxform.ops.base import OPERATIONS, OperationChain, Tensor
 from rankxform.ops.cast import WRITTEN_OUT
-from rankxform.ops.vocabulary import Vocabulary
+from rankxform.ops.vocabulary import ResizeVocabulary
 from rankxform.options import flag_of
 from rankxform.planning.catalog import Catalog
-from rankxform.planning.derived import tensors_of
+from rankxform.planning.derived import apply_operations
 from rankxform.request import Request
-from rankxform.source.choice import form_at, look_at
+from rankxform.source.choice import form_at, list_and_select
 from rankxform.storage import maps
-from rankxform.storage.posix import is_same
+from rankxform.storage.posix import is_same_file
 from rankxform.storage.store import address_of, is_path, store_at
 from rankxform.values import dataclass
 
 if TYPE_CHECKING:
     from rankxform.formats.map_toml import MapTable
-    from rankxform.ops.lora import Scaling
+    from rankxform.ops.lora import LoraScaling
     from rankxform.ops.mapping import NameMap
     from rankxform.source.opening import Source
 
@@ -64,7 +64,7 @@ class OperationInputs:
     config: Mapping[str, Any] = field(default_factory=dict)
     label: str = ""
     lora: str | None = None
-    scaling: Scaling | None = None
+    scaling: LoraScaling | None = None
     lora_strategy: str | Strategy | None = None
     inside: bool = False
     companions: Mapping[str, bytes] = field(default_factory=dict)
@@ -92,7 +92,7 @@ def _read_map(request: Request, where: str) -> OperationInputs:
             if getattr(request, name):
                 raise UsageError(f"{flag_of(name)} is for --map", "give both")
         return inputs
-    table = maps.load(request.map)
+    table = maps.load_map_table(request.map)
     for name in CHOICES:
         if getattr(request, name) is not None and name not in table.choices:
             flag = flag_of(name)
@@ -143,9 +143,9 @@ def _check_sizes(request: Request, where: str, config: Mapping[str, Any], path: 
         if not is_path(folder) or Path(folder).is_dir():
             name = address_of(folder, maps.CONFIG)
             if name not in configs_by_label and store.has(maps.CONFIG):
-                configs_by_label[name] = maps.parsed_config(store.read(maps.CONFIG), name)
+                configs_by_label[name] = maps.parse_config(store.read(maps.CONFIG), name)
     facts = (
-        Fact(SIZE, key, value, CONFIGURATION, label)
+        Statement(MODEL_SIZE, key, value, CONFIGURATION, label)
         for label, declared_config in configs_by_label.items()
         for key, value in declared_config.items()
         if type(value) is int and _IS_SIZE.fullmatch(key)
@@ -158,12 +158,12 @@ def _config(request: Request, folder: str) -> tuple[dict[str, Any], str] | None:
     """Return the model's configuration, given or in a folder, and where it is; None if nowhere."""
     if request.config is not None:
         path = Path(request.config)
-        return maps.config(path), str(path)
+        return maps.read_config(path), str(path)
     store = store_at(folder)
     if not store.has(maps.CONFIG):
         return None
     name = address_of(folder, maps.CONFIG)
-    return maps.parsed_config(store.read(maps.CONFIG), name), name
+    return maps.parse_config(store.read(maps.CONFIG), name), name
 
 
 def _with_companions(request: Request, inputs: OperationInputs) -> OperationInputs:
@@ -173,7 +173,7 @@ def _with_companions(request: Request, inputs: OperationInputs) -> OperationInpu
     companions = {} if request.like is None else maps.companions(Path(request.like))
     if request.config is None:
         return replace(inputs, companions=companions) if companions else inputs
-    typed_config = _with_type(inputs, maps.config_bytes(Path(request.config)))
+    typed_config = _with_type(inputs, maps.read_config_bytes(Path(request.config)))
     if typed_config is not None:  # the one that was given, not the reference's
         return replace(inputs, companions={**companions, maps.CONFIG: typed_config})
     assert inputs.table is not None
@@ -215,7 +215,7 @@ def _with_manifest(request: Request, where: str, inputs: OperationInputs) -> Ope
     if path is None or request.dst is None:
         return inputs
     if request.dst_form == "checkpoint2":
-        adapter_files = {ADAPTER_MANIFEST: maps.config_bytes(path)}
+        adapter_files = {ADAPTER_MANIFEST: maps.read_config_bytes(path)}
         return replace(inputs, companions={**inputs.companions, **adapter_files})
     doubt = f"{path}: says what the adapter is for, and the destination gets no such file"
     return replace(inputs, doubts=(*inputs.doubts, doubt))
@@ -229,13 +229,13 @@ def _manifest_at(where: Path, step: str | None = None) -> Path | None:
     folder = where.parent if where.is_file() else where
     step_folder, number = folder, None
     with suppress(RankxformError, OSError):
-        _, _, selected = look_at(Where(str(folder), step=step))
+        _, _, selected = list_and_select(CheckpointRef(str(folder), step=step))
         step_folder = folder / dirname(next(iter(selected.names.values()), ""))
         number = selected.step[0] if selected.step else None
     if (step_folder / ADAPTER_MANIFEST).is_file():
         return step_folder / ADAPTER_MANIFEST
     above = folder / ADAPTER_MANIFEST
-    if not above.is_file() or maps.config(above).get("global_step", number) != number:
+    if not above.is_file() or maps.read_config(above).get("global_step", number) != number:
         return None
     return above
 
@@ -249,7 +249,7 @@ def _with_adapter(request: Request, src: str, inputs: OperationInputs) -> Operat
             if getattr(request, name) is not None:
                 raise UsageError(f"{flag} is for --lora", "give both")
         return inputs
-    from rankxform.ops.lora import Scaling, positive
+    from rankxform.ops.lora import LoraScaling, positive
 
     where = Path(request.lora).absolute()
     if not where.exists():
@@ -262,11 +262,11 @@ def _with_adapter(request: Request, src: str, inputs: OperationInputs) -> Operat
             raise UsageError(
                 f"{manifest_path} states both", f"leave out {' and '.join(requested_flags)}"
             )
-        scaling = Scaling.of_mindformers(maps.config(manifest_path), str(manifest_path))
+        scaling = LoraScaling.of_mindformers(maps.read_config(manifest_path), str(manifest_path))
     elif path.is_file():
         if requested_flags:
             raise UsageError(f"{path} states both", f"leave out {' and '.join(requested_flags)}")
-        scaling = Scaling.of(maps.config(path), str(path))
+        scaling = LoraScaling.of(maps.read_config(path), str(path))
     elif not positive(request.lora_alpha) or not request.lora_rank:
         raise UsageError(
             f"{where} has no {ADAPTER_CONFIG}, and without them it is not known how "
@@ -274,37 +274,39 @@ def _with_adapter(request: Request, src: str, inputs: OperationInputs) -> Operat
             "give --lora-alpha and --lora-rank, as the adapter was trained",
         )
     else:
-        scaling = Scaling(float(request.lora_alpha or 0), request.lora_rank)
+        scaling = LoraScaling(float(request.lora_alpha or 0), request.lora_rank)
     strategy: str | Strategy | None = request.lora_strategy
-    if strategy is None and where.is_dir() and not form_at(Where(str(where))).described:
+    if strategy is None and where.is_dir() and not form_at(CheckpointRef(str(where))).described:
         strategy = request.src_strategy
     return replace(
         inputs,
         lora=str(where),
         scaling=scaling,
         lora_strategy=strategy,
-        inside=is_path(src) and is_same(where, Path(src)),
+        inside=is_path(src) and is_same_file(where, Path(src)),
     )
 
 
-def derivation_of(
+def build_operations(
     request: Request,
     inputs: OperationInputs,
     adapter: Catalog | None = None,
     items: str = "",
     training: Mapping[str, Any] | None = None,
-) -> Derivation:
+) -> OperationChain:
     """Return what becomes of the source's tensors; the same on every process.
 
     items: how the source keeps what is no tensor. training: what it states of the training.
     """
     adapter_operation = None
     if adapter is not None:
-        from rankxform.ops.lora import Adapter
+        from rankxform.ops.lora import LoraOperation
 
         assert inputs.scaling is not None
         shapes = {p.src_name: p.shape for p in adapter.parameters}
-        adapter_operation = Adapter(shapes, inputs.scaling, str(inputs.lora), inside=inputs.inside)
+        adapter_operation = LoraOperation(
+            shapes, inputs.scaling, str(inputs.lora), inside=inputs.inside
+        )
     form = FORMS[request.dst_form or DEFAULT_FORM]
     ready = {
         "mapping": name_map(request, inputs),
@@ -314,7 +316,7 @@ def derivation_of(
         "items": (items, form.items),
         "training": training if form.counters and request.dst is not None else None,
     }
-    return Derivation.of({**vars(request), **inputs.documents, **ready})
+    return OperationChain.of({**vars(request), **inputs.documents, **ready})
 
 
 def _block(inputs: OperationInputs) -> tuple[int, int] | None:
@@ -353,12 +355,12 @@ def tied_duplicates(tensors: Iterable[Tensor]) -> tuple[tuple[str, str], ...]:
     )
 
 
-def truncated_vocab(derivation: Derivation, tensors: Sequence[Tensor]) -> tuple[str, ...]:
+def truncated_vocab(derivation: OperationChain, tensors: Sequence[Tensor]) -> tuple[str, ...]:
     """Return the source tensors that lose rows of the vocabulary."""
     return tuple(
         tensor.sources[0].name
         for operation in derivation.compositions
-        if isinstance(operation, Vocabulary)
+        if isinstance(operation, ResizeVocabulary)
         for tensor in operation.cut(tensors)
     )
 
@@ -368,9 +370,9 @@ def name_map(request: Request, inputs: OperationInputs) -> NameMap | None:
     if inputs.table is None:
         return None
     from rankxform.ops.mapping import NameMap
-    from rankxform.ops.sizes import Sizes
+    from rankxform.ops.sizes import ModelSizes
 
-    sizes = Sizes(inputs.table, inputs.config, inputs.label)
+    sizes = ModelSizes(inputs.table, inputs.config, inputs.label)
     choices = {name: value for name in CHOICES if (value := getattr(request, name))}
     choices |= _variants(request)
     excluded = [compile_regex(text, "--exclude") for text in request.exclude]
@@ -468,13 +470,15 @@ def _tensors_before_a_map(request: Request, source: Source) -> list[Tensor]:
         lambda item: item[0] not in ("dequantize", "mapping"), OPERATIONS.items()
     )
     operations = (make(options) for _, make in earlier_factories)
-    derivation = Derivation(
+    derivation = OperationChain(
         (operation for operation in operations if operation is not None), source.table.states
     )
-    return [tensor for tensor in tensors_of(source.table, derivation) if not tensor.dropped]
+    return [tensor for tensor in apply_operations(source.table, derivation) if not tensor.dropped]
 
 
-def assumptions(request: Request, inputs: OperationInputs, derivation: Derivation) -> Iterator[str]:
+def assumptions(
+    request: Request, inputs: OperationInputs, derivation: OperationChain
+) -> Iterator[str]:
     """Yield what no file records and is taken to be so."""
     if inputs.companions and inputs.config.get("quantization_config"):
         yield (
@@ -499,7 +503,7 @@ def assumptions(request: Request, inputs: OperationInputs, derivation: Derivatio
             f"{inputs.label}: states torch_dtype {config_dtype}, and the destination's tensors are "
             f"{request.dtype}; change DST/config.json"
         )
-    mapping = mapped(inputs, derivation)
+    mapping = map_operation(inputs, derivation)
     requested_variants = _variants(request)
     untold = (
         [f"{n}={way}" for n, way in mapping.variants.items() if n not in requested_variants]
@@ -524,16 +528,16 @@ def assumptions(request: Request, inputs: OperationInputs, derivation: Derivatio
         )
 
 
-def map_in_words(inputs: OperationInputs, derivation: Derivation) -> str | None:
+def map_in_words(inputs: OperationInputs, derivation: OperationChain) -> str | None:
     """Return which map is applied, and what it takes that no file records."""
-    mapping = mapped(inputs, derivation)
+    mapping = map_operation(inputs, derivation)
     if mapping is None:
         return None
     choices = ", ".join(f"{name} {value}" for name, value in mapping.choices.items())
     return f"{mapping.table.label} by {mapping.sizes.label}" + (f": {choices}" if choices else "")
 
 
-def mapped(inputs: OperationInputs, derivation: Derivation) -> NameMap | None:
+def map_operation(inputs: OperationInputs, derivation: OperationChain) -> NameMap | None:
     """Return the map among the operations, if there is one."""
     if inputs.table is None:
         return None

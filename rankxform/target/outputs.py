@@ -6,11 +6,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from posixpath import splitext
 
-from rankxform.engine.file_sink import Output
-from rankxform.formats.base import BLOCK, FileLayout, Format, Index, format_of
+from rankxform.engine.file_sink import OutputFile
+from rankxform.formats.base import BLOCK, Container, FileLayout, Index, container_of
 from rankxform.planning.plan import Planner
 from rankxform.planning.transfers import SliceRange
-from rankxform.publish.links import NONE, REFLINK, can_reflink
+from rankxform.publish.links import LINK_NONE, LINK_REFLINK, can_reflink
 from rankxform.request import Request
 from rankxform.transport import Team
 
@@ -23,7 +23,7 @@ def equal_files(
 ) -> dict[int, list[int]]:
     """Return which files of `ranks` are written, each with the ranks that get its bytes."""
     single_groups = {rank: [rank] for rank in ranks}
-    if request.link == NONE:
+    if request.link == LINK_NONE:
         return single_groups
     ranks_by_root = [[rank for rank in single_groups if rank in r.ranks] for r in placement.roots]
     groups = {
@@ -33,14 +33,14 @@ def equal_files(
     }
     if len(groups) == len(single_groups) or request.dst is None:
         return single_groups
-    if request.link == REFLINK:
+    if request.link == LINK_REFLINK:
         dst, first = Path(request.dst), team.rank == placement.of(team.rank).processes[0]
         if not all(team.allgather(lambda: not first or can_reflink(dst))):
             return single_groups
     return groups
 
 
-class FileLayouts:
+class FileLayoutCache:
     """The layouts of destination files; ranks with slices of one shape share one.
 
     What is in a file depends on the source files of its pipeline stage, not on which other
@@ -66,9 +66,9 @@ class FileLayouts:
             self._known[id(slices)] = layout
         return self._known[id(slices)]
 
-    def _container(self, rank: int) -> Format:
+    def _container(self, rank: int) -> Container:
         """Return the container of a destination file; some forms have two."""
-        return format_of(splitext(self._target.arrangement.names[rank])[1])
+        return container_of(splitext(self._target.arrangement.names[rank])[1])
 
     def _source(self, rank: int) -> Index:
         """Return the file of the lowest source rank of a destination rank's stage."""
@@ -92,17 +92,17 @@ class FileLayouts:
         return self._target.form.metadata(metadata)
 
 
-def outputs(
+def plan_output_files(
     target: Target,
     slice_ranges: Sequence[SliceRange],
     groups: Mapping[int, Sequence[int]],
-    layouts: FileLayouts,
-) -> dict[int, Output]:
+    layouts: FileLayoutCache,
+) -> dict[int, OutputFile]:
     """Plan the files of this process's part; `groups` are ranks whose files are equal."""
     outputs_by_file = {}
     for slice_range in slice_ranges:
         final, *equal_paths = map(target.path, groups[slice_range.rank])
-        outputs_by_file[slice_range.rank] = Output(
+        outputs_by_file[slice_range.rank] = OutputFile(
             final,
             layouts.of(slice_range.rank),
             owned=slice_range.first == 0,

@@ -17,12 +17,12 @@ from pathlib import Path
 from rankxform.engine.file_sink import part_of
 from rankxform.errors import StorageError, UsageError
 from rankxform.layout.names import format_ranges
-from rankxform.planning.assign import Assignment, Done, assign_visible, share_among_nodes
+from rankxform.planning.assign import Assignment, Done, assign_within_nodes, share_among_nodes
 from rankxform.planning.plan import Planner
 from rankxform.planning.reach import Reach
-from rankxform.publish.options import ANY
+from rankxform.publish.options import WRITERS_ANY
 from rankxform.request import Request
-from rankxform.storage.identity import FolderMarker, is_coherent, own_addresses
+from rankxform.storage.identity import FolderMarker, addresses_of_this_host, is_coherent
 from rankxform.storage.posix import random_hex, read_bytes
 from rankxform.storage.store import scheme_of
 from rankxform.transport import Team, hostfile
@@ -31,7 +31,7 @@ from rankxform.values import dataclass
 
 from .target import Target
 
-AUTO, SHARED, NODE = PLACEMENTS = ("auto", "shared", "node")
+PLACEMENT_AUTO, PLACEMENT_SHARED, PLACEMENT_NODE = PLACEMENTS = ("auto", "shared", "node")
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class Placement:
             else:
                 for node in root_nodes:
                     files[node] = root_rank_set
-        return assign_visible(planner, ranks, Reach(self.nodes.node_of, tuple(files)), done)
+        return assign_within_nodes(planner, ranks, Reach(self.nodes.node_of, tuple(files)), done)
 
     def describe(self) -> str | None:
         """Say which ranks are where, if nodes have folders of their own, or who writes a file."""
@@ -90,7 +90,7 @@ class Placement:
         return f"on several nodes, a folder of each: ranks {'; '.join(parts)}"
 
 
-def place(request: Request, target: Target, team: Team) -> Placement:
+def find_placement(request: Request, target: Target, team: Team) -> Placement:
     """Find out which nodes share the destination folder; say who writes which ranks. Collective.
 
     Raises UsageError or StorageError where a placement that was asked for cannot be.
@@ -111,7 +111,7 @@ def place(request: Request, target: Target, team: Team) -> Placement:
             "write rank folders",
             where=dst,
         )
-    if len(groups) > 1 and dst_placement == SHARED:
+    if len(groups) > 1 and dst_placement == PLACEMENT_SHARED:
         nodes_text = " and ".join(nodes.names[group[0]] for group in groups[:2])
         raise StorageError(
             f"is not one folder on {nodes_text}, as --dst-placement shared says",
@@ -123,7 +123,7 @@ def place(request: Request, target: Target, team: Team) -> Placement:
         node_of = _by_host(team, hosts)
     else:
         begun = _begun(paths, team) if len(groups) > 1 else {}
-        node_of = {**in_order(all_ranks, nodes), **begun}
+        node_of = {**ranks_to_nodes_in_order(all_ranks, nodes), **begun}
     roots = []
     for group in groups:
         processes = sorted(p for node in group for p in nodes.processes[node])
@@ -131,7 +131,7 @@ def place(request: Request, target: Target, team: Team) -> Placement:
         roots.append(
             NodeFolder(tuple(processes), ranks, tuple(nodes.names[node] for node in group))
         )
-    one_node = team.bcast(lambda: writers_of(request, target) == NODE)
+    one_node = team.bcast(lambda: writers_of(request, target) == PLACEMENT_NODE)
     return Placement(tuple(roots), nodes, one_node and len(groups) < nodes.count)
 
 
@@ -142,14 +142,18 @@ def writers_of(request: Request, target: Target) -> str | None:
     """
     if target.dst is None or scheme_of(target.dst):
         return None
-    if request.writers != AUTO:
+    if request.writers != PLACEMENT_AUTO:
         return request.writers
-    return ANY if is_coherent(target.folder) else NODE
+    return WRITERS_ANY if is_coherent(target.folder) else PLACEMENT_NODE
 
 
 def unsafe_writers(request: Request, target: Target, team: Team) -> str | None:
     """Return what to warn of where nodes are to write one file together and may not. Collective."""
-    if request.writers != ANY or writers_of(request, target) is None or team.nodes.count == 1:
+    if (
+        request.writers != WRITERS_ANY
+        or writers_of(request, target) is None
+        or team.nodes.count == 1
+    ):
         return None
     if team.bcast(lambda: is_coherent(target.folder)):
         return None
@@ -159,7 +163,7 @@ def unsafe_writers(request: Request, target: Target, team: Team) -> str | None:
     )
 
 
-def in_order(ranks: int, nodes: Nodes) -> Mapping[int, int]:
+def ranks_to_nodes_in_order(ranks: int, nodes: Nodes) -> Mapping[int, int]:
     """Assign ranks to nodes in order: evenly to their processes, or else evenly to the nodes."""
     processes = len(nodes.node_of)
     if ranks % processes == 0:
@@ -228,7 +232,7 @@ def _by_host(team: Team, hosts: Sequence[str]) -> Mapping[int, int]:
     name = nodes.names[nodes.node_of[team.rank]]
 
     def own() -> Iterable[str]:
-        return own_addresses(set(hosts), name) if nodes.is_leader(team.rank) else ()
+        return addresses_of_this_host(set(hosts), name) if nodes.is_leader(team.rank) else ()
 
     nodes_by_host = {
         host: nodes.node_of[p]

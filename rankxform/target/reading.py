@@ -6,28 +6,28 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 
-from rankxform.engine.array_sink import Arrays
+from rankxform.engine.array_sink import ArraySink
 from rankxform.engine.operands import Operands
-from rankxform.engine.pipeline import Inputs, Messenger, execute
+from rankxform.engine.pipeline import Messenger, WorkInputs, execute
 from rankxform.formats.base import TensorSpec
 from rankxform.planning.catalog import Parameter
 from rankxform.planning.exchange import WorkPlan
 from rankxform.source.opening import Source
 from rankxform.storage.posix import OnProgress
 from rankxform.storage.samples import check_content
-from rankxform.storage.sources import Sources
+from rankxform.storage.sources import SourceReader
 
 from .target import Target
 
 
 @contextmanager
-def reading(
+def open_work_inputs(
     source: Source,
     target: Target,
     work: WorkPlan | None = None,
     p2p: Messenger | None = None,
     on_progress: OnProgress = lambda nbytes: None,
-) -> Iterator[Inputs]:
+) -> Iterator[WorkInputs]:
     """Open the source's files, and those of an adapter, to do `work` (None: to look at tensors).
 
     Operands that processes send each other are in memory when it returns; where `work` has such,
@@ -40,14 +40,14 @@ def reading(
             check_content(source.paths[file], source.indexes[file], digests_by_file.get(file, {}))
 
         sources = operand_reader = stack.enter_context(
-            Sources(source.paths, source.indexes, recheck)
+            SourceReader(source.paths, source.indexes, recheck)
         )
         planner, adapter = target.planner, target.adapter
-        tensors: dict[str, tuple[Parameter, Sources]] = {}
+        tensors: dict[str, tuple[Parameter, SourceReader]] = {}
         if any(any(parameter.steps) for parameter in planner.selection.parameters):
             tensors = {p.src_name: (p, sources) for p in planner.catalog.parameters}
         if adapter is not None:
-            operand_reader = stack.enter_context(Sources(adapter.paths, adapter.indexes))
+            operand_reader = stack.enter_context(SourceReader(adapter.paths, adapter.indexes))
             adapter_parameters: list[Parameter] = adapter.table.parameters
             tensors.update(
                 (p.src_name, (p, operand_reader))
@@ -56,16 +56,16 @@ def reading(
             )
         first = work.operands if work is not None else None
         if first is None:
-            yield Inputs(sources, p2p, Operands(tensors))
+            yield WorkInputs(sources, p2p, Operands(tensors))
             operand_reader.check_unchanged()
             return
         parameters = (transfer.parameter for transfer in first.transfers if transfer.targets)
-        arrays = Arrays(TensorSpec(p.name, p.dtype, p.shape) for p in parameters)
+        arrays = ArraySink(TensorSpec(p.name, p.dtype, p.shape) for p in parameters)
         operand_traffic = execute(
-            first, Inputs(operand_reader, p2p), {0: arrays}, lambda nbytes: on_progress(0)
+            first, WorkInputs(operand_reader, p2p), {0: arrays}, lambda nbytes: on_progress(0)
         )
         read = (
             0 if operand_reader is sources else operand_traffic.read
         )  # else it counts in what these read in all
         operand_traffic = replace(operand_traffic, read=read, written=0)
-        yield Inputs(sources, p2p, Operands(tensors, arrays.take()), operand_traffic)
+        yield WorkInputs(sources, p2p, Operands(tensors, arrays.take()), operand_traffic)

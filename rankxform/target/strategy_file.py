@@ -15,7 +15,7 @@ from rankxform.layout.layout import same_boxes
 from rankxform.layout.strategy import Strategy
 from rankxform.request import Request
 from rankxform.storage import strategies
-from rankxform.storage.posix import is_same, read_bytes, remove, write_small
+from rankxform.storage.posix import is_same_file, read_bytes, remove, write_atomically
 from rankxform.storage.store import scheme_of
 
 from .target import Target
@@ -23,7 +23,7 @@ from .target import Target
 _SUFFIX = "_strategy.ckpt"
 
 
-def path_beside(dst: str) -> Path:
+def strategy_path(dst: str) -> Path:
     """Return where a derived strategy is kept: beside the destination folder, under its name.
 
     Raises UsageError for a folder without a name.
@@ -37,7 +37,7 @@ def path_beside(dst: str) -> Path:
 
 def label_beside(dst: str) -> str:
     """Return what the derived strategy of a destination is called, wherever it is kept."""
-    return dst.rstrip("/") + _SUFFIX if scheme_of(dst) else str(path_beside(dst))
+    return dst.rstrip("/") + _SUFFIX if scheme_of(dst) else str(strategy_path(dst))
 
 
 def _path(target: Target) -> Path | None:
@@ -45,7 +45,7 @@ def _path(target: Target) -> Path | None:
     if target.dst is None:
         return None
     try:
-        path = path_beside(target.dst)
+        path = strategy_path(target.dst)
         path.exists()
     except (OSError, UsageError):  # a name that is too long, or none
         if target.derived is not None:
@@ -74,7 +74,7 @@ def check_strategy_file(request: Request, target: Target) -> None:
     if (
         source is not None
         and source.exists()
-        and any(is_same(path, source_file) for source_file in strategies.files(source))
+        and any(is_same_file(path, f) for f in strategies.strategy_files_at(source))
     ):
         raise StorageError(
             "is the source's strategy, and the destination's belongs there",
@@ -96,7 +96,7 @@ def check_strategy_file(request: Request, target: Target) -> None:
         )
 
 
-def keep_beside(target: Target) -> list[str]:
+def save_strategy_near(target: Target) -> list[str]:
     """Write a derived strategy beside its destination; remove one that described another.
 
     A model's small files are copied into it; returns the names of those that were not there.
@@ -104,7 +104,9 @@ def keep_beside(target: Target) -> list[str]:
     copied = []
     for path, content in _companions(target):
         if not path.is_file() or read_bytes(path) != content:
-            write_small(path, content)  # under the destination's lock: a killed run's is replaced
+            write_atomically(
+                path, content
+            )  # under the destination's lock: a killed run's is replaced
             copied.append(path.name)
     _keep_strategy(target)
     return copied
@@ -117,7 +119,7 @@ def _keep_strategy(target: Target) -> None:
     if target.derived is not None:
         data = _content(target, path)
         if not path.is_file() or read_bytes(path) != data:
-            write_small(path, data, shared=True)
+            write_atomically(path, data, shared=True)
     elif path.is_file():
         ours = _derived(path)
         if ours is not None and not _describes(ours, target):
@@ -144,7 +146,7 @@ def _check_companions(request: Request, target: Target) -> None:
 
 def _content(target: Target, path: Path) -> bytes:
     assert target.derived is not None
-    return strategies.encoded(target.derived.strategy, path)[path]
+    return strategies.encode_strategy(target.derived.strategy, path)[path]
 
 
 def _derived(path: Path) -> Strategy | None:
@@ -152,7 +154,7 @@ def _derived(path: Path) -> Strategy | None:
     try:
         if path.is_symlink() or not path.is_file() or not strategies.is_strategy(path):
             return None
-        strategy = strategies.load(str(path))
+        strategy = strategies.load_strategy(str(path))
     except RankxformError:
         return None
     return strategy if strategy.derived else None

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from rankxform.errors import (
     CheckpointError,
-    Parts,
+    Message,
     RankxformError,
     RequestError,
     StrategyError,
@@ -26,14 +26,14 @@ from rankxform.planning.description import Description
 from rankxform.planning.table import catalog_of
 from rankxform.request import Request
 from rankxform.source.choice import earlier_step, ranks_at
-from rankxform.source.hints import option_for, shortly
+from rankxform.source.hints import option_for, short_path
 from rankxform.source.opening import Source
-from rankxform.source.options import EXTRA_RANKS
+from rankxform.source.options import ACCEPT_EXTRA_RANKS
 from rankxform.storage import strategies
 from rankxform.storage.store import is_path
 from rankxform.transport import Team
 
-from .asked import Asked
+from .asked import ResolvedRequest
 from .operation_inputs import name_map, read_operation_inputs
 
 _LOOKED_AT = 100
@@ -41,7 +41,7 @@ _LOOKED_AT = 100
 
 
 @contextmanager
-def suggesting(resolved: Asked, source: Source, team: Team) -> Iterator[None]:
+def adding_suggestions(resolved: ResolvedRequest, source: Source, team: Team) -> Iterator[None]:
     """Where a check fails, say what else than the given strategies may be meant, if anything.
 
     Around what fails on every process alike; process 0 looks for other strategies only then.
@@ -55,7 +55,7 @@ def suggesting(resolved: Asked, source: Source, team: Team) -> Iterator[None]:
         raise
 
 
-class _Hint(NamedTuple):
+class _Suggestion(NamedTuple):
     """What may be meant: what was found ("": nothing more), what to try, and whether that is
     likelier than what the error says."""
 
@@ -63,23 +63,23 @@ class _Hint(NamedTuple):
     tries: tuple[str, ...]
     first: bool = True
 
-    def added_to(self, parts: Parts) -> Parts:
+    def added_to(self, parts: Message) -> Message:
         """Return what an error says with this."""
         if self.first and self.message:
-            return Parts(self.message, self.tries, details=str(parts._replace(details="")))
+            return Message(self.message, self.tries, details=str(parts._replace(details="")))
         if self.first:
             return parts._replace(tries=(*self.tries, *parts.tries))
         details = "\n".join(filter(None, (parts.details, self.message)))
         return parts._replace(tries=(*parts.tries, *self.tries), details=details)
 
 
-def _meant_if_readable(request: Request, source: Source, dst: object) -> _Hint | None:
+def _meant_if_readable(request: Request, source: Source, dst: object) -> _Suggestion | None:
     with suppress(RankxformError, OSError):  # the check's own error is what counts
         return _meant(request, source, dst)
     return None
 
 
-def _meant(request: Request, source: Source, dst: object) -> _Hint | None:
+def _meant(request: Request, source: Source, dst: object) -> _Suggestion | None:
     """Return what may be meant."""
     if request.map is not None and (suggestion := _other_map(request, source)) is not None:
         return suggestion
@@ -91,14 +91,14 @@ def _meant(request: Request, source: Source, dst: object) -> _Hint | None:
         earlier = earlier_step(source.form, source.where, source.listing, source.selected)
         if earlier is not None:
             step = f"--step {earlier}, an earlier one of which all ranks have files"
-            return _Hint("", (step,), first=False)
+            return _Suggestion("", (step,), first=False)
     if source.form.described or request.files is not None or not source.paths or unreadable:
         return None
     if src is None:
         src = WholeStrategy()
     ranks = source.selected.rank_count
     src_path = strategies.path_of(request.src_strategy)
-    fits = ranks == src.ranks or (request.accepts(EXTRA_RANKS) and ranks > src.ranks)
+    fits = ranks == src.ranks or (request.accepts(ACCEPT_EXTRA_RANKS) and ranks > src.ranks)
     if src_path is not None and not fits:
         suggestion = _other_strategy(request, source, src_path, src, dst)
         if suggestion is not None:  # fewer ranks may be lost ones as well
@@ -106,14 +106,14 @@ def _meant(request: Request, source: Source, dst: object) -> _Hint | None:
     return _stage_file(request.dst_strategy, "--dst-strategy")
 
 
-def _other_map(request: Request, source: Source) -> _Hint | None:
+def _other_map(request: Request, source: Source) -> _Suggestion | None:
     """Return which maps fit the source's tensors, where the given one does not."""
     if source.catalog is None or request.map in (fitting := _fitting_maps(request, source)):
         return None
-    return _Hint("", tuple(f"--map {name}" for name in fitting)) if fitting else None
+    return _Suggestion("", tuple(f"--map {name}" for name in fitting)) if fitting else None
 
 
-def _missing_map(request: Request, source: Source, dst: object) -> _Hint | None:
+def _missing_map(request: Request, source: Source, dst: object) -> _Suggestion | None:
     """Return which maps give the source's tensors names of the destination, where it has none."""
     if source.catalog is None or not isinstance(dst, Strategy) or isinstance(dst, WholeStrategy):
         return None
@@ -126,7 +126,9 @@ def _missing_map(request: Request, source: Source, dst: object) -> _Hint | None:
     if not maps:
         return None
     example_text = f"such as {names[0]}"
-    return _Hint(f"none of the {len(names)} names of SRC is in {dst.label} ({example_text})", maps)
+    return _Suggestion(
+        f"none of the {len(names)} names of SRC is in {dst.label} ({example_text})", maps
+    )
 
 
 def _fitting_maps(request: Request, source: Source, dst: Strategy | None = None) -> list[str]:
@@ -135,7 +137,7 @@ def _fitting_maps(request: Request, source: Source, dst: Strategy | None = None)
 
     tensors = [Tensor.of(p.name, p.src_dtype, p.shape) for p in source.table.parameters]
     fitting_names = []
-    for name in filter(None, (request.map, *maps.names())):
+    for name in filter(None, (request.map, *maps.map_names())):
         with suppress(RankxformError):
             map_request = replace(request, map=name)
             mapping = name_map(map_request, read_operation_inputs(map_request, source.where.path))
@@ -157,43 +159,45 @@ def _fits(strategy: Strategy, source: Source) -> bool:
 
 def _other_strategy(
     request: Request, source: Source, src_path: Path, src: Strategy, dst: object
-) -> _Hint | None:
+) -> _Suggestion | None:
     ranks = source.selected.rank_count
     counts = f"{src.label} is of {src.ranks} ranks, and the checkpoint has {ranks}"
     if request.dst is not None and _ranks_in(Path(request.dst)) == src.ranks:
         tries = ["exchange SRC and DST"]
         if isinstance(dst, Strategy) and dst.ranks == ranks:  # either pair may be meant
             tries.insert(0, "exchange --src-strategy and --dst-strategy")
-        return _Hint(f"{counts}; {request.dst} has {src.ranks}", tuple(tries))
-    around = strategies.loadable([src_path.parent]) if src_path.is_file() else []
+        return _Suggestion(f"{counts}; {request.dst} has {src.ranks}", tuple(tries))
+    around = strategies.load_readable([src_path.parent]) if src_path.is_file() else []
     stages = [candidate for candidate in around if candidate[1].ranks == ranks]
     if stages:
-        return _Hint(counts, (option_for(*stages[0]),))
+        return _Suggestion(counts, (option_for(*stages[0]),))
     if isinstance(dst, Strategy) and dst.ranks == ranks:
         exchange_text = "exchange --src-strategy and --dst-strategy"
-        return _Hint(f"{counts}, as many as {dst.label} is of", (exchange_text,))
-    candidates = strategies.beside(Path(request.src), ranks) if is_path(request.src) else []
+        return _Suggestion(f"{counts}, as many as {dst.label} is of", (exchange_text,))
+    candidates = (
+        strategies.strategies_near(Path(request.src), ranks) if is_path(request.src) else []
+    )
     if not candidates:  # under any name where the given one lies
-        candidates = strategies.loadable(sorted(src_path.parent.iterdir())[:_LOOKED_AT])
+        candidates = strategies.load_readable(sorted(src_path.parent.iterdir())[:_LOOKED_AT])
     fitting = [c for c in candidates if c[1].ranks == ranks and _fits(c[1], source)]
     if fitting:
-        return _Hint(counts, (option_for(*fitting[0]),))
+        return _Suggestion(counts, (option_for(*fitting[0]),))
     if ranks > src.ranks:
         advice_text = f"give the strategy of all {ranks} ranks, such as a folder of all stages"
-        return _Hint(counts, (advice_text,))
+        return _Suggestion(counts, (advice_text,))
     return None
 
 
-def _stage_file(strategy: str | Strategy | None, flag: str) -> _Hint | None:
+def _stage_file(strategy: str | Strategy | None, flag: str) -> _Suggestion | None:
     """Return what to do if a strategy's file is of one pipeline stage of several; else None."""
     path = strategies.path_of(strategy)
-    if path is None or not path.is_file() or (record := strategies.read(path)).merged:
+    if path is None or not path.is_file() or (record := strategies.read_strategy_file(path)).merged:
         return None
-    for folder, job_strategy in strategies.loadable([path.parent]):
+    for folder, job_strategy in strategies.load_readable([path.parent]):
         if len(job_strategy.stages) > 1:
-            return _Hint(
+            return _Suggestion(
                 f"{path} is of pipeline stage {record.stage} alone",
-                (f"{flag} {quote(shortly(folder))} (found there: {job_strategy.extent})",),
+                (f"{flag} {quote(short_path(folder))} (found there: {job_strategy.extent})",),
             )
     return None
 

@@ -7,8 +7,8 @@ from dataclasses import field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rankxform.checkpoints.base import Arrangement, Form
-from rankxform.formats.base import Format
+from rankxform.checkpoints.base import DestinationFiles, Form
+from rankxform.formats.base import Container
 from rankxform.planning.consistency import Evidence
 from rankxform.planning.plan import Planner
 from rankxform.source.opening import Source
@@ -41,8 +41,8 @@ class Target:
     dst: str | None
     place: str
     form: Form
-    container: Format
-    arrangement: Arrangement
+    container: Container
+    arrangement: DestinationFiles
     derived: Derived | None = None
     adapter: Source | None = None
     training: Mapping[str, Any] = field(default_factory=dict)

@@ -17,7 +17,7 @@ from rankxform.formats.dtype import item_size
 from rankxform.layout.names import STEPS
 from rankxform.request import Request
 from rankxform.source.opening import Source
-from rankxform.storage.sources import Sources
+from rankxform.storage.sources import SourceReader
 from rankxform.transport import Team
 
 _STEP_KEY = "global_step"
@@ -73,7 +73,7 @@ def kept_facts(request: Request, training: Mapping[str, Any]) -> Mapping[str, An
     return {name: value for name, value in training.items() if not _is_excluded(request, name)}
 
 
-def unplaced(request: Request, source: Source, written: Collection[str]) -> Iterator[str]:
+def training_notices(request: Request, source: Source, written: Collection[str]) -> Iterator[str]:
     """Yield what the source says of the training and the destination has no place for.
 
     `written` are the names of the tensors that the destination gets.
@@ -127,7 +127,7 @@ def _number(source: Source, name: str, team: Team) -> float | None:
         if team.rank != reader:
             return None
         room = memoryview(bytearray(indexes[file].nbytes(name)))
-        with Sources(source.paths, indexes) as sources:
+        with SourceReader(source.paths, indexes) as sources:
             sources.read(file, name, 0, room)
         dtype = indexes[file].dtype(name)
         if dtype in _FLOATS:

@@ -25,7 +25,7 @@ import numpy as np
 
 from rankxform.errors import (
     CheckpointError,
-    Parts,
+    Message,
     PeerError,
     RankxformError,
     RequestError,
@@ -33,7 +33,7 @@ from rankxform.errors import (
     StrategyError,
     UsageError,
     peer_error,
-    storage_errors,
+    raising_storage_errors,
 )
 
 from .launcher import CLEAR_LINE, launched_size, terminal
@@ -128,7 +128,7 @@ class MpiTeam(Team):
         """
         failure: BaseException | None = None
         try:
-            with storage_errors():
+            with raising_storage_errors():
                 yield
         except Exception as error:
             failure = error
@@ -219,12 +219,12 @@ class MpiTeam(Team):
             record = pickle.dumps((type(failure).__name__, *self._describe(failure), *facts))
         raise peer_error(*pickle.loads(self._broadcast(record, first))) from failure
 
-    def _describe(self, failure: BaseException) -> tuple[Parts, str]:
+    def _describe(self, failure: BaseException) -> tuple[Message, str]:
         """Return what a failure says, and the process that met it, where that matters."""
         if isinstance(failure, RankxformError):
             parts = failure.parts
         else:
-            parts = Parts(f"a bug of rankxform's own: {type(failure).__name__}: {failure}")
+            parts = Message(f"a bug of rankxform's own: {type(failure).__name__}: {failure}")
             sys.excepthook(type(failure), failure, failure.__traceback__)
         nodes = self.__dict__.get("nodes")  # `self.nodes` would be collective here
         sees_the_same = self.rank == 0 if nodes is None else nodes.count == 1

@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from rankxform.errors import StoppedError, storage_errors
+from rankxform.errors import StoppedError, raising_storage_errors
 
 from .nodes import ALONE, Nodes
 
@@ -142,7 +142,7 @@ class SerialTeam(Team):
         return [self.agree(compute)]
 
     def agree(self, compute: Callable[[], T]) -> T:
-        with storage_errors():
+        with raising_storage_errors():
             self.check_stop()
             return compute()
 
@@ -157,7 +157,7 @@ class SerialTeam(Team):
 
         self.stopping.at_work(True)
         try:
-            with storage_errors():
+            with raising_storage_errors():
                 self.check_stop()
                 value = compute(on_progress)
         finally:

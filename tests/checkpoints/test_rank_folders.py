@@ -6,15 +6,15 @@ import os
 
 import pytest
 
-from rankxform.checkpoints.base import DEFAULT_PATTERN, FORMS, Needed, Where
+from rankxform.checkpoints.base import DEFAULT_PATTERN, FORMS, CheckpointRef, RankFilter
 from rankxform.errors import CheckpointError, UsageError
 from rankxform.storage.posix_store import PosixStore
 
 
 def find(folder, ranks, pattern=DEFAULT_PATTERN, step=None, suffix=None):
     store = PosixStore(folder)
-    where = Where(str(folder), pattern=pattern, step=step, suffix=suffix)
-    return FORMS["ranks"].select(store.list(pattern), where, store, Needed(ranks))
+    where = CheckpointRef(str(folder), pattern=pattern, step=step, suffix=suffix)
+    return FORMS["ranks"].select(store.list(pattern), where, store, RankFilter(ranks))
 
 
 def make(tmp, *names):

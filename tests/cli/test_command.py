@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from rankxform.cli.parser import parser
-from rankxform.cli.verbs import VERBS
+from rankxform.cli.verbs import COMMANDS
 from rankxform.errors import UsageError
 from rankxform.transport import mpirun as own_mpirun
 from tests import reference
@@ -46,7 +46,7 @@ def command(*arguments, processes=None, **options):
 
 def test_a_verb_from_outside(place):
     program = (
-        "import sys; from rankxform.cli.main import main; from rankxform.cli.verbs import VERBS\n"
+        "import sys; from rankxform.cli.main import main; from rankxform.cli.verbs import COMMANDS\n"
         "VERBS['tally'] = 'tests.cli.toy_verb'\n"
         "sys.exit(main())"
     )
@@ -84,7 +84,7 @@ def test_a_result_that_cannot_be_printed_is_one_message(verb, processes, place):
 def test_every_verb_has_options_and_does_something():
     whole = parser()
     choices = next(a.choices for a in whole._actions if a.dest == "verb")
-    assert set(choices) == set(VERBS)
+    assert set(choices) == set(COMMANDS)
 
 
 def error_lines(output):

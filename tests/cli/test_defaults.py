@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rankxform.cli.arguments import parse
+from rankxform.cli.arguments import parse_arguments
 from rankxform.cli.main import main
 from rankxform.errors import UsageError
 from tests import reference
@@ -26,13 +26,16 @@ def test_a_file_here_or_above_has_what_the_command_line_does_not(here, monkeypat
     written(here, 'src-strategy = "a"\nmemory = "32M"\n[transform]\nno_fsync = true\n')
     (here / "job").mkdir()
     monkeypatch.chdir(here / "job")
-    options = parse([*LINE, "--memory", "16M"])
+    options = parse_arguments([*LINE, "--memory", "16M"])
     assert (options.src_strategy, options.memory, options.fsync) == ("a", 16 << 20, False)
     assert [one.words for one in options.defaults] == [("--no-fsync",), ("--src-strategy=a",)]
-    assert parse(["verify", "SRC", "--memory", "1M", "DST"]).src_strategy == "a"
-    assert not parse(["verify", "DST"]).src_strategy
+    assert parse_arguments(["verify", "SRC", "--memory", "1M", "DST"]).src_strategy == "a"
+    assert not parse_arguments(["verify", "DST"]).src_strategy
     assert {one.origin for one in options.defaults} == {str(here / "rankxform.toml")}
-    assert parse(["plan", "SRC"]).memory == 32 << 20 and not parse(["inspect", "SRC"]).src_strategy
+    assert (
+        parse_arguments(["plan", "SRC"]).memory == 32 << 20
+        and not parse_arguments(["inspect", "SRC"]).src_strategy
+    )
 
 
 def test_the_environment_comes_before_a_file(here, monkeypatch):
@@ -40,39 +43,39 @@ def test_the_environment_comes_before_a_file(here, monkeypatch):
     monkeypatch.setenv("RANKXFORM_MEMORY", "16M")
     monkeypatch.setenv("RANKXFORM_OVERWRITE", "0")
     monkeypatch.setenv("RANKXFORM_OF_ANOTHER", "1")
-    options = parse(LINE)
+    options = parse_arguments(LINE)
     assert options.memory == 16 << 20 and not options.overwrite
     assert [one.origin for one in options.defaults] == ["RANKXFORM_MEMORY"]
     monkeypatch.setenv("RANKXFORM_HELP", "1")
     monkeypatch.setenv("RANKXFORM_SRC_STRATEGY_FILE", "right")
     written(here, 'src_strategy = "wrong"')
-    assert parse(LINE).src_strategy == "right", "another spelling of the same option"
+    assert parse_arguments(LINE).src_strategy == "right", "another spelling of the same option"
     monkeypatch.setenv("RANKXFORM_CONFIG_FILE", str(here / "nowhere.toml"))
     with pytest.raises(UsageError, match="no such file of options"):
-        parse(LINE)
+        parse_arguments(LINE)
 
 
 def test_the_command_line_comes_before_what_excludes_it(here):
     written(here, 'verbose = true\nprogress = "none"\nsrc_ckpt_dir = "other"')
     with pytest.raises(UsageError, match="no option --src-ckpt-dir"):
-        parse(LINE)
+        parse_arguments(LINE)
     written(here, 'verbose = true\nprogress = "none"')
-    options = parse([*LINE, "--quiet"])
+    options = parse_arguments([*LINE, "--quiet"])
     assert options.quiet and not options.verbose and options.progress == "none"
-    assert parse(["plan", "SRC"]).verbose, "and what plan lacks is another verb's"
+    assert parse_arguments(["plan", "SRC"]).verbose, "and what plan lacks is another verb's"
 
 
 def test_a_wrong_value_is_told_with_its_place(here, monkeypatch):
     monkeypatch.setenv("RANKXFORM_MEMORY", "lots")
     with pytest.raises(UsageError, match="'lots'(?s:.*)--memory=lots is of RANKXFORM_MEMORY"):
-        parse(LINE)
+        parse_arguments(LINE)
 
 
 def test_a_file_that_is_named_is_the_only_one(here):
     written(here, 'memory = "32M"')
     written(here, 'dtype = "bf16"\nexclude = ["a", "b"]\nranks = [0, 2]', "other.toml")
     for flag in (["--config-file", "other.toml"], ["--config-file=other.toml"]):
-        options = parse([*LINE, *flag])
+        options = parse_arguments([*LINE, *flag])
         assert (options.dtype, options.exclude, options.ranks) == ("bf16", ["a", "b"], (0, 2))
         assert options.memory == 64 << 20
 
@@ -80,8 +83,8 @@ def test_a_file_that_is_named_is_the_only_one(here):
 @pytest.mark.parametrize("flag", ["--src-strategy", "--src-ckpt-strategy", "--src_ckpt_strategy"])
 def test_every_spelling_of_an_option_comes_before_a_file(here, flag):
     written(here, 'src_strategy = "a"')
-    assert parse([*LINE, flag, "b"]).src_strategy == "b"
-    assert parse([*LINE, f"{flag}=b"]).src_strategy == "b"
+    assert parse_arguments([*LINE, flag, "b"]).src_strategy == "b"
+    assert parse_arguments([*LINE, f"{flag}=b"]).src_strategy == "b"
 
 
 @pytest.mark.parametrize(
@@ -99,14 +102,14 @@ def test_every_spelling_of_an_option_comes_before_a_file(here, flag):
 def test_what_a_file_cannot_say(here, text, message):
     written(here, text)
     with pytest.raises(UsageError, match=message):
-        parse(LINE)
+        parse_arguments(LINE)
 
 
 def test_a_file_that_is_not_there(here):
     with pytest.raises(UsageError, match="no such file of options"):
-        parse([*LINE, "--config-file", "nowhere.toml"])
+        parse_arguments([*LINE, "--config-file", "nowhere.toml"])
     with pytest.raises(UsageError, match="expected a file"):
-        parse([*LINE, "--config-file"])
+        parse_arguments([*LINE, "--config-file"])
 
 
 def test_what_was_taken_is_said(here, capfd):

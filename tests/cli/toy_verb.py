@@ -18,10 +18,10 @@ def add_options(verb):
 
 
 def run(options, team):
-    from rankxform.checkpoints.base import Where
+    from rankxform.checkpoints.base import CheckpointRef
     from rankxform.source.opening import open_source
 
-    source = open_source(Where(options.path), team)
+    source = open_source(CheckpointRef(options.path), team)
     number = len(source.paths) * (2 if options.twice else 1)
     text = partial("{} files, {} processes".format, number, team.size)
     Screen(options, team).result("tally", lambda: {"files": number}, text)

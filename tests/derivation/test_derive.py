@@ -10,8 +10,14 @@ import pytest
 
 from rankxform.derivation import presets, rules_toml
 from rankxform.derivation.derive import derive
-from rankxform.derivation.mesh import Parallel, checked_spec, parse_parallel, parse_spec, print_spec
-from rankxform.derivation.pipeline import spread
+from rankxform.derivation.mesh import (
+    Parallel,
+    parse_parallel,
+    parse_spec,
+    print_spec,
+    validate_spec,
+)
+from rankxform.derivation.pipeline import spread_layers
 from rankxform.derivation.place import StageLayers
 from rankxform.derivation.request import DeriveRequest, Extent
 from rankxform.derivation.rules import parse_rule, rule_of
@@ -475,17 +481,17 @@ def test_a_configuration_that_states_the_layers_goes_before_the_source():
 
 
 def test_layers_are_spread_as_mindformers_does():
-    assert spread(4, 2) == [0, 0, 1, 1]
-    assert spread(8, 2, interleave=2) == [0, 0, 1, 1, 0, 0, 1, 1]
-    assert spread(9, 2, interleave=2, offset=(0, 0, 1, 0)) == [0, 0, 1, 1, 0, 0, 0, 1, 1]
-    assert spread(61, 16, offset=(1,) * 13 + (0,) * 3).count(0) == 4
+    assert spread_layers(4, 2) == [0, 0, 1, 1]
+    assert spread_layers(8, 2, interleave=2) == [0, 0, 1, 1, 0, 0, 1, 1]
+    assert spread_layers(9, 2, interleave=2, offset=(0, 0, 1, 0)) == [0, 0, 1, 1, 0, 0, 0, 1, 1]
+    assert spread_layers(61, 16, offset=(1,) * 13 + (0,) * 3).count(0) == 4
 
 
 @pytest.mark.parametrize("text", ["(tp, None)", "(None,)", "((cp, tp), None)", "()", "(ep, None)"])
 def test_a_spec_is_printed_as_it_is_read(text):
     spec = parse_spec(text)
     assert parse_spec(print_spec(spec)) == spec
-    assert checked_spec([list(axes) or None for axes in spec], "it") == spec
+    assert validate_spec([list(axes) or None for axes in spec], "it") == spec
 
 
 @pytest.mark.parametrize(
@@ -502,8 +508,8 @@ def test_a_spec_is_printed_as_it_is_read(text):
         lambda: parse_parallel("dp=2,xp=4", "--dst-parallel"),
         lambda: parse_parallel("dp", "--dst-parallel"),
         lambda: parse_parallel("dp=99999,mp=99999", "--dst-parallel"),
-        lambda: presets.load("unknown"),
-        lambda: presets.load("/no/such/file.toml"),
+        lambda: presets.load_preset("unknown"),
+        lambda: presets.load_preset("/no/such/file.toml"),
     ],
 )
 def test_what_cannot_be_read_is_a_usage_error(call):
@@ -512,8 +518,8 @@ def test_what_cannot_be_read_is_a_usage_error(call):
 
 
 def test_every_preset_says_what_it_was_proven_on():
-    for name in presets.names():
-        preset = presets.load(name)
+    for name in presets.preset_names():
+        preset = presets.load_preset(name)
         assert preset.evidence
         assert bool(preset.networks) == preset.proven
         assert all(rule.stage for rule in preset.rules)
@@ -533,14 +539,19 @@ class TestRulesFiles:
             names = "head"
             stage = "last"
             """
-        own, llama = rules_toml.parse(text, "own.toml", presets.load), presets.load("llama_legacy")
+        own, llama = (
+            rules_toml.parse_rules(text, "own.toml", presets.load_preset),
+            presets.load_preset("llama_legacy"),
+        )
         assert own.rules[1:] == llama.rules and own.requires == llama.requires
         assert (own.layers, own.complete, own.proven) == (llama.layers, True, llama.proven)
         assert (own.offset, own.interleave) == ((0, 1, 0), 2)
         assert [rule.stage for rule in own.placed] == ["last"] and llama.placed == ()
 
     def test_the_layers_alone(self):
-        own = rules_toml.parse(b"[preset]\nlayers = 'net.h'\n", "own.toml", presets.load)
+        own = rules_toml.parse_rules(
+            b"[preset]\nlayers = 'net.h'\n", "own.toml", presets.load_preset
+        )
         assert own.layers == "net.h" and not own.complete and own.rules == ()
 
     @pytest.mark.parametrize(
@@ -555,11 +566,11 @@ class TestRulesFiles:
     )
     def test_what_it_cannot_say(self, text, why):
         with pytest.raises(UsageError, match=re.escape(why)):
-            rules_toml.parse(f"[preset]\n{text}\n".encode(), "own.toml", presets.load)
+            rules_toml.parse_rules(f"[preset]\n{text}\n".encode(), "own.toml", presets.load_preset)
 
 
 def test_a_preset_of_other_names_proposes_the_one_that_fits():
-    given = DeriveRequest(None, Parallel(dp=2), preset=presets.load("llama"), extents={
+    given = DeriveRequest(None, Parallel(dp=2), preset=presets.load_preset("llama"), extents={
         "model.layers.0.attention.wq.weight": Extent((8, 8), 256)})  # fmt: skip
     with pytest.raises(DerivationError, match="Give --preset llama_legacy"):
         derive(given)

@@ -10,7 +10,7 @@ import pytest
 
 import rankxform
 from rankxform.engine import schedule as schedules
-from rankxform.formats.base import FORMATS
+from rankxform.formats.base import CONTAINERS
 from rankxform.planning.cost_model import Costs
 from rankxform.storage import posix as files
 from rankxform.storage.samples import SAMPLE
@@ -166,8 +166,8 @@ def test_indexing_alike_files_parses_one(tmp_path, monkeypatch):
     params = {f"w{i}": ((64,), "Float32") for i in range(50)}
     folder = reference.write_checkpoint(tmp_path / "s", layouts, params)
     parsed = []
-    real = FORMATS["ckpt"].read_index
-    monkeypatch.setattr(FORMATS["ckpt"], "read_index", lambda *a: parsed.append(1) or real(*a))
+    real = CONTAINERS["ckpt"].read_index
+    monkeypatch.setattr(CONTAINERS["ckpt"], "read_index", lambda *a: parsed.append(1) or real(*a))
     indexer = headers.Indexer()
     found = [indexer.index(tmp_path / f"s/rank_{r}/checkpoint_{r}.ckpt") for r in range(8)]
     assert len(parsed) == 1 and folder
@@ -224,7 +224,7 @@ def test_what_is_shared_and_what_is_not_are_counted_once(shared, tmp_path, monke
         os.pwrite(dst, os.pread(src, nbytes, start), at)
         return True
 
-    monkeypatch.setattr("rankxform.engine.file_sink.share", share)
+    monkeypatch.setattr("rankxform.engine.file_sink.share_blocks", share)
     params = {f"{i}.w": ((1024, 64 + 64 * i), "Float32") for i in range(6)} | {
         "n": ((3,), "Float32")
     }

@@ -13,8 +13,8 @@ import pytest
 
 from rankxform.errors import FormatError
 from rankxform.formats import pickled, torch_item, torch_metadata
-from rankxform.formats.pickles import Pickle
-from rankxform.formats.torch_metadata import HYPER_FLAVOR, TORCH_FLAVOR, Item, Table
+from rankxform.formats.pickles import PickleWriter
+from rankxform.formats.torch_metadata import HYPER_FLAVOR, TORCH_FLAVOR, DcpMetadata, StoredItem
 from rankxform.geometry.box import Box
 
 
@@ -40,7 +40,7 @@ def test_values_are_those_of_pickle(protocol):
         value = plain(rng)
         data = pickle.dumps(value, protocol)
         try:
-            found = pickled.load(data, lambda name: False)
+            found = pickled.load_pickle(data, lambda name: False)
         except FormatError as error:  # protocol 2 makes bytes by a call
             assert protocol == 2 and ("_codecs.encode" in str(error) or "bytes" in str(error))
         else:
@@ -55,21 +55,21 @@ class Evil:
         return self.how
 
 
-@pytest.mark.parametrize("permitted", [torch_metadata.permitted, torch_item.permitted])
+@pytest.mark.parametrize("permitted", [torch_metadata.allowed_names, torch_item.allowed_names])
 @pytest.mark.parametrize("protocol", [2, 3, 4, 5])
 @pytest.mark.parametrize("how", [(os.system, ("true",)), (eval, ("1",)), (getattr, (1, "real"))])
 def test_names_that_no_table_has(how, protocol, permitted):
     with pytest.raises(FormatError, match=r"names \w+\.(system|eval|getattr), which no table"):
-        pickled.load(pickle.dumps([1, {"a": Evil(*how)}], protocol), permitted)
+        pickled.load_pickle(pickle.dumps([1, {"a": Evil(*how)}], protocol), permitted)
 
 
 def test_what_is_permitted_is_not_called():
-    made = pickled.load(
-        pickle.dumps({"a": Evil(OrderedDict, ()), "b": (1, 2)}, 4), torch_metadata.permitted
+    made = pickled.load_pickle(
+        pickle.dumps({"a": Evil(OrderedDict, ()), "b": (1, 2)}, 4), torch_metadata.allowed_names
     )
     assert made == {"a": {}, "b": (1, 2)}
     data = b"\x80\x02cpathlib\nPosixPath\nX\x01\0\0\0/\x85R."
-    made = pickled.load(data, torch_metadata.permitted)
+    made = pickled.load_pickle(data, torch_metadata.allowed_names)
     assert (made.kind, made.args) == ("pathlib.PosixPath", ("/",))
 
 
@@ -94,7 +94,7 @@ def test_bombs(bomb):
     tracemalloc.start()
     try:
         with pytest.raises(FormatError):
-            pickled.load(BOMBS[bomb], torch_metadata.permitted)
+            pickled.load_pickle(BOMBS[bomb], torch_metadata.allowed_names)
         assert tracemalloc.get_traced_memory()[1] < 64 << 20
     finally:
         tracemalloc.stop()
@@ -102,14 +102,14 @@ def test_bombs(bomb):
 
 def table(rng):
     """Return a table of some tensors in boxes, and of what is no tensor."""
-    found = Table()
+    found = DcpMetadata()
     for number in range(rng.randint(1, 12)):
         name, axes = f"layers.{number}.w", rng.randint(0, 5)
         shape = tuple(rng.choice((1, 5, 300, 70_000)) for _ in range(axes))
         found.tensors[name] = rng.choice(("BFloat16", "Float32", "F8_E4M3", "Int64")), shape
-        items = [Item("__0_0.distcp", rng.randrange(1 << 40), 9, name, Box.whole(shape))]
+        items = [StoredItem("__0_0.distcp", rng.randrange(1 << 40), 9, name, Box.whole(shape))]
         found.items[name] = tuple(items)
-    found.items["lr"] = (Item("__1_0.distcp", 0, 1261, "lr"),)
+    found.items["lr"] = (StoredItem("__1_0.distcp", 0, 1261, "lr"),)
     return found
 
 
@@ -117,12 +117,14 @@ def table(rng):
 def test_a_table_that_is_written_is_read(flavor):
     for seed in range(100):
         one = table(random.Random(seed))
-        found = torch_metadata.parse(b"".join(torch_metadata.written(one, flavor)))
+        found = torch_metadata.parse_dcp_metadata(
+            b"".join(torch_metadata.format_dcp_metadata(one, flavor))
+        )
         assert found == one
 
 
 def test_what_is_written_is_read_by_pickle():
-    made = Pickle()
+    made = PickleWriter()
     made.mark()
     made.values((1, 300, 70_000, 1 << 40, -5), "text", "text", None, True, ())
     made.tuple()

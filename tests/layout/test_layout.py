@@ -52,7 +52,7 @@ def test_slices_have_the_shapes_of_the_real_compilers_graphs(configuration, kind
         pytest.skip(f"no {kind} strategy here")
     size = shapes["ranks"] // shapes["stages"]
     for path in files:
-        record = strategies.read(path)
+        record = strategies.read_strategy_file(path)
         for rank in range(record.stage * size, (record.stage + 1) * size):
             held = shapes["slice_shape_by_rank"][str(rank)]
             for name, layout in record.layouts.items():
@@ -75,7 +75,10 @@ def test_slices_have_the_shapes_of_the_real_compilers_graphs(configuration, kind
 def test_json_and_protobuf_files_fold_to_one_layout():
     for path in sorted(REAL.glob("D_nested*/*/strategy/*.json")):
         shapes = json.loads((path.parents[1] / "shapes.json").read_text())["params"]
-        expanded, nested = strategies.read(path), strategies.read(path.with_suffix(".ckpt"))
+        expanded, nested = (
+            strategies.read_strategy_file(path),
+            strategies.read_strategy_file(path.with_suffix(".ckpt")),
+        )
         for name, layout in nested.layouts.items():
             full = tuple(shapes[name]["full_shape"])
             folded = expanded.layouts[name].fold(full, slices=False)

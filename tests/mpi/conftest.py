@@ -48,4 +48,4 @@ def as_nodes(monkeypatch, nodes, seed):
         )
         return Reach(node, tuple(seen)), []
 
-    monkeypatch.setattr(opening, "reach_of", reach_of)
+    monkeypatch.setattr(opening, "find_reach", reach_of)

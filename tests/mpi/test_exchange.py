@@ -139,13 +139,13 @@ def test_what_is_measured_is_the_same_on_every_process(tmp, monkeypatch):
     case = shard(([4], ROW), ([world().size], WHOLE))
     src, a, b = prepare(case, tmp)
     monkeypatch.setattr(transport_mpi, "this_node", lambda host: (f"n{world().rank % 2}", ""))
-    real, found = job_measure.measured, []
+    real, found = job_measure.measure_costs, []
 
     def measured(*arguments, **options):
         found.append(real(*arguments, **options))
         return found[-1]
 
-    monkeypatch.setattr(job_measure, "measured", measured)
+    monkeypatch.setattr(job_measure, "measure_costs", measured)
     rankxform.transform(src, tmp / "dst", a, b, comm=world(), fsync=False, link="none")
     assert reference.wrong_slices(tmp / "dst", case.dst, case.params) == []
     ((costs, speeds),) = found

@@ -11,16 +11,22 @@ import numpy as np
 import pytest
 
 import rankxform
-from rankxform.checkpoints.base import FORMS, Arrangement, Selected
-from rankxform.checkpoints.rank_folders import RankFolders
+from rankxform.checkpoints.base import FORMS, DestinationFiles, SelectedFiles
+from rankxform.checkpoints.rank_folders import RankFoldersForm
 from rankxform.engine.pipeline import DEFAULT_MEMORY
 from rankxform.errors import StorageError, UsageError
-from rankxform.formats.base import FORMATS, Entry, FileLayout, Span, build
+from rankxform.formats.base import CONTAINERS, FileLayout, ParsedEntry, Span, build_index
 from rankxform.formats.dtype import content_bytes
 from rankxform.geometry.box import Box
 from rankxform.ops.base import OPERATIONS
-from rankxform.options import BYTES, COMPARE, NUMBER, OUTPUT, option
-from rankxform.planning.description import Description, StatedBox
+from rankxform.options import (
+    AFFECTS_BYTES,
+    AFFECTS_COMPARISON,
+    GROUP_DESTINATION,
+    TYPE_NUMBER,
+    option,
+)
+from rankxform.planning.description import DeclaredBox, Description
 from rankxform.planning.read_method import READ_METHODS
 from rankxform.storage.store import STORAGE
 from rankxform.target.destination import DESTINATIONS
@@ -56,16 +62,16 @@ class ToyContainer:
     """A line of JSON, then the tensors one behind the other."""
 
     name = "toy"
-    alone = alike = True
+    alone = has_equal_headers = True
 
     def read_index(self, read_at, size):
         head = read_at(0, 1 << 16).split(b"\n")[0] + b"\n"
         at, entries = len(head), []
         for name, dtype, shape in json.loads(head):
             nbytes = content_bytes(dtype, shape)
-            entries.append(Entry(name, dtype, tuple(shape), (Span(at, nbytes),)))
+            entries.append(ParsedEntry(name, dtype, tuple(shape), (Span(at, nbytes),)))
             at += nbytes
-        return build(entries, size)
+        return build_index(entries, size)
 
     def order(self, name, dtype):
         return name
@@ -88,7 +94,7 @@ class ToyContainer:
 def test_a_container_from_outside(method, tmp):
     src, a, b = prepare(CASE, tmp)
     options = {"comm": world(), "read_method": method, "fsync": False}
-    with registered(FORMATS, "toy", ToyContainer()):
+    with registered(CONTAINERS, "toy", ToyContainer()):
         rankxform.transform(src, tmp / "toys", a, b, format="toy", verify=True, **options)
         assert rankxform.verify(src, tmp / "toys", a, b, **options).same
         assert rankxform.verify(tmp / "toys", comm=world()).same
@@ -98,10 +104,17 @@ def test_a_container_from_outside(method, tmp):
 
 @dataclass(frozen=True, kw_only=True)
 class FlatOptions:
-    digits: int = option(5, OUTPUT, "digits of a file's number", BYTES, COMPARE, kind=NUMBER)
+    digits: int = option(
+        5,
+        GROUP_DESTINATION,
+        "digits of a file's number",
+        AFFECTS_BYTES,
+        AFFECTS_COMPARISON,
+        kind=TYPE_NUMBER,
+    )
 
 
-class FlatFolder(RankFolders):
+class FlatFolder(RankFoldersForm):
     """All files in one folder, and a list of them that appears when they are complete."""
 
     name = "flat"
@@ -114,11 +127,13 @@ class FlatFolder(RankFolders):
         return "files.json" if "files.json" in listing.files else None
 
     def select(self, listing, where, store, needed):
-        return Selected({int(name.removesuffix(".ckpt")): name for name in listing.files})
+        return SelectedFiles({int(name.removesuffix(".ckpt")): name for name in listing.files})
 
     def arrange(self, planner, naming):
         digits = naming.options["digits"]
-        return Arrangement({n: f"{n:0{digits}}{naming.suffix}" for n in range(planner.dst.ranks)})
+        return DestinationFiles(
+            {n: f"{n:0{digits}}{naming.suffix}" for n in range(planner.dst.ranks)}
+        )
 
     def owns(self, name, file):
         return name.split(".")[0].endswith(str(file)) and "/" not in name
@@ -181,14 +196,14 @@ class Tiles(FlatFolder):
     def select(self, listing, where, store, needed):
         boxes = {
             name: tuple(
-                StatedBox(file, Box(tuple(start), tuple(stop)), f"/{suffix}")
+                DeclaredBox(file, Box(tuple(start), tuple(stop)), f"/{suffix}")
                 for file, start, stop, suffix in some
             )
             for name, some in json.loads(store.read("tiles.json")).items()
         }
         files = {one.file for some in boxes.values() for one in some}
         stated = {name: (dtype, shape) for name, (shape, dtype) in CASE.params.items()}
-        return Selected(
+        return SelectedFiles(
             {file: f"parts/{file}.safetensors" for file in sorted(files)},
             description=Description(listing.at("tiles.json"), boxes=boxes, declared=stated),
         )

@@ -12,20 +12,20 @@ from rankxform.geometry.box import Box
 from rankxform.geometry.tiling import overlaps
 from rankxform.planning import plan as planning_plan
 from rankxform.planning import transfers
-from rankxform.planning.assign import Assigner, assign, assign_visible, balance
-from rankxform.planning.cost_model import Costs, IoEstimate, ReadPolicy, Volume, estimate_io
+from rankxform.planning.assign import WorkAssigner, assign, assign_within_nodes, balance
+from rankxform.planning.cost_model import Costs, IoEstimate, IoVolume, ReadPolicy, estimate_io
 from rankxform.planning.exchange import (
     assign_readers,
-    estimate_all,
-    request_exchanges,
-    transfers_of,
+    estimate_reads,
+    find_exchanges,
+    order_transfers,
 )
-from rankxform.planning.movement import movements
+from rankxform.planning.movement import transfer_groups
 from rankxform.planning.reach import Reach
-from rankxform.planning.read_method import READ_METHODS, AutoReadMethod, Read, count_reads
+from rankxform.planning.read_method import READ_METHODS, AutoReadMethod, ReadCount, count_reads
 from rankxform.planning.reads import ReadCounter
 from rankxform.planning.routes import routes_of
-from rankxform.planning.simulate import simulate
+from rankxform.planning.simulate import simulate_work
 from rankxform.planning.transfers import SliceRange
 from tests.planning.test_plan import planner
 
@@ -49,13 +49,13 @@ AUTO, TWO_PHASE = ReadPolicy(READ_METHODS["auto"]), ReadPolicy(READ_METHODS["two
 
 
 def exchanges_of(plan, assignment, reach, policy=AUTO):
-    return assign_readers(request_exchanges(plan, assignment, reach, policy), reach)
+    return assign_readers(find_exchanges(plan, assignment, reach, policy), reach)
 
 
 def _transfers_of(process, plan, assignment, reach):
     alone = plan.transfers(assignment[process], reach.of(process))
     exchanges = exchanges_of(plan, assignment, reach)
-    return transfers_of(process, alone, exchanges), bool(exchanges)
+    return order_transfers(process, alone, exchanges), bool(exchanges)
 
 
 def test_exchanges_worked_out_by_hand(tmp_path):
@@ -166,7 +166,7 @@ def test_the_work_of_all_processes_makes_every_slice_once(seed, tmp_path):
     exchanges = exchanges_of(plan, assignment, reach, TWO_PHASE if always else AUTO)
     made = []
     for process, slices in enumerate(assignment):
-        work = transfers_of(process, plan.transfers(slices, reach.of(process)), exchanges)
+        work = order_transfers(process, plan.transfers(slices, reach.of(process)), exchanges)
         for transfer in work:
             for cell, ranks in transfer.targets.items():
                 made += [(transfer.parameter.name, cell, rank) for rank in ranks]
@@ -194,7 +194,7 @@ def test_a_process_makes_transfers_for_itself_alone(exchanged, tmp_path, monkeyp
     reach = Reach.full((0, 0, 1, 1), range(8))
     exchanges = exchanges_of(plan, assignment, reach, TWO_PHASE if exchanged else AUTO)
     assert not made and bool(exchanges) is exchanged
-    work = transfers_of(1, plan.transfers(assignment[1]), exchanges)
+    work = order_transfers(1, plan.transfers(assignment[1]), exchanges)
     slices = sum(one.stop - one.first for one in assignment[1])
     assert sum(len(one.targets) for one in work) == slices < 24
     own = {plan.slices(one.rank)[at][0].name for one in assignment[1]
@@ -227,7 +227,7 @@ def test_levels_are_as_low_as_can_be(seed):
 
 
 def test_pieces_are_assigned_in_runs():
-    assigner = Assigner(balance({(0, 1): 8.0}, (1.0, 1.0)))
+    assigner = WorkAssigner(balance({(0, 1): 8.0}, (1.0, 1.0)))
     assert [assigner.next((0, 1), 1.0) for _ in range(8)] == [0, 0, 0, 0, 1, 1, 1, 1]
 
 
@@ -235,7 +235,7 @@ def test_large_pieces_are_assigned_so_that_all_are_as_far_at_any_time():
     """Three kinds of pieces that two of three processes can do: no process does two in a row."""
     kinds = [(0, 1), (0, 2), (1, 2)]
     size = float(1 << 25)
-    assigner = Assigner(balance(dict.fromkeys(kinds, 8 * size), (1.0, 1.0, 1.0)))
+    assigner = WorkAssigner(balance(dict.fromkeys(kinds, 8 * size), (1.0, 1.0, 1.0)))
     for _ in range(8):
         assert sorted(assigner.next(members, size) for members in kinds) == [0, 1, 2]
 
@@ -244,12 +244,12 @@ def test_reading_is_counted_by_node(tmp_path):
     """One file of 24 rows, wanted by 4 columns on 2 nodes: both read all rows, or one does."""
     plan = of(tmp_path, ([1], WHOLE), ([4], COLUMN))
     reach = Reach((0, 0, 1, 1), (frozenset({0}),) * 2)
-    found = estimate_all(
+    found = estimate_reads(
         plan, [[SliceRange(rank, 0, 1)] for rank in range(4)], reach, READ_METHODS["auto"]
     )
     whole = 24 * 24 * 4
-    assert (found.separate, found.once) == (Volume(2 * whole, 2), Volume(whole, 1))
-    assert found.crossing == Volume(whole // 2, 2)
+    assert (found.separate, found.once) == (IoVolume(2 * whole, 2), IoVolume(whole, 1))
+    assert found.crossing == IoVolume(whole // 2, 2)
 
 
 def test_who_passes_on_what_a_node_wants_whole_takes_turns(tmp_path):
@@ -280,7 +280,9 @@ def test_the_cheaper_way_is_taken(storage, network, exchanged, tmp_path):
 @pytest.mark.parametrize(("overlap", "exchanged"), [(1.0, True), (0.0, False)])
 def test_sending_counts_where_it_does_not_go_on_beside_reading(overlap, exchanged):
     """Two nodes read 2 s each for themselves; or 1 s and then send for 1 s."""
-    found = IoEstimate(separate=Volume(4000, 4), once=Volume(2000, 2), crossing=Volume(2000, 2))
+    found = IoEstimate(
+        separate=IoVolume(4000, 4), once=IoVolume(2000, 2), crossing=IoVolume(2000, 2)
+    )
     costs = Costs(read=1e3, network=1e3, copy=1e9, read_latency=0.0, latency=0.0, overlap=overlap)
     assert costs.overlapped(1.0, 0.5) == 1.5 - 0.5 * overlap
     assert found.exchange_is_cheaper(costs, 2, 2) == exchanged
@@ -288,7 +290,7 @@ def test_sending_counts_where_it_does_not_go_on_beside_reading(overlap, exchange
 
 def test_nothing_is_exchanged_that_every_node_reads_a_part_of(tmp_path):
     plan = of(tmp_path, ([1], WHOLE), ([4], ROW))
-    (movement,) = movements(plan, [[plan.whole_file(rank)] for rank in range(4)])
+    (movement,) = transfer_groups(plan, [[plan.whole_file(rank)] for rank in range(4)])
     found = estimate_io(movement, (0, 0, 1, 1), ReadCounter(READ_METHODS["auto"]))
     assert found.separate.nbytes == found.once.nbytes
     assert not found.exchange_is_cheaper(Costs(read=1.0), 4, 2)
@@ -296,9 +298,11 @@ def test_nothing_is_exchanged_that_every_node_reads_a_part_of(tmp_path):
 
 def test_a_simulation_counts_what_was_worked_out_by_hand(tmp_path):
     plan, reach = of(tmp_path, ([4], COLUMN), ([2], ROW)), spread(2, 4)
-    assignment = assign_visible(plan, range(2), Reach((0, 1), (frozenset({0}), frozenset({1}))))
+    assignment = assign_within_nodes(
+        plan, range(2), Reach((0, 1), (frozenset({0}), frozenset({1})))
+    )
     costs = Costs(read=1e3, write=1e3, network=1e2, copy=1e9)
-    found = simulate(
+    found = simulate_work(
         plan,
         assignment,
         reach,
@@ -322,7 +326,7 @@ def test_a_simulation_counts_what_was_worked_out_by_hand(tmp_path):
 def test_one_run_is_read_in_one_piece_whatever_was_asked_for():
     wanted, held = Box((0, 2, 0), (1, 4, 4096)), Box((0, 0, 0), (1, 8, 4096))
     for method in READ_METHODS.values():
-        assert count_reads(method, wanted, held, 4) == Read("whole", 4 * wanted.size, 1)
+        assert count_reads(method, wanted, held, 4) == ReadCount("whole", 4 * wanted.size, 1)
     rows = Box((0, 2, 0), (2, 4, 4096)), Box((0, 0, 0), (2, 8, 4096))
     methods = [
         READ_METHODS["ranges"],
@@ -359,9 +363,9 @@ def test_disks_of_nodes_are_read_evenly_and_no_byte_twice_on_one(tmp_path):
     plan, reach = planner(tmp_path, *([one] for one in layouts), params), spread(4, 8, 4)
     assignment = [[plan.whole_file(rank)] for rank in (*range(8, 16), *range(8))]
     method = READ_METHODS["auto"]
-    requests = request_exchanges(plan, assignment, reach, AUTO)
+    requests = find_exchanges(plan, assignment, reach, AUTO)
     exchanges = assign_readers(requests, reach)
-    found = simulate(plan, assignment, reach, exchanges, Costs(), method)
+    found = simulate_work(plan, assignment, reach, exchanges, Costs(), method)
     read = [load.read for load in found.workloads]
     once, on_each = (
         sum(4 * params[name][0][0] * params[name][0][1] for name in some) for some in (rows, whole)

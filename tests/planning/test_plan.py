@@ -16,9 +16,9 @@ from rankxform.planning.assign import assign, partition_evenly
 from rankxform.planning.description import Description
 from rankxform.planning.movement import needed_bytes
 from rankxform.planning.plan import Planner
-from rankxform.planning.selection import select
+from rankxform.planning.selection import select_parameters
 from rankxform.planning.table import catalog_of
-from rankxform.planning.transfers import Copy, SliceRange
+from rankxform.planning.transfers import SliceRange, SourceRegion
 from rankxform.storage import strategies
 from tests import reference
 
@@ -43,10 +43,11 @@ def described(strategy, params):
 
 def planner(tmp, src, dst, params):
     a, b = (
-        strategies.load(reference.write_strategy(tmp / n, s)) for n, s in (("a", src), ("b", dst))
+        strategies.load_strategy(reference.write_strategy(tmp / n, s))
+        for n, s in (("a", src), ("b", dst))
     )
     catalog = described(a, params)
-    return Planner(catalog, b, select(catalog, b))
+    return Planner(catalog, b, select_parameters(catalog, b))
 
 
 def test_a_plan_worked_out_by_hand(tmp_path):
@@ -59,7 +60,10 @@ def test_a_plan_worked_out_by_hand(tmp_path):
     ).plan(1)
     (piece,) = plan.slices
     assert piece.box == Box((0, 2), (4, 4))
-    assert piece.copies == (Copy(0, Box((0, 2), (2, 4))), Copy(1, Box((2, 2), (4, 4))))
+    assert piece.copies == (
+        SourceRegion(0, Box((0, 2), (2, 4))),
+        SourceRegion(1, Box((2, 2), (4, 4))),
+    )
     assert plan.src_ranks == (0, 1) and plan.nbytes == 32
     assert str(plan) == "rank 1  w [0:4, 2:4]  <- rank 0 [0:2, 2:4]  <- rank 1 [2:4, 2:4]"
 
@@ -197,10 +201,12 @@ def test_names_are_summed_up_by_pattern():
 
 @pytest.fixture(scope="module")
 def deepseek():
-    src = strategies.load(
+    src = strategies.load_strategy(
         str(DEEPSEEK / "full671b_1024p_dp16mp4pp16ep8" / "merged_ckpt_strategy.ckpt")
     )
-    dst = strategies.load(str(DEEPSEEK / "dst_512p_dp16mp4pp8ep32" / "merged_ckpt_strategy.ckpt"))
+    dst = strategies.load_strategy(
+        str(DEEPSEEK / "dst_512p_dp16mp4pp8ep32" / "merged_ckpt_strategy.ckpt")
+    )
     params = {}
     text = (DEEPSEEK / "full671b_1024p_dp16mp4pp16ep8" / "params.txt").read_text()
     for name, shape in re.findall(r"PARAM (\S+) \(([\d, ]*)\)", text):
@@ -209,7 +215,7 @@ def deepseek():
             if state + name in src and "expert_load" not in name:
                 params[state + name] = full, "Float32"
     catalog = described(src, params)
-    return src, dst, params, Planner(catalog, dst, select(catalog, dst))
+    return src, dst, params, Planner(catalog, dst, select_parameters(catalog, dst))
 
 
 def test_deepseek_v3_reads_what_it_needs_once(deepseek):

@@ -13,9 +13,9 @@ from rankxform.geometry.box import Box
 from rankxform.layout.layout import Layout
 from rankxform.layout.strategy import Strategy
 from rankxform.planning.assign import assign
-from rankxform.planning.description import Description, StatedBox
+from rankxform.planning.description import DeclaredBox, Description
 from rankxform.planning.plan import Planner
-from rankxform.planning.selection import select
+from rankxform.planning.selection import select_parameters
 from rankxform.planning.table import catalog_of
 from tests.geometry.test_boxes import split
 
@@ -30,7 +30,7 @@ def declared(seed, files=16):
         found = []
         for number, box in enumerate(split(Box.whole(shape), rng)):
             for file in rng.sample(range(files), rng.choice([1, 1, 2])):
-                found.append(StatedBox(file, box, f"/{number}"))
+                found.append(DeclaredBox(file, box, f"/{number}"))
                 entries.setdefault(file, {})[f"{name}/{number}"] = box.shape
         boxes[name] = tuple(found)
     schemas = {
@@ -52,7 +52,9 @@ def test_any_boxes_in_any_files_go_through_the_planner(seed):
     layouts["a"], layouts["b"] = Layout((3, 2), ((1,), (0,))), Layout((6,), ((),))
     layouts["c"] = Layout((3, 2), ((1,), (0,), ()))
     planner = Planner(
-        catalog, Strategy((layouts,), 6, "b"), select(catalog, Strategy((layouts,), 6, "b"))
+        catalog,
+        Strategy((layouts,), 6, "b"),
+        select_parameters(catalog, Strategy((layouts,), 6, "b")),
     )
     for rank in range(6):
         for piece in planner.plan(rank).slices:
@@ -70,7 +72,7 @@ def test_any_boxes_in_any_files_go_through_the_planner(seed):
 
 
 def test_tensors_that_are_stored_alike_share_one_sharding():
-    boxes = tuple(StatedBox(n, Box((2 * n, 0), (2 * n + 2, 4))) for n in range(3))
+    boxes = tuple(DeclaredBox(n, Box((2 * n, 0), (2 * n + 2, 4))) for n in range(3))
     names = ("u", "v", "w")
     schema = Schema(names, ("Int8",) * 3, ((2, 4),) * 3)
     description = Description(
@@ -84,13 +86,13 @@ def test_tensors_that_are_stored_alike_share_one_sharding():
     ("change", "text"),
     [
         (lambda boxes: boxes[1:], "cover 12 of 24 elements"),
-        (lambda boxes: (*boxes, StatedBox(1, Box((2, 0), (5, 4)))), "overlap"),
-        (lambda boxes: (StatedBox(0, Box((0, 0), (2, 4)), "x"), *boxes[1:]), "does not hold 'wx'"),
-        (lambda boxes: (StatedBox(0, Box((0, 0), (3, 3))), *boxes[1:]), "is stated"),
+        (lambda boxes: (*boxes, DeclaredBox(1, Box((2, 0), (5, 4)))), "overlap"),
+        (lambda boxes: (DeclaredBox(0, Box((0, 0), (2, 4)), "x"), *boxes[1:]), "does not hold 'wx'"),
+        (lambda boxes: (DeclaredBox(0, Box((0, 0), (3, 3))), *boxes[1:]), "is stated"),
     ],
 )  # fmt: skip
 def test_what_headers_or_the_tensor_contradict_is_refused(change, text):
-    boxes = (StatedBox(0, Box((0, 0), (3, 4))), StatedBox(1, Box((3, 0), (6, 4))))
+    boxes = (DeclaredBox(0, Box((0, 0), (3, 4))), DeclaredBox(1, Box((3, 0), (6, 4))))
     schema = Schema(("w",), ("Int8",), ((3, 4),))
     stated_types = {"w": ("Int8", (6, 4))}
     description = Description("m", boxes={"w": boxes}, declared=stated_types)
@@ -103,7 +105,7 @@ def test_what_headers_or_the_tensor_contradict_is_refused(change, text):
 
 
 def test_a_box_whose_file_is_not_there_is_lacking():
-    boxes = (StatedBox(0, Box((0, 0), (3, 4))), StatedBox(1, Box((3, 0), (6, 4))))
+    boxes = (DeclaredBox(0, Box((0, 0), (3, 4))), DeclaredBox(1, Box((3, 0), (6, 4))))
     description = Description("m", boxes={"w": boxes}, declared={"w": ("Int8", (6, 4))})
     catalog = table(description, {0: Schema(("w",), ("Int8",), ((3, 4),))})
     assert catalog.declared["w"].sharding.placement.lacking == {(1, 0): (1,)}

@@ -12,13 +12,13 @@ import pytest
 
 import rankxform
 from rankxform.publish import lock
-from rankxform.publish.lock import Lock
+from rankxform.publish.lock import FolderLock
 
 HOLDER = """
 import sys, time
 from pathlib import Path
-from rankxform.publish.lock import Lock
-held = Lock(Path(sys.argv[1]))
+from rankxform.publish.lock import FolderLock
+held = FolderLock(Path(sys.argv[1]))
 print("held", flush=True)
 time.sleep(60)
 """
@@ -42,33 +42,33 @@ def other(path):
 
 def test_a_live_run_is_not_disturbed(path, other):
     with pytest.raises(rankxform.StorageError, match=f"process {other.pid} on .* works on this"):
-        Lock(path)
+        FolderLock(path)
 
 
 def test_a_suspended_run_is_alive(path, other):
     other.send_signal(19)
     with pytest.raises(rankxform.StorageError, match="works on this folder"):
-        Lock(path)
+        FolderLock(path)
 
 
 def test_a_dead_run_lets_go_at_once(path, other):
     other.kill()
     other.wait()
-    Lock(path).release()
+    FolderLock(path).release()
     assert not path.exists()
 
 
 def test_a_process_that_only_has_the_number_of_a_dead_one(path):
-    Lock(path)._ended.set()
+    FolderLock(path)._ended.set()
     record = json.loads(path.read_text())
     path.write_text(json.dumps({**record, "start": record["start"] - 5}))
-    Lock(path).release()
+    FolderLock(path).release()
 
 
 @pytest.fixture
 def elsewhere(path):
     """The lock of a process on another host, renewed some seconds ago."""
-    Lock(path)._ended.set()
+    FolderLock(path)._ended.set()
     record = {**json.loads(path.read_text()), "host": "node7", "boot": "another"}
 
     def renew(seconds):
@@ -81,14 +81,14 @@ def elsewhere(path):
 
 def test_elsewhere_the_age_of_the_lock_counts(path, elsewhere):
     elsewhere(lock.DEAD_AFTER_SECONDS + 1)
-    Lock(path, pytest.fail).release()
+    FolderLock(path, pytest.fail).release()
 
 
 def test_a_run_elsewhere_is_waited_for_until_it_counts_as_dead(path, elsewhere):
     elsewhere(lock.DEAD_AFTER_SECONDS - 1)
     told = []
     began = time.monotonic()
-    Lock(path, told.append).release()
+    FolderLock(path, told.append).release()
     assert time.monotonic() - began < lock.DEAD_AFTER_SECONDS / 2
     (line,) = told
     assert "on node7 worked on this folder; if nothing is heard of it in 1 s, this run goes" in line
@@ -106,7 +106,7 @@ def test_a_run_elsewhere_that_is_heard_of_has_the_folder(path, elsewhere, change
 
     elsewhere(5)
     with pytest.raises(rankxform.StorageError, match=r"on node. works on this .* after 60 s"):
-        Lock(path, hear)
+        FolderLock(path, hear)
 
 
 # -- where nodes' caches are not coherent ----------------------------------------------------------
@@ -127,7 +127,7 @@ def test_a_folder_keeps_the_turn_where_an_flock_does_not(path, incoherent, monke
     monkeypatch.setattr(
         lock, "_read", lambda one: (seen.append(one.with_name("lock.turn").exists()), real(one))[1]
     )
-    Lock(path).release()
+    FolderLock(path).release()
     assert seen and all(seen)
     assert not path.parent.exists()
 
@@ -136,7 +136,7 @@ def test_the_turn_of_a_dead_run_is_ended(path, incoherent, monkeypatch):
     monkeypatch.setattr(lock, "_GUARD_SECONDS", 0.2)
     path.parent.mkdir()
     path.with_name("lock.turn").mkdir()
-    Lock(path).release()
+    FolderLock(path).release()
     assert not path.parent.exists()
 
 
@@ -145,12 +145,12 @@ def test_what_replaced_a_dead_run_is_seen_late(path, elsewhere, incoherent, monk
     elsewhere(lock.DEAD_AFTER_SECONDS + 1)
     monkeypatch.setattr(lock.time, "sleep", lambda seconds: path.write_text('{"host": "node8"}'))
     with pytest.raises(rankxform.StorageError, match="works on this folder"):
-        Lock(path)
+        FolderLock(path)
     assert json.loads(path.read_text()) == {"host": "node8"}
 
 
 def test_a_run_whose_folder_was_taken_over_stops(path):
-    mine = Lock(path)
+    mine = FolderLock(path)
     mine.check()
     path.write_text(json.dumps({"host": "node7"}))
     with pytest.raises(rankxform.StorageError, match="another run has taken"):
@@ -186,13 +186,13 @@ def test_of_many_that_come_at_once_one_gets_it(path):
 
 
 def test_the_last_one_removes_the_folder_and_nobody_elses_work(path):
-    mine = Lock(path)
+    mine = FolderLock(path)
     kept = path.with_name("journal")
     kept.write_text("of the next run")
     mine.release()
     assert kept.exists()
     kept.unlink()
-    Lock(path).release()
+    FolderLock(path).release()
     assert not path.parent.exists()
 
 
@@ -200,7 +200,7 @@ TAKER = """
 import sys, time
 from pathlib import Path
 from rankxform.errors import StorageError
-from rankxform.publish.lock import Lock
+from rankxform.publish.lock import FolderLock
 path, until, taken = Path(sys.argv[1]), time.time() + 3, 0
 while time.time() < until:
     try:

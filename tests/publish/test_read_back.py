@@ -8,9 +8,9 @@ import pytest
 
 import rankxform
 from rankxform.publish import read_back as reading
-from rankxform.publish.facts import known_facts
-from rankxform.publish.read_back import read_back, seen_elsewhere
-from rankxform.storage.identity import sampled
+from rankxform.publish.facts import stat_or_none
+from rankxform.publish.read_back import files_to_read_back, read_back
+from rankxform.storage.identity import sample_digest
 from rankxform.transport.nodes import Nodes
 
 
@@ -19,7 +19,7 @@ def file(tmp_path):
     """A file, and what the node that wrote it says."""
     path = tmp_path / "checkpoint_0.ckpt"
     path.write_bytes(bytes(range(256)) * 4096)
-    return path, {**known_facts(path), "sample": sampled(path)}
+    return path, {**stat_or_none(path), "sample": sample_digest(path)}
 
 
 class Clock:
@@ -77,7 +77,7 @@ def test_each_file_is_read_once_and_by_another_node():
     written = [{f"{process}-{n}": {} for n in range(3)} for process in range(4)]
     readers = {}
     for process in range(4):
-        for path, _, writer in seen_elsewhere(written, range(4), process, nodes):
+        for path, _, writer in files_to_read_back(written, range(4), process, nodes):
             assert path not in readers
             assert nodes.names[nodes.node_of[int(path[0])]] == writer
             readers[path] = process
@@ -86,5 +86,5 @@ def test_each_file_is_read_once_and_by_another_node():
         nodes.node_of[int(path[0])] != nodes.node_of[reader] for path, reader in readers.items()
     )
     assert len(set(readers.values())) == 4
-    own_folders = list(seen_elsewhere(written, (0, 1), 0, nodes))
+    own_folders = list(files_to_read_back(written, (0, 1), 0, nodes))
     assert own_folders == []

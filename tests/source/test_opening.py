@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rankxform.checkpoints.base import Where
+from rankxform.checkpoints.base import CheckpointRef
 from rankxform.errors import CheckpointError, UsageError
 from rankxform.layout.strategy import WholeStrategy
 from rankxform.publish.target import FOLDER_NAME, JOB_NAME
-from rankxform.source.choice import Narrow, look_at
+from rankxform.source.choice import SourceScope, list_and_select
 from rankxform.source.opening import open_source
 from rankxform.storage import strategies
 from rankxform.transport import SerialTeam
@@ -25,7 +25,7 @@ PARAMS = dict.fromkeys("ab", ((8, 4), "Float32"))
 def ranks(tmp_path):
     """A checkpoint of two stages on four ranks, and its strategy."""
     folder = write_checkpoint(tmp_path / "src", LAYOUTS, PARAMS)
-    return Path(folder), strategies.load(str(write_strategy(tmp_path / "a.ckpt", LAYOUTS)))
+    return Path(folder), strategies.load_strategy(str(write_strategy(tmp_path / "a.ckpt", LAYOUTS)))
 
 
 def spoil(folder, *numbers):
@@ -35,7 +35,7 @@ def spoil(folder, *numbers):
 
 def test_a_source_without_faults_has_a_table(ranks):
     folder, strategy = ranks
-    source = open_source(Where(str(folder), strategy=strategy), SerialTeam()).require()
+    source = open_source(CheckpointRef(str(folder), strategy=strategy), SerialTeam()).require()
     assert [one.name for one in source.table.parameters] == ["a", "b"]
     assert source.needed_files == tuple(source.indexes) == (0, 1, 2, 3)
     assert source.form.name == "ranks" and source.faults == ()
@@ -44,7 +44,7 @@ def test_a_source_without_faults_has_a_table(ranks):
 def test_every_fault_is_collected_and_the_first_is_raised(ranks):
     folder, strategy = ranks
     spoil(folder, 1, 3)
-    source = open_source(Where(str(folder), strategy=strategy), SerialTeam())
+    source = open_source(CheckpointRef(str(folder), strategy=strategy), SerialTeam())
     assert [fault.file for fault in source.faults] == [1, 3]
     assert all(fault.inside for fault in source.faults)
     assert source.catalog is None and sorted(source.indexes) == [0, 2]
@@ -56,8 +56,8 @@ def test_every_fault_is_collected_and_the_first_is_raised(ranks):
 def test_ranks_that_are_not_needed_are_not_read(narrowed, ranks):
     folder, strategy = ranks
     spoil(folder, 2)
-    narrow = Narrow(ranks=lambda strategy: [0, 1]) if narrowed else Narrow()
-    source = open_source(Where(str(folder), strategy=strategy), SerialTeam(), narrow)
+    narrow = SourceScope(ranks=lambda strategy: [0, 1]) if narrowed else SourceScope()
+    source = open_source(CheckpointRef(str(folder), strategy=strategy), SerialTeam(), narrow)
     assert bool(source.faults) != narrowed
     if narrowed:
         assert [one.name for one in source.table.parameters] == ["a"]
@@ -65,18 +65,18 @@ def test_ranks_that_are_not_needed_are_not_read(narrowed, ranks):
 
 def test_files_whose_ranks_nothing_tells_are_a_fault_and_still_known(ranks):
     folder, _ = ranks
-    source = open_source(Where(str(folder)), SerialTeam())
+    source = open_source(CheckpointRef(str(folder)), SerialTeam())
     assert sorted(source.indexes) == [0, 1, 2, 3]
     with pytest.raises(UsageError, match="no --src-strategy says"):
         source.require()
-    whole = open_source(Where(str(folder), strategy=WholeStrategy()), SerialTeam())
+    whole = open_source(CheckpointRef(str(folder), strategy=WholeStrategy()), SerialTeam())
     assert whole.table.strategy is not None and len(whole.paths) == 4
 
 
 def test_files_that_contradict_the_strategy_are_a_fault_of_their_content(ranks):
     folder, strategy = ranks
     write_ckpt(folder / "rank_1/checkpoint_1.ckpt", {"a": ("Float32", np.zeros((2, 4), "<f4"))})
-    source = open_source(Where(str(folder), strategy=strategy), SerialTeam())
+    source = open_source(CheckpointRef(str(folder), strategy=strategy), SerialTeam())
     assert [one.inside for one in source.faults] == [True] and len(source.paths) == 4
     with pytest.raises(CheckpointError, match="'a'"):
         source.require()
@@ -86,16 +86,18 @@ def test_preferred_files_are_chosen_where_all_are_there(ranks):
     folder, strategy = ranks
     (folder / "rank_0/checkpoint_0-1_9.ckpt").write_bytes(b"")
     names = {rank: f"rank_{rank}/checkpoint_{rank}.ckpt" for rank in range(4)}
-    where = Where(str(folder), strategy=strategy)
+    where = CheckpointRef(str(folder), strategy=strategy)
     assert open_source(where, SerialTeam()).faults
-    assert not open_source(where, SerialTeam(), Narrow(preferred=names)).faults
-    assert open_source(where, SerialTeam(), Narrow(preferred={**names, 4: "rank_4/x.ckpt"})).faults
+    assert not open_source(where, SerialTeam(), SourceScope(preferred=names)).faults
+    assert open_source(
+        where, SerialTeam(), SourceScope(preferred={**names, 4: "rank_4/x.ckpt"})
+    ).faults
 
 
 def test_looking_reads_no_header(ranks):
     folder, _ = ranks
     spoil(folder, 0, 1, 2, 3)
-    form, listing, selected = look_at(Where(str(folder)))
+    form, listing, selected = list_and_select(CheckpointRef(str(folder)))
     assert form.name == "ranks" and sorted(selected.names) == [0, 1, 2, 3]
     assert set(selected.names.values()) <= set(listing.files)
 
@@ -104,7 +106,7 @@ def test_looking_reads_no_header(ranks):
 def test_a_stopped_run_is_named_before_what_it_left(form, tmp_path):
     (tmp_path / FOLDER_NAME).mkdir()
     (tmp_path / FOLDER_NAME / JOB_NAME).write_text("{}")
-    source = open_source(Where(str(tmp_path), form), SerialTeam())
+    source = open_source(CheckpointRef(str(tmp_path), form), SerialTeam())
     with pytest.raises(CheckpointError, match="a conversion into this folder was stopped"):
         source.require()
 
@@ -113,5 +115,5 @@ def test_links_that_lead_nowhere_are_no_mark_of_a_form(ranks):
     folder, strategy = ranks
     for name in ("metadata.json", "common.json", "param_name_map.json"):
         (folder / name).symlink_to("nowhere")
-    source = open_source(Where(str(folder), strategy=strategy), SerialTeam())
+    source = open_source(CheckpointRef(str(folder), strategy=strategy), SerialTeam())
     assert source.form.name == "ranks" and not source.faults

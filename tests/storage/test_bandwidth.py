@@ -66,4 +66,4 @@ def test_an_empty_file_is_no_trouble(tmp_path):
         assert timer.speed().read > 0
         assert timer.more(1) == 0.0
     assert speed.reading(str(path)) > 0
-    assert speed.reading_for(str(path), 1e9) > 0
+    assert speed.measure_reading(str(path), 1e9) > 0

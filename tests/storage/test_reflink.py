@@ -8,20 +8,20 @@ import os
 import pytest
 
 from rankxform.formats.base import BLOCK
-from rankxform.storage.reflink import share, shared_part
+from rankxform.storage.reflink import share_blocks, shareable_blocks
 
 
 @pytest.mark.parametrize("start", [0, 8, 4088, 5000])
 @pytest.mark.parametrize("nbytes", [0, 100, 4096, 12_345])
 def test_whole_blocks_are_shared(start, nbytes):
-    part = shared_part(start, start + 3 * BLOCK, nbytes)
+    part = shareable_blocks(start, start + 3 * BLOCK, nbytes)
     assert len(part) % BLOCK == 0
     assert part.stop <= nbytes or not part
     if part:
         assert (start + part.start) % BLOCK == 0
         assert part.start < BLOCK
         assert nbytes - part.stop < BLOCK
-    assert not shared_part(start, start + 3 * BLOCK + 8, nbytes)
+    assert not shareable_blocks(start, start + 3 * BLOCK + 8, nbytes)
 
 
 def test_where_blocks_cannot_be_shared_they_are_copied(tmp_path, monkeypatch):
@@ -31,4 +31,4 @@ def test_where_blocks_cannot_be_shared_they_are_copied(tmp_path, monkeypatch):
             raise OSError(code, os.strerror(code))
 
         monkeypatch.setattr("fcntl.ioctl", ioctl)
-        assert not share((0, tmp_path / "a", 0), (1, tmp_path / "b", 0), 4096)
+        assert not share_blocks((0, tmp_path / "a", 0), (1, tmp_path / "b", 0), 4096)

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from rankxform.errors import CheckpointError
-from rankxform.storage.index import index
-from rankxform.storage.sources import Read, Sources
+from rankxform.storage.index import index_file
+from rankxform.storage.sources import SourceReader, TensorRead
 from rankxform.storage.store import STORAGE, absolute, is_path
 from tests import reference
 from tests.toy_storage import Memory
@@ -32,7 +32,7 @@ def content(sources, file, sparse=False, nbytes=256):
 
 @pytest.mark.parametrize("first", [False, True])
 def test_a_file_that_is_replaced_is_noticed_by_each_way_of_reading(file, first):
-    with Sources({0: str(file)}, {0: index(file)}) as sources:
+    with SourceReader({0: str(file)}, {0: index_file(file)}) as sources:
         assert content(sources, 0, first) == DATA.tobytes()
         other = file.with_name("other")
         other.write_bytes(file.read_bytes())
@@ -47,8 +47,8 @@ def test_the_files_of_a_source_may_lie_in_several_kinds_of_storage(file, monkeyp
     monkeypatch.setitem(STORAGE, "mem", memory)
     memory.add("there", file.parent)
     paths = {0: str(file), 1: f"mem://there/{file.name}"}
-    with Sources(paths, {n: index(path) for n, path in paths.items()}) as sources:
-        sources.expect(iter([Read(0, "w", 0, 256), Read(1, "w", 0, 256)]), 1024)
+    with SourceReader(paths, {n: index_file(path) for n, path in paths.items()}) as sources:
+        sources.expect(iter([TensorRead(0, "w", 0, 256), TensorRead(1, "w", 0, 256)]), 1024)
         assert content(sources, 0) == content(sources, 1) == DATA.tobytes()
         assert sources.place(1, "w", 0) is None and sources.place(0, "w", 0) is not None
         assert (memory.announced, memory.direct, sources.ahead) == (1, 0, 64)
@@ -69,9 +69,11 @@ def test_as_much_is_in_flight_as_may_be_and_every_read_gets_its_bytes(
     monkeypatch.setitem(STORAGE, "mem", storage)
     storage.add("there", file.parent)
     path = f"mem://there/{file.name}"
-    wanted = [Read(0, "w", start, nbytes) for start in range(0, 192, 16) for nbytes in (16, 64)]
-    others = [Read(0, "w", 3, 7), Read(0, "w", 0, 256)]  # which are of something else
-    with Sources({0: path}, {0: index(path)}) as sources:
+    wanted = [
+        TensorRead(0, "w", start, nbytes) for start in range(0, 192, 16) for nbytes in (16, 64)
+    ]
+    others = [TensorRead(0, "w", 3, 7), TensorRead(0, "w", 0, 256)]  # which are of something else
+    with SourceReader({0: path}, {0: index_file(path)}) as sources:
         sources.expect(iter(wanted), memory)
         for one in [others[0], *wanted[:9], *others, *wanted[9:]]:
             room = memoryview(bytearray(one.nbytes))

@@ -14,7 +14,7 @@ from rankxform.engine import pipeline as engine
 
 
 def slow_down():
-    real, told = engine.Sources.read, []
+    real, told = engine.SourceReader.read, []
 
     def read(self, *arguments):
         if not told:
@@ -23,7 +23,7 @@ def slow_down():
         time.sleep(float(os.environ["SLOW_SECONDS"]))
         real(self, *arguments)
 
-    engine.Sources.read = read
+    engine.SourceReader.read = read
 
 
 if __name__ == "__main__":

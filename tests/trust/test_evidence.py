@@ -297,7 +297,7 @@ def test_few_samples_of_many_files():
     from rankxform.layout.layout import Layout
     from rankxform.layout.strategy import Strategy
     from rankxform.planning.description import Description
-    from rankxform.planning.sampling import entries_of, to_look_at
+    from rankxform.planning.sampling import choose_samples, entries_to_read
     from rankxform.planning.table import catalog_of
 
     ranks, stage = 1024, {}
@@ -314,9 +314,9 @@ def test_few_samples_of_many_files():
     names = {rank: f"rank_{rank}" for rank in range(ranks)}
     schemas = dict.fromkeys(range(ranks), schema)
     catalog = catalog_of(Description("a", strategy), schemas, names, range(ranks))
-    looked = to_look_at(catalog.parameters, catalog, range(ranks))
+    looked = choose_samples(catalog.parameters, catalog, range(ranks))
     assert len({one.kind for one in looked}) == 12, "every kind is looked at"
-    entries = entries_of(looked)
+    entries = entries_to_read(looked)
     assert max(map(len, entries.values())) <= 4 and len(entries) == ranks
 
 

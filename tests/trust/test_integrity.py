@@ -123,13 +123,13 @@ def test_the_fingerprints_of_a_continued_run_are_whole(link, tmp_path, monkeypat
         stop_after(monkeypatch, transfers)
         with pytest.raises(rankxform.StoppedError):
             place.transform(verify=True, link=link)
-    real = target.TargetFolder.finish
+    real = target.FolderRecords.finish
     with monkeypatch.context() as patch:
         failing = rankxform.StorageError("no room for the manifest")
-        patch.setattr(target.TargetFolder, "finish", lambda *a: (_ for _ in ()).throw(failing))
+        patch.setattr(target.FolderRecords, "finish", lambda *a: (_ for _ in ()).throw(failing))
         with pytest.raises(rankxform.StorageError):
             place.transform(verify=True, link=link)
-    assert real is target.TargetFolder.finish
+    assert real is target.FolderRecords.finish
     assert place.transform(verify=True, link=link).files_kept == 3
     verdict = rankxform.verify(place.dst)
     assert verdict.differences == () and not verdict.sizes_only

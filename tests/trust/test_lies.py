@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 
 import rankxform
-from rankxform.facts import KINDS
+from rankxform.facts import STATEMENT_KINDS
 from tests import reference
 
 WEIGHTS = {
@@ -430,4 +430,4 @@ def test_two_lies_are_no_truth(tmp_path, seed):
 
 
 def test_every_kind_of_facts_is_lied_about():
-    assert {fact for fact, *_ in LIES.values() if fact} == {*KINDS}
+    assert {fact for fact, *_ in LIES.values() if fact} == {*STATEMENT_KINDS}

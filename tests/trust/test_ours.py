@@ -29,16 +29,16 @@ def place(tmp_path, request):
 
 def stop_publishing(monkeypatch, after):
     """Make a run stop when it has given so many files their names, once."""
-    real, left = destination.give_name, [after]
+    real, left = destination.publish_file, [after]
 
     def give_name(part, final, *, durable):
         left[0] -= 1
         if left[0] < 0:
-            monkeypatch.setattr(destination, "give_name", real)
+            monkeypatch.setattr(destination, "publish_file", real)
             raise rankxform.StoppedError("stopped by a test")
         real(part, final, durable=durable)
 
-    monkeypatch.setattr(destination, "give_name", give_name)
+    monkeypatch.setattr(destination, "publish_file", give_name)
 
 
 def stopped(place, **options):
@@ -163,13 +163,15 @@ def test_nothing_is_kept_of_a_part_that_is_begun_anew(place, monkeypatch):
     """The new file may get the inode of the old one, of which a journal says that it is done."""
     stop_after(monkeypatch, 5)
     stopped(place)
-    monkeypatch.setattr(destination.FileLayouts, "of", otherwise(destination.FileLayouts.of))
+    monkeypatch.setattr(
+        destination.FileLayoutCache, "of", otherwise(destination.FileLayoutCache.of)
+    )
     seen = []
 
     def create(path):
         files = (place.dst / ".rankxform").glob("journal-*.jsonl")
-        known = records.completed({p.name: p.read_bytes() for p in files}, target.boot_id())
-        seen.append((path.name, set(known.done)))
+        known = records.merge_journals({p.name: p.read_bytes() for p in files}, target.boot_id())
+        seen.append((path.name, set(known.names_by_rank)))
         raise rankxform.StoppedError("stopped by a test")
 
     monkeypatch.setattr(destination, "create", create)

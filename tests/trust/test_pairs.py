@@ -31,7 +31,7 @@ def jobs():
             params = json.loads(path.read_text())["params"]
             shapes = {n: (tuple(one["full_shape"]), one["dtype"]) for n, one in params.items()}
             name = str(path.parent.relative_to(DATA))
-            found[name] = str(folder), strategies.load(str(folder)), shapes
+            found[name] = str(folder), strategies.load_strategy(str(folder)), shapes
     return found
 
 

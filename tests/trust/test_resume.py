@@ -37,7 +37,7 @@ def place(tmp_path, request):
 
 def stop_after(monkeypatch, transfers, error=None):
     """Make the engine fail when it has carried out so many moves, once."""
-    real, left = engine.Sources.read, [transfers]
+    real, left = engine.SourceReader.read, [transfers]
     error = error or rankxform.StoppedError("stopped by a test")
 
     def read(self, rank, name, start, room, sparse=False):
@@ -45,12 +45,12 @@ def stop_after(monkeypatch, transfers, error=None):
             seen.append(name)
             left[0] -= 1
         if left[0] < 0:
-            monkeypatch.setattr(engine.Sources, "read", real)
+            monkeypatch.setattr(engine.SourceReader, "read", real)
             raise error
         real(self, rank, name, start, room, sparse)
 
     seen = []
-    monkeypatch.setattr(engine.Sources, "read", read)
+    monkeypatch.setattr(engine.SourceReader, "read", read)
 
 
 def test_a_stopped_run_is_continued_where_it_was(place, monkeypatch):
@@ -199,7 +199,7 @@ def test_no_part_of_another_size_gets_a_final_name(change, when, verify, place, 
     """Whatever changes it, at the last moment too; the next run makes it anew."""
     where, name = {
         "written": (destination, "write_parts"),
-        "noted": (destination.Folder, "_note_complete"),
+        "noted": (destination.FolderDestination, "_note_complete"),
     }[when]
     real, part = getattr(where, name), part_of(place.final(1))
 

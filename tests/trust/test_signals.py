@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from rankxform.cli.stopping import Stopping, parse_time, seconds_left
+from rankxform.cli.stopping import CommandStop, parse_time, seconds_left
 from rankxform.errors import StoppedError
 from rankxform.signals import NAMES as HEARD
 from rankxform.signals import STOPPED, Signals
@@ -172,7 +172,7 @@ def test_times():
 def test_a_stop_is_asked_for_once():
     before = {number: signal.getsignal(number) for number in map(signal.Signals.__getitem__, HEARD)}
     try:
-        stopping = Stopping(Signals(), 1000)
+        stopping = CommandStop(Signals(), 1000)
         assert stopping.reason() is None
         stopping.at_work(True)
         signal.raise_signal(signal.SIGUSR1)

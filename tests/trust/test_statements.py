@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import rankxform
-from rankxform.facts import KINDS, ORIGINS, Fact, contradictions
+from rankxform.facts import ORIGINS, STATEMENT_KINDS, Statement, contradictions
 from tests import reference, reference_forms
 from tests.reference_maps import Model
 from tests.reference_values import words
@@ -23,15 +23,15 @@ VALUES = {
 }
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", STATEMENT_KINDS)
 def test_every_pair_of_origins_is_compared(kind):
     one, other = VALUES.get(kind, (1, 2))
     for a, b in itertools.product(ORIGINS, repeat=2):
-        first = Fact(kind, "x", one, a, "here")
-        assert [*contradictions([first, Fact(kind, "x", one, b, "there")])] == []
-        (found,) = contradictions([first, Fact(kind, "x", other, b, "there")])
+        first = Statement(kind, "x", one, a, "here")
+        assert [*contradictions([first, Statement(kind, "x", one, b, "there")])] == []
+        (found,) = contradictions([first, Statement(kind, "x", other, b, "there")])
         assert found.id == kind and "here: " in str(found) and "by there" in str(found)
-        assert [*contradictions([first, Fact(kind, "y", other, b, "there")])] == []
+        assert [*contradictions([first, Statement(kind, "y", other, b, "there")])] == []
 
 
 TENSORS = {n: ("Float32", np.arange(6, dtype="<u4")) for n in "abcd"}

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import rankxform
-from rankxform.storage.sources import Sources
+from rankxform.storage.sources import SourceReader
 from tests import reference
 from tests.place import of_another_step
 
@@ -65,7 +65,7 @@ def place(tmp_path, monkeypatch):
     reference.write_checkpoint(tmp_path / "src", STAGES, PARAMS)
     strategy = reference.write_strategy(tmp_path / "a.ckpt", STAGES)
     then = []
-    check = Sources.check_unchanged
+    check = SourceReader.check_unchanged
 
     def changed(self):
         while then:
@@ -73,7 +73,7 @@ def place(tmp_path, monkeypatch):
             change(path)
         return check(self)
 
-    monkeypatch.setattr(Sources, "check_unchanged", changed)
+    monkeypatch.setattr(SourceReader, "check_unchanged", changed)
     return (
         tmp_path,
         strategy,
@@ -121,7 +121,7 @@ def test_a_file_that_was_just_written_is_waited_for(tmp_path, monkeypatch):
     """Two writes within a tick of the clock bear one time."""
     import time
 
-    from rankxform.storage.index import index, outwait
+    from rankxform.storage.index import index_file, wait_for_newer_mtime
 
     slept = []
     monkeypatch.setattr(time, "sleep", slept.append)
@@ -129,8 +129,8 @@ def test_a_file_that_was_just_written_is_waited_for(tmp_path, monkeypatch):
     reference.write_ckpt(path, {"a": ("Float32", np.zeros(4, "<u4"))})
     old = time.time_ns() - 60 * 10**9
     os.utime(path, ns=(old, old))
-    outwait([index(path)])
+    wait_for_newer_mtime([index_file(path)])
     assert slept == []
     os.utime(path)
-    outwait([index(path)])
+    wait_for_newer_mtime([index_file(path)])
     assert slept == [0.01]

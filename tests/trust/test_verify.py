@@ -308,7 +308,7 @@ def test_the_command_that_compares_where_no_option_was_needed(tmp_path):
 
 
 def test_the_command_that_compares_where_no_file_says_what_was_given(place):
-    a, b = (strategies.load(str(path)) for path in (place.a, place.b))
+    a, b = (strategies.load_strategy(str(path)) for path in (place.a, place.b))
     rankxform.transform(place.src, place.tmp / "some", a, b, exclude="^b$")
     words = shlex.split(rankxform.verify(place.tmp / "some").command)[4:]
     assert words == ["--src-strategy", "A", "--dst-strategy", "B", "--exclude", "^b$"]

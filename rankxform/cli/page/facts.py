@@ -17,11 +17,11 @@ from rankxform.display.units import (
     format_size,
     read_and_needed,
 )
-from rankxform.job.efficiency import floor_of, in_words
-from rankxform.job.picture import as_drawn, flow, kinds, node_flow, shown
-from rankxform.results import stages
+from rankxform.job.efficiency import describe_floor, floor_of
+from rankxform.job.picture import as_drawn, byte_flow, kinds, kinds_to_draw, node_flow
+from rankxform.results import stage_layers
 
-from ..plan import needs
+from ..plan import describe_space
 
 if TYPE_CHECKING:
     from rankxform.job.plan import Plan
@@ -34,7 +34,7 @@ _MOST_BARS = 16
 _STATES = {True: "right", False: "wrong", None: "open"}
 
 
-class Outcome(NamedTuple):
+class PageResults(NamedTuple):
     """What came of a plan: of what was done, verified or simulated."""
 
     done: Report | None = None
@@ -43,13 +43,13 @@ class Outcome(NamedTuple):
     predicted: float | None = None
 
 
-def facts_of(
-    source: Source, target: Target, plan: Plan, command: Sequence[str], outcome: Outcome
+def page_document(
+    source: Source, target: Target, plan: Plan, command: Sequence[str], outcome: PageResults
 ) -> dict[str, Any]:
     """Return the facts of a plan, and of what came of it; docs/page.schema.json states them."""
     report, verdict, simulated, predicted = outcome
     planned = {**plan.as_dict(), "predicted_seconds": predicted}
-    del planned["shards"]  # by file: as many as there are ranks; `flow` has their sums
+    del planned["shards"]  # by file: as many as there are ranks; `byte_flow` has their sums
     results: dict[str, Any] = {"plan": planned, "simulation": simulated}
     for name, result in (("transform", report), ("verify", verdict)):
         results[name] = None if result is None else result.as_dict()
@@ -57,8 +57,8 @@ def facts_of(
     between = node_flow(plan.between_nodes, nodes).as_dict() if plan.between_nodes else None
     facts = {
         "head": _head(source, target, plan, outcome),
-        **stages(plan.layers()),
-        "flow": flow(plan, target).as_dict(),
+        **stage_layers(plan.layers()),
+        "flow": byte_flow(plan, target).as_dict(),
         "kinds": _kinds(target),
         "time": _time(outcome),
         "nodes": between,
@@ -68,7 +68,7 @@ def facts_of(
     return {"result": "page", **{name: section for name, section in facts.items() if section}}
 
 
-def _head(source: Source, target: Target, plan: Plan, outcome: Outcome) -> dict[str, Any]:
+def _head(source: Source, target: Target, plan: Plan, outcome: PageResults) -> dict[str, Any]:
     report, verdict, simulated, predicted = outcome
     lower, upper = plan.fan_in
     amounts = {
@@ -76,7 +76,7 @@ def _head(source: Source, target: Target, plan: Plan, outcome: Outcome) -> dict[
         "reads": f"{lower if lower == upper else f'{lower} to {upper}'} of {plan.src_ranks:,} "
         f"source {'ranks' if source.table.strategy else 'files'}, for each file written",
         "read": read_and_needed(plan.bytes_read, plan.bytes_needed),
-        "disk": needs(plan),
+        "disk": describe_space(plan),
         "memory": f"{format_buffer(plan.buffer_bytes)} of buffers a process",
         "tensors": f"{plan.parameters:,}",
         "processes": f"{plan.processes:,}",
@@ -117,7 +117,7 @@ def _head(source: Source, target: Target, plan: Plan, outcome: Outcome) -> dict[
 
 def _kinds(target: Target) -> dict[str, Any]:
     all_kinds = kinds(target)
-    drawn, undrawn_kinds = shown([kind for kind in all_kinds if kind.changed])
+    drawn, undrawn_kinds = kinds_to_draw([kind for kind in all_kinds if kind.changed])
     unchanged_names = dict.fromkeys(kind.name for kind in all_kinds if not kind.changed)
     kind_facts = {
         "drawn": [*map(as_drawn, drawn)],
@@ -127,7 +127,7 @@ def _kinds(target: Target) -> dict[str, Any]:
     return kind_facts if all_kinds else {}
 
 
-def _time(outcome: Outcome) -> dict[str, Any]:
+def _time(outcome: PageResults) -> dict[str, Any]:
     report, _, simulated, predicted = outcome
     summary = ""
     if simulated is not None:
@@ -154,14 +154,14 @@ def _time(outcome: Outcome) -> dict[str, Any]:
     names = [name for name in report.phases[0] if any(row[name] for row in rows.values())]
     phases = [{"name": name, "seconds": [row[n] for n in names]} for name, row in rows.items()]
     return {
-        "told": in_words(floor) if floor else [],
+        "told": describe_floor(floor) if floor else [],
         "floor": [resource._asdict() for resource in floor.rows] if floor else None,
         "phases": {"names": names, "rows": phases},
     }
 
 
 def _made(source: Source, target: Target, plan: Plan, command: Sequence[str]) -> dict[str, Any]:
-    from rankxform.target.manifest import described, digest
+    from rankxform.target.manifest import description_digest, strategy_digest
 
     src, dst = source.table, target.planner.dst
     versions = f"rankxform {rankxform.__version__}, Python {platform.python_version()}"
@@ -169,9 +169,9 @@ def _made(source: Source, target: Target, plan: Plan, command: Sequence[str]) ->
     return {
         "rows": [
             ["source", plan.src or "shapes alone"],
-            ["source strategy", f"{src.label} ({src.extent}), digest {described(src)}"],
+            ["source strategy", f"{src.label} ({src.extent}), digest {description_digest(src)}"],
             ["destination", target.dst or "-"],
-            ["destination strategy", f"{dst.label} ({dst.extent}), digest {digest(dst)}"],
+            ["destination strategy", f"{dst.label} ({dst.extent}), digest {strategy_digest(dst)}"],
             ["made", f"{when}, {versions}"],
         ],
         "command": shlex.join(["rankxform", *command]),

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from rankxform.display.terminal import warn
 from rankxform.errors import RankxformError, UsageError
 from rankxform.request import Request
-from rankxform.storage.posix import is_inside, opened, range_reader, write_small
+from rankxform.storage.posix import is_below, open_for_reading, range_reader, write_atomically
 from rankxform.transport import Team
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _START_OF_PAGE = b"<!doctype html>"
 
 
-def check(path: str | None, request: Request, flag: str = "--report") -> None:
+def check_page_path(path: str | None, request: Request, flag: str = "--report") -> None:
     """See that a page may be written there, if one is asked for, before the work.
 
     Raises UsageError.
@@ -35,7 +35,7 @@ def check(path: str | None, request: Request, flag: str = "--report") -> None:
         wrong = "name a file that ends in .html"
     elif not target.parent.is_dir() and (dst is None or target.parent != Path(dst).absolute()):
         wrong = "name a file in a folder that is there"
-    elif src and is_inside(target, Path(src)):
+    elif src and is_below(target, Path(src)):
         wrong = "lies in SRC, which is never written to; name a file elsewhere"
     elif target.exists() and not _is_page(target):
         wrong = "is there already, and is no page; name another file"
@@ -46,28 +46,30 @@ def check(path: str | None, request: Request, flag: str = "--report") -> None:
 def _is_page(path: Path) -> bool:
     if not path.is_file():
         return False
-    with opened(path) as (fd, _):
+    with open_for_reading(path) as (fd, _):
         return range_reader(fd, path)(0, len(_START_OF_PAGE)).lower() == _START_OF_PAGE
 
 
-def save(file: str, facts: Mapping[str, Any]) -> None:
+def save_page(file: str, facts: Mapping[str, Any]) -> None:
     """Write the page that draws facts, which gets its name once whole. Raises StorageError."""
     from rankxform.results.html import page
 
     text = page(facts["head"]["title"], facts)
-    write_small(Path(file).absolute(), text.encode(errors="backslashreplace"), durable=False)
+    write_atomically(Path(file).absolute(), text.encode(errors="backslashreplace"), durable=False)
 
 
-def write(
+def write_page(
     options: argparse.Namespace, source: Source, target: Target, plan: Plan, **outcome: Any
 ) -> None:
     """Write the page of a plan, and of what came of it. Raises StorageError."""
-    from .facts import Outcome, facts_of
+    from .facts import PageResults, page_document
 
-    save(options.report, facts_of(source, target, plan, options.words, Outcome(**outcome)))
+    save_page(
+        options.report, page_document(source, target, plan, options.words, PageResults(**outcome))
+    )
 
 
-def write_of_work(
+def write_page_of_work(
     options: argparse.Namespace,
     request: Request,
     source: Source,
@@ -79,11 +81,11 @@ def write_of_work(
 
     What fails now is a warning: the work is done.
     """
-    from rankxform.job.plan import planned
+    from rankxform.job.plan import plan_target
 
     try:
-        plan = planned(request, source, target, team, with_room=False).plan
-        team.bcast(lambda: write(options, source, target, plan, **outcome))
+        plan = plan_target(request, source, target, team, with_room=False).plan
+        team.bcast(lambda: write_page(options, source, target, plan, **outcome))
     except Exception as error:
         if team.rank == 0:
             error_prefix = "" if isinstance(error, RankxformError) else f"{type(error).__name__}: "
