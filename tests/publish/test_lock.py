@@ -204,7 +204,7 @@ from rankxform.publish.lock import FolderLock
 path, until, taken = Path(sys.argv[1]), time.time() + 3, 0
 while time.time() < until:
     try:
-        held = Lock(path)
+        held = FolderLock(path)
     except StorageError:
         continue
     own = path.with_name("record")
