@@ -41,7 +41,7 @@ from rankxform.layout.strategy import Strategy
 from rankxform.options import AFFECTS_LOAD, OptionType, option_info
 from rankxform.planning.needed import source_ranks_needed
 from rankxform.request import Request, all_options, options_affecting, options_in_words
-from rankxform.storage import strategies
+from rankxform.storage.strategies import is_none, load_strategy, merge_stage_files, save_strategy
 from rankxform.transport import SerialTeam, Team, team
 from rankxform.transport.launcher import launched_rank
 
@@ -145,7 +145,7 @@ def load(
 
 def _own_rank(rank: int | None, request: Request, processes: Team) -> int:
     if rank is None:
-        is_unsharded = strategies.is_none(request.dst_strategy) and not request.derives
+        is_unsharded = is_none(request.dst_strategy) and not request.derives
         return 0 if is_unsharded else loading.own_rank(processes, os.environ)
     return _number("rank", rank)
 
@@ -221,8 +221,8 @@ def ranks(
     """Return for each destination rank the source ranks whose bytes it needs."""
     with raising_storage_errors():
         src, dst = (
-            strategies.load_strategy(_strategy("src_strategy", src_strategy)),
-            strategies.load_strategy(_strategy("dst_strategy", dst_strategy)),
+            load_strategy(_strategy("src_strategy", src_strategy)),
+            load_strategy(_strategy("dst_strategy", dst_strategy)),
         )
     numbers = [_number("wanted", rank) for rank in _several("wanted", wanted)]
     return source_ranks_needed(src, dst, numbers)
@@ -272,21 +272,21 @@ def derive(
         request = derive_request(_request("", None, None, None, {**options, **texts}, _all()))
         assert request is not None
         sizes = (parallel if isinstance(parallel, Parallel) else None for parallel in (src, dst))
-        strategy = strategies.load_strategy(_strategy("source", source))
+        strategy = load_strategy(_strategy("source", source))
         where = None if shapes is None else _path("shapes", shapes)
         derived = derive_strategy(with_stated_sizes(request, tuple(sizes), pairs), strategy, where)
         if output is not None:
             target = Path(output).absolute()
             derived = replace(derived, strategy=replace(derived.strategy, label=str(target)))
             if launched_rank() == 0:  # they all derive the same
-                strategies.save_strategy(derived.strategy, target)
+                save_strategy(derived.strategy, target)
     return derived
 
 
 def merge(folder: PathLike, target: PathLike, *, overwrite: bool = False) -> None:
     """Write the strategy files of all pipeline stages in `folder` as the one file `target`."""
     with raising_storage_errors():
-        strategies.merge_stage_files(Path(folder), Path(target), overwrite=overwrite)
+        merge_stage_files(Path(folder), Path(target), overwrite=overwrite)
 
 
 def inspect(path: PathLike, *, progress: Progress = True) -> dict[str, Any]:

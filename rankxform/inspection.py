@@ -34,9 +34,9 @@ from rankxform.publish.companions import wrong_companions
 from rankxform.publish.target import FOLDER_NAME, JOB_NAME, MANIFEST_NAME, read_manifest
 from rankxform.source.choice import form_at, list_and_select, listing_at
 from rankxform.source.opening import Source, open_source
-from rankxform.storage import strategies
 from rankxform.storage.index import container_of_path, index_file
 from rankxform.storage.store import absolute, address_of, is_litter, is_path
+from rankxform.storage.strategies import SUFFIXES, is_strategy, load_strategy
 from rankxform.transport import SerialTeam
 
 Found: TypeAlias = "dict[str, Any] | None"
@@ -147,7 +147,7 @@ def _file(place: str, pattern: str) -> Found:
         return None
     if not path.is_file():
         raise UsageError("is neither a file nor a folder", where=path)
-    if strategies.is_strategy(path):
+    if is_strategy(path):
         return _strategy(path)
     if path.suffix != ".json":
         return _checkpoint(path)
@@ -170,8 +170,8 @@ def describe_briefly(path: Path, pattern: str = DEFAULT_PATTERN) -> dict[str, An
 
 
 def _in_words(path: Path) -> str | None:
-    if path.suffix in strategies.SUFFIXES and strategies.is_strategy(path):
-        return f"strategy, {strategies.load_strategy(str(path)).extent}"
+    if path.suffix in SUFFIXES and is_strategy(path):
+        return f"strategy, {load_strategy(str(path)).extent}"
     if path.suffix in container_suffixes():
         return f"checkpoint file, {path.stat().st_size:,} bytes"
     return None
@@ -194,7 +194,7 @@ def _folder_in_words(path: Path, pattern: str) -> str | None:
         return f"checkpoint of {len(ranks):,} ranks{ours}" + (f"; steps {steps}" if steps else "")
     entries = sorted(entry for entry in path.iterdir() if not is_litter(entry.name))
     if any(_is_strategy(entry) for entry in entries):
-        return f"strategy, {strategies.load_strategy(str(path)).extent}"
+        return f"strategy, {load_strategy(str(path)).extent}"
     files = [e for e in entries if e.suffix in container_suffixes() and e.is_file()]
     if files:
         return f"{len(files):,} checkpoint file" + ("s" if files[1:] else "")
@@ -205,8 +205,8 @@ def _folder_in_words(path: Path, pattern: str) -> str | None:
 def _is_strategy(path: Path) -> bool:
     """Tell whether a file in a folder is a strategy; one that cannot be read is not known to be."""
     with suppress(RankxformError, OSError):
-        may_be_strategy = path.suffix in strategies.SUFFIXES and path.is_file()
-        return may_be_strategy and strategies.is_strategy(path)
+        may_be_strategy = path.suffix in SUFFIXES and path.is_file()
+        return may_be_strategy and is_strategy(path)
     return False
 
 
@@ -248,7 +248,7 @@ def _strategies(path: Path, files: list[Path]) -> dict[str, Any]:
 
 
 def _strategy(path: Path) -> dict[str, Any]:
-    strategy = strategies.load_strategy(str(path))
+    strategy = load_strategy(str(path))
     return {
         "kind": "strategy",
         "path": str(path),

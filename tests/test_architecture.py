@@ -308,6 +308,7 @@ VAGUE = {
 PUBLIC_NAMES = {("errors.py", "what"), ("api.py", "wanted")}
 """Vague names that programs use: the text of a message, and the ranks that `ranks` is asked for."""
 
+
 def bindings(path):
     """Yield every parameter, and every name that is stored, each time."""
     for node in ast.walk(ast.parse(path.read_text())):

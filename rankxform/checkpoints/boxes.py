@@ -7,6 +7,13 @@ from dataclasses import replace
 from math import prod
 from typing import Any, NamedTuple
 
+from rankxform.checkpoints.folder import (
+    and_more,
+    files_directly_in,
+    is_repeated_slice,
+    name_in_folder,
+    split_by_bytes,
+)
 from rankxform.errors import CheckpointError
 from rankxform.formats.base import BOX_MARK, CONTAINERS, DeclaredFile, EntryView
 from rankxform.formats.distcp import items_of
@@ -19,8 +26,6 @@ from rankxform.planning.parts import FileContent
 from rankxform.planning.plan import Planner
 from rankxform.storage.store import Listing
 from rankxform.values import no_garbage_collection
-
-from . import folder
 
 EntryOf = Callable[[StoredItem, int], str]
 """Returns what a file's own table of contents calls an item whose content has so many bytes."""
@@ -152,9 +157,9 @@ def _files(
 ) -> list[str]:
     """Return the files of a checkpoint, in order. Raises CheckpointError where one is not there."""
     names = sorted({item.file for item in _all_items(table)}, key=natural_sort_key)
-    present_names = {*folder.files_directly_in(listing, below)} if below else {*listing.entries}
+    present_names = {*files_directly_in(listing, below)} if below else {*listing.entries}
     for file in names:
-        folder.name_in_folder(file, source, suffixes)
+        name_in_folder(file, source, suffixes)
         if file not in present_names:
             tensors = (
                 name
@@ -177,13 +182,13 @@ def _unused(
     suffixes: Collection[str],
 ) -> tuple[str, ...]:
     """Return that files of the form lie there of which its table does not speak."""
-    present_names = folder.files_directly_in(listing, below) if below else listing.entries
+    present_names = files_directly_in(listing, below) if below else listing.entries
     unlisted_files = [
         n for n in present_names if n.endswith(tuple(suffixes)) and n not in listed_files
     ]
     if not unlisted_files:
         return ()
-    more_text = folder.and_more(unlisted_files, "file")
+    more_text = and_more(unlisted_files, "file")
     return (
         f"{listing.at(below + unlisted_files[0])}{more_text}: {source} does not list it; it was "
         "not used",
@@ -199,18 +204,13 @@ def parts_of(planner: Planner, max_bytes: int) -> list[FileContent]:
     Whole tensors are in files of at most `max_bytes` bytes.
     """
     if planner.dst.ranks == 1:
-        return [
-            FileContent(0, frozenset(n))
-            for n in folder.split_by_bytes(planner.tensors(0), max_bytes)
-        ]
+        return [FileContent(0, frozenset(n)) for n in split_by_bytes(planner.tensors(0), max_bytes)]
     slice_keys: set[object] = set()
     parts = []
     for rank in range(planner.dst.ranks):
         layouts = planner.names(rank)
         first = [
-            n
-            for n in layouts
-            if not folder.is_repeated_slice(planner, n, layouts[n], rank, slice_keys)
+            n for n in layouts if not is_repeated_slice(planner, n, layouts[n], rank, slice_keys)
         ]
         stored_names = [n for n in first if _has_elements(planner, n, layouts[n], rank)]
         if stored_names:

@@ -20,17 +20,17 @@ from dataclasses import replace
 from typing import Any
 
 from rankxform import facts
+from rankxform.checkpoints.unified import FIRST, MAP
 from rankxform.errors import CheckpointError, UsageError
 from rankxform.facts import ITERATION, Statement
-from rankxform.formats import checkpoint2 as documents
+from rankxform.formats.checkpoint2 import MOST_STEPS, format_common
 from rankxform.planning.description import Description
 from rankxform.planning.parts import FileContent
 from rankxform.planning.plan import Planner
-from rankxform.storage import metadata
-from rankxform.storage.metadata import Checkpoint2Writer
+from rankxform.storage.metadata import Checkpoint2Writer, begins_metadata, parse_checkpoint2
 from rankxform.storage.store import FOLDER, Listing, Store
 
-from . import folder, unified
+from . import folder
 from .base import CheckpointRef, DestinationFiles, FileNaming, RankFilter, SelectedFiles
 from .folder import COMMON
 from .iterations import SelectedIteration, StepFolders, iteration_of
@@ -70,14 +70,14 @@ class Checkpoint2Form:
         marks = [TRACKER, COMMON]
         if any(name.startswith(OTHERS_STEPS) for name in listing.folders):
             marks.remove(TRACKER)
-        if {unified.MAP, unified.FIRST} & {*listing.files}:  # which has a common.json too
+        if {MAP, FIRST} & {*listing.files}:  # which has a common.json too
             marks.remove(COMMON)
         for name in marks:
             if name in listing.files:
                 return name
         if METADATA in listing.files:
             with store.open(METADATA) as file:
-                if metadata.begins_metadata(file.read_at):
+                if begins_metadata(file.read_at):
                     return METADATA
         return next(
             (n for n in listing.entries if _ITERATION.fullmatch(n) or _FILE.fullmatch(n)), None
@@ -119,7 +119,7 @@ class Checkpoint2Form:
                 "the source does not tell its global_step",
                 "say which iteration is written (--iteration N)",
             )
-        if iteration >= documents.MOST_STEPS:
+        if iteration >= MOST_STEPS:
             raise UsageError(f"iteration {iteration} has too many digits")
         ranks = planner.dst.ranks
         slice_keys: set[object] = set()
@@ -164,7 +164,7 @@ class Checkpoint2Form:
         self, planner: Planner, arrangement: DestinationFiles, training: Mapping[str, Any]
     ) -> Mapping[str, Iterable[bytes]]:
         slices = Checkpoint2Writer.of(planner, arrangement.names)
-        return {METADATA: slices.document(), COMMON: [documents.format_common(training)]}
+        return {METADATA: slices.document(), COMMON: [format_common(training)]}
 
     def foreign_files(self, listing: Listing, dst_names: Collection[str]) -> list[str]:
         return folder.foreign_files(listing, dst_names)
@@ -254,7 +254,7 @@ def _described(iteration: SelectedIteration, store: Store) -> SelectedFiles:
     if not store.has(name):
         store.read(name, iteration.listing.searched)  # says on which node it is not
     with store.open(name) as file:
-        description = metadata.parse_checkpoint2(file.read_at, path)
+        description = parse_checkpoint2(file.read_at, path)
     for name in description.ranks:
         folder.name_in_folder(name, path)
     ranks = {**description.ranks, **_more_of_ranks(description.ranks, iteration.names)}

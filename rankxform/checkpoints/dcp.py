@@ -12,15 +12,21 @@ import re
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
+from rankxform.checkpoints.boxes import DEFAULT_BYTES, box_table, describe_boxes, parts_of, table_of
 from rankxform.errors import CheckpointError, FormatError
-from rankxform.formats import torch_metadata
 from rankxform.formats.base import BLOCK
-from rankxform.formats.torch_metadata import TORCH_FLAVOR, DcpMetadata, StoredItem
+from rankxform.formats.torch_metadata import (
+    TORCH_FLAVOR,
+    DcpMetadata,
+    StoredItem,
+    format_dcp_metadata,
+    parse_dcp_metadata,
+)
 from rankxform.planning.description import Description
 from rankxform.planning.plan import Planner
 from rankxform.storage.store import FOLDER, Listing, Store
 
-from . import boxes, folder
+from . import folder
 from .base import CheckpointRef, DestinationFiles, FileNaming, RankFilter, SelectedFiles
 from .boxes import METADATA
 
@@ -59,13 +65,13 @@ class DcpForm:
         folder.check_no_step(self.name, where)
         table = read_table(listing, store, METADATA)
         base_description = Description(listing.at(METADATA), items=self.items)
-        names, description = boxes.describe_boxes(
-            listing, boxes.box_table(table), entry_of, (SUFFIX,), "", base_description
+        names, description = describe_boxes(
+            listing, box_table(table), entry_of, (SUFFIX,), "", base_description
         )
         return SelectedFiles(names, description=description)
 
     def arrange(self, planner: Planner, naming: FileNaming) -> DestinationFiles:
-        parts = boxes.parts_of(planner, naming.options["max_part"] or boxes.DEFAULT_BYTES)
+        parts = parts_of(planner, naming.options["max_part"] or DEFAULT_BYTES)
         names = {number: f"__{number}_0{SUFFIX}" for number in range(len(parts))}
         return DestinationFiles(names, dict(enumerate(parts)))
 
@@ -82,8 +88,8 @@ class DcpForm:
     def companions(
         self, planner: Planner, arrangement: DestinationFiles, training: Mapping[str, Any]
     ) -> Mapping[str, Iterable[bytes]]:
-        table = boxes.table_of(planner, arrangement.names, places=True)
-        return {METADATA: torch_metadata.format_dcp_metadata(table, TORCH_FLAVOR)}
+        table = table_of(planner, arrangement.names, places=True)
+        return {METADATA: format_dcp_metadata(table, TORCH_FLAVOR)}
 
     def foreign_files(self, listing: Listing, dst_names: Collection[str]) -> list[str]:
         return folder.foreign_files(listing, dst_names, (SUFFIX,))
@@ -131,6 +137,6 @@ def read_table(listing: Listing, store: Store, name: str) -> DcpMetadata:
             where=listing.at(name),
         )
     try:
-        return torch_metadata.parse_dcp_metadata(store.read(name, listing.searched))
+        return parse_dcp_metadata(store.read(name, listing.searched))
     except FormatError as error:
         raise CheckpointError(f"{METADATA} {error}", where=listing.at(name)) from error

@@ -14,18 +14,19 @@ import re
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 
+from rankxform.checkpoints.boxes import box_table, describe_boxes
+from rankxform.checkpoints.folder import SUFFIX, check_no_step, tensor_files
 from rankxform.errors import CheckpointError, FormatError, RankxformError
 from rankxform.facts import HEADER, TYPE, Statement
-from rankxform.formats import safetensors
 from rankxform.formats.base import Index
 from rankxform.formats.json_stream import decode_json
+from rankxform.formats.safetensors import read_index
 from rankxform.formats.torch_metadata import DcpMetadata, StoredItem
 from rankxform.geometry.box import Box, Shape
 from rankxform.layout.names import format_ranges
 from rankxform.planning.description import Description
 from rankxform.storage.store import FOLDER, Listing, Store
 
-from . import boxes, folder
 from .base import CheckpointRef, RankFilter, ReadOnlyForm, SelectedFiles
 from .dcp import begins_with
 
@@ -54,8 +55,8 @@ class DcpSafetensorsForm(ReadOnlyForm):
     def select(
         self, listing: Listing, where: CheckpointRef, store: Store, rank_filter: RankFilter
     ) -> SelectedFiles:
-        folder.check_no_step(self.name, where)
-        names = folder.tensor_files(listing.files)
+        check_no_step(self.name, where)
+        names = tensor_files(listing.files)
         if not names:
             raise CheckpointError(
                 f"holds no safetensors file{listing.searched}", where=listing.path
@@ -64,8 +65,8 @@ class DcpSafetensorsForm(ReadOnlyForm):
         table, differing = _table(boxes_by_file)
         label = f"{KEY} of {listing.at(names[0])}"
         described = Description(label, warnings=_gaps(listing, names), facts=differing)
-        names_by_id, description = boxes.describe_boxes(
-            listing, boxes.box_table(table), lambda item, nbytes: item.key, (folder.SUFFIX,), "",
+        names_by_id, description = describe_boxes(
+            listing, box_table(table), lambda item, nbytes: item.key, (SUFFIX,), "",
             described,
         )  # fmt: skip
         return SelectedFiles(names_by_id, description=description)
@@ -73,12 +74,12 @@ class DcpSafetensorsForm(ReadOnlyForm):
 
 def holds_boxes(listing: Listing, store: Store) -> str | None:
     """Return a safetensors file by which a folder holds boxes of tensors; whole ones begin at 0."""
-    for name in folder.tensor_files(listing.files)[:_LOOKED_AT]:
+    for name in tensor_files(listing.files)[:_LOOKED_AT]:
         if not begins_with(store, name, KEY.encode()):  # a header's metadata stand first
             continue
         with suppress(RankxformError, FormatError):
             with store.open(name) as file:
-                index = safetensors.read_index(file.read_at, file.version.size)
+                index = read_index(file.read_at, file.version.size)
             if KEY in index.metadata and any(any(b.start) for _, b in _boxes(index).values()):
                 return name
     return None
@@ -89,7 +90,7 @@ def _read(store: Store, listing: Listing, name: str) -> dict[str, tuple[str, Box
     path = listing.at(name)
     try:
         with store.open(name) as file:
-            index = safetensors.read_index(file.read_at, file.version.size)
+            index = read_index(file.read_at, file.version.size)
         return _boxes(index)
     except FormatError as error:
         raise CheckpointError.of_parts(error.at(path)) from error

@@ -18,18 +18,23 @@ from dataclasses import replace
 from typing import Any
 
 from rankxform import facts
+from rankxform.checkpoints.boxes import DEFAULT_BYTES, box_table, describe_boxes, parts_of, table_of
 from rankxform.errors import CheckpointError, UsageError
 from rankxform.facts import SHAPE, TYPE, Statement
-from rankxform.formats import torch_metadata
 from rankxform.formats.dtype import BYTES
-from rankxform.formats.torch_metadata import HYPER_FLAVOR, DcpMetadata, StoredItem
+from rankxform.formats.torch_metadata import (
+    HYPER_FLAVOR,
+    DcpMetadata,
+    StoredItem,
+    format_dcp_metadata,
+)
 from rankxform.layout.names import format_ranges
 from rankxform.planning.description import Description
 from rankxform.planning.parts import FileContent
 from rankxform.planning.plan import Planner
 from rankxform.storage.store import FOLDER, Listing, Store
 
-from . import boxes, folder
+from . import folder
 from .base import CheckpointRef, DestinationFiles, FileNaming, RankFilter, SelectedFiles
 from .boxes import METADATA
 from .dcp import SUFFIX, begins_with, read_table
@@ -97,9 +102,9 @@ class HyperParallelForm:
         base_description = replace(
             base_description, items=self.items, training=training, notices=notices
         )
-        names, description = boxes.describe_boxes(
+        names, description = describe_boxes(
             listing,
-            boxes.box_table(table),
+            box_table(table),
             _entry_of,
             (TENSORS, ITEMS),
             iteration.below,
@@ -112,8 +117,8 @@ class HyperParallelForm:
     def arrange(self, planner: Planner, naming: FileNaming) -> DestinationFiles:
         """Two files for each rank: what is no tensor has one of its own."""
         names, parts = {}, {}
-        max_bytes = naming.options["max_part"] or boxes.DEFAULT_BYTES
-        for number, part in enumerate(boxes.parts_of(planner, max_bytes)):
+        max_bytes = naming.options["max_part"] or DEFAULT_BYTES
+        for number, part in enumerate(parts_of(planner, max_bytes)):
             assert part.names is not None
             non_tensors = frozenset(n for n in part.names if planner.parameter(n).dtype == BYTES)
             for kind, kind_names in enumerate((part.names - non_tensors, non_tensors)):
@@ -140,8 +145,8 @@ class HyperParallelForm:
     def companions(
         self, planner: Planner, arrangement: DestinationFiles, training: Mapping[str, Any]
     ) -> Mapping[str, Iterable[bytes]]:
-        table = boxes.table_of(planner, arrangement.names, places=False)
-        return {METADATA: torch_metadata.format_dcp_metadata(table, HYPER_FLAVOR)}
+        table = table_of(planner, arrangement.names, places=False)
+        return {METADATA: format_dcp_metadata(table, HYPER_FLAVOR)}
 
     def foreign_files(self, listing: Listing, dst_names: Collection[str]) -> list[str]:
         return folder.foreign_files(listing, dst_names, (TENSORS, ITEMS))

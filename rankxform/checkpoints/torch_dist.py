@@ -18,6 +18,7 @@ import re
 from collections.abc import Collection, Iterable
 from math import prod
 
+from rankxform.checkpoints.boxes import box_table, describe_boxes
 from rankxform.errors import CheckpointError, FormatError, UsageError
 from rankxform.formats.json_stream import decode_json
 from rankxform.formats.torch_metadata import DcpMetadata
@@ -25,7 +26,6 @@ from rankxform.geometry.box import Box
 from rankxform.planning.description import Description
 from rankxform.storage.store import FOLDER, Listing, Store
 
-from . import boxes
 from .base import CheckpointRef, RankFilter, ReadOnlyForm, SelectedFiles
 from .boxes import METADATA, BoxInItem, BoxTable
 from .dcp import BACKEND, SUFFIX, entry_of, is_megatrons, read_table
@@ -74,7 +74,7 @@ class TorchDistForm(ReadOnlyForm):
         source = iteration.at(METADATA)
         training = {} if iteration.number is None else {"global_step": iteration.number}
         base_description = Description(source, training=training, refused=_raw(table, source))
-        names, description = boxes.describe_boxes(
+        names, description = describe_boxes(
             listing,
             _of_model(table, base_description.refused),
             entry_of,
@@ -117,7 +117,7 @@ def _of_model(table: DcpMetadata, refused: Collection[str]) -> BoxTable:
     """Return the tensors of a model: layers apart, halves joined; without those refused."""
     model_tensors = {n: s for n, s in table.tensors.items() if n not in refused}
     lying = {n: i for n, i in table.items.items() if n not in refused}
-    stored_boxes = boxes.box_table(DcpMetadata(model_tensors, lying))
+    stored_boxes = box_table(DcpMetadata(model_tensors, lying))
     tensors, boxes_by_name = dict(stored_boxes.tensors), dict(stored_boxes.boxes)
     for name in stored_boxes.tensors:
         if _STACKED.search(name):

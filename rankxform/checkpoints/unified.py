@@ -22,8 +22,8 @@ from math import prod
 from typing import Any
 
 from rankxform.errors import CheckpointError
-from rankxform.formats import checkpoint2 as documents
 from rankxform.formats.base import TensorSpec
+from rankxform.formats.checkpoint2 import format_common
 from rankxform.formats.dtype import content_bytes
 from rankxform.layout.names import format_ranges, natural_sort_key
 from rankxform.planning.parts import FileContent
@@ -133,7 +133,7 @@ class UnifiedForm:
         tensors = (tensor for file_tensors in tensors_by_file.values() for tensor in file_tensors)
         goes_on = any(planner.parameter(tensor.name).state for tensor in tensors)
         if goes_on and training.get("global_step") is not None:
-            return {COMMON: [documents.format_common(training)], **index}
+            return {COMMON: [format_common(training)], **index}
         return index
 
     def foreign_files(self, listing: Listing, dst_names: Collection[str]) -> list[str]:

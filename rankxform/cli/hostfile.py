@@ -35,12 +35,12 @@ def add_options(verb: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace, team: Team) -> int:
     from rankxform.storage.posix import read_bytes
-    from rankxform.transport import hostfile
+    from rankxform.transport.hostfile import format_hostfile, parse_rank_table
 
     def convert() -> tuple[str, list[dict[str, object]]]:
         path = Path(options.table)
-        hosts = hostfile.parse_rank_table(read_bytes(path), str(path))
-        return hostfile.format_hostfile(hosts, options.style, options.slots), list(map(vars, hosts))
+        hosts = parse_rank_table(read_bytes(path), str(path))
+        return format_hostfile(hosts, options.style, options.slots), list(map(vars, hosts))
 
     text, hosts = team.bcast(convert)
     Screen(options, team).result("hostfile", lambda: {"hosts": hosts}, lambda: text)

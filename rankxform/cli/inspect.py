@@ -368,11 +368,11 @@ def _destination_table(facts: Mapping[str, Any]) -> str:
 
 
 def _strategy(facts: Mapping[str, Any], raw: bool) -> str:
-    from rankxform.storage import strategies
+    from rankxform.storage.strategies import load_strategy
 
     from .strategy_report import describe_strategy
 
-    return describe_strategy(facts["path"], strategies.load_strategy(facts["path"]), raw)
+    return describe_strategy(facts["path"], load_strategy(facts["path"]), raw)
 
 
 def _replicas(verdict: ReplicaVerdict) -> str:

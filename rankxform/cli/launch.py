@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
+from rankxform.cli.report import notice_lines, summary, verify_command, warning_lines
 from rankxform.display.terminal import warn
 from rankxform.display.units import format_count
 from rankxform.errors import UsageError
@@ -26,7 +27,6 @@ from rankxform.transport import Team
 from rankxform.transport.launcher import leave_hydra, local_rank, msrun_workers
 from rankxform.values import dataclass
 
-from . import report
 from .options import (
     add_strategies,
     add_table,
@@ -94,8 +94,8 @@ def run(options: argparse.Namespace, team: Team) -> Program:
     if options.json:
         screen.done("launch", lambda: facts, str)
     elif transform_report is not None:
-        verify = partial(report.verify_command, *screen.begun, request, team.size)
-        screen.say(report.summary(transform_report, verify, screen.is_verbose, screen.is_quiet))
+        verify = partial(verify_command, *screen.begun, request, team.size)
+        screen.say(summary(transform_report, verify, screen.is_verbose, screen.is_quiet))
     return _program(options, checkpoint, team)
 
 
@@ -109,8 +109,8 @@ def _announce(request: Request, target: Target, fits: bool, team: Team, screen: 
     if target.derived is not None:
         screen.say(derived_table(target.derived))
     if fits:
-        doubts = report.warning_lines(target.warnings)
-        notice_texts = [] if screen.is_quiet else report.notice_lines(target.notices)
+        doubts = warning_lines(target.warnings)
+        notice_texts = [] if screen.is_quiet else notice_lines(target.notices)
         for text in (*doubts, *notice_texts):
             screen.say(text)
         where, strategy_label = absolute(request.src), target.planner.dst.label

@@ -13,6 +13,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import rankxform
+from rankxform.cli.arguments import parse_arguments, wants_help
 from rankxform.display.log import close_log, open_log, write_log
 from rankxform.display.progress import PLANNING, await_first_word, clear_pending_output, style_of
 from rankxform.display.terminal import STDERR, red, width, wrap_text
@@ -23,7 +24,6 @@ from rankxform.signals import Signals
 from rankxform.transport import Team, team
 from rankxform.transport.launcher import launched_rank, launched_size
 
-from . import arguments
 from .json_output import as_json
 from .stopping import CommandStop, seconds_left
 from .verbs import command_named
@@ -44,7 +44,7 @@ def main(argv: Sequence[str] | None = None, signals: Signals | None = None) -> i
     signals: what listens already.
     """
     argv = sys.argv[1:] if argv is None else list(argv)
-    if arguments.wants_help(argv):
+    if wants_help(argv):
         return _help(argv)
     if _is_alone() and any(re.match("-[a-z]*n|--processes|--hostfile", word) for word in argv):
         try:
@@ -100,7 +100,7 @@ def _is_alone() -> bool:
 
 def _start_processes(argv: Sequence[str]) -> None:
     """Become the mpirun of as many processes as -n or a hostfile says, if one is given."""
-    options = arguments.parse_arguments(argv)
+    options = parse_arguments(argv)
     number, hosts = getattr(options, "number", None), getattr(options, "hostfile", None)
     if number is None and hosts is None:
         return
@@ -114,7 +114,7 @@ def _help(argv: Sequence[str]) -> int:
     if launched_rank() > 0:
         return 0
     try:
-        arguments.parse_arguments(argv or ["--help"])
+        parse_arguments(argv or ["--help"])
     except SystemExit as end:
         return int(end.code or 0)
     except RankxformError as error:
@@ -205,7 +205,7 @@ def _open_log(options: argparse.Namespace) -> None:
 
 
 def _run(argv: Sequence[str], processes: Team, signals: Signals) -> int | Program:
-    options = processes.bcast(lambda: arguments.parse_arguments(argv))
+    options = processes.bcast(lambda: parse_arguments(argv))
     if getattr(options, "number", None) not in (None, processes.size):
         raise UsageError(
             f"the launcher has started {processes.size} processes", f"leave out -n {options.number}"

@@ -77,9 +77,9 @@ def show_names(request: Request, team: Team, screen: Screen) -> int:
 def _listed() -> tuple[str, Any]:
     """Return the tables that come with rankxform, as text and as facts."""
     from rankxform.display.units import table
-    from rankxform.storage import maps
+    from rankxform.storage.maps import load_map_table, map_names
 
-    tables_by_name = {name: maps.load_map_table(name) for name in maps.map_names()}
+    tables_by_name = {name: load_map_table(name) for name in map_names()}
     rows = [(name, map_table.title) for name, map_table in tables_by_name.items()]
     facts = [
         {"name": name, "title": map_table.title, "architectures": map_table.architectures}
@@ -90,9 +90,9 @@ def _listed() -> tuple[str, Any]:
 
 def _shown(name: str) -> tuple[str, Any]:
     """Return a table, as text and as facts."""
-    from rankxform.storage import maps
+    from rankxform.storage.maps import load_map_table
 
-    map_table = maps.load_map_table(name)
+    map_table = load_map_table(name)
     lines = [f"{map_table.label}: {map_table.title or 'a table'}"]
     if map_table.architectures:
         lines.append(f"config.json: {', '.join(map_table.architectures)}")

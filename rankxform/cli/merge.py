@@ -30,14 +30,12 @@ def add_options(verb: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace, team: Team) -> int:
-    from rankxform.storage import strategies
+    from rankxform.storage.strategies import merge_stage_files
 
     target = Path(options.target)
 
     def merge() -> Strategy:
-        return strategies.merge_stage_files(
-            Path(options.folder), target, overwrite=options.overwrite
-        )
+        return merge_stage_files(Path(options.folder), target, overwrite=options.overwrite)
 
     merged = team.bcast(merge)
     facts = {"files": [str(target)], **merged.facts}

@@ -7,11 +7,11 @@ import os
 from collections.abc import Mapping
 from functools import partial
 
+from rankxform.cli.report import warning_lines
 from rankxform.display.units import table
 from rankxform.request import Request
 from rankxform.transport import Team
 
-from . import report
 from .options import (
     STRATEGIES_EXAMPLE,
     add_json,
@@ -64,7 +64,7 @@ def _of_checkpoint(options: argparse.Namespace, team: Team) -> dict[int, tuple[i
     )
     _, _, target = prepare(request, team)
     if team.rank == 0:
-        os.write(2, "".join(f"{line}\n" for line in report.warning_lines(target.warnings)).encode())
+        os.write(2, "".join(f"{line}\n" for line in warning_lines(target.warnings)).encode())
     return {rank: target.planner.plan(rank).src_ranks for rank in target.ranks}
 
 
@@ -72,15 +72,15 @@ def _of_strategies(options: argparse.Namespace, team: Team) -> dict[int, tuple[i
     """Return the ranks that are needed by the strategies alone. Collective."""
     from rankxform.ops.base import OperationChain
     from rankxform.planning.needed import source_ranks_needed
-    from rankxform.storage import strategies
+    from rankxform.storage.strategies import load_strategy
 
     def find() -> dict[int, tuple[int, ...]]:
         refuse_given_options(options, "needs SRC", ("ranks", "rename"))
-        src = strategies.load_strategy(options.src_strategy)
+        src = load_strategy(options.src_strategy)
         renamed = OperationChain.of({"rename": options.rename}, src.states)
         return source_ranks_needed(
             renamed.strategy(src),
-            strategies.load_strategy(options.dst_strategy),
+            load_strategy(options.dst_strategy),
             options.ranks,
         )
 

@@ -9,6 +9,8 @@ import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from rankxform.cli.arguments import build_request, notes_of_script
+from rankxform.cli.report import header, notice_lines, size_lines
 from rankxform.display.log import is_open, write_log
 from rankxform.display.progress import Progress, clear_pending_output
 from rankxform.display.terminal import labelled_lines, shown_path
@@ -16,7 +18,6 @@ from rankxform.request import Request
 from rankxform.transport import Team
 from rankxform.transport.team import show_nothing
 
-from . import arguments, report
 from .json_output import as_json
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ class Screen:
         """Return what the options ask for; see that a page may be written. Collective."""
 
         def read() -> Request:
-            request = arguments.build_request(self._options)
+            request = build_request(self._options)
             if self._page is not None:
                 from .page.file import check_page_path
 
@@ -54,9 +55,7 @@ class Screen:
     ) -> ShowProgress:
         """Say what is about to be written; return what is shown the progress."""
         may_omit_needs = self._team.nodes.count > 1 or self._team.rank > 0
-        needs = (
-            [] if may_omit_needs else report.size_lines(request, target, nbytes, self._team.size)
-        )
+        needs = [] if may_omit_needs else size_lines(request, target, nbytes, self._team.size)
         return self.begin(source, target, nbytes, needs)
 
     def begin(
@@ -65,8 +64,8 @@ class Screen:
         """Say what is about to happen; return what is shown the progress."""
         self.begun = source, target
         if self._team.rank == 0 and (not self.is_quiet or is_open()):
-            lines = [report.header(source, target, self._team.size, verdict), *self.defaults()]
-            lines += report.notice_lines(arguments.notes_of_script(self._options))
+            lines = [header(source, target, self._team.size, verdict), *self.defaults()]
+            lines += notice_lines(notes_of_script(self._options))
             if self.is_quiet:
                 write_log("\n".join(lines))
             else:

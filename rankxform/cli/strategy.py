@@ -88,11 +88,12 @@ def _preset_options(action: argparse.ArgumentParser) -> None:
 
 
 def _derive(options: argparse.Namespace) -> ActionResult:
+    from rankxform.cli.strategy_report import (
+        derived_table,
+    )
     from rankxform.derivation.asked import derive_request
     from rankxform.job.strategies import derive_strategy
-    from rankxform.storage import strategies
-
-    from . import strategy_report
+    from rankxform.storage.strategies import load_strategy, save_strategy
 
     derivation = derive_request(Request("", None, **request_options(options)))
     if derivation is None:
@@ -102,11 +103,11 @@ def _derive(options: argparse.Namespace) -> ActionResult:
             "--dst-config FILE",
         )
     target = _target(options.output)
-    source = strategies.load_strategy(options.source)
+    source = load_strategy(options.source)
     derived = derive_strategy(derivation, source, options.shapes)
-    files = list(map(str, strategies.save_strategy(derived.strategy, target)))
+    files = list(map(str, save_strategy(derived.strategy, target)))
     facts = {"files": files, **derived.strategy.facts, **derived.facts}
-    table = strategy_report.derived_table(derived)
+    table = derived_table(derived)
     return ActionResult(facts, f"{table}\n{target}: {derived.strategy.extent}")
 
 
@@ -120,78 +121,79 @@ def _target(text: str) -> Path:
 
 
 def _explain(options: argparse.Namespace) -> ActionResult:
+    from rankxform.cli.strategy_report import (
+        roles_table,
+        stage_lines,
+    )
     from rankxform.job.strategies import explain_strategy, sizes_of
-    from rankxform.storage import strategies
+    from rankxform.storage.strategies import load_strategy
 
-    from . import strategy_report
-
-    source = strategies.load_strategy(options.source)
+    source = load_strategy(options.source)
     sizes = sizes_of(Request("", None, **request_options(options)))
     roles = explain_strategy(source, sizes, options.preset, options.shapes)
     facts = {**source.facts, "roles": [vars(role) for role in roles]}
     lines = [
         f"{options.source}: {source.extent}, as {sizes}",
-        strategy_report.roles_table(roles),
-        *strategy_report.stage_lines(source),
+        roles_table(roles),
+        *stage_lines(source),
     ]
     return ActionResult(facts, "\n".join(lines))
 
 
 def _show(options: argparse.Namespace) -> ActionResult:
-    from rankxform.storage import strategies
+    from rankxform.cli.strategy_report import (
+        describe_strategy,
+        strategy_facts,
+    )
+    from rankxform.storage.strategies import load_strategy
 
-    from . import strategy_report
-
-    strategy = strategies.load_strategy(options.source)
+    strategy = load_strategy(options.source)
     if not strategy.stages_of:
         raise UsageError(
             "lists no parameter; expected a file or folder", where=f"{options.source!r}"
         )
-    facts = strategy_report.strategy_facts(options.source, strategy)
-    return ActionResult(
-        facts, strategy_report.describe_strategy(options.source, strategy, options.raw)
-    )
+    facts = strategy_facts(options.source, strategy)
+    return ActionResult(facts, describe_strategy(options.source, strategy, options.raw))
 
 
 def _convert(options: argparse.Namespace) -> ActionResult:
     from rankxform.job.strategies import extents_at
-    from rankxform.storage import strategies
+    from rankxform.storage.strategies import load_strategy, rewrite_strategy
 
     shapes = {}
     if options.shapes is not None:
-        extents = extents_at(options.shapes, strategies.load_strategy(options.source))
+        extents = extents_at(options.shapes, load_strategy(options.source))
         shapes = {name: extent.shape for name, extent in extents.items()}
-    files = strategies.rewrite_strategy(options.source, _target(options.output), shapes)
-    written = strategies.load_strategy(str(files[0] if not files[1:] else files[0].parent))
+    files = rewrite_strategy(options.source, _target(options.output), shapes)
+    written = load_strategy(str(files[0] if not files[1:] else files[0].parent))
     facts = {"files": list(map(str, files)), **written.facts}
     suffix = f", with {len(files) - 1} files of other stages" if files[1:] else ""
     return ActionResult(facts, f"{files[0]}: {written.extent}{suffix}")
 
 
 def _diff(options: argparse.Namespace) -> ActionResult:
+    from rankxform.cli.strategy_report import (
+        describe_differences,
+    )
     from rankxform.layout.differences import strategy_differences
-    from rankxform.storage import strategies
-
-    from . import strategy_report
+    from rankxform.storage.strategies import load_strategy
 
     first, second = (
-        strategies.load_strategy(options.source),
-        strategies.load_strategy(options.other),
+        load_strategy(options.source),
+        load_strategy(options.other),
     )
     differences = strategy_differences(first, second)
     code = DifferenceError.exit_code if differences else 0
     facts = {"same": not differences, "differences": list(map(vars, differences))}
-    return ActionResult(
-        facts, strategy_report.describe_differences(differences, first, second), code
-    )
+    return ActionResult(facts, describe_differences(differences, first, second), code)
 
 
 def _presets(options: argparse.Namespace) -> ActionResult:
-    from rankxform.derivation import presets
+    from rankxform.derivation.presets import load_preset, preset_names
     from rankxform.display.units import table
 
     if options.name is None:
-        presets_by_name = {name: presets.load_preset(name) for name in presets.preset_names()}
+        presets_by_name = {name: load_preset(name) for name in preset_names()}
         listed = [
             (
                 name,
@@ -207,7 +209,7 @@ def _presets(options: argparse.Namespace) -> ActionResult:
         }
         titles = ("preset", "version", "rules", "proven", "networks")
         return ActionResult(facts, table(titles, listed))
-    preset = presets.load_preset(options.name)
+    preset = load_preset(options.name)
     rows = [
         (rule["pattern"], rule["spec"] or "", rule["optimizer"] or "", rule["on_stage"] or "")
         for rule in _preset_rules(preset)

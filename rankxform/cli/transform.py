@@ -5,10 +5,11 @@ from __future__ import annotations
 import argparse
 from functools import partial
 
+from rankxform.cli.report import profile, summary, verify_command
 from rankxform.options import GROUP_RUN
 from rankxform.transport import Team
 
-from . import plan, report
+from . import plan
 from .arguments import IGNORED
 from .options import (
     STRATEGIES_EXAMPLE,
@@ -49,10 +50,10 @@ def run(options: argparse.Namespace, team: Team) -> int:
     screen = Screen(options, team)
     request = screen.request()
     transform_report = transform(request, team, partial(screen.begin_writing, request))
-    verify = partial(report.verify_command, *screen.begun, request, team.size)
-    text = partial(report.summary, transform_report, verify, screen.is_verbose, screen.is_quiet)
+    verify = partial(verify_command, *screen.begun, request, team.size)
+    text = partial(summary, transform_report, verify, screen.is_verbose, screen.is_quiet)
     screen.done("transform", transform_report.as_dict, text)
     if options.profile:
-        screen.say(report.profile(transform_report))
+        screen.say(profile(transform_report))
     screen.page_of_work(request, done=transform_report)
     return 0

@@ -11,16 +11,17 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from rankxform.derivation.mindformers_yaml import parse_job_config
+from rankxform.derivation.presets import load_preset
 from rankxform.errors import CheckpointError, RequestError, UsageError
 from rankxform.formats.base import Schema
 from rankxform.formats.dtype import content_bytes
 from rankxform.layout.names import compile_regex, format_ranges, summarize_names
 from rankxform.layout.strategy import Strategy, WholeStrategy
 from rankxform.options import flag_of, is_default
-from rankxform.storage import strategies
 from rankxform.storage.posix import read_bytes
+from rankxform.storage.strategies import check_folded, fold_nested_maps
 
-from . import mindformers_yaml, presets
 from .derive import derive
 from .mesh import DST_SIZES, SRC_SIZES, Parallel, override_sizes, parse_parallel
 from .mindformers_yaml import JobConfig
@@ -96,7 +97,7 @@ def read_config(path: str) -> JobConfig:
     """Read a MindFormers configuration. Raises UsageError."""
     if not Path(path).is_file():
         raise UsageError("no such configuration file", where=path)
-    return mindformers_yaml.parse_job_config(read_bytes(Path(path)), path)
+    return parse_job_config(read_bytes(Path(path)), path)
 
 
 def _sizes(
@@ -152,7 +153,7 @@ def _shard(text: str | None) -> bool | int | None:
 def _preset(options: DeriveOptions) -> Preset | None:
     if options.preset is None:
         return None
-    preset = presets.load_preset(options.preset)
+    preset = load_preset(options.preset)
     if not preset.proven and not options.unproven:
         raise UsageError(
             f"no compiled strategy has confirmed it ({preset.evidence})",
@@ -263,10 +264,8 @@ def complete_request(
             + ", if the mesh of a stage stays as it is",
             where=source.label,
         )
-    source = strategies.fold_nested_maps(
-        source, {name: extent.shape for name, extent in extents.items()}
-    )
-    strategies.check_folded(source)
+    source = fold_nested_maps(source, {name: extent.shape for name, extent in extents.items()})
+    check_folded(source)
     dst = request.dst
     if request.keep_mesh:
         pp = len(source.stages) if request.keep_stages else dst.pp

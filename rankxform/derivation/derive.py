@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from rankxform.derivation.presets import matching_presets
 from rankxform.errors import DerivationError, RequestError
 from rankxform.layout.differences import describe_layout
 from rankxform.layout.layout import Layout, same_boxes, without_optimizer
@@ -21,7 +22,6 @@ from rankxform.layout.names import pattern_of
 from rankxform.layout.states import NEVER_SAVED
 from rankxform.layout.strategy import Strategy
 
-from . import presets
 from .explain import (
     NetworkParameter,
     Refusals,
@@ -68,7 +68,7 @@ def derive(request: DeriveRequest, label: str = "derived") -> Derived:
             layouts[name] = layout
     if refusals:
         asks = any("--preset" in text for text in refusals.texts())
-        fitting = presets.matching_presets(parameters) if asks and request.preset is None else ()
+        fitting = matching_presets(parameters) if asks and request.preset is None else ()
         tries = [f"--preset {name}, which knows all names" for name in fitting]
         raise DerivationError.of(refusals.texts(), tries=tries)
     strategy = _strategy(request, parameters, layouts, stages, label)
@@ -100,9 +100,7 @@ def _check_preset(
     # A rule may state a stage or the optimizer alone, and leave the rest to the source's strategy.
     is_matched = any(rule.names.search(name) for name in parameters for rule in request.all_rules)
     if parameters and not is_matched:
-        options_text = " or ".join(
-            f"--preset {name}" for name in presets.matching_presets(parameters)
-        )
+        options_text = " or ".join(f"--preset {name}" for name in matching_presets(parameters))
         text = f"{preset.label} has no rule for any parameter"
         answer = f"Give {options_text}" if options_text else "Choose the network's own preset"
         raise DerivationError.of([f"{answer}:\n     {text}"])

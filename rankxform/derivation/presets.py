@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection
 from pathlib import Path
 
+from rankxform.derivation.rules_toml import parse_rules
 from rankxform.errors import UsageError, did_you_mean
 from rankxform.storage.posix import read_bytes
 
-from . import rules_toml
 from .rules import Preset
 
 FOLDER = Path(__file__).resolve().parent.parent / "presets"
@@ -35,10 +35,10 @@ def load_preset(name: str) -> Preset:
         path = Path(name)
         if not path.is_file():
             raise UsageError("no such rules file", where=path)
-        return rules_toml.parse_rules(read_bytes(path), str(path), load_preset)
+        return parse_rules(read_bytes(path), str(path), load_preset)
     if name not in preset_names():
         raise UsageError(
             f"there is no preset {name!r}{did_you_mean(name, preset_names())}",
             details=f"there are {', '.join(preset_names())}, and your own rules files (*.toml)",
         )
-    return rules_toml.parse_rules(read_bytes(FOLDER / f"{name}.toml"), f"preset {name}")
+    return parse_rules(read_bytes(FOLDER / f"{name}.toml"), f"preset {name}")

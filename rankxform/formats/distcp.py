@@ -14,8 +14,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from rankxform.errors import FormatError, RequestError
+from rankxform.formats.torch_item import (
+    TORCH_NAMES,
+    TensorPickle,
+    ZipDirectory,
+    ZipMember,
+    content_at,
+    item_frame,
+    read_tensor_pickle,
+    read_zip_directory,
+)
 
-from . import safetensors, torch_item
+from . import safetensors
 from .base import (
     BLOCK,
     Blocks,
@@ -72,11 +82,11 @@ class Distcp:
                 spans[name] = (Span(offset, nbytes),)
                 offset += nbytes
                 continue
-            if dtype == TEXT or dtype not in torch_item.TORCH_NAMES:
+            if dtype == TEXT or dtype not in TORCH_NAMES:
                 raise RequestError(
                     f"dcp cannot hold {name!r}, which is {dtype}", "leave it out (--exclude)"
                 )
-            around = torch_item.item_frame(dtype, shape, offset)
+            around = item_frame(dtype, shape, offset)
             headers.append((offset, around.head))
             spans[name] = (Span(offset + len(around.head), nbytes),)
             tails[name] = ContentTail(around.tail, around.crc_at)
@@ -146,13 +156,13 @@ class _Item:
     def __init__(self, start: int, end: int) -> None:
         self.start = self.at = start
         self.end, self.crc = end, 0
-        self.described = torch_item.TensorPickle(BYTES, (end - start,))
+        self.described = TensorPickle(BYTES, (end - start,))
 
 
 def _from_the_end(reader: _Reader, begin: int, end: int) -> list[_Item]:
     """Return the items between two bytes of a file, each found by its last."""
     file_items: list[_Item] = []
-    pickle_cache: dict[bytes, torch_item.TensorPickle | str] = {}
+    pickle_cache: dict[bytes, TensorPickle | str] = {}
     while end > begin:
         tail = _tail(reader, begin, end)
         if len(file_items) >= _MOST_ITEMS:
@@ -162,19 +172,19 @@ def _from_the_end(reader: _Reader, begin: int, end: int) -> list[_Item]:
     return file_items[::-1]
 
 
-def _tail(reader: _Reader, begin: int, end: int) -> torch_item.ZipDirectory:
+def _tail(reader: _Reader, begin: int, end: int) -> ZipDirectory:
     """Return what an item that ends at a byte says of its members. Raises FormatError."""
-    tail: torch_item.ZipDirectory | int | None = _WINDOW
+    tail: ZipDirectory | int | None = _WINDOW
     while isinstance(tail, int):
         need = tail
         first = max(0, end - need)
-        tail = torch_item.read_zip_directory(reader.bytes(first, end - first), end)
+        tail = read_zip_directory(reader.bytes(first, end - first), end)
         if tail is None or tail == need:
             raise FormatError(
                 f"bytes before {end:,} are no item of a distributed checkpoint; it is cut off, "
                 "or not one"
             )
-    assert isinstance(tail, torch_item.ZipDirectory)
+    assert isinstance(tail, ZipDirectory)
     if tail.start < begin:
         raise FormatError(f"the item before byte {end:,} begins before the one before it ends")
     return tail
@@ -182,8 +192,8 @@ def _tail(reader: _Reader, begin: int, end: int) -> torch_item.ZipDirectory:
 
 def _item(
     reader: _Reader,
-    tail: torch_item.ZipDirectory,
-    pickle_cache: dict[bytes, torch_item.TensorPickle | str],
+    tail: ZipDirectory,
+    pickle_cache: dict[bytes, TensorPickle | str],
 ) -> _Item:
     """Return what an item is: a tensor, or bytes if it has no elements of its own."""
     item, content = _Item(tail.start, tail.end), tail.members.get("data/0")
@@ -196,16 +206,16 @@ def _item(
         if item.at + content.nbytes > tail.end:
             raise FormatError("its elements do not lie in its item")
     except FormatError as error:
-        item.described = torch_item.TensorPickle(BYTES, (tail.end - tail.start,), str(error))
+        item.described = TensorPickle(BYTES, (tail.end - tail.start,), str(error))
         item.at = tail.start
     return item
 
 
-def _place(reader: _Reader, tail: torch_item.ZipDirectory, member: torch_item.ZipMember) -> int:
+def _place(reader: _Reader, tail: ZipDirectory, member: ZipMember) -> int:
     """Return the first byte of a member's content in the file."""
     header_offset = tail.start + member.header_offset
     head = reader.bytes(header_offset, min(_WINDOW, tail.end - header_offset))
-    content_offset = torch_item.content_at(head, member._replace(header_offset=0))
+    content_offset = content_at(head, member._replace(header_offset=0))
     if content_offset is None or header_offset + content_offset + member.nbytes > tail.end:
         raise FormatError("a member of its ZIP lies beyond it")
     return header_offset + content_offset
@@ -213,9 +223,9 @@ def _place(reader: _Reader, tail: torch_item.ZipDirectory, member: torch_item.Zi
 
 def _tensor(
     reader: _Reader,
-    tail: torch_item.ZipDirectory,
-    pickle_cache: dict[bytes, torch_item.TensorPickle | str],
-) -> torch_item.TensorPickle:
+    tail: ZipDirectory,
+    pickle_cache: dict[bytes, TensorPickle | str],
+) -> TensorPickle:
     """Return what an item's data.pkl says; most are equal to another's."""
     reader.bytes(tail.start, min(_WINDOW, tail.end - tail.start))
     order = tail.members.get("byteorder")
@@ -227,7 +237,7 @@ def _tensor(
     words = reader.bytes(_place(reader, tail, data), min(data.nbytes, _WINDOW))
     if words not in pickle_cache:
         try:
-            pickle_cache[words] = torch_item.read_tensor_pickle(words)
+            pickle_cache[words] = read_tensor_pickle(words)
         except FormatError as error:
             pickle_cache[words] = str(error)
     tensor_pickle = pickle_cache[words]
@@ -273,8 +283,8 @@ def _end_of(data: bytes, begin: int) -> int:
     """
     end = data.find(_END)
     while end >= 0 and end + 22 <= len(data):
-        tail = torch_item.read_zip_directory(data[: end + 22], begin + end + 22)
-        if isinstance(tail, torch_item.ZipDirectory) and tail.start == begin:
+        tail = read_zip_directory(data[: end + 22], begin + end + 22)
+        if isinstance(tail, ZipDirectory) and tail.start == begin:
             return end
         end = data.find(_END, end + 1)
     return -1

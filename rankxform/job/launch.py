@@ -12,8 +12,16 @@ from rankxform.errors import StorageError
 from rankxform.layout.strategy import Strategy
 from rankxform.options import GROUP_DERIVATION
 from rankxform.request import Request, default_of, options_in_group
-from rankxform.storage import strategies
 from rankxform.storage.posix import inode, is_same_file, read_bytes, remove, write_atomically
+from rankxform.storage.strategies import (
+    encode_strategy,
+    is_strategy,
+    merge_in_memory,
+    path_of,
+    read_strategy_file,
+    strategy_candidates,
+    strategy_files_at,
+)
 from rankxform.target.aim import prepare
 from rankxform.target.target import Target
 from rankxform.transport import Team
@@ -94,22 +102,22 @@ def _wanted(request: Request, folder: Path) -> dict[Path, bytes]:
     """
     strategy = request.dst_strategy
     if isinstance(strategy, Strategy) and strategy.derived:
-        return strategies.encode_strategy(strategy, Path(strategy.label))
-    strategy_path = strategies.path_of(strategy)
+        return encode_strategy(strategy, Path(strategy.label))
+    strategy_path = path_of(strategy)
     if strategy_path is None:
         return {}
-    paths = strategies.strategy_files_at(strategy_path)
+    paths = strategy_files_at(strategy_path)
     if is_same_file(paths[0].parent, folder):
         return {}
     content_by_path = {folder / path.name: read_bytes(path) for path in paths}
-    stages = [strategies.read_strategy_file(path) for path in paths]
+    stages = [read_strategy_file(path) for path in paths]
     has_stage_files = len({record.stage for record in stages}) > 1 and not any(
         record.merged for record in stages
     )
     kinds = {record.json for record in stages}
     if has_stage_files and len(kinds) == 1:
         merged = folder / (MERGED + (".json" if kinds.pop() else ".ckpt"))
-        content_by_path[merged] = strategies.merge_in_memory(strategy_path, merged)[1]
+        content_by_path[merged] = merge_in_memory(strategy_path, merged)[1]
     return content_by_path
 
 
@@ -122,10 +130,10 @@ class StrategyFolder:
 
     def check_source(self, request: Request) -> None:
         """Refuse a folder in which the source's own strategy would be replaced by another."""
-        strategy_path = strategies.path_of(request.src_strategy)
+        strategy_path = path_of(request.src_strategy)
         if not self.files or strategy_path is None:
             return
-        src_inodes = {inode(path) for path in strategies.strategy_files_at(strategy_path)}
+        src_inodes = {inode(path) for path in strategy_files_at(strategy_path)}
         for old in self._others():
             if inode(old) in src_inodes:
                 raise StorageError(
@@ -148,8 +156,8 @@ class StrategyFolder:
             )
 
     def _others(self) -> list[Path]:
-        candidates = strategies.strategy_candidates(self.folder) if self.folder.is_dir() else []
-        strategy_paths = [path for path in candidates if strategies.is_strategy(path)]
+        candidates = strategy_candidates(self.folder) if self.folder.is_dir() else []
+        strategy_paths = [path for path in candidates if is_strategy(path)]
         return [old for old in strategy_paths if read_bytes(old) != self.files.get(old)]
 
     def write(self, team: Team) -> None:

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from rankxform.checkpoints.base import CheckpointRef
-from rankxform.derivation import presets
 from rankxform.derivation.asked import (
     check_mesh_exists,
     complete_request,
@@ -25,6 +24,7 @@ from rankxform.derivation.explain import (
     sizes_fit,
 )
 from rankxform.derivation.mesh import LAYOUT, MeshSpec, Parallel, parse_parallel, validate_spec
+from rankxform.derivation.presets import load_preset
 from rankxform.derivation.request import Derived, DeriveRequest, Extent, ShardingRow
 from rankxform.derivation.rules import ShardingRule, parse_rule
 from rankxform.errors import (
@@ -41,8 +41,8 @@ from rankxform.layout.states import NEVER_SAVED
 from rankxform.layout.strategy import PatternStrategy, Strategy, WholeStrategy
 from rankxform.request import Request
 from rankxform.source.choice import list_and_select
-from rankxform.storage import strategies
 from rankxform.storage.index import Indexer
+from rankxform.storage.strategies import check_folded, fold_nested_maps
 from rankxform.target.asked import read_shapes
 from rankxform.target.of_slices import derived_of
 
@@ -206,11 +206,11 @@ def explain_strategy(
         raise UsageError("expected a strategy file or folder", where=f"{source.label!r}")
     extents = extents_at(shapes, source) if shapes is not None else {}
     full = {name: extent.shape for name, extent in extents.items()}
-    source = strategies.fold_nested_maps(source, full)
-    strategies.check_folded(source)
+    source = fold_nested_maps(source, full)
+    check_folded(source)
     refusals = Refusals()
     parameters = parameters_of(source, refusals)
-    rules = presets.load_preset(preset).rules if preset else ()
+    rules = load_preset(preset).rules if preset else ()
     specs_by_name: Mapping[str, tuple[MeshSpec, ...]] = {}
     if sizes_fit(source, sizes, refusals):
         specs_by_name = explain(parameters, sizes, rules, full, refusals)

@@ -12,8 +12,8 @@ from rankxform.engine.compare_sink import Difference
 from rankxform.errors import DifferenceError
 from rankxform.formats.base import Index
 from rankxform.results import Result
-from rankxform.storage import samples
 from rankxform.storage.posix import OnProgress
+from rankxform.storage.samples import describe_wrong_crc
 from rankxform.values import dataclass
 
 _SHOWN = 5
@@ -122,7 +122,7 @@ def wrong_checksums(
     on_progress: OnProgress,
 ) -> list[Difference]:
     """Compare the files of `ranks` with the checksums that they carry."""
-    wrong = {r: samples.describe_wrong_crc(paths[r], indexes[r], on_progress) for r in ranks}
+    wrong = {r: describe_wrong_crc(paths[r], indexes[r], on_progress) for r in ranks}
     return [
         Difference(basename(paths[rank]), rank, reason, whole_file=True)
         for rank, reason in wrong.items()

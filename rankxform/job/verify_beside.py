@@ -9,11 +9,11 @@ from posixpath import relpath
 
 from rankxform.engine.compare_sink import Difference
 from rankxform.errors import StorageError
-from rankxform.publish import companions
+from rankxform.publish.companions import changed_model_files, means, wrong_companions
 from rankxform.publish.target import MANIFEST_NAME, read_manifest
 from rankxform.request import Request
 from rankxform.source.opening import Source
-from rankxform.storage import maps
+from rankxform.storage.maps import CONFIG
 from rankxform.storage.posix import read_bytes
 from rankxform.target.model_files import of_another, own_config
 from rankxform.target.target import Target
@@ -40,9 +40,9 @@ def _compare(
     with suppress(StorageError):
         record = read_manifest(folder) if (folder / MANIFEST_NAME).is_file() else None
     if record is not None and record.get("form") == target.form.name:
-        wrong = list(companions.wrong_companions(folder, record).items())
+        wrong = list(wrong_companions(folder, record).items())
         wrong += _tracker(target, folder)
-        notices += companions.changed_model_files(folder, record)
+        notices += changed_model_files(folder, record)
     else:
         wrong = [*_without_record(target, dst_source, folder)]
     if target.form.configured:
@@ -51,11 +51,11 @@ def _compare(
             for index in dst_source.indexes.values()
             for name, shape in zip(index.schema.names, index.schema.shapes)
         }
-        if (folder / maps.CONFIG).is_file():
+        if (folder / CONFIG).is_file():
             model_config = own_config(request, source, target)
             is_part = bool(request.include or request.exclude)
             mismatch = of_another(folder, model_config, shapes, is_part=is_part)
-            wrong += [(maps.CONFIG, f"is of another model: {mismatch}")] if mismatch else []
+            wrong += [(CONFIG, f"is of another model: {mismatch}")] if mismatch else []
         wrong_names = {name for name, _ in wrong}
         for name, content in target.companions.items():
             path = folder / name
@@ -87,5 +87,5 @@ def _tracker(target: Target, folder: Path) -> Iterator[tuple[str, str]]:
         return  # one step's folder was named itself
     if not path.is_file():
         yield name, "is missing, and readers find the newest checkpoint by it"
-    elif not companions.means(read_bytes(path), content):
+    elif not means(read_bytes(path), content):
         yield name, f"does not say {content.decode().strip()}, and readers find the newest by it"

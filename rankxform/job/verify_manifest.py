@@ -16,7 +16,7 @@ from rankxform.engine.checksum import Fingerprint, file_fingerprint
 from rankxform.engine.compare_sink import Difference, header_differences
 from rankxform.errors import CheckpointError, FormatError, StorageError, UsageError
 from rankxform.formats.base import DeclaredFile, EntryView
-from rankxform.publish import companions
+from rankxform.publish.companions import changed_model_files, wrong_companions
 from rankxform.publish.contents import expected_slices
 from rankxform.publish.target import FOLDER_NAME, JOB_NAME, MANIFEST_NAME, read_manifest
 from rankxform.request import Request
@@ -103,7 +103,7 @@ def verify_alone(
         names=_names(manifests[0]),
         warnings=(
             *_incomplete(_merged(manifests)),
-            *team.bcast(lambda: companions.changed_model_files(where, manifests[0])),
+            *team.bcast(lambda: changed_model_files(where, manifests[0])),
         ),
     )
 
@@ -192,7 +192,7 @@ def _not_listed(folder: Path, record: Mapping[str, Any]) -> list[Difference]:
         for name, rank in names
         if name not in record["files"]
     ]
-    wrong = companions.wrong_companions(folder, record)
+    wrong = wrong_companions(folder, record)
     return differences + [Difference(n, 0, r, whole_file=True) for n, r in wrong.items()]
 
 

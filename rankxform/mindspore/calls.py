@@ -7,14 +7,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rankxform import api
+from rankxform.api import ranks, transform
 from rankxform.errors import RankxformError, UsageError
-from rankxform.formats import strategy_proto
+from rankxform.formats.strategy_proto import encode_layout
 from rankxform.job.transform import transform_one_rank
 from rankxform.layout.strategy import Strategy, WholeStrategy
 from rankxform.planning.stages import needed_stages
 from rankxform.request import Request
-from rankxform.storage import strategies
+from rankxform.storage.strategies import load_strategy, merge_stage_files, read_strategy_file
 
 from .network import load_for, parameters, strategy_of
 from .unified import load_unified, save_slices
@@ -43,7 +43,7 @@ def transform_checkpoints(
             "give the folder with the files of all stages, or the merged file, if it is of one",
             "use rankxform.transform, if the network has grown",
         )
-    api.transform(
+    transform(
         src_checkpoints_dir,
         dst_checkpoints_dir,
         src_strategy_file,
@@ -99,10 +99,10 @@ def rank_list_for_transform(
     if src_strategy_file is None:
         return [0]
     src, dst = (
-        strategies.load_strategy(src_strategy_file),
-        strategies.load_strategy(dst_strategy_file),
+        load_strategy(src_strategy_file),
+        load_strategy(dst_strategy_file),
     )
-    api.ranks(src_strategy_file, dst_strategy_file, (rank_id,))  # raises what is wrong with them
+    ranks(src_strategy_file, dst_strategy_file, (rank_id,))  # raises what is wrong with them
     try:
         from mindspore.parallel.checkpoint_transform import rank_list_for_transform as mindspores
 
@@ -130,7 +130,7 @@ def merge_pipeline_strategys(src_strategy_dirs: str, dst_strategy_file: str) -> 
     """
     if not os.path.isdir(src_strategy_dirs):
         raise NotADirectoryError(f"src_strategy_dirs {src_strategy_dirs} is not a directory")
-    strategies.merge_stage_files(
+    merge_stage_files(
         Path(src_strategy_dirs), Path(os.path.abspath(dst_strategy_file)), overwrite=True
     )
 
@@ -146,11 +146,11 @@ def build_searched_strategy(strategy_filename: str | None) -> dict[str, Any] | N
     if not path.is_file() or not path.stat().st_size:
         raise ValueError(f"{path}: there is no such strategy file, or it is empty")
     try:
-        record = strategies.read_strategy_file(path)
+        record = read_strategy_file(path)
     except RankxformError as error:
         raise ValueError(str(error)) from error
     return {
-        name: messages.ParallelLayouts.FromString(strategy_proto.encode_layout(layout))
+        name: messages.ParallelLayouts.FromString(encode_layout(layout))
         for name, layout in record.layouts.items()
     }
 
@@ -223,7 +223,7 @@ def load_distributed_checkpoint(
 
 def _is_by_stage(src: str | None, dst: str | None) -> bool:
     """Tell whether MindSpore would take the source strategy for one stage's of several."""
-    a, b = (strategies.load_strategy(path) for path in (src, dst))
+    a, b = (load_strategy(path) for path in (src, dst))
     if isinstance(a, WholeStrategy) or isinstance(b, WholeStrategy):
         return False
     states = ("accu_grads", "adam_v", "adam_m")

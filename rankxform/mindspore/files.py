@@ -14,8 +14,8 @@ from rankxform.job.load import Parameters, load
 from rankxform.job.transform import transform_one_rank
 from rankxform.layout.strategy import Strategy
 from rankxform.request import Request
-from rankxform.storage import strategies
 from rankxform.storage.index import index_file
+from rankxform.storage.strategies import load_strategy
 from rankxform.transport import SerialTeam, team
 
 from .network import parameters, strategy_of
@@ -213,7 +213,7 @@ def get_ckpt_path_with_strategy(
     strategy = (
         strategy_of(cur_strategy_path)
         if isinstance(cur_strategy_path, Mapping)
-        else strategies.load_strategy(cur_strategy_path)
+        else load_strategy(cur_strategy_path)
     )
     for replica_rank in _replicas(strategy, rank):
         path = _RANK.sub(f"rank_{replica_rank}", cur_ckpt_path)

@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import prod
 from typing import Any
 
-from rankxform import api, transport
+from rankxform import transport
+from rankxform.api import load
 from rankxform.errors import RequestError, StrategyError
 from rankxform.job.load import Parameters
 from rankxform.layout.layout import Layout
@@ -108,7 +109,7 @@ def load_for(
     names = (re.escape(parameter.name) for parameter in net.get_parameters())
     if options.get("rank") is None and (_derives(options) or not is_none(dst_strategy)):
         options["rank"] = _rank_without_mpi()
-    return api.load(src, src_strategy, dst_strategy, include=f"^(?:{'|'.join(names)})$", **options)
+    return load(src, src_strategy, dst_strategy, include=f"^(?:{'|'.join(names)})$", **options)
 
 
 def _derives(options: Mapping[str, Any]) -> bool:

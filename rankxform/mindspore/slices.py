@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from rankxform.errors import FormatError, RankxformError
-from rankxform.formats import strategy_proto
+from rankxform.formats.strategy_proto import decode_layout
 from rankxform.layout.layout import Layout
 
 from .network import parameter
@@ -103,6 +103,6 @@ def _join_fields(arrays: Sequence[Array], fields: int) -> Array:
 def _layout(described: Any) -> Layout:
     """Read a ParallelLayouts message."""
     try:
-        return strategy_proto.decode_layout(memoryview(described.SerializePartialToString()))
+        return decode_layout(memoryview(described.SerializePartialToString()))
     except (AttributeError, FormatError, RankxformError) as error:
         raise ValueError(f"the strategy is not of build_searched_strategy: {error}") from error

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rankxform import api
+from rankxform.api import transform
 from rankxform.checkpoints.base import CheckpointRef
 from rankxform.errors import RankxformError, UsageError
 from rankxform.job.transform import transform_one_rank
@@ -15,8 +15,8 @@ from rankxform.layout.states import find_states
 from rankxform.layout.strategy import Strategy
 from rankxform.request import Request
 from rankxform.source.choice import list_and_select
-from rankxform.storage import strategies
 from rankxform.storage.index import index_file
+from rankxform.storage.strategies import is_none, load_strategy
 from rankxform.target.aim import prepare
 from rankxform.transport import Team, team
 
@@ -54,9 +54,7 @@ def unified_safetensors(
     if choice_func is not None:
         names = _names(Request(src_dir, None, src_strategy_file, **options))
         options.update(name_options(names, choice_func))
-    api.transform(
-        src_dir, dst_dir, src_strategy_file, dst_form="unified", overwrite=True, **options
-    )
+    transform(src_dir, dst_dir, src_strategy_file, dst_form="unified", overwrite=True, **options)
 
 
 def _names(request: Request) -> list[str]:
@@ -128,7 +126,7 @@ def load_unified(
     """Load unified safetensors into a network."""
     import mindspore
 
-    rank = _own_rank() if not strategies.is_none(dst_strategy) else None
+    rank = _own_rank() if not is_none(dst_strategy) else None
     loaded_slices = load_for(
         network, src, None, dst_strategy or None, rank=rank, **_options(name_map)
     )
@@ -169,11 +167,11 @@ def save_slices(
     if folder is None:
         raise ValueError("dst_safetensors_dir must be given where network is None")
     options = _options(name_map)
-    strategy = strategies.load_strategy(dst_strategy)
+    strategy = load_strategy(dst_strategy)
     processes = team(None)
     local_ranks = range(strategy.ranks)[processes.rank :: processes.size]
     listed = _listed(src, options)
-    unwanted = [] if strategies.is_none(dst_strategy) else [n for n in listed if n not in strategy]
+    unwanted = [] if is_none(dst_strategy) else [n for n in listed if n not in strategy]
     for rank in local_ranks if rank_id is None else (rank_id,):
         request = Request(
             src,

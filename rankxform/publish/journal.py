@@ -14,6 +14,7 @@ from time import monotonic
 from rankxform.engine.checksum import MODULUS
 from rankxform.errors import StorageError
 from rankxform.planning.sharding import IdsByCell
+from rankxform.publish.records import format_moved, format_start
 from rankxform.storage.posix import (
     OnProgress,
     create,
@@ -26,7 +27,6 @@ from rankxform.storage.posix import (
     write_from,
 )
 
-from . import records
 from .lock import boot_id
 from .records import PartFile
 from .state import FolderState
@@ -74,7 +74,7 @@ class Journal:
         self.parts = {
             rank: PartFile(path.stat().st_ino, layout) for rank, (path, layout) in owned.items()
         }
-        self._append(records.format_start(self.parts, durable, boot_id(), ()))
+        self._append(format_start(self.parts, durable, boot_id(), ()))
         if durable:
             sync(self._path.parent)
 
@@ -131,7 +131,7 @@ class Journal:
             if self._fresh:
                 sizes = {rank: size_of(part) for rank, part in parts.items()}
                 moved_names = list(self._fresh.items())
-                self._append(records.format_moved(moved_names, self._fresh_sums, sizes))
+                self._append(format_moved(moved_names, self._fresh_sums, sizes))
         except StorageError:
             self._failed = True
             raise

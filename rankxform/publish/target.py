@@ -23,6 +23,23 @@ from typing import Any
 from rankxform.checkpoints.base import DEFAULT_FORM, FORMS
 from rankxform.engine.file_sink import part_of
 from rankxform.errors import FormatError, StorageError
+from rankxform.publish.companions import (
+    check_index_is_own,
+    check_no_foreign_files,
+    check_places,
+    remove_all,
+    remove_mark,
+    set_mark,
+    write_companion,
+)
+from rankxform.publish.records import (
+    format_document,
+    format_moved,
+    format_start,
+    identity_differences,
+    merge_journals,
+    parse_document,
+)
 from rankxform.storage.posix import (
     free_bytes,
     random_hex,
@@ -33,7 +50,6 @@ from rankxform.storage.posix import (
     write_atomically,
 )
 
-from . import companions, records
 from .facts import (
     FileStat,
     is_noted_part_file,
@@ -126,18 +142,16 @@ class FolderRecords:
         }
         names = list(map(self._name, self._finals.values()))
         mark = None if self._mark is None else self._mark[0]
-        companions.check_places(self._folder, self._form, names, mark)
+        check_places(self._folder, self._form, names, mark)
         if not overwrite:
-            companions.check_index_is_own(self._folder, self._form, names, companion_digests)
+            check_index_is_own(self._folder, self._form, names, companion_digests)
         ours = {
             **(old_manifest or {}).get("files", {}),
             **(job or {}).get("files", {}),
             **self._stale,
         }
         recorded_files = {self._folder / name for name in (*ours, *companion_digests)}
-        companions.check_no_foreign_files(
-            self._folder, self._form, self._finals.values(), recorded_files
-        )
+        check_no_foreign_files(self._folder, self._form, self._finals.values(), recorded_files)
         self._files = job["files"] if job else {}
         listed = manifest["files"] if manifest and not overwrite else {}
         complete_files = frozenset(
@@ -184,7 +198,7 @@ class FolderRecords:
         if status_of_name(path) is None:
             return None
         try:
-            record = records.parse_document(kind, _read_record(path))
+            record = parse_document(kind, _read_record(path))
             for name in record["files"]:
                 refuse_link((self._folder / name).parent)
             return record
@@ -197,7 +211,7 @@ class FolderRecords:
 
     def _changed(self, record: Mapping[str, Any], allowed: bool, owner_text: str) -> bool:
         """Tell whether a record is of another conversion. Raises StorageError if not `allowed`."""
-        changed = records.identity_differences(record["identity"], self._identity)
+        changed = identity_differences(record["identity"], self._identity)
         if changed and not allowed:
             more_text = f", and {len(changed) - 3} things more" if len(changed) > 3 else ""
             raise StorageError(
@@ -232,9 +246,7 @@ class FolderRecords:
         and no file shares its bytes.
         """
         old = self._journals()
-        completed = records.merge_journals(
-            {path.name: _read_record(path) for path in old}, boot_id()
-        )
+        completed = merge_journals({path.name: _read_record(path) for path in old}, boot_id())
         parts_by_rank = {f["rank"]: part_of(self._folder / n) for n, f in self._files.items()}
         completed = completed.only(
             rank
@@ -249,10 +261,10 @@ class FolderRecords:
     def _consolidate(self, completed: CompletedSlices, old: Sequence[Path]) -> None:
         """Write down what is on the device in place of `old` journals."""
         moved_names = [((rank,), sorted(names)) for rank, names in completed.names_by_rank.items()]
-        first = records.format_start(
+        first = format_start(
             completed.parts, completed.durable, boot_id(), [path.name for path in old]
         )
-        moved_line = records.format_moved(moved_names, completed.sums, completed.sizes)
+        moved_line = format_moved(moved_names, completed.sums, completed.sizes)
         fresh = self._own / f"journal-{random_hex(4)}.jsonl"
         write_atomically(fresh, first + moved_line, durable=self._durable)
         for path in old:
@@ -319,16 +331,16 @@ class FolderRecords:
                 file_entry["digest"] = digests[final]
         self._write_job()
         if stats_by_path:
-            companions.remove_mark(self._mark)
-            companions.remove_all(self._folder, self._form, map(self._name, stats_by_path))
+            remove_mark(self._mark)
+            remove_all(self._folder, self._form, map(self._name, stats_by_path))
         old = self._read(MANIFEST)
         if old is not None:
             replaced_names = {self._name(final) for final in stats_by_path}
             remaining_files = {n: f for n, f in old["files"].items() if n not in replaced_names}
-            if records.identity_differences(old["identity"], self._identity):
+            if identity_differences(old["identity"], self._identity):
                 self._stale.update(remaining_files)
                 self._write_job()
-                companions.remove_all(self._folder, old.get("form", DEFAULT_FORM), old["files"])
+                remove_all(self._folder, old.get("form", DEFAULT_FORM), old["files"])
                 for name in stale:
                     remove(self._folder / name)
                 remove(self._folder / MANIFEST_NAME)
@@ -361,12 +373,10 @@ class FolderRecords:
             "companions": self._companions,
             "stale": self._stale,
         }
-        write_atomically(
-            self._own / JOB_NAME, records.format_document(JOB, content), durable=self._durable
-        )
+        write_atomically(self._own / JOB_NAME, format_document(JOB, content), durable=self._durable)
 
     def _write_manifest(self, content: Mapping[str, Any]) -> None:
-        data = records.format_document(MANIFEST, content)
+        data = format_document(MANIFEST, content)
         write_atomically(self._folder / MANIFEST_NAME, data, durable=self._durable)
 
     # -- closing ----------------------------------------------------------------------------
@@ -423,7 +433,7 @@ class FolderRecords:
             n: f for n, f in self._files.items() if n not in finished_names
         }  # not before it
         if self._mark is not None and self._companions:
-            companions.set_mark(*self._mark, durable=self._durable)
+            set_mark(*self._mark, durable=self._durable)
         self.close(keep=False)
 
     def _add_companions(self, contents: Mapping[str, Iterable[bytes]]) -> None:
@@ -433,7 +443,7 @@ class FolderRecords:
             self._write_job()
         for name, data in contents.items():
             path = self._folder / name
-            self._companions[name] = companions.write_companion(path, data, durable=self._durable)
+            self._companions[name] = write_companion(path, data, durable=self._durable)
 
     def close(self, keep: bool) -> None:
         """Release the folder; with `keep`, what is needed to continue stays.
@@ -474,6 +484,6 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     """Return a folder's manifest. Raises StorageError where there is none that can be read."""
     path = folder / MANIFEST_NAME
     try:
-        return records.parse_document(MANIFEST, read_bytes(path))
+        return parse_document(MANIFEST, read_bytes(path))
     except FormatError as error:
         raise StorageError.of_parts(error.at(path)) from error

@@ -17,9 +17,9 @@ from rankxform.formats.base import container_suffixes
 from rankxform.formats.signatures import folder_signature
 from rankxform.layout.names import natural_sort_key
 from rankxform.layout.strategy import Strategy
-from rankxform.storage import strategies
 from rankxform.storage.posix import suggest_similar_path
 from rankxform.storage.store import FOLDER, RANK, Listing, is_litter, is_path, store_at
+from rankxform.storage.strategies import load_readable, strategies_near
 
 _SHOWN = 2
 _MOST_CHILDREN, _MOST_LOOKED_AT = 3, 300
@@ -46,7 +46,7 @@ def which_strategy(
     if siblings:
         ranks, folder = max(siblings) + 1, folder.resolve().parent.parent
         problem_text = f"is the file of one of {len(siblings)} rank folders"
-    candidates = strategies.strategies_near(folder, ranks) if is_path(where.path) else []
+    candidates = strategies_near(folder, ranks) if is_path(where.path) else []
     options = [option_for(path, strategy) for path, strategy in candidates if is_tied(path, folder)]
     candidate_texts = [f"{short_path(path)} ({strategy.extent})" for path, strategy in candidates][
         :_SHOWN
@@ -130,9 +130,7 @@ def saved_strategy(path: str, src_strategy: Strategy) -> Strategy | None:
     strategy_folder = folder.parent / "strategy"
     if Path(src_strategy.label).absolute().is_relative_to(strategy_folder.absolute()):
         return None
-    loaded_strategies = strategies.load_readable(
-        [strategy_folder] if strategy_folder.is_dir() else []
-    )
+    loaded_strategies = load_readable([strategy_folder] if strategy_folder.is_dir() else [])
     return loaded_strategies[0][1] if loaded_strategies else None
 
 

@@ -13,7 +13,7 @@ from rankxform.checkpoints.rank_folders import LATEST
 from rankxform.errors import FormatError, Message, RankxformError, StorageError
 from rankxform.facts import MANIFEST, STEP, TYPE, Statement
 from rankxform.layout.strategy import Strategy
-from rankxform.publish import companions
+from rankxform.publish.companions import changed_model_files, wrong_companions
 from rankxform.publish.contents import manifest_sharding
 from rankxform.publish.facts import is_unchanged, stat_or_none
 from rankxform.publish.target import MANIFEST_NAME, read_manifest
@@ -106,11 +106,10 @@ def _read(folder: Path, form: Form, listing: Listing) -> SourceManifest | None:
         {n: v for n, v in steps.items() if isinstance(v, int)} if isinstance(steps, dict) else {},
         tuple(digest for digest in record.get("applied", ()) if isinstance(digest, str)),
         tuple(
-            Message(r, where=str(folder / n))
-            for n, r in companions.wrong_companions(folder, record).items()
+            Message(r, where=str(folder / n)) for n, r in wrong_companions(folder, record).items()
         ),
         tuple(_gone(label, names, present_names)),
-        tuple(companions.changed_model_files(folder, record)),
+        tuple(changed_model_files(folder, record)),
     )
 
 

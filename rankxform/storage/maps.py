@@ -43,18 +43,18 @@ def load_map_table(name: str) -> MapTable:
 
 
 def _load(path: Path, label: str, above: tuple[str, ...]) -> MapTable:
-    from rankxform.formats import map_toml
+    from rankxform.formats.map_toml import parse_extends, parse_map_table
 
     data = read_bytes(path)
     bases = []
-    for name in dict.fromkeys(map_toml.parse_extends(data, label)):
+    for name in dict.fromkeys(parse_extends(data, label)):
         base = path.parent / f"{name}.toml"
         base = base if base.is_file() else FOLDER / f"{name}.toml"
         here = (*above, str(path.resolve()))
         if not base.is_file() or str(base.resolve()) in here or len(here) > _MOST_BASES:
             raise UsageError(f"extends {name!r}, which is no table beside it", where=label)
         bases.append(_load(base, label, here))
-    return map_toml.parse_map_table(data, label, tuple(bases))
+    return parse_map_table(data, label, tuple(bases))
 
 
 _COMPANIONS = (

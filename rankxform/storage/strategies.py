@@ -15,7 +15,12 @@ from rankxform.errors import (
     StrategyError,
     UsageError,
 )
-from rankxform.formats import strategy_json, strategy_proto
+from rankxform.formats import strategy_json
+from rankxform.formats.strategy_proto import (
+    encode_proto_stage,
+    merge_proto_stages,
+    parse_strategy_proto,
+)
 from rankxform.geometry.box import Shape
 from rankxform.layout.layout import Layout
 from rankxform.layout.names import natural_sort_key
@@ -28,8 +33,8 @@ from rankxform.layout.strategy import (
     WholeStrategy,
     merge_records,
 )
+from rankxform.storage.metadata import is_metadata, read_checkpoint2_metadata
 
-from . import metadata
 from .posix import (
     is_same_file,
     open_for_reading,
@@ -60,7 +65,7 @@ def load_strategy(where: str | Strategy | None) -> Strategy:
         return PatternStrategy.parse(where)
     metadata_path = metadata_at(Path(where))
     if metadata_path is not None:
-        return metadata.read_checkpoint2_metadata(metadata_path).strategy
+        return read_checkpoint2_metadata(metadata_path).strategy
     return merge_records(
         [read_strategy_file(path) for path in strategy_files_at(Path(where))], where
     )
@@ -69,7 +74,7 @@ def load_strategy(where: str | Strategy | None) -> Strategy:
 def metadata_at(where: Path) -> Path | None:
     """Return the metadata.json of a Checkpoint 2.0 that `where` is, or that lies in it."""
     candidates = where, where / "metadata.json"
-    return next((path for path in candidates if metadata.is_metadata(path)), None)
+    return next((path for path in candidates if is_metadata(path)), None)
 
 
 def is_none(where: str | Strategy | None) -> bool:
@@ -151,7 +156,7 @@ def strategy_candidates(path: Path) -> list[Path]:
 def read_strategy_file(path: Path) -> StrategyRecord:
     """Read one strategy file: JSON if its name ends in ``.json``, else protobuf."""
     as_json = path.name.endswith(".json")
-    parse = strategy_json.parse_strategy_json if as_json else strategy_proto.parse_strategy_proto
+    parse = strategy_json.parse_strategy_json if as_json else parse_strategy_proto
     if not as_json and (first := first_byte(path)) not in _FIRST_BYTES:
         kind = "a checkpoint file, not a strategy file" if first == b"\n" else "no strategy file"
         configs = f"--src-config {path}, or --dst-config, for what a job's YAML file says"
@@ -182,7 +187,7 @@ def first_byte(path: Path) -> bytes:
 def is_strategy(path: Path) -> bool:
     """Tell a strategy file from a checkpoint by its name and first byte, and from other JSON."""
     if path.suffix == ".json":
-        if metadata.is_metadata(path):
+        if is_metadata(path):
             return True
         with open_for_reading(path) as (fd, status):
             read_at = range_reader(fd, path)
@@ -227,7 +232,7 @@ def merge_in_memory(folder: Path, target: Path) -> tuple[Strategy, bytes]:
             where=folder,
             details="MindSpore takes the format from the name",
         )
-    join = strategy_json.merge_json_stages if as_json else strategy_proto.merge_proto_stages
+    join = strategy_json.merge_json_stages if as_json else merge_proto_stages
     return strategy, join([(stage, read_bytes(chosen[stage])) for stage in sorted(chosen)])
 
 
@@ -245,8 +250,8 @@ def encode_strategy(strategy: Strategy, target: Path) -> dict[Path, bytes]:
     operator = DERIVED if strategy.derived else _CONVERTED
     check_folded(strategy)
     as_json = target.suffix == ".json"
-    encode = strategy_json.encode_json_stage if as_json else strategy_proto.encode_proto_stage
-    join = strategy_json.merge_json_stages if as_json else strategy_proto.merge_proto_stages
+    encode = strategy_json.encode_json_stage if as_json else encode_proto_stage
+    join = strategy_json.merge_json_stages if as_json else merge_proto_stages
     parts = [(n, encode(n, layouts, operator)) for n, layouts in enumerate(strategy.stages)]
     if target.suffix not in SUFFIXES:
         size = strategy.stage_size

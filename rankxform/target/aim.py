@@ -36,9 +36,9 @@ from rankxform.planning.table import expand_patterns
 from rankxform.request import Request
 from rankxform.source.opening import Source, open_source
 from rankxform.source.options import ACCEPT_CONTRADICTIONS
-from rankxform.storage import strategies
 from rankxform.storage.index import container_of_path
 from rankxform.storage.store import address_of, scheme_of
+from rankxform.storage.strategies import load_strategy
 from rankxform.transport import Team
 
 from .asked import ResolvedRequest, resolve_request, source_ref
@@ -112,7 +112,7 @@ def _adapter(resolved: ResolvedRequest, team: Team) -> Source | None:
     )
     adapter_strategy = requested_strategy or operation.lora_strategy
     strategy = team.bcast(
-        lambda: None if adapter_strategy is None else strategies.load_strategy(adapter_strategy)
+        lambda: None if adapter_strategy is None else load_strategy(adapter_strategy)
     )
     where = CheckpointRef(operation.lora or "", strategy=strategy)
     if operation.inside:  # the same files as the source's

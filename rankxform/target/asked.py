@@ -16,10 +16,17 @@ from rankxform.formats.shapes import parse_shapes as parse_shapes
 from rankxform.geometry.box import Shape
 from rankxform.layout.strategy import Strategy
 from rankxform.request import Request
-from rankxform.storage import strategies
 from rankxform.storage.index import index_file
 from rankxform.storage.posix import read_bytes, suggest_similar_path
 from rankxform.storage.store import absolute, is_path, scheme_of
+from rankxform.storage.strategies import (
+    is_strategy,
+    load_strategy,
+    metadata_at,
+    path_of,
+    read_strategy_file,
+    strategy_candidates,
+)
 from rankxform.transport import Team
 from rankxform.values import dataclass
 
@@ -62,9 +69,7 @@ def source_ref(request: Request, strategy: Strategy | None) -> CheckpointRef:
 def source_ref_with_strategy(request: Request) -> CheckpointRef:
     """Return the source that a request names, with the strategy that it names, if it does."""
     src_strategy = request.src_strategy
-    return source_ref(
-        request, None if src_strategy is None else strategies.load_strategy(src_strategy)
-    )
+    return source_ref(request, None if src_strategy is None else load_strategy(src_strategy))
 
 
 def resolve_request(request: Request, team: Team) -> ResolvedRequest:
@@ -75,7 +80,7 @@ def resolve_request(request: Request, team: Team) -> ResolvedRequest:
 def _read(request: Request) -> ResolvedRequest:
     where = absolute(request.src)
     operation = read_operation_inputs(request, where)
-    src, is_derived = strategies.load_strategy(request.src_strategy), False
+    src, is_derived = load_strategy(request.src_strategy), False
     has_source = not is_path(where) or Path(where).exists()
     alone = request.src_strategy is None and request.src_config is not None
     if alone and has_source and request.shapes is None:
@@ -86,7 +91,7 @@ def _read(request: Request) -> ResolvedRequest:
         src, is_derived = (src, False) if derived_strategy is None else (derived_strategy, True)
     is_own = is_derived or (alone and not has_source)  # --src-config says how SRC is sharded
     dst_request = None if is_own and not request.derives else _question(request)
-    dst = dst_request or strategies.load_strategy(request.dst_strategy)
+    dst = dst_request or load_strategy(request.dst_strategy)
     if request.shapes is not None:
         return ResolvedRequest(request, operation, src, dst, read_shapes(Path(request.shapes)))
     if request.dst and not has_source and Path(request.dst).exists():
@@ -117,26 +122,26 @@ def _by_configuration_alone(path: str) -> Iterator[str]:
 
 def _part_of_a_job(src_strategy: str | Strategy | None) -> Iterator[str]:
     """Yield that a strategy is one pipeline stage's, and the others lie beside it."""
-    path = strategies.path_of(src_strategy)
+    path = path_of(src_strategy)
     if path is None or not path.is_file():
         return
     named = re.sub(r"[0-9]+", "*", path.name)
     siblings = [
         candidate
-        for candidate in strategies.strategy_candidates(path.parent)
+        for candidate in strategy_candidates(path.parent)
         if candidate != path and re.sub(r"[0-9]+", "*", candidate.name) == named
     ]
-    if not siblings or strategies.metadata_at(path) is not None:
+    if not siblings or metadata_at(path) is not None:
         return
-    record = strategies.read_strategy_file(path)
+    record = read_strategy_file(path)
     with suppress(RankxformError):  # what lies there need be no strategy
         for sibling in (
             siblings[0],
             siblings[len(siblings) // 2],
             siblings[-1],
         ):  # one file of each rank is many
-            is_other = strategies.is_strategy(sibling) and not record.merged
-            if is_other and strategies.read_strategy_file(sibling).stage != record.stage:
+            is_other = is_strategy(sibling) and not record.merged
+            if is_other and read_strategy_file(sibling).stage != record.stage:
                 yield (
                     f"{path}: is pipeline stage {record.stage}'s alone, and others' lie beside it, "
                     "as "

@@ -26,10 +26,11 @@ from rankxform.formats.checkpoint2 import CONSUMED
 from rankxform.layout.names import format_ranges, summarize_names
 from rankxform.layout.states import States, is_never_saved, state_of_name
 from rankxform.layout.strategy import Strategy
-from rankxform.ops import drop, rename
 from rankxform.ops.base import OperationChain, Tensor
 from rankxform.ops.counters import is_added
+from rankxform.ops.drop import patterns_without_match
 from rankxform.ops.naming import AS_STORED
+from rankxform.ops.rename import rules_without_match
 from rankxform.ops.weights import NOT_WEIGHTS, copies_pattern
 from rankxform.options import flag_of
 from rankxform.planning.catalog import Catalog
@@ -275,7 +276,7 @@ def _matchless_types(request: Request, tensors: Sequence[Tensor]) -> Iterator[tu
         ("keep_dtype", written, "parameter"),
         ("cast_states", states, "optimizer state or counter"),
     ):
-        for pattern in drop.patterns_without_match(getattr(request, option), names):
+        for pattern in patterns_without_match(getattr(request, option), names):
             yield option, f"{flag_of(option)} {pattern!r} matches no {kind_text}"
 
 
@@ -292,7 +293,7 @@ def _matchless(
     if derivation.renames:  # a source tensor that is left out keeps its name
         names = {tensor.name for tensor in tensors}
     states = catalog.states
-    for rule in rename.rules_without_match(request.rename, map(states.base_name, src_names)):
+    for rule in rules_without_match(request.rename, map(states.base_name, src_names)):
         yield (
             "rename",
             f"--rename {rule!r} renames nothing: no parameter matches it (an optimizer state is "
@@ -300,5 +301,5 @@ def _matchless(
         )
     names |= {CONSUMED, *(tensor.name for tensor in tensors if is_added(tensor))}
     for option in ("include", "exclude"):
-        for pattern in drop.patterns_without_match(getattr(request, option), names):
+        for pattern in patterns_without_match(getattr(request, option), names):
             yield option, f"--{option} {pattern!r} matches no parameter"

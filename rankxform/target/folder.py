@@ -20,7 +20,7 @@ from rankxform.formats.dtype import content_bytes
 from rankxform.layout.names import STEPS
 from rankxform.planning.assign import Assignment, remaining
 from rankxform.planning.exchange import WorkPlan
-from rankxform.publish import companions
+from rankxform.publish.companions import digest_of
 from rankxform.publish.contents import manifest_contents
 from rankxform.publish.facts import FileStat, stat_file, stat_or_none
 from rankxform.publish.journal import Journal
@@ -385,7 +385,7 @@ class FolderDestination:
             "step": steps,
             "accepted": accepted,
         }
-        companion_digests = {n: companions.digest_of(d) for n, d in target.companions.items()}
+        companion_digests = {n: digest_of(d) for n, d in target.companions.items()}
         manifest_fields |= (
             {"beside": companion_digests, "copied": copied} if companion_digests else {}
         )

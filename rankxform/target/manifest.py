@@ -24,9 +24,9 @@ from rankxform.planning.description import DeclaredBox
 from rankxform.planning.sharding import ComposedSharding
 from rankxform.request import Request, all_options, options_affecting
 from rankxform.source.opening import Source
-from rankxform.storage import strategies
 from rankxform.storage.identity import sample_digest
 from rankxform.storage.store import is_path
+from rankxform.storage.strategies import path_of
 
 from .target import Target
 
@@ -252,7 +252,7 @@ def verify_options(request: Request, source: Source, target: Target) -> list[str
         ("src_strategy", request.src_strategy, "A"),
         ("dst_strategy", dst_strategy, "B"),
     ):
-        path = strategies.path_of(strategy)
+        path = path_of(strategy)
         if isinstance(strategy, Strategy):
             # one from a network is in no file; a derived one is called by the path where it is kept
             is_saved = strategy.derived and Path(strategy.label).is_absolute()

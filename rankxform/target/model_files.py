@@ -19,7 +19,7 @@ from rankxform.publish.target import MANIFEST_NAME, read_manifest
 from rankxform.request import Request
 from rankxform.source.opening import Source
 from rankxform.source.options import ACCEPT_CONTRADICTIONS
-from rankxform.storage import maps
+from rankxform.storage.maps import CONFIG, companion_names, parse_config
 from rankxform.storage.posix import read_bytes
 from rankxform.storage.store import is_path, scheme_of
 
@@ -42,7 +42,7 @@ def check_model_files(request: Request, source: Source, target: Target) -> list[
     if request.dst is None or scheme_of(request.dst) or not target.form.configured:
         return []
     folder = target.folder
-    existing_names = [n for n in maps.companion_names(folder) if n not in target.companions]
+    existing_names = [n for n in companion_names(folder) if n not in target.companions]
     shapes = {parameter.name: parameter.shape for parameter in target.planner.selection.parameters}
     model_config, is_part = (
         own_config(request, source, target),
@@ -52,7 +52,7 @@ def check_model_files(request: Request, source: Source, target: Target) -> list[
     if copied and request.overwrite and not is_of(folder, model_config, shapes):
         return [f"{folder}: {_few(copied)} go with the tensors for which they were copied"]
     existing_names = [name for name in existing_names if name not in copied]
-    if maps.CONFIG in existing_names and not request.accepts(ACCEPT_CONTRADICTIONS, maps.CONFIG):
+    if CONFIG in existing_names and not request.accepts(ACCEPT_CONTRADICTIONS, CONFIG):
         reason = of_another(folder, model_config, shapes, is_part=is_part)
         if reason:
             raise StorageError(
@@ -60,7 +60,7 @@ def check_model_files(request: Request, source: Source, target: Target) -> list[
                 "remove it",
                 "choose another folder",
                 f"--accept {ACCEPT_CONTRADICTIONS}:config.json keeps it",
-                where=folder / maps.CONFIG,
+                where=folder / CONFIG,
             )
     return (
         [f"{folder}: {_few(existing_names)} lay there already, and stay as they are"]
@@ -96,9 +96,7 @@ def is_of(
 ) -> bool:
     """Tell whether a folder's config.json is of some tensors for sure: of the same architecture, or
     of the size of their embedding."""
-    if not (folder / maps.CONFIG).is_file() or of_another(
-        folder, model_config, shapes, is_part=True
-    ):
+    if not (folder / CONFIG).is_file() or of_another(folder, model_config, shapes, is_part=True):
         return False
     return bool(model_config[0]) or any(_EMBEDDING.fullmatch(name) for name in shapes)
 
@@ -106,12 +104,12 @@ def is_of(
 def own_config(request: Request, source: Source, target: Target) -> tuple[Mapping[str, Any], str]:
     """Return the configuration of the model that is converted, and where it is; {} if none is."""
     with suppress(RankxformError):
-        if maps.CONFIG in target.companions:
-            label = request.config or f"{request.like}/{maps.CONFIG}"
-            return maps.parse_config(target.companions[maps.CONFIG], label), label
-        path = Path(source.where.path) / maps.CONFIG
+        if CONFIG in target.companions:
+            label = request.config or f"{request.like}/{CONFIG}"
+            return parse_config(target.companions[CONFIG], label), label
+        path = Path(source.where.path) / CONFIG
         if source.form.configured and request.map is None and is_path(source.where.path):
-            return maps.parse_config(read_bytes(path), str(path)), str(path)
+            return parse_config(read_bytes(path), str(path)), str(path)
     return {}, ""
 
 
@@ -127,9 +125,9 @@ def of_another(
     model_config: the configuration that the tensors should have, and where it is. is_part: the
     tensors are not all that the model has.
     """
-    path = folder / maps.CONFIG
+    path = folder / CONFIG
     try:
-        folder_config = maps.parse_config(read_bytes(path), str(path))
+        folder_config = parse_config(read_bytes(path), str(path))
     except RankxformError as error:
         return error.parts.what
     config, label = model_config

@@ -25,7 +25,8 @@ from rankxform.request import Request
 from rankxform.storage.identity import FolderMarker, addresses_of_this_host, is_coherent
 from rankxform.storage.posix import random_hex, read_bytes
 from rankxform.storage.store import scheme_of
-from rankxform.transport import Team, hostfile
+from rankxform.transport import Team
+from rankxform.transport.hostfile import parse_hostfile, parse_rank_table
 from rankxform.transport.nodes import Nodes
 from rankxform.values import dataclass
 
@@ -218,7 +219,7 @@ def hosts_of(placement: str, ranks: int) -> list[str] | None:
             "or rank table of this name is there"
         )
     data = read_bytes(Path(placement))
-    parse = hostfile.parse_rank_table if data.lstrip()[:1] == b"{" else hostfile.parse_hostfile
+    parse = parse_rank_table if data.lstrip()[:1] == b"{" else parse_hostfile
     hosts = [host.address for host in parse(data, placement) for _ in range(host.devices)]
     if len(hosts) != ranks:
         raise UsageError(

@@ -14,9 +14,15 @@ from rankxform.errors import RankxformError, StorageError, UsageError
 from rankxform.layout.layout import same_boxes
 from rankxform.layout.strategy import Strategy
 from rankxform.request import Request
-from rankxform.storage import strategies
 from rankxform.storage.posix import is_same_file, read_bytes, remove, write_atomically
 from rankxform.storage.store import scheme_of
+from rankxform.storage.strategies import (
+    encode_strategy,
+    is_strategy,
+    load_strategy,
+    path_of,
+    strategy_files_at,
+)
 
 from .target import Target
 
@@ -70,11 +76,11 @@ def check_strategy_file(request: Request, target: Target) -> None:
             return
     elif path.is_file() and _content(target, path) == read_bytes(path):
         return
-    source = strategies.path_of(request.src_strategy)
+    source = path_of(request.src_strategy)
     if (
         source is not None
         and source.exists()
-        and any(is_same_file(path, f) for f in strategies.strategy_files_at(source))
+        and any(is_same_file(path, f) for f in strategy_files_at(source))
     ):
         raise StorageError(
             "is the source's strategy, and the destination's belongs there",
@@ -146,15 +152,15 @@ def _check_companions(request: Request, target: Target) -> None:
 
 def _content(target: Target, path: Path) -> bytes:
     assert target.derived is not None
-    return strategies.encode_strategy(target.derived.strategy, path)[path]
+    return encode_strategy(target.derived.strategy, path)[path]
 
 
 def _derived(path: Path) -> Strategy | None:
     """Return the strategy at `path` if rankxform derived it and it is a file of its own."""
     try:
-        if path.is_symlink() or not path.is_file() or not strategies.is_strategy(path):
+        if path.is_symlink() or not path.is_file() or not is_strategy(path):
             return None
-        strategy = strategies.load_strategy(str(path))
+        strategy = load_strategy(str(path))
     except RankxformError:
         return None
     return strategy if strategy.derived else None

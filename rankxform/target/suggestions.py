@@ -29,8 +29,8 @@ from rankxform.source.choice import earlier_step, ranks_at
 from rankxform.source.hints import option_for, short_path
 from rankxform.source.opening import Source
 from rankxform.source.options import ACCEPT_EXTRA_RANKS
-from rankxform.storage import strategies
 from rankxform.storage.store import is_path
+from rankxform.storage.strategies import load_readable, path_of, read_strategy_file, strategies_near
 from rankxform.transport import Team
 
 from .asked import ResolvedRequest
@@ -97,7 +97,7 @@ def _meant(request: Request, source: Source, dst: object) -> _Suggestion | None:
     if src is None:
         src = WholeStrategy()
     ranks = source.selected.rank_count
-    src_path = strategies.path_of(request.src_strategy)
+    src_path = path_of(request.src_strategy)
     fits = ranks == src.ranks or (request.accepts(ACCEPT_EXTRA_RANKS) and ranks > src.ranks)
     if src_path is not None and not fits:
         suggestion = _other_strategy(request, source, src_path, src, dst)
@@ -167,18 +167,16 @@ def _other_strategy(
         if isinstance(dst, Strategy) and dst.ranks == ranks:  # either pair may be meant
             tries.insert(0, "exchange --src-strategy and --dst-strategy")
         return _Suggestion(f"{counts}; {request.dst} has {src.ranks}", tuple(tries))
-    around = strategies.load_readable([src_path.parent]) if src_path.is_file() else []
+    around = load_readable([src_path.parent]) if src_path.is_file() else []
     stages = [candidate for candidate in around if candidate[1].ranks == ranks]
     if stages:
         return _Suggestion(counts, (option_for(*stages[0]),))
     if isinstance(dst, Strategy) and dst.ranks == ranks:
         exchange_text = "exchange --src-strategy and --dst-strategy"
         return _Suggestion(f"{counts}, as many as {dst.label} is of", (exchange_text,))
-    candidates = (
-        strategies.strategies_near(Path(request.src), ranks) if is_path(request.src) else []
-    )
+    candidates = strategies_near(Path(request.src), ranks) if is_path(request.src) else []
     if not candidates:  # under any name where the given one lies
-        candidates = strategies.load_readable(sorted(src_path.parent.iterdir())[:_LOOKED_AT])
+        candidates = load_readable(sorted(src_path.parent.iterdir())[:_LOOKED_AT])
     fitting = [c for c in candidates if c[1].ranks == ranks and _fits(c[1], source)]
     if fitting:
         return _Suggestion(counts, (option_for(*fitting[0]),))
@@ -190,10 +188,10 @@ def _other_strategy(
 
 def _stage_file(strategy: str | Strategy | None, flag: str) -> _Suggestion | None:
     """Return what to do if a strategy's file is of one pipeline stage of several; else None."""
-    path = strategies.path_of(strategy)
-    if path is None or not path.is_file() or (record := strategies.read_strategy_file(path)).merged:
+    path = path_of(strategy)
+    if path is None or not path.is_file() or (record := read_strategy_file(path)).merged:
         return None
-    for folder, job_strategy in strategies.load_readable([path.parent]):
+    for folder, job_strategy in load_readable([path.parent]):
         if len(job_strategy.stages) > 1:
             return _Suggestion(
                 f"{path} is of pipeline stage {record.stage} alone",

@@ -11,8 +11,8 @@ from itertools import accumulate
 from pathlib import Path
 
 from rankxform.errors import UsageError
+from rankxform.transport.hostfile import Host, parse_hostfile
 
-from . import hostfile
 from .library import OPEN_MPI, family_of, import_mpi, name_of
 
 _ANSWER = 30.0
@@ -67,16 +67,16 @@ def command(
     return [mpirun, *options, *number, *command]
 
 
-def _hosts(path: str) -> tuple[bytes, list[hostfile.Host]]:
+def _hosts(path: str) -> tuple[bytes, list[Host]]:
     try:
         data = Path(path).read_bytes()
     except OSError as error:
         raise UsageError(f"{error.strerror}", where=f"--hostfile {path}") from error
-    return data, hostfile.parse_hostfile(data, path)
+    return data, parse_hostfile(data, path)
 
 
 def _as_options(
-    path: str, data: bytes, hosts: Sequence[hostfile.Host], foreign: bytes, file: str, named: str
+    path: str, data: bytes, hosts: Sequence[Host], foreign: bytes, file: str, named: str
 ) -> list[str]:
     """Return the options that name hosts: the file, or its hosts if it is of the other's form."""
     if not any(foreign in line.partition(b"#")[0] for line in data.splitlines()):
