@@ -17,7 +17,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from rankxform import facts
+from rankxform import facts as statement_names
 from rankxform.errors import CheckpointError, RankxformError, UsageError
 from rankxform.facts import COMMIT, Statement
 from rankxform.formats.dtype import content_bytes
@@ -148,7 +148,7 @@ def _commits(selected: SelectedFiles, store: Store) -> Iterator[Statement]:
                 commit = (
                     store.read(metadata_name).partition(b"\n")[0].decode(errors="replace").strip()
                 )
-                yield Statement(COMMIT, "", commit, facts.METADATA, name)
+                yield Statement(COMMIT, "", commit, statement_names.METADATA, name)
 
 
 def _check_clear(listing: Listing, indexed: bool) -> None:

@@ -44,12 +44,12 @@ from .iterations import SelectedIteration, StepFolders, iteration_of
 TRACKER = "latest_checkpoint_iteration.txt"
 ITEMS = ".bytes"
 _STEP = re.compile(r"global_step_([0-9]{1,18})")
-_FILE = re.compile(r"_rank([0-9]{1,9})_(\.safetensors|\.bytes)")
+_RANK_FILE = re.compile(r"_rank([0-9]{1,9})_(\.safetensors|\.bytes)")
 _OWN_TABLE = re.compile(r"(?:([0-9]{1,9})\.metadata|\.rank([0-9]{1,9})_metadata)")
 
 
 def _files(names: Iterable[str]) -> list[str]:
-    return [name for name in names if name == METADATA or _FILE.fullmatch(name)]
+    return [name for name in names if name == METADATA or _RANK_FILE.fullmatch(name)]
 
 
 def _is_complete(names: Iterable[str]) -> bool:
@@ -85,7 +85,7 @@ class HyperParallelForm:
                 for name in listing.entries
                 if name == TRACKER
                 or (name == METADATA and begins_with(store, METADATA, b"hyper_parallel"))
-                or any(pattern.fullmatch(name) for pattern in (_FILE, _STEP, _OWN_TABLE))
+                or any(pattern.fullmatch(name) for pattern in (_RANK_FILE, _STEP, _OWN_TABLE))
             ),
             None,
         )
@@ -96,7 +96,7 @@ class HyperParallelForm:
         if where.suffix is not None:
             raise UsageError("--suffix chooses among rank files; HyperParallel has --step N")
         iteration = iteration_of(listing, where, store, STEPS_OF)
-        table, base_description = _table(iteration, store)
+        table, base_description = _tables_of_ranks(iteration, store)
         training = {} if iteration.number is None else {"global_step": iteration.number}
         notices = (*iteration.notices, *base_description.notices)
         base_description = replace(
@@ -136,7 +136,7 @@ class HyperParallelForm:
         return {}
 
     def owns(self, name: str, file: int) -> bool:
-        match = _FILE.fullmatch(name)
+        match = _RANK_FILE.fullmatch(name)
         return match is not None and 2 * int(match[1]) + (match[2] == ITEMS) == file
 
     def companion_names(self, names: Collection[str]) -> tuple[str, ...]:
@@ -157,7 +157,7 @@ def _entry_of(item: StoredItem, nbytes: int) -> str:
     return item.key if item.box is not None else ""
 
 
-def _table(iteration: SelectedIteration, store: Store) -> tuple[DcpMetadata, Description]:
+def _tables_of_ranks(iteration: SelectedIteration, store: Store) -> tuple[DcpMetadata, Description]:
     """Read the table of a step, or the tables of all its ranks; return also what states it."""
     tables_by_rank = {
         int(match[1] or match[2]): name

@@ -45,7 +45,7 @@ _UNTYPED = "torch.storage.UntypedStorage"
 
 _EOCD, _DIRECTORY, _LOCAL = b"PK\5\6", b"PK\1\2", b"PK\3\4"
 _EOCD64, _LOCATOR, _DESCRIPTOR = b"PK\6\6", b"PK\6\7", b"PK\7\x08"
-_END = struct.Struct("<4s4H2IH")
+_ZIP_END = struct.Struct("<4s4H2IH")
 _END64 = struct.Struct("<4sQ2H2I4Q")
 _ENTRY = struct.Struct("<4s6H3I5H2I")
 _HEAD = struct.Struct("<4s5H3I2H")
@@ -76,22 +76,22 @@ def read_zip_directory(data: bytes, end: int) -> ZipDirectory | int | None:
     Returns how many more bytes are needed if `data` are too few, None if it is no ZIP's end. Raises
     FormatError for one that makes no sense.
     """
-    eocd_start = len(data) - _END.size
+    eocd_start = len(data) - _ZIP_END.size
     if eocd_start < 0 or data[eocd_start : eocd_start + 4] != _EOCD:
         return None
-    *_, count, size, offset, comment = _END.unpack_from(data, eocd_start)
+    *_, count, size, offset, comment = _ZIP_END.unpack_from(data, eocd_start)
     if comment:
         return None
     end64_bytes = _END64.size + 20 if data[max(0, eocd_start - 20) :][:4] == _LOCATOR else 0
     if end64_bytes:  # torch writes it whatever the sizes
         if eocd_start < end64_bytes:
-            return end64_bytes + _END.size
+            return end64_bytes + _ZIP_END.size
         if data[eocd_start - end64_bytes : eocd_start - end64_bytes + 4] != _EOCD64:
             raise FormatError(f"the ZIP that ends at byte {end:,} has no 64-bit end")
         *_, count, size, offset = _END64.unpack_from(data, eocd_start - end64_bytes)
     elif _FULL in (size, offset):
         raise FormatError(f"the ZIP that ends at byte {end:,} has no 64-bit end")
-    need = size + end64_bytes + _END.size
+    need = size + end64_bytes + _ZIP_END.size
     start = end - need - offset
     if start < 0 or count > _MOST_MEMBERS or size > _MOST_DIRECTORY:
         raise FormatError(f"the ZIP that ends at byte {end:,} states sizes beyond the file")
@@ -274,7 +274,7 @@ def item_frame(dtype: str, shape: Shape, item_start: int) -> ItemFrame:
         tail += _END64.pack(_EOCD64, 44, 45, 45, 0, 0, count, count, listed, first)
         tail += struct.pack("<4s I Q I", _LOCATOR, 0, where, 1)
     directory_offset = _FULL if full else first
-    tail += _END.pack(_EOCD, 0, 0, count, count, listed, directory_offset, 0)
+    tail += _ZIP_END.pack(_EOCD, 0, 0, count, count, listed, directory_offset, 0)
     return ItemFrame(head, tail, tuple(crc_at))
 
 

@@ -48,8 +48,14 @@ from rankxform.request import Request
 from rankxform.source.opening import Source
 from rankxform.source.options import ACCEPT_CONTRADICTIONS, ACCEPT_EQUAL_SLICES, ACCEPT_EXTRA_RANKS
 from rankxform.source.options import ACCEPT_STEP as STEP_DOUBT
-from rankxform.storage import samples
 from rankxform.storage.posix import OnProgress
+from rankxform.storage.samples import (
+    SAMPLE,
+    check_crc,
+    digest_all,
+    digest_samples,
+    find_holes,
+)
 from rankxform.target.aim import prepare
 from rankxform.target.asked import ResolvedRequest
 from rankxform.target.suggestions import adding_suggestions
@@ -227,7 +233,7 @@ def _judged(
         judgements = (r.judge(content_samples.samples[r.tensors_to_read.is_whole]) for r in rules)
         sampled = content_samples.samples[False]
         sizes = [
-            min(samples.SAMPLE, all_indexes[file].nbytes(name))
+            min(SAMPLE, all_indexes[file].nbytes(name))
             for file, file_digests in sampled.items()
             for name in file_digests
         ]
@@ -268,10 +274,10 @@ def read_samples(
         for file in source.reach.partition(all_indexes)[team.rank]:
             path, index = source.paths[file], all_indexes[file]
             if crc:
-                samples.check_crc(path, index, on_progress)
-            if file_holes := samples.find_holes(path, index):
+                check_crc(path, index, on_progress)
+            if file_holes := find_holes(path, index):
                 holes[file] = file_holes
-            for is_whole, read in ((True, samples.digest_all), (False, samples.digest_samples)):
+            for is_whole, read in ((True, digest_all), (False, digest_samples)):
                 name_lists = (
                     t.names.get(file, ()) for t in tensors_to_read if t.is_whole is is_whole
                 )

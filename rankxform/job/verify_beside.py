@@ -28,10 +28,10 @@ def compare_beside(
 
     What another tool wrote is asked for what its form needs, and no more.
     """
-    return team.bcast(lambda: _compare(request, source, target, dst_source))
+    return team.bcast(lambda: _compare_companions(request, source, target, dst_source))
 
 
-def _compare(
+def _compare_companions(
     request: Request, source: Source, target: Target, dst_source: Source
 ) -> tuple[list[Difference], list[str]]:
     if not target.form.described:

@@ -126,7 +126,7 @@ def load_unified(
     """Load unified safetensors into a network."""
     import mindspore
 
-    rank = _own_rank() if not is_none(dst_strategy) else None
+    rank = _rank_or_0() if not is_none(dst_strategy) else None
     loaded_slices = load_for(
         network, src, None, dst_strategy or None, rank=rank, **_options(name_map)
     )
@@ -136,7 +136,7 @@ def load_unified(
     return mindspore.load_param_into_net(network, parameters_by_name)
 
 
-def _own_rank() -> int:
+def _rank_or_0() -> int:
     from mindspore.communication import get_rank
 
     try:

@@ -71,7 +71,7 @@ def expected_slices(
         stage = manifest["stages"].get(str(rank // size))
         if stage is None:
             return None
-        kinds_by_name, slices_by_name = _stated(stage), {}
+        kinds_by_name, slices_by_name = _stated_sharding(stage), {}
         for name in kinds_by_name if names is None else names:
             dtype, shape, layout = kinds_by_name[name]
             box = layout.grid(shape).box(layout.cell(rank % size))
@@ -96,7 +96,10 @@ def manifest_sharding(manifest: Mapping[str, Any], label: str) -> ManifestShardi
     """Return how the ranks that a manifest speaks of shard. Raises FormatError."""
     try:
         size, count = int(manifest["stage size"]), int(manifest["stage count"])
-        stages = [_stated(manifest["stages"].get(str(number), _NOTHING)) for number in range(count)]
+        stages = [
+            _stated_sharding(manifest["stages"].get(str(number), _NOTHING))
+            for number in range(count)
+        ]
         shapes = {n: shape for stage in stages for n, (_, shape, _) in stage.items()}
         dtypes = {n: dtype for stage in stages for n, (dtype, _, _) in stage.items()}
         undeclared = {*map(str, manifest.get("undeclared", ()))}
@@ -113,7 +116,7 @@ def manifest_sharding(manifest: Mapping[str, Any], label: str) -> ManifestShardi
 _NOTHING: Mapping[str, Any] = {"layouts": (), "kinds": (), "parameters": {}}
 
 
-def _stated(stage: Mapping[str, Any]) -> dict[str, tuple[str, Shape, Layout]]:
+def _stated_sharding(stage: Mapping[str, Any]) -> dict[str, tuple[str, Shape, Layout]]:
     layouts = [_layout(facts) for facts in stage["layouts"]]
     kinds = [(str(dtype), tuple(map(int, shape)), layouts[n]) for dtype, shape, n in stage["kinds"]]
     return {name: kinds[number] for name, number in stage["parameters"].items()}

@@ -39,9 +39,9 @@ from rankxform.storage.store import Listing, absolute, address_of
 from rankxform.transport import Team
 from rankxform.values import dataclass
 
-from . import faults
 from .by_node import find_reach, list_on_all_nodes
 from .choice import ChosenFiles, Finding, SourceScope, choose_files, enter_single_folder, form_at
+from .faults import check_files, in_two_files, repair_description, schemas_without_repeats
 from .own import SourceManifest, changed_manifest_file
 from .whole import infer_whole_strategy
 
@@ -227,14 +227,14 @@ def _tabulated(source: Source, chosen_files: ChosenFiles, narrow: SourceScope) -
     if description is None:
         final_description = _of_ranks(source, strategy)
         schemas = {file: index.schema for file, index in inside.items()}
-        wrong = faults.in_two_files(final_description.ranks, schemas, paths)
+        wrong = in_two_files(final_description.ranks, schemas, paths)
     else:
-        schemas = faults.schemas_without_repeats(description, inside)
-        final_description = faults.repair_description(description, schemas)
+        schemas = schemas_without_repeats(description, inside)
+        final_description = repair_description(description, schemas)
         notices += final_description.notices[len(description.notices) :]
         drops = narrow.drops(_states_of(final_description, schemas))
         refused = (Message(r) for n, r in final_description.refused.items() if not drops(n))
-        wrong = chain(faults.check_files(final_description, schemas, paths, drops), refused)
+        wrong = chain(check_files(final_description, schemas, paths, drops), refused)
     findings += (Finding(parts, inside=True) for parts in wrong)
     if (
         description is not None and final_description.is_whole

@@ -14,8 +14,7 @@ from rankxform.formats.base import Index, spans_of_range
 from rankxform.formats.dtype import item_size
 from rankxform.planning.consistency import ContentDigest
 
-from .index import container_of_path
-from .index import index_file as table_of
+from .index import container_of_path, index_file
 from .posix import OnProgress, blocks, open_for_reading
 from .sources import check_same
 from .store import is_path, storage_of, store_at
@@ -151,7 +150,7 @@ def check_content(path: str, index: Index, seen: Mapping[str, ContentDigest]) ->
 
     seen: what was sampled of it before, by entry.
     """
-    now = table_of(path).viewed(index.views)
+    now = index_file(path).viewed(index.views)
     same = (now.schema, now.offsets, now.pieces) == (index.schema, index.offsets, index.pieces)
     if not same or digest_samples(path, index, seen, lambda done: None) != seen:
         raise CheckpointError(

@@ -122,12 +122,12 @@ def _missing_map(request: Request, source: Source, dst: object) -> _Suggestion |
     names = [parameter.name for parameter in source.table.parameters]
     if any(name in dst for name in names):
         return None
-    maps = tuple(f"--map {name}" for name in _fitting_maps(request, source, dst))
-    if not maps:
+    fitting = tuple(f"--map {name}" for name in _fitting_maps(request, source, dst))
+    if not fitting:
         return None
     example_text = f"such as {names[0]}"
     return _Suggestion(
-        f"none of the {len(names)} names of SRC is in {dst.label} ({example_text})", maps
+        f"none of the {len(names)} names of SRC is in {dst.label} ({example_text})", fitting
     )
 
 

@@ -32,7 +32,7 @@ _OTHERS = (
     "OMPI_MCA_plm_rsh_args", "PRTE_MCA_plm_ssh_args",
 )  # fmt: skip
 """What says that mpirun may reach hosts by a scheduler's own means, or with words of its own."""
-_ANSWER = (
+_HOST_ANSWER = (
     "import rankxform; from rankxform.transport.library import import_mpi; "
     "print(rankxform.__version__, import_mpi().Get_library_version().replace('\\n', ' '))"
 )
@@ -79,7 +79,7 @@ def check_hosts(
     if agent is None or not others:
         return
     settings = [f"{name}={value}" for name, value in local.passed_on.items()]
-    program = ["env", *settings, sys.executable, "-c", f"{local.setup} {_ANSWER}"]
+    program = ["env", *settings, sys.executable, "-c", f"{local.setup} {_HOST_ANSWER}"]
     text = f"cd {shlex.quote(os.getcwd())} && exec {shlex.join(program)}"
     lines = [[*agent, name, text] for name in others]
     with ThreadPoolExecutor(min(_AT_ONCE, len(lines))) as threads:
