@@ -30,7 +30,7 @@ from rankxform.values import no_garbage_collection
 EntryOf = Callable[[StoredItem, int], str]
 """Returns what a file's own table of contents calls an item whose content has so many bytes."""
 
-METADATA = ".metadata"
+DCP_METADATA = ".metadata"
 DEFAULT_BYTES = 4 << 30
 
 
@@ -127,7 +127,8 @@ def describe_boxes(
             boxes=boxes,
             declared={**table.tensors, **non_tensors},
             declared_files={
-                ids[f]: DeclaredFile(tuple(v.values()), ends[f], METADATA) for f, v in views.items()
+                ids[f]: DeclaredFile(tuple(v.values()), ends[f], DCP_METADATA)
+                for f, v in views.items()
             },
             notices=(*description.notices, *_unused(listing, below, ids, source, suffixes)),
         ),

@@ -28,9 +28,9 @@ from rankxform.storage.store import FOLDER, Listing, Store
 
 from . import folder
 from .base import CheckpointRef, DestinationFiles, FileNaming, RankFilter, SelectedFiles
-from .boxes import METADATA
+from .boxes import DCP_METADATA
 
-SUFFIX = ".distcp"
+DISTCP_SUFFIX = ".distcp"
 BACKEND = "metadata.json"
 _FILE = re.compile(r"__([0-9]{1,9})_0\.distcp")
 
@@ -55,24 +55,24 @@ class DcpForm:
     def recognizes(self, listing: Listing, store: Store) -> str | None:
         if listing.kind != FOLDER or is_megatrons(listing, store):
             return None
-        if begins_with(store, METADATA, b"torch.distributed"):
-            return METADATA
-        return next((name for name in listing.entries if name.endswith(SUFFIX)), None)
+        if begins_with(store, DCP_METADATA, b"torch.distributed"):
+            return DCP_METADATA
+        return next((name for name in listing.entries if name.endswith(DISTCP_SUFFIX)), None)
 
     def select(
         self, listing: Listing, where: CheckpointRef, store: Store, rank_filter: RankFilter
     ) -> SelectedFiles:
         folder.check_no_step(self.name, where)
-        table = read_table(listing, store, METADATA)
-        base_description = Description(listing.at(METADATA), items=self.items)
+        table = read_table(listing, store, DCP_METADATA)
+        base_description = Description(listing.at(DCP_METADATA), items=self.items)
         names, description = describe_boxes(
-            listing, box_table(table), entry_of, (SUFFIX,), "", base_description
+            listing, box_table(table), entry_of, (DISTCP_SUFFIX,), "", base_description
         )
         return SelectedFiles(names, description=description)
 
     def arrange(self, planner: Planner, naming: FileNaming) -> DestinationFiles:
         parts = parts_of(planner, naming.options["max_part"] or DEFAULT_BYTES)
-        names = {number: f"__{number}_0{SUFFIX}" for number in range(len(parts))}
+        names = {number: f"__{number}_0{DISTCP_SUFFIX}" for number in range(len(parts))}
         return DestinationFiles(names, dict(enumerate(parts)))
 
     def metadata(self, source: Mapping[str, str]) -> Mapping[str, str]:
@@ -83,16 +83,16 @@ class DcpForm:
         return match is not None and int(match[1]) == file
 
     def companion_names(self, names: Collection[str]) -> tuple[str, ...]:
-        return (METADATA,)
+        return (DCP_METADATA,)
 
     def companions(
         self, planner: Planner, arrangement: DestinationFiles, training: Mapping[str, Any]
     ) -> Mapping[str, Iterable[bytes]]:
         table = table_of(planner, arrangement.names, places=True)
-        return {METADATA: format_dcp_metadata(table, TORCH_FLAVOR)}
+        return {DCP_METADATA: format_dcp_metadata(table, TORCH_FLAVOR)}
 
     def foreign_files(self, listing: Listing, dst_names: Collection[str]) -> list[str]:
-        return folder.foreign_files(listing, dst_names, (SUFFIX,))
+        return folder.foreign_files(listing, dst_names, (DISTCP_SUFFIX,))
 
 
 def is_megatrons(listing: Listing, store: Store) -> bool:
@@ -139,4 +139,4 @@ def read_table(listing: Listing, store: Store, name: str) -> DcpMetadata:
     try:
         return parse_dcp_metadata(store.read(name, listing.searched))
     except FormatError as error:
-        raise CheckpointError(f"{METADATA} {error}", where=listing.at(name)) from error
+        raise CheckpointError(f"{DCP_METADATA} {error}", where=listing.at(name)) from error

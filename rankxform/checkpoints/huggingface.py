@@ -28,7 +28,7 @@ from rankxform.storage.store import FOLDER, Listing, Store
 
 from . import folder
 from .base import CheckpointRef, DestinationFiles, FileNaming, RankFilter, SelectedFiles
-from .boxes import METADATA
+from .boxes import DCP_METADATA
 from .dcp_safetensors import SHARD, holds_boxes
 
 INDEX = "model.safetensors.index.json"
@@ -181,7 +181,9 @@ def _check_clear(listing: Listing, indexed: bool) -> None:
 
 def _is_sharded(names: Iterable[str]) -> bool:
     """Tell whether files hold boxes of tensors, of which a table or the files themselves tell."""
-    return any(name == METADATA or SHARD.fullmatch(name) or _OF_RANK.match(name) for name in names)
+    return any(
+        name == DCP_METADATA or SHARD.fullmatch(name) or _OF_RANK.match(name) for name in names
+    )
 
 
 _OF_RANK = re.compile(r"_rank[0-9]+_|[0-9]+\.metadata$|\.rank[0-9]+_metadata$")

@@ -36,8 +36,8 @@ from rankxform.storage.store import FOLDER, Listing, Store
 
 from . import folder
 from .base import CheckpointRef, DestinationFiles, FileNaming, RankFilter, SelectedFiles
-from .boxes import METADATA
-from .dcp import SUFFIX, begins_with, read_table
+from .boxes import DCP_METADATA
+from .dcp import DISTCP_SUFFIX, begins_with, read_table
 from .folder import SUFFIX as TENSORS
 from .iterations import SelectedIteration, StepFolders, iteration_of
 
@@ -49,11 +49,11 @@ _OWN_TABLE = re.compile(r"(?:([0-9]{1,9})\.metadata|\.rank([0-9]{1,9})_metadata)
 
 
 def _files(names: Iterable[str]) -> list[str]:
-    return [name for name in names if name == METADATA or _RANK_FILE.fullmatch(name)]
+    return [name for name in names if name == DCP_METADATA or _RANK_FILE.fullmatch(name)]
 
 
 def _is_complete(names: Iterable[str]) -> bool:
-    return any(name == METADATA or _OWN_TABLE.fullmatch(name) for name in names)
+    return any(name == DCP_METADATA or _OWN_TABLE.fullmatch(name) for name in names)
 
 
 STEPS_OF = StepFolders("step", _STEP, "global_step_{}", TRACKER, _files, _is_complete)
@@ -77,14 +77,14 @@ class HyperParallelForm:
         return "global_step_*/*"
 
     def recognizes(self, listing: Listing, store: Store) -> str | None:
-        if listing.kind != FOLDER or any(name.endswith(SUFFIX) for name in listing.entries):
+        if listing.kind != FOLDER or any(name.endswith(DISTCP_SUFFIX) for name in listing.entries):
             return None
         return next(
             (
                 name
                 for name in listing.entries
                 if name == TRACKER
-                or (name == METADATA and begins_with(store, METADATA, b"hyper_parallel"))
+                or (name == DCP_METADATA and begins_with(store, DCP_METADATA, b"hyper_parallel"))
                 or any(pattern.fullmatch(name) for pattern in (_RANK_FILE, _STEP, _OWN_TABLE))
             ),
             None,
@@ -140,13 +140,13 @@ class HyperParallelForm:
         return match is not None and 2 * int(match[1]) + (match[2] == ITEMS) == file
 
     def companion_names(self, names: Collection[str]) -> tuple[str, ...]:
-        return (METADATA,)
+        return (DCP_METADATA,)
 
     def companions(
         self, planner: Planner, arrangement: DestinationFiles, training: Mapping[str, Any]
     ) -> Mapping[str, Iterable[bytes]]:
         table = table_of(planner, arrangement.names, places=False)
-        return {METADATA: format_dcp_metadata(table, HYPER_FLAVOR)}
+        return {DCP_METADATA: format_dcp_metadata(table, HYPER_FLAVOR)}
 
     def foreign_files(self, listing: Listing, dst_names: Collection[str]) -> list[str]:
         return folder.foreign_files(listing, dst_names, (TENSORS, ITEMS))
@@ -164,10 +164,10 @@ def _tables_of_ranks(iteration: SelectedIteration, store: Store) -> tuple[DcpMet
         for name in iteration.names
         if (match := _OWN_TABLE.fullmatch(name))
     }
-    if METADATA in iteration.names or not tables_by_rank:
-        name, unused_tables = iteration.below + METADATA, [*tables_by_rank.values()][:1]
+    if DCP_METADATA in iteration.names or not tables_by_rank:
+        name, unused_tables = iteration.below + DCP_METADATA, [*tables_by_rank.values()][:1]
         notices = tuple(
-            f"{iteration.at(unused_table)}: was not used; {METADATA} says it"
+            f"{iteration.at(unused_table)}: was not used; {DCP_METADATA} says it"
             for unused_table in unused_tables
         )
         description = Description(iteration.listing.at(name), notices=notices)

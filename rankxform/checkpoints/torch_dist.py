@@ -27,8 +27,8 @@ from rankxform.planning.description import Description
 from rankxform.storage.store import FOLDER, Listing, Store
 
 from .base import CheckpointRef, RankFilter, ReadOnlyForm, SelectedFiles
-from .boxes import METADATA, BoxInItem, BoxTable
-from .dcp import BACKEND, SUFFIX, entry_of, is_megatrons, read_table
+from .boxes import DCP_METADATA, BoxInItem, BoxTable
+from .dcp import BACKEND, DISTCP_SUFFIX, entry_of, is_megatrons, read_table
 from .iterations import StepFolders, iteration_of
 
 TRACKER = "latest_checkpointed_iteration.txt"
@@ -40,7 +40,7 @@ _SUPPORTED = {"sharded_backend": "torch_dist", "sharded_backend_version": 1}
 
 
 def _files(names: Iterable[str]) -> list[str]:
-    return [name for name in names if name == METADATA or name.endswith(SUFFIX)]
+    return [name for name in names if name == DCP_METADATA or name.endswith(DISTCP_SUFFIX)]
 
 
 STEPS_OF = StepFolders("iteration", _STEP, "iter_{:07}", TRACKER, _files)
@@ -70,15 +70,15 @@ class TorchDistForm(ReadOnlyForm):
             raise UsageError("--suffix chooses among rank files; torch_dist has --step N")
         iteration = iteration_of(listing, where, store, STEPS_OF)
         _check_backend(iteration.at(BACKEND), iteration.below + BACKEND, store)
-        table = read_table(iteration.listing, store, iteration.below + METADATA)
-        source = iteration.at(METADATA)
+        table = read_table(iteration.listing, store, iteration.below + DCP_METADATA)
+        source = iteration.at(DCP_METADATA)
         training = {} if iteration.number is None else {"global_step": iteration.number}
         base_description = Description(source, training=training, refused=_raw(table, source))
         names, description = describe_boxes(
             listing,
             _of_model(table, base_description.refused),
             entry_of,
-            (SUFFIX,),
+            (DISTCP_SUFFIX,),
             iteration.below,
             base_description,
         )
