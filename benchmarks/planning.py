@@ -19,19 +19,17 @@ from pathlib import Path
 
 from rankxform.checkpoints.base import FileNaming
 from rankxform.checkpoints.checkpoint2 import Checkpoint2Form
-from rankxform.formats.base import Schema
-from rankxform.formats.dtype import item_size
+from rankxform.formats.container import Schema, item_size
 from rankxform.planning.assign import assign
-from rankxform.planning.description import Description
-from rankxform.planning.movement import needed_bytes
-from rankxform.planning.plan import Planner
+from rankxform.planning.build_catalog import catalog_of
+from rankxform.planning.catalog import Description
+from rankxform.planning.plan import Planner, needed_bytes
 from rankxform.planning.selection import select_parameters
-from rankxform.planning.table import catalog_of
 from rankxform.planning.transfers import SliceRange
-from rankxform.storage import strategies
-from rankxform.storage.index import Indexer
-from rankxform.storage.metadata import read_checkpoint2_metadata
+from rankxform.storage import user_files
+from rankxform.storage.checkpoint2_metadata import read_checkpoint2_metadata
 from rankxform.storage.posix import write_atomically
+from rankxform.storage.source_reader import Indexer
 from tests import reference
 
 DEEPSEEK = Path(__file__).parents[1] / "tests/data/models/deepseek_v3"
@@ -67,8 +65,8 @@ def schemas_of(src, params):
 
 
 def plan():
-    src = strategies.load_strategy(str(SRC / "merged_ckpt_strategy.ckpt"))
-    dst = strategies.load_strategy(str(DST / "merged_ckpt_strategy.ckpt"))
+    src = user_files.load_strategy(str(SRC / "merged_ckpt_strategy.ckpt"))
+    dst = user_files.load_strategy(str(DST / "merged_ckpt_strategy.ckpt"))
     params = saved(src)
     schemas = schemas_of(src, params)
     paths = {rank: f"rank_{rank}" for rank in schemas}
@@ -99,7 +97,7 @@ def _elements(shape):
 
 
 def index(folder="/tmp/rankxform-bench/index"):
-    src = strategies.load_strategy(str(SRC / "merged_ckpt_strategy.ckpt"))
+    src = user_files.load_strategy(str(SRC / "merged_ckpt_strategy.ckpt"))
     params = saved(src)
     root = Path(folder)
     paths = []
@@ -150,7 +148,7 @@ def index(folder="/tmp/rankxform-bench/index"):
 
 def metadata(folder="/tmp/rankxform-bench/metadata"):
     """Write and read the metadata.json of DeepSeek-V3 as Checkpoint 2.0."""
-    src = strategies.load_strategy(str(SRC / "merged_ckpt_strategy.ckpt"))
+    src = user_files.load_strategy(str(SRC / "merged_ckpt_strategy.ckpt"))
     params = saved(src)
     schemas = schemas_of(src, params)
     paths = {rank: f"rank_{rank}" for rank in schemas}

@@ -225,7 +225,7 @@ def keywords() -> str:
         "from collections.abc import Mapping, Sequence",
         "from typing import TypedDict",
         "",
-        "from rankxform.planning.cost_model import Costs",
+        "from rankxform.planning.reads import Costs",
     ]
     for name, base, text, names in classes:
         lines += ["", "", f"class {name}({base}, total=False):", f'    """{text}"""', ""]

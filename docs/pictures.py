@@ -14,11 +14,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rankxform.job.picture import as_drawn, kinds
 from rankxform.request import Request
 from rankxform.results.html import page
-from rankxform.target.aim import prepare
+from rankxform.target.resolve import prepare
 from rankxform.transport import SerialTeam
+from rankxform.verbs.picture import as_drawn, kinds
 
 HERE = Path(__file__).parent
 DATA = HERE.parent / "tests" / "data"

@@ -9,8 +9,7 @@ import argparse
 from pathlib import Path
 
 import rankxform
-from rankxform.cli import verbs
-from rankxform.cli.parser import commands_with_actions, parser
+from rankxform.cli.parser import COMMANDS, command_named, commands_with_actions, parser
 
 HERE = Path(__file__).parent
 
@@ -34,7 +33,7 @@ def man() -> str:
             flags = ", ".join(map(_bold, action.option_strings)) or _bold(_value(action))
             value = "" if action.nargs == 0 or not action.option_strings else f" {_value(action)}"
             lines += [".TP", flags + _escaped(value), *_plain((action.help or "") % vars(action))]
-        example = verbs.command_named(name).EXAMPLE if name in verbs.COMMANDS else ""
+        example = command_named(name).EXAMPLE if name in COMMANDS else ""
         if example:
             lines += [".PP", "Example:", ".nf", *_plain(f"  {example}"), ".fi"]
     lines += [".SH NOTES", *_paragraphs(str(whole.epilog))]

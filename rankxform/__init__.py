@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
-from rankxform.errors import (
+from .errors import (
     CheckpointError,
     DerivationError,
     DifferenceError,
@@ -17,29 +17,19 @@ from rankxform.errors import (
 )
 
 if TYPE_CHECKING:
-    from rankxform.api import (
-        check,
-        contents,
-        derive,
-        inspect,
-        load,
-        merge,
-        plan,
-        ranks,
-        transform,
-        verify,
-    )
     from rankxform.derivation.mesh import Parallel
     from rankxform.derivation.request import Derived, ShardingRow
-    from rankxform.engine.compare_sink import Difference
-    from rankxform.job.check import Check
-    from rankxform.job.contents import Contents
-    from rankxform.job.load import Parameters
-    from rankxform.job.plan import Plan
-    from rankxform.job.report import Report
-    from rankxform.job.verdict import Verdict
+    from rankxform.engine.sinks import Difference
     from rankxform.layout.strategy import Strategy
-    from rankxform.planning.cost_model import Costs
+    from rankxform.planning.reads import Costs
+    from rankxform.verbs.check import Check
+    from rankxform.verbs.contents import Contents
+    from rankxform.verbs.load import Parameters
+    from rankxform.verbs.plan import Plan
+    from rankxform.verbs.report import Report
+    from rankxform.verbs.verdict import Verdict
+
+    from .api import check, contents, derive, inspect, load, merge, plan, ranks, transform, verify
 
 __version__ = "0.1.0"
 
@@ -56,17 +46,17 @@ _MODULES = {
         "transform",
         "verify",
     ),
-    "engine.compare_sink": ("Difference",),
-    "job.check": ("Check",),
-    "job.contents": ("Contents",),
-    "job.load": ("Parameters",),
-    "job.plan": ("Plan",),
-    "job.report": ("Report",),
-    "job.verdict": ("Verdict",),
+    "engine.sinks": ("Difference",),
+    "verbs.check": ("Check",),
+    "verbs.contents": ("Contents",),
+    "verbs.load": ("Parameters",),
+    "verbs.plan": ("Plan",),
+    "verbs.report": ("Report",),
+    "verbs.verdict": ("Verdict",),
     "derivation.request": ("Derived", "ShardingRow"),
     "derivation.mesh": ("Parallel",),
     "layout.strategy": ("Strategy",),
-    "planning.cost_model": ("Costs",),
+    "planning.reads": ("Costs",),
 }
 """Names by the module that is imported when one is first asked for."""
 

@@ -1,6 +1,6 @@
 """``python -m rankxform``: see `rankxform.cli`."""
 
-from rankxform.signals import Signals
+from .process import Signals
 
 signals = Signals()  # before anything else is imported, which takes a while
 

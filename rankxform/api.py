@@ -17,40 +17,42 @@ from typing import TYPE_CHECKING, Any, TypeVar, Union
 
 from rankxform import inspection
 from rankxform.display.progress import Begin, Callback, progress_shower
-from rankxform.errors import (
+from rankxform.layout.strategy import Strategy
+from rankxform.planning.selection import source_ranks_needed
+from rankxform.storage.user_files import is_none, load_strategy, merge_stage_files, save_strategy
+from rankxform.transport.launcher import launched_rank
+from rankxform.verbs.check import Check
+from rankxform.verbs.contents import Contents
+from rankxform.verbs.load import Parameters
+from rankxform.verbs.plan import Plan
+from rankxform.verbs.report import Report
+from rankxform.verbs.verdict import Verdict
+from rankxform.verbs.verify import verify_alone
+
+from .errors import (
     RankxformError,
     RankxformWarning,
     UsageError,
     did_you_mean,
     raising_storage_errors,
 )
-from rankxform.job import check as checking
-from rankxform.job import contents as containing
-from rankxform.job import load as loading
-from rankxform.job import plan as planning
-from rankxform.job import transform as transforming
-from rankxform.job import verify as verifying
-from rankxform.job.check import Check
-from rankxform.job.contents import Contents
-from rankxform.job.load import Parameters
-from rankxform.job.plan import Plan
-from rankxform.job.report import Report
-from rankxform.job.verdict import Verdict
-from rankxform.job.verify_manifest import verify_alone
-from rankxform.layout.strategy import Strategy
-from rankxform.options import AFFECTS_LOAD, OptionType, option_info
-from rankxform.planning.needed import source_ranks_needed
-from rankxform.request import Request, all_options, options_affecting, options_in_words
-from rankxform.storage.strategies import is_none, load_strategy, merge_stage_files, save_strategy
-from rankxform.transport import SerialTeam, Team, team
-from rankxform.transport.launcher import launched_rank
+from .options import AFFECTS_LOAD, OptionType, option_info
+from .request import Request, all_options, options_affecting, options_in_words
+from .transport import SerialTeam, Team, team
+from .verbs import check as checking
+from .verbs import contents as containing
+from .verbs import load as loading
+from .verbs import plan as planning
+from .verbs import transform as transforming
+from .verbs import verify as verifying
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from rankxform.derivation.mesh import Parallel
     from rankxform.derivation.request import Derived
-    from rankxform.keywords import DeriveKeywords, Keywords, LoadKeywords, SourceKeywords
+
+    from .keywords import DeriveKeywords, Keywords, LoadKeywords, SourceKeywords
 
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
@@ -251,10 +253,11 @@ def derive(
 
     Raises DerivationError with all that is not known, and what would answer it.
     """
-    from rankxform.derivation.asked import derive_request
+    from rankxform.derivation.inputs import derive_request
     from rankxform.derivation.mesh import Parallel
-    from rankxform.job.strategies import derive_strategy, with_stated_sizes
-    from rankxform.keywords import DeriveKeywords
+    from rankxform.verbs.strategies import derive_strategy, with_stated_sizes
+
+    from .keywords import DeriveKeywords
 
     unknown = sorted(set(options).difference(DeriveKeywords.__annotations__))
     if unknown:
@@ -313,7 +316,7 @@ def check(
     and `files`. What is wrong is in the result's rows, and its `same` is None if nothing could be
     compared with anything.
     """
-    from rankxform.keywords import SourceKeywords
+    from .keywords import SourceKeywords
 
     option_names = frozenset(SourceKeywords.__annotations__)
 
@@ -339,7 +342,7 @@ def contents(
     `options` say which files are meant: `src_pattern`, `step`, `suffix` and `files`. What is wrong
     with them is in the result's `faults`.
     """
-    from rankxform.keywords import SourceKeywords
+    from .keywords import SourceKeywords
 
     option_names = frozenset(SourceKeywords.__annotations__)
 

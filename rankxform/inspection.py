@@ -20,24 +20,19 @@ from rankxform.checkpoints.base import (
     SelectedFiles,
 )
 from rankxform.checkpoints.rank_folders import by_rank
-from rankxform.errors import (
-    RankxformError,
-    StorageError,
-    StrategyError,
-    UsageError,
-)
-from rankxform.formats.base import Index, container_suffixes
-from rankxform.formats.dtype import BYTES
+from rankxform.formats.container import BYTES, Index, container_suffixes
 from rankxform.layout.layout import Layout
-from rankxform.planning.description import Description
-from rankxform.publish.companions import wrong_companions
-from rankxform.publish.target import FOLDER_NAME, JOB_NAME, MANIFEST_NAME, read_manifest
-from rankxform.source.choice import form_at, list_and_select, listing_at
-from rankxform.source.opening import Source, open_source
-from rankxform.storage.index import container_of_path, index_file
+from rankxform.planning.catalog import Description
+from rankxform.publish.files import wrong_companions
+from rankxform.publish.folder_records import FOLDER_NAME, JOB_NAME, MANIFEST_NAME, read_manifest
+from rankxform.source.choose import form_at, list_and_select, listing_at
+from rankxform.source.open import Source, open_source
+from rankxform.storage.source_reader import container_of_path, index_file
 from rankxform.storage.store import absolute, address_of, is_litter, is_path
-from rankxform.storage.strategies import SUFFIXES, is_strategy, load_strategy
-from rankxform.transport import SerialTeam
+from rankxform.storage.user_files import SUFFIXES, is_strategy, load_strategy
+
+from .errors import RankxformError, StorageError, StrategyError, UsageError
+from .transport import SerialTeam
 
 Found: TypeAlias = "dict[str, Any] | None"
 Look: TypeAlias = Callable[[str, str], Found]

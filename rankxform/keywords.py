@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TypedDict
 
-from rankxform.planning.cost_model import Costs
+from rankxform.planning.reads import Costs
 
 
 class DeriveKeywords(TypedDict, total=False):

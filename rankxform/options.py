@@ -13,8 +13,8 @@ from dataclasses import Field, field, fields
 from types import MappingProxyType
 from typing import Any
 
-from rankxform.errors import UsageError
-from rankxform.values import dataclass
+from .errors import UsageError
+from .values import dataclass
 
 AFFECTS_BYTES, AFFECTS_COMPARISON, AFFECTS_FIT, AFFECTS_LOAD = "bytes", "compare", "fit", "load"
 """What depends on an option: the bytes of the output; the `verify` that compares it; whether a

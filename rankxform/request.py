@@ -11,15 +11,16 @@ from rankxform.checkpoints.base import FORMS
 from rankxform.checkpoints.options import FormOptions
 from rankxform.derivation.options import DeriveOptions
 from rankxform.engine.options import ReadOptions
-from rankxform.errors import UsageError
 from rankxform.layout.strategy import Strategy
-from rankxform.ops.base import OPERATIONS
-from rankxform.ops.options import OperationOptions
-from rankxform.options import GROUPS, check_options, option_info, options_of
+from rankxform.operations.base import OPERATIONS
+from rankxform.operations.options import OperationOptions
 from rankxform.planning.options import SelectionOptions
 from rankxform.publish.options import PublishOptions
 from rankxform.source.options import SourceOptions
-from rankxform.values import dataclass
+
+from .errors import UsageError
+from .options import GROUPS, check_options, option_info, options_of
+from .values import dataclass
 
 
 @dataclass(frozen=True)

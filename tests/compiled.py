@@ -14,16 +14,16 @@ from functools import cache
 from math import prod
 from pathlib import Path
 
-from rankxform.derivation import presets
+from rankxform.derivation import rules
 from rankxform.derivation.mesh import Parallel
-from rankxform.derivation.place import StageLayers
 from rankxform.derivation.request import DeriveRequest, Extent
 from rankxform.derivation.rules import rule_of
-from rankxform.formats.dtype import item_size
+from rankxform.derivation.stages import StageLayers
+from rankxform.formats.container import item_size
 from rankxform.layout.layout import same_boxes
 from rankxform.layout.states import NEVER_SAVED, state_of_name
 from rankxform.layout.strategy import merge_records
-from rankxform.storage import strategies
+from rankxform.storage import user_files
 
 DATA = Path(__file__).parent / "data"
 REAL, TUTORIALS, MODELS, DERIVE = (
@@ -58,7 +58,7 @@ class Compiled:
 
 @cache
 def _strategy(files):
-    return merge_records([strategies.read_strategy_file(path) for path in files], files[0].name)
+    return merge_records([user_files.read_strategy_file(path) for path in files], files[0].name)
 
 
 @cache
@@ -288,7 +288,7 @@ def with_facts(src, dst):
     preset = facts.get("preset")
     return replace(
         strictly(src, dst),
-        preset=presets.load_preset(preset) if preset else None,
+        preset=rules.load_preset(preset) if preset else None,
         opt_on=tuple(map(re.compile, facts.get("opt_on", ()))),
         opt_off=tuple(map(re.compile, facts.get("opt_off", ()))),
         unsharded=facts.get("unsharded", frozenset()),

@@ -15,16 +15,16 @@ import rankxform
 PACKAGE = Path(rankxform.__file__).parent
 # From the cellar up: a package imports from those before it, and from itself.
 PACKAGES = (
-    "errors", "values", "results", "facts", "signals", "options", "geometry", "layout", "formats", "transport", "display", "ops", "planning", "storage",
-    "derivation", "checkpoints", "engine", "publish", "source", "keywords", "request", "metrics", "target",
-    "job", "inspection", "api", "mindspore", "cli", "__init__",
+    "errors", "values", "results", "statements", "process", "options", "geometry", "layout", "formats",
+    "transport", "display", "operations", "planning", "storage", "derivation", "checkpoints", "engine",
+    "publish", "source", "keywords", "request", "target", "verbs", "inspection", "api", "mindspore", "cli", "__init__",
     "__main__",
 )  # fmt: skip
 # What a package does not import although it is below.
 APART = {
     "transport": ("geometry", "layout", "formats"),
-    "derivation": ("transport", "ops", "planning"),
-    "inspection": ("job",),
+    "derivation": ("transport", "operations", "planning"),
+    "inspection": ("verbs",),
     "cli": ("api", "mindspore"),  # beside the API, never through it
     "mindspore": ("inspection",),
 }
@@ -74,26 +74,22 @@ def test_every_package_has_a_place():
 @pytest.mark.parametrize(
     ("package", "allowed"),
     [
-        ("mpi4py", {"transport/library.py"}),
+        ("mpi4py", {"transport/launcher.py"}),
         (
             "numpy",
             {
                 "transport/mpi.py",
-                "transport/p2p.py",
-                "mindspore/slices.py",
+                "mindspore/network.py",
                 *(
                     f"engine/{n}.py"
                     for n in (
-                        "arena",
-                        "array_sink",
-                        "schedule",
-                        "piece_schedule",
-                        "convert",
-                        "copier",
-                        "operands",
-                        "compare_sink",
+                        "cast",
                         "checksum",
+                        "copier",
+                        "piece_schedule",
                         "scan",
+                        "schedule",
+                        "sinks",
                     )
                 ),
             },
@@ -106,12 +102,11 @@ def test_every_package_has_a_place():
                 "cli/defaults.py",
                 "cli/launch.py",
                 "cli/main.py",
-                "cli/stopping.py",
+                "cli/options.py",
                 "display",
                 "cli/ranks.py",
                 "cli/screen.py",
-                "metrics.py",
-                "signals.py",
+                "process.py",
                 "transport",
                 "storage",
                 "engine",
@@ -138,14 +133,14 @@ def test_there_is_one_way_in():
     for path in files():
         for name in names_used(path, {"PosixStore", "store_at", "Indexer"}):
             found.setdefault(name, set()).add(str(path.relative_to(PACKAGE)))
-    assert found["PosixStore"] == {"storage/posix_store.py"}
+    assert found["PosixStore"] == {"storage/store.py"}
     # index, samples: one file, whose name is known; operation_inputs: config.json; companions: what lies where a destination is to be written;
     # hints: which folders below a place are checkpoints, for a message
-    assert found["store_at"] == {"source/choice.py", "source/by_node.py", "source/hints.py", "publish/companions.py",
-                                 "storage/index.py", "storage/samples.py", "target/operation_inputs.py"}  # fmt: skip
+    assert found["store_at"] == {"source/choose.py", "source/open.py", "source/hints.py", "publish/files.py",
+                                 "storage/source_reader.py", "target/operation_inputs.py"}  # fmt: skip
     # a destination by its manifest, and shapes for a strategy: no tensor is read
-    indexers = {"source/opening.py", "job/verify_manifest.py", "job/strategies.py"}
-    assert found["Indexer"] - {"storage/index.py"} == indexers
+    indexers = {"source/open.py", "verbs/verify.py", "verbs/strategies.py"}
+    assert found["Indexer"] - {"storage/source_reader.py"} == indexers
 
 
 def test_faults_of_a_source_are_raised_in_one_place():
@@ -156,7 +151,7 @@ def test_faults_of_a_source_are_raised_in_one_place():
         if isinstance(node, ast.Raise) and ".error(" in ast.unparse(node)
     ]
     assert [(path.name, ast.unparse(node)[:16]) for path, node in raisers] == [
-        ("opening.py", "raise first.erro")
+        ("open.py", "raise first.erro")
     ]
 
 
@@ -204,23 +199,22 @@ def test_the_public_names():
     assert all(getattr(rankxform, name).__doc__ for name in rankxform.__all__)
 
 
-READERS = ("checkpoints", "source", "storage", "target", "job")
+READERS = ("checkpoints", "source", "storage", "target", "verbs")
 """Rooms in which statements on a checkpoint are read."""
 WITHIN_ONE = {
-    "checkpoints/iterations.py": "an option against the folder that it was to choose",
     "checkpoints/torch_dist.py": "what a backend says of itself against what can be read",
-    "checkpoints/folder.py": "a name against its own normal form",
-    "job/rows.py": "rows of one tensor, which are values",
-    "job/verify_files.py": "a destination that was written against what it was to be",
-    "source/choice.py": "a number of ranks; boxes are compared by facts after it",
-    "source/faults.py": "one name in two files, which no value tells apart",
-    "storage/metadata.py": "entries of one metadata.json",
-    "storage/samples.py": "a sample against a later one of the same file",
-    "target/asked.py": "stages of one strategy",
-    "target/free.py": "paths",
-    "target/likeness.py": "a tensor of another checkpoint, whose values are compared next",
+    "checkpoints/folders.py": "an option against the folder that it was to choose; a name against its normal form",
+    "verbs/rows.py": "rows of one tensor, which are values",
+    "verbs/verdict.py": "a destination that was written against what it was to be",
+    "source/choose.py": "a number of ranks; boxes are compared by facts after it",
+    "source/checks.py": "one name in two files, which no value tells apart",
+    "storage/checkpoint2_metadata.py": "entries of one metadata.json",
+    "storage/source_reader.py": "a sample against a later one of the same file",
+    "target/inputs.py": "stages of one strategy",
+    "target/destination.py": "paths",
+    "target/reference.py": "a tensor of another checkpoint, whose values are compared next",
     "target/operation_inputs.py": "what the destination becomes against what it was",
-    "target/strategy_file.py": "a file's bytes against those to be written",
+    "target/manifest.py": "a file's bytes against those to be written",
 }
 """Files that compare two values and refuse, and why these are no two statements of one fact."""
 
@@ -256,7 +250,9 @@ def test_statements_are_compared_in_one_place():
     }
     comparing = {path for path, some in found.items() if some}
     more = comparing - {*WITHIN_ONE}
-    assert not more, f"make facts of it, see rankxform/facts.py: {more} {[found[p] for p in more]}"
+    assert not more, (
+        f"make facts of it, see rankxform/statements.py: {more} {[found[p] for p in more]}"
+    )
     assert {*WITHIN_ONE} <= comparing, "these compare nothing any more"
 
 

@@ -15,7 +15,7 @@ from safetensors.numpy import load_file, save_file
 
 import rankxform
 from rankxform.cli.main import main
-from rankxform.engine import cache
+from rankxform.engine import pipeline
 from rankxform.engine.piece_schedule import PieceSchedule
 from rankxform.errors import RankxformError
 from tests import reference
@@ -549,7 +549,7 @@ def test_many_small_tensors_there_and_back(made, dst, tmp_path, monkeypatch):
             schedules.append(self)
             super().__init__(*given)
 
-    monkeypatch.setattr(cache, "PieceSchedule", Counted)
+    monkeypatch.setattr(pipeline, "PieceSchedule", Counted)
     same(convert(dst, tmp_path / "back", **options)[1], tensors(folder / "hf"))
     assert 3 <= len(schedules) <= 8  # each kind of slice has one, and not each of 66 tensors
 

@@ -115,9 +115,9 @@ def test_a_configuration_alone_says_everything(full, tmp_path, monkeypatch, capf
 
 
 def strategy_of(path):
-    from rankxform.storage import strategies
+    from rankxform.storage import user_files
 
-    return strategies.load_strategy(str(path))
+    return user_files.load_strategy(str(path))
 
 
 def test_load_and_plan_derive_too(full, tmp_path):
@@ -323,7 +323,7 @@ def test_what_is_not_known_is_refused_at_once_and_in_whole(full, tmp_path, capfd
 
 class TestConfigurations:
     def parse(self, text):
-        from rankxform.derivation.mindformers_yaml import parse_job_config
+        from rankxform.derivation.inputs import parse_job_config
 
         return parse_job_config(text.encode(), "job.yaml")
 

@@ -173,7 +173,7 @@ def stories():
     """The functions that docs/design.md shows, with the file that each stands in."""
     text = (ROOT / "docs" / "design.md").read_text()
     return re.findall(
-        r"(?ms)^`(job/\w+\.py|inspection\.py)`:\n\n```python\n(def (\w+)\(.*?)\n```$", text
+        r"(?ms)^`(verbs/\w+\.py|inspection\.py)`:\n\n```python\n(def (\w+)\(.*?)\n```$", text
     )
 
 

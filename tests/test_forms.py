@@ -12,8 +12,8 @@ import pytest
 import rankxform
 from rankxform.cli.inspect import inspection
 from rankxform.errors import FormatError
-from rankxform.formats import checkpoint2, json_stream
-from rankxform.storage import strategies
+from rankxform.formats import checkpoint2_metadata, documents
+from rankxform.storage import user_files
 from tests import reference, reference_forms
 
 DATA = Path(__file__).parent / "data" / "formats"
@@ -331,10 +331,10 @@ def test_a_given_strategy_is_compared(tmp_path):
 
 
 def test_metadata_is_a_strategy():
-    known = strategies.load_strategy(str(DATA / "checkpoint2" / METADATA))
+    known = user_files.load_strategy(str(DATA / "checkpoint2" / METADATA))
     assert known.extent == "2 stages of 4 ranks"
     assert (
-        strategies.load_strategy(str(DATA / "checkpoint2" / "iteration_00000100")).stages
+        user_files.load_strategy(str(DATA / "checkpoint2" / "iteration_00000100")).stages
         == known.stages
     )
 
@@ -647,17 +647,21 @@ def test_types_that_mindspore_does_not_have(tmp_path):
 def test_a_large_document_is_read_in_parts(monkeypatch):
     """Any size of what is read at once gives the same; an entry is never half read."""
     data = (DATA / "checkpoint2_2026" / METADATA).read_bytes()
-    whole = checkpoint2.parse_checkpoint2_metadata(lambda offset, n: data[offset : offset + n])
+    whole = checkpoint2_metadata.parse_checkpoint2_metadata(
+        lambda offset, n: data[offset : offset + n]
+    )
     for block in (1, 7, 1000):
-        monkeypatch.setattr(json_stream, "_BLOCK", block)
+        monkeypatch.setattr(documents, "_BLOCK", block)
         assert (
-            checkpoint2.parse_checkpoint2_metadata(lambda offset, n: data[offset : offset + n])
+            checkpoint2_metadata.parse_checkpoint2_metadata(
+                lambda offset, n: data[offset : offset + n]
+            )
             == whole
         )
     for cut in range(0, len(data), 997):
         short = data[:cut]
         with pytest.raises(FormatError):
-            checkpoint2.parse_checkpoint2_metadata(
+            checkpoint2_metadata.parse_checkpoint2_metadata(
                 lambda offset, n, short=short: short[offset : offset + n]
             )
 

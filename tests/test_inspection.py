@@ -169,9 +169,9 @@ def test_unfinished_work_says_so(job, tmp_path, monkeypatch):
 
 def test_replicas_are_not_compared_without_a_strategy(job):
     """What a pipeline's or a sharded checkpoint's ranks hold under one name is not the same."""
-    from rankxform.job.replicas import compare_replicas
     from rankxform.request import Request
     from rankxform.transport import SerialTeam
+    from rankxform.verbs.check import compare_replicas
 
     with pytest.raises(rankxform.UsageError, match="no --src-strategy says"):
         compare_replicas(Request(str(job / "checkpoint"), None), SerialTeam())

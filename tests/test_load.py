@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 import rankxform
-from rankxform.engine.array_sink import numpy_type
-from rankxform.engine.convert import word_type
+from rankxform.engine.cast import word_type
+from rankxform.engine.sinks import numpy_type
 from rankxform.storage import posix as files
-from rankxform.storage.strategies import load_strategy as load_strategy
+from rankxform.storage.user_files import load_strategy as load_strategy
 from tests import reference
 from tests.cases import random_case
 from tests.reference import full_tensor

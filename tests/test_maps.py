@@ -13,13 +13,13 @@ import pytest
 import rankxform
 from rankxform.cli.main import main
 from rankxform.engine import piece_schedule
-from rankxform.engine.convert import cast_function, word_type
+from rankxform.engine.cast import cast_function, word_type
 from rankxform.errors import CheckpointError, RankxformError, RequestError, UsageError
-from rankxform.job.launch import launch
 from rankxform.request import Request
-from rankxform.storage import maps
+from rankxform.storage import user_files
 from rankxform.target.destination import DESTINATIONS
 from rankxform.transport import SerialTeam
+from rankxform.verbs.launch import launch
 from tests import reference, reference_dcp, reference_forms
 from tests.reference_maps import KINDS, Model, random_strategy
 from tests.reference_values import words
@@ -194,9 +194,9 @@ def test_the_configuration_of_another_kind_is_refused(tmp_path):
 
 
 def test_each_table_and_its_base_reads_and_is_listed():
-    assert set(maps.map_names()) == {*KINDS, *ALSO}
-    for name in maps.map_names():
-        table = maps.load_map_table(name)
+    assert set(user_files.map_names()) == {*KINDS, *ALSO}
+    for name in user_files.map_names():
+        table = user_files.load_map_table(name)
         assert table.rules
         assert table.architectures
         assert table.title

@@ -10,12 +10,11 @@ import pytest
 import rankxform
 from rankxform.cli.main import main
 from rankxform.errors import CheckpointError, RankxformError, UsageError
-from rankxform.job.plan import simulate
-from rankxform.job.predict import Cluster
-from rankxform.ops.base import OPERATIONS
+from rankxform.operations.base import OPERATIONS
 from rankxform.request import Request
-from rankxform.target.placement import PLACEMENT_NODE, PLACEMENT_SHARED
+from rankxform.target.node_folders import PLACEMENT_NODE, PLACEMENT_SHARED
 from rankxform.transport import SerialTeam
+from rankxform.verbs.plan import Cluster, simulate
 from tests import reference, reference_forms
 from tests.place import Place
 from tests.reference_maps import Model

@@ -13,11 +13,11 @@ import pytest
 
 import rankxform
 from rankxform import inspection
-from rankxform.job.launch import launch
-from rankxform.job.replicas import compare_replicas
 from rankxform.mindspore import calls
 from rankxform.request import Request
 from rankxform.transport import SerialTeam
+from rankxform.verbs.check import compare_replicas
+from rankxform.verbs.launch import launch
 from tests import reference
 from tests.reference import full_tensor, shard, write_checkpoint, write_ckpt, write_strategy
 

@@ -13,10 +13,10 @@ from pathlib import Path
 
 from rankxform.engine.pipeline import execute
 from rankxform.errors import StorageError
-from rankxform.formats.base import spans_of_range
+from rankxform.formats.container import spans_of_range
 from rankxform.planning.assign import remaining
+from rankxform.target.folder import FileLayoutCache
 from rankxform.target.manifest import conversion_identity
-from rankxform.target.outputs import FileLayoutCache
 
 
 @dataclass

@@ -2,10 +2,8 @@
 
 from .base import FORMS
 from .checkpoint2 import Checkpoint2Form
-from .dcp import DcpForm
-from .dcp_safetensors import DcpSafetensorsForm
+from .dcp import DcpForm, DcpSafetensorsForm, HyperParallelForm
 from .huggingface import HuggingFaceForm
-from .hyperparallel import HyperParallelForm
 from .rank_folders import RankFoldersForm
 from .torch_dist import TorchDistForm
 from .unified import UnifiedForm

@@ -14,9 +14,8 @@ from typing import Any, Protocol
 from rankxform.errors import UsageError
 from rankxform.layout.names import format_ranges
 from rankxform.layout.strategy import Strategy
-from rankxform.planning.description import Description
-from rankxform.planning.parts import FileContent
-from rankxform.planning.plan import Planner
+from rankxform.planning.catalog import Description
+from rankxform.planning.plan import FileContent, Planner
 from rankxform.storage.store import Listing, Store
 from rankxform.values import dataclass
 

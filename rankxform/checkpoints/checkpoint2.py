@@ -19,27 +19,29 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from rankxform import facts
-from rankxform.checkpoints.unified import FIRST, MAP
+from rankxform import statements
+from rankxform.checkpoints import folders
 from rankxform.errors import CheckpointError, UsageError
-from rankxform.facts import ITERATION, Statement
-from rankxform.formats.checkpoint2 import MOST_STEPS, format_common
-from rankxform.planning.description import Description
-from rankxform.planning.parts import FileContent
-from rankxform.planning.plan import Planner
-from rankxform.storage.metadata import Checkpoint2Writer, begins_metadata, parse_checkpoint2
+from rankxform.formats.checkpoint2_metadata import MOST_STEPS, format_common
+from rankxform.planning.catalog import Description
+from rankxform.planning.plan import FileContent, Planner
+from rankxform.statements import ITERATION, Statement
+from rankxform.storage.checkpoint2_metadata import (
+    Checkpoint2Writer,
+    begins_metadata,
+    parse_checkpoint2,
+)
 from rankxform.storage.store import FOLDER, Listing, Store
 
-from . import folder
 from .base import CheckpointRef, DestinationFiles, FileNaming, RankFilter, SelectedFiles
-from .folder import COMMON
-from .iterations import SelectedIteration, StepFolders, iteration_of
+from .folders import COMMON, SelectedIteration, StepFolders, iteration_of
+from .unified import FIRST, MAP
 
 TRACKER, METADATA = "latest_checkpointed_iteration.txt", "metadata.json"
 OTHERS_STEPS = "iter_"
 """How the folders of Megatron-Core's iterations begin, whose tracker has the same name."""
 _ITERATION = re.compile(r"iteration_(\d{8,18})")
-STEPS_OF = StepFolders("iteration", _ITERATION, "iteration_{:08}", TRACKER, folder.tensor_files)
+STEPS_OF = StepFolders("iteration", _ITERATION, "iteration_{:08}", TRACKER, folders.tensor_files)
 _FILE = re.compile(
     r"(?P<prefix>.*-)?(?P<kind>model|opt)-(?P<rank>[0-9]{7,9})-(?P<of>[0-9]{7,9})\.safetensors"
 )
@@ -98,7 +100,7 @@ class Checkpoint2Form:
             iteration_listing = replace(
                 listing, files=tuple(iteration.below + name for name in iteration.names)
             )
-            selected = folder.whole_tensors(iteration_listing, store, None, below=iteration.below)
+            selected = folders.whole_tensors(iteration_listing, store, None, below=iteration.below)
             assert selected.description is not None
             training = _training(iteration, store)
             description = replace(
@@ -132,7 +134,7 @@ class Checkpoint2Form:
                 first = [
                     n
                     for n in layouts
-                    if not folder.is_repeated_slice(planner, n, layouts[n], rank, slice_keys)
+                    if not folders.is_repeated_slice(planner, n, layouts[n], rank, slice_keys)
                 ]
                 kinds = _kinds(planner, first)
             else:
@@ -149,7 +151,7 @@ class Checkpoint2Form:
         return DestinationFiles(names, parts, f"iteration_{iteration:08}", mark)
 
     def metadata(self, source: Mapping[str, str]) -> Mapping[str, str]:
-        return folder.plain_metadata(source, "ms")
+        return folders.plain_metadata(source, "ms")
 
     def owns(self, name: str, file: int) -> bool:
         match = _FILE.fullmatch(name)
@@ -167,7 +169,7 @@ class Checkpoint2Form:
         return {METADATA: slices.document(), COMMON: [format_common(training)]}
 
     def foreign_files(self, listing: Listing, dst_names: Collection[str]) -> list[str]:
-        return folder.foreign_files(listing, dst_names)
+        return folders.foreign_files(listing, dst_names)
 
 
 # -- written --------------------------------------------------------------------------------------
@@ -195,7 +197,7 @@ def _kinds(planner: Planner, names: Iterable[str]) -> tuple[frozenset[str], ...]
 
 def _check_one_device(iteration: SelectedIteration) -> None:
     """Refuse files of several ranks without metadata, which alone says how they are sharded."""
-    for name in folder.tensor_files(iteration.names):
+    for name in folders.tensor_files(iteration.names):
         match = _FILE.fullmatch(name)
         if match and int(match["of"]) > 1:
             raise CheckpointError(
@@ -210,7 +212,7 @@ def _training(iteration: SelectedIteration, store: Store) -> dict[str, Any]:
     if COMMON not in iteration.names:
         return {}
     listed = iteration.listing
-    return folder.training(store, iteration.below + COMMON, iteration.at(COMMON), listed.searched)
+    return folders.training(store, iteration.below + COMMON, iteration.at(COMMON), listed.searched)
 
 
 def _facts(iteration: SelectedIteration, training: Mapping[str, Any]) -> tuple[Statement, ...]:
@@ -220,13 +222,13 @@ def _facts(iteration: SelectedIteration, training: Mapping[str, Any]) -> tuple[S
     skipped because a loss was infinite.
     """
     common = iteration.at(COMMON)
-    step_statements = folder.steps(training, common)
+    step_statements = folders.steps(training, common)
     step_statements = [f for f in step_statements if f.value]  # 0 where a trainer does not count so
     counted = frozenset(fact.value for fact in step_statements if fact.subject != "epoch_num")
     if counted and iteration.number is not None:
         number = frozenset({iteration.number})
-        step_statements.append(Statement(ITERATION, "", counted, facts.METADATA, common))
-        step_statements.append(Statement(ITERATION, "", number, facts.FOLDER, iteration.path))
+        step_statements.append(Statement(ITERATION, "", counted, statements.METADATA, common))
+        step_statements.append(Statement(ITERATION, "", number, statements.FOLDER, iteration.path))
     return tuple(step_statements)
 
 
@@ -256,24 +258,24 @@ def _described(iteration: SelectedIteration, store: Store) -> SelectedFiles:
     with store.open(name) as file:
         description = parse_checkpoint2(file.read_at, path)
     for name in description.ranks:
-        folder.name_in_folder(name, path)
+        folders.name_in_folder(name, path)
     ranks = {**description.ranks, **_more_of_ranks(description.ranks, iteration.names)}
     files = sorted(ranks, key=lambda name: (ranks[name], name))
     ids = {name: number for number, name in enumerate(files)}
     present_names = set(iteration.names)
     missing_files = [name for name in files if name not in present_names]
-    unlisted_files = [name for name in folder.tensor_files(iteration.names) if name not in ids]
+    unlisted_files = [name for name in folders.tensor_files(iteration.names) if name not in ids]
     notices, training = [*iteration.notices], _training(iteration, store)
     if missing_files:
         notices.append(
-            f"{iteration.at(missing_files[0])}{folder.and_more(missing_files, 'file')}: is "
+            f"{iteration.at(missing_files[0])}{folders.and_more(missing_files, 'file')}: is "
             "missing, "
             f"though {METADATA} "
             "lists it; its slices can be read only where other files hold copies"
         )
     if unlisted_files:
         notices.append(
-            f"{iteration.at(unlisted_files[0])}{folder.and_more(unlisted_files, 'file')}: was not "
+            f"{iteration.at(unlisted_files[0])}{folders.and_more(unlisted_files, 'file')}: was not "
             f"used: {METADATA} "
             "does not list it"
         )

@@ -17,19 +17,18 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from rankxform import facts as statement_names
+from rankxform import statements as statement_names
+from rankxform.checkpoints import folders
 from rankxform.errors import CheckpointError, RankxformError, UsageError
-from rankxform.facts import COMMIT, Statement
-from rankxform.formats.dtype import content_bytes
+from rankxform.formats.container import content_bytes
 from rankxform.layout.names import format_ranges
-from rankxform.planning.parts import FileContent
-from rankxform.planning.plan import Planner
+from rankxform.planning.plan import FileContent, Planner
+from rankxform.statements import COMMIT, Statement
 from rankxform.storage.store import FOLDER, Listing, Store
 
-from . import folder
 from .base import CheckpointRef, DestinationFiles, FileNaming, RankFilter, SelectedFiles
-from .boxes import DCP_METADATA
-from .dcp_safetensors import SHARD, holds_boxes
+from .dcp import SHARD, holds_boxes
+from .folders import DCP_METADATA
 
 INDEX = "model.safetensors.index.json"
 DEFAULT_BYTES = 5 * 10**9
@@ -70,12 +69,12 @@ class HuggingFaceForm:
             return None
         if any(name.endswith(".ckpt") or name in _OTHERS or _OTHER.search(name) for name in names):
             return None
-        return next((name for name in names if name.endswith(folder.SUFFIX)), None)
+        return next((name for name in names if name.endswith(folders.SUFFIX)), None)
 
     def select(
         self, listing: Listing, where: CheckpointRef, store: Store, rank_filter: RankFilter
     ) -> SelectedFiles:
-        folder.check_no_step(self.name, where)
+        folders.check_no_step(self.name, where)
         indexes = [name for name in listing.files if name.endswith(INDEX)]
         if len(indexes) > 1:
             raise UsageError(
@@ -84,16 +83,16 @@ class HuggingFaceForm:
                 where=listing.path,
             )
         _check_clear(listing, bool(indexes))
-        selected = folder.whole_tensors(listing, store, indexes[0] if indexes else None)
+        selected = folders.whole_tensors(listing, store, indexes[0] if indexes else None)
         assert selected.description is not None
         facts = (*selected.description.facts, *_commits(selected, store))
         return replace(selected, description=replace(selected.description, facts=facts))
 
     def arrange(self, planner: Planner, naming: FileNaming) -> DestinationFiles:
         """In the order of names, by bytes, as huggingface_hub divides them."""
-        folder.refuse_sharded_strategy(self.name, planner.dst.ranks)
+        folders.refuse_sharded_strategy(self.name, planner.dst.ranks)
         max_bytes = naming.options["max_shard"] or DEFAULT_BYTES
-        shards = folder.split_by_bytes(planner.tensors(0), max_bytes)
+        shards = folders.split_by_bytes(planner.tensors(0), max_bytes)
         prefix, count = naming.prefix or "", len(shards)
         names = {n: f"{prefix}model-{n + 1:05}-of-{count:05}.safetensors" for n in range(count)}
         if count == 1:
@@ -103,7 +102,7 @@ class HuggingFaceForm:
         )
 
     def metadata(self, source: Mapping[str, str]) -> Mapping[str, str]:
-        return folder.plain_metadata(source, "pt")
+        return folders.plain_metadata(source, "pt")
 
     def owns(self, name: str, file: int) -> bool:
         match = _SHARD.fullmatch(name)
@@ -129,14 +128,14 @@ class HuggingFaceForm:
             name: [t.name for t in file_tensors] for name, file_tensors in tensors_by_file.items()
         }
         (name,) = self.companion_names(list(tensors_by_file))
-        content = folder.index_document(files, total, indent=2, sort_keys=True)
+        content = folders.index_document(files, total, indent=2, sort_keys=True)
         return {name: [content, b"\n"]}
 
     def foreign_files(self, listing: Listing, dst_names: Collection[str]) -> list[str]:
         """Return other tensor files, and indexes of others."""
         own_indexes = self.companion_names(dst_names)
         indexes = [n for n in listing.entries if n.endswith(INDEX) and n not in own_indexes]
-        return [*folder.foreign_files(listing, dst_names), *indexes]
+        return [*folders.foreign_files(listing, dst_names), *indexes]
 
 
 def _commits(selected: SelectedFiles, store: Store) -> Iterator[Statement]:
@@ -153,7 +152,7 @@ def _commits(selected: SelectedFiles, store: Store) -> Iterator[Statement]:
 
 def _check_clear(listing: Listing, indexed: bool) -> None:
     """Refuse files of which it is not clear which are the model."""
-    files = folder.tensor_files(listing.files)
+    files = folders.tensor_files(listing.files)
     matches = {name: match for name in files if (match := _SHARD.fullmatch(name))}
     alone = [name for name, match in matches.items() if match["number"] is None]
     other_files = [name for name in files if name not in alone]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rankxform.formats.base import CONTAINERS
+from rankxform.formats.container import CONTAINERS
 from rankxform.options import (
     AFFECTS_BYTES,
     AFFECTS_COMPARISON,

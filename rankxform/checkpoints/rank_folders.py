@@ -15,7 +15,7 @@ from posixpath import basename, dirname, normpath, splitext
 from typing import Any
 
 from rankxform.errors import CheckpointError, UsageError
-from rankxform.formats.base import container_suffixes
+from rankxform.formats.container import container_suffixes
 from rankxform.planning.plan import Planner
 from rankxform.storage.store import FILE, FOLDER, RANK, Listing, Store, expression_of
 from rankxform.values import dataclass

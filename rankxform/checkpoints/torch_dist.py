@@ -18,18 +18,24 @@ import re
 from collections.abc import Collection, Iterable
 from math import prod
 
-from rankxform.checkpoints.boxes import box_table, describe_boxes
 from rankxform.errors import CheckpointError, FormatError, UsageError
-from rankxform.formats.json_stream import decode_json
-from rankxform.formats.torch_metadata import DcpMetadata
+from rankxform.formats.dcp_metadata import DcpMetadata
+from rankxform.formats.documents import decode_json
 from rankxform.geometry.box import Box
-from rankxform.planning.description import Description
+from rankxform.planning.catalog import Description
 from rankxform.storage.store import FOLDER, Listing, Store
 
 from .base import CheckpointRef, RankFilter, ReadOnlyForm, SelectedFiles
-from .boxes import DCP_METADATA, BoxInItem, BoxTable
 from .dcp import BACKEND, DISTCP_SUFFIX, entry_of, is_megatrons, read_table
-from .iterations import StepFolders, iteration_of
+from .folders import (
+    DCP_METADATA,
+    BoxInItem,
+    BoxTable,
+    StepFolders,
+    box_table,
+    describe_boxes,
+    iteration_of,
+)
 
 TRACKER = "latest_checkpointed_iteration.txt"
 _STEP = re.compile(r"iter_([0-9]{7,18})")

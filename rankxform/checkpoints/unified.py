@@ -21,18 +21,16 @@ from heapq import heapreplace
 from math import prod
 from typing import Any
 
+from rankxform.checkpoints import folders
 from rankxform.errors import CheckpointError
-from rankxform.formats.base import TensorSpec
-from rankxform.formats.checkpoint2 import format_common
-from rankxform.formats.dtype import content_bytes
+from rankxform.formats.checkpoint2_metadata import format_common
+from rankxform.formats.container import TensorSpec, content_bytes
 from rankxform.layout.names import format_ranges, natural_sort_key
-from rankxform.planning.parts import FileContent
-from rankxform.planning.plan import Planner
+from rankxform.planning.plan import FileContent, Planner
 from rankxform.storage.store import Listing, Store
 
-from . import folder
 from .base import CheckpointRef, DestinationFiles, FileNaming, RankFilter, SelectedFiles
-from .folder import COMMON
+from .folders import COMMON
 
 MAP, FIRST, LOOSE = "param_name_map.json", "part0.safetensors", "hyper_param.safetensors"
 DEFAULT_BYTES = 3 << 30
@@ -63,15 +61,15 @@ class UnifiedForm:
     def select(
         self, listing: Listing, where: CheckpointRef, store: Store, rank_filter: RankFilter
     ) -> SelectedFiles:
-        folder.check_no_step(self.name, where)
+        folders.check_no_step(self.name, where)
         index = MAP if MAP in listing.files else None
         if index is None:
             _check_no_gap(listing)
-        selected = folder.whole_tensors(listing, store, index, untracked=LOOSE)
+        selected = folders.whole_tensors(listing, store, index, untracked=LOOSE)
         assert selected.description is not None
         common = listing.at(COMMON)
-        training = folder.training(store, COMMON, common) if COMMON in listing.files else {}
-        facts = *selected.description.facts, *folder.steps(training, common)
+        training = folders.training(store, COMMON, common) if COMMON in listing.files else {}
+        facts = *selected.description.facts, *folders.steps(training, common)
         description = replace(selected.description, training=training, facts=facts)
         selected = replace(selected, description=description)
         parts = len(selected.names) - (LOOSE in listing.files)
@@ -85,7 +83,7 @@ class UnifiedForm:
 
         There are more parts than MindSpore makes where one would exceed the limit.
         """
-        folder.refuse_sharded_strategy(self.name, planner.dst.ranks)
+        folders.refuse_sharded_strategy(self.name, planner.dst.ranks)
         untracked = [t.name for t in planner.tensors(0) if belongs_in_untracked_file(planner, t)]
         sizes = {
             t.name: content_bytes(t.dtype, t.shape)
@@ -107,7 +105,7 @@ class UnifiedForm:
         return DestinationFiles(names, contents_by_id)
 
     def metadata(self, source: Mapping[str, str]) -> Mapping[str, str]:
-        return folder.plain_metadata(source, "ms")
+        return folders.plain_metadata(source, "ms")
 
     def owns(self, name: str, file: int) -> bool:
         return name == LOOSE or name == f"part{file}.safetensors"
@@ -129,7 +127,7 @@ class UnifiedForm:
         files = {
             name: [t.name for t in file_tensors] for name, file_tensors in tensors_by_file.items()
         }
-        index = {MAP: [folder.index_document(files, total, indent=4)]}  # written last
+        index = {MAP: [folders.index_document(files, total, indent=4)]}  # written last
         tensors = (tensor for file_tensors in tensors_by_file.values() for tensor in file_tensors)
         goes_on = any(planner.parameter(tensor.name).state for tensor in tensors)
         if goes_on and training.get("global_step") is not None:
@@ -137,7 +135,7 @@ class UnifiedForm:
         return index
 
     def foreign_files(self, listing: Listing, dst_names: Collection[str]) -> list[str]:
-        return folder.foreign_files(listing, dst_names)
+        return folders.foreign_files(listing, dst_names)
 
 
 def _balanced(sizes: Mapping[str, int], count: int) -> list[list[str]]:

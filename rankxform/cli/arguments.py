@@ -13,8 +13,7 @@ from rankxform.request import Request
 
 from .defaults import defaults, without_file
 from .options import request_options
-from .parser import commands_with_actions, parser
-from .verbs import COMMANDS
+from .parser import COMMANDS, commands_with_actions, parser
 
 EVERYTHING = "--help-all"
 _ASKING = ("-h", "--help", EVERYTHING, "-V", "--version")
@@ -196,7 +195,7 @@ def _with_config(options: argparse.Namespace) -> dict[str, Any]:
     path = facts.get("dst_config")
     if path is None or facts.get("src") or facts.get("src_option") or facts.get("shapes"):
         return facts
-    from rankxform.derivation.asked import read_config
+    from rankxform.derivation.inputs import read_config
 
     config = read_config(path)
     if config.load_checkpoint is None:

@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rankxform.errors import UsageError, did_you_mean
-from rankxform.formats.toml_document import parse_toml
+from rankxform.formats.documents import parse_toml
 from rankxform.options import CONVERSIONS, flag_of
 from rankxform.storage.posix import read_bytes
 
-from .parser import commands_with_actions, parser
-from .verbs import COMMANDS
+from .parser import COMMANDS, commands_with_actions, parser
 
 FILE, FLAG = "rankxform.toml", "--config-file"
 _PREFIX = "RANKXFORM_"

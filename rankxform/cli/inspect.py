@@ -11,13 +11,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rankxform.checkpoints.base import FORMS
-from rankxform.display.terminal import labelled_lines, red, shown_path
-from rankxform.display.units import (
+from rankxform.display.text import (
     first_of_ranks,
     format_count,
     format_seconds,
     format_size,
+    labelled_lines,
+    red,
     short_table,
+    shown_path,
     table,
 )
 from rankxform.errors import CheckpointError, DifferenceError, UsageError
@@ -28,14 +30,12 @@ from rankxform.transport import Team
 
 from .maps import show_names
 from .options import add_json, add_option, option_named, refuse_given_options, request_options
-from .report import catalog_words, describe_samples, notice_lines, warning_lines
-from .screen import Screen
+from .screen import Screen, catalog_words, describe_samples, notice_lines, warning_lines
 
 if TYPE_CHECKING:
-    from rankxform.job.check import Check
-    from rankxform.job.replicas import ReplicaVerdict
-    from rankxform.planning.consistency import Evidence
-    from rankxform.source.opening import Source
+    from rankxform.planning.evidence import Evidence
+    from rankxform.source.open import Source
+    from rankxform.verbs.check import Check, ReplicaVerdict
 
 SUMMARY = "Print what a checkpoint file or folder, or a strategy, holds."
 EXAMPLE = "rankxform inspect output"
@@ -125,9 +125,8 @@ def _check_page(options: argparse.Namespace) -> None:
 
 def _write_page(options: argparse.Namespace, team: Team, screen: Screen) -> int:
     """Write a page of what one checkpoint holds, or two."""
-    from rankxform.job.contents import contents
-
-    from .page.file import check_page_path, save_page
+    from rankxform.cli.page.file import check_page_path, save_page
+    from rankxform.verbs.contents import contents
 
     def asked() -> list[Request]:
         first = _request(options, "none")
@@ -159,7 +158,7 @@ def _write_page(options: argparse.Namespace, team: Team, screen: Screen) -> int:
 
 
 def _compare_replicas(options: argparse.Namespace, team: Team, screen: Screen) -> int:
-    from rankxform.job.replicas import compare_replicas
+    from rankxform.verbs.check import compare_replicas
 
     request = team.bcast(lambda: _request(options, options.src_strategy))
     verdict = compare_replicas(request, team, screen.progress)
@@ -169,7 +168,7 @@ def _compare_replicas(options: argparse.Namespace, team: Team, screen: Screen) -
 
 def _examine(options: argparse.Namespace, team: Team, screen: Screen) -> int:
     """Say whether what files hold bears a strategy out."""
-    from rankxform.job.evidence import examine_source
+    from rankxform.verbs.evidence import examine_source
 
     request = team.bcast(lambda: _request(options, "none"))
     source, evidence = examine_source(request, team)
@@ -186,7 +185,7 @@ def _examine(options: argparse.Namespace, team: Team, screen: Screen) -> int:
 
 def _check(options: argparse.Namespace, team: Team, screen: Screen) -> int:
     """Say all that is wrong with a checkpoint."""
-    from rankxform.job.check import check
+    from rankxform.verbs.check import check
 
     request = team.bcast(lambda: _request(options, "none"))
     check_result = check(request, options.full, team, screen.progress)
@@ -368,9 +367,9 @@ def _destination_table(facts: Mapping[str, Any]) -> str:
 
 
 def _strategy(facts: Mapping[str, Any], raw: bool) -> str:
-    from rankxform.storage.strategies import load_strategy
+    from rankxform.storage.user_files import load_strategy
 
-    from .strategy_report import describe_strategy
+    from .strategy import describe_strategy
 
     return describe_strategy(facts["path"], load_strategy(facts["path"]), raw)
 

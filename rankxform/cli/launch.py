@@ -16,9 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from rankxform.cli.report import notice_lines, summary, verify_command, warning_lines
-from rankxform.display.terminal import warn
-from rankxform.display.units import format_count
+from rankxform.display.text import format_count, warn
 from rankxform.errors import UsageError
 from rankxform.options import GROUP_RUN
 from rankxform.request import Request
@@ -27,12 +25,8 @@ from rankxform.transport import Team
 from rankxform.transport.launcher import leave_hydra, local_rank, msrun_workers
 from rankxform.values import dataclass
 
-from .options import (
-    add_strategies,
-    add_table,
-    add_work,
-)
-from .screen import Screen
+from .options import add_strategies, add_table, add_work
+from .screen import Screen, notice_lines, summary, verify_command, warning_lines
 
 if TYPE_CHECKING:
     from rankxform.target.target import Target
@@ -71,7 +65,7 @@ def add_options(verb: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace, team: Team) -> Program:
-    from rankxform.job.launch import launch
+    from rankxform.verbs.launch import launch
 
     screen = Screen(options, team)
     team.bcast(lambda: _check(options, team))
@@ -101,7 +95,7 @@ def run(options: argparse.Namespace, team: Team) -> Program:
 
 def _announce(request: Request, target: Target, fits: bool, team: Team, screen: Screen) -> None:
     """Say how the strategy was derived, and whether anything is converted."""
-    from .strategy_report import derived_table
+    from .strategy import derived_table
 
     ranks = target.planner.dst.ranks
     if team.rank == 0 and ranks > 1 < team.size != ranks:

@@ -13,20 +13,18 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import rankxform
-from rankxform.cli.arguments import parse_arguments, wants_help
-from rankxform.display.log import close_log, open_log, write_log
 from rankxform.display.progress import PLANNING, await_first_word, clear_pending_output, style_of
-from rankxform.display.terminal import STDERR, red, width, wrap_text
+from rankxform.display.text import STDERR, close_log, open_log, red, width, wrap_text, write_log
 from rankxform.errors import Message, RankxformError, StoppedError, UsageError, exit_code
-from rankxform.metrics import seconds_since_start
 from rankxform.options import CONVERSIONS
-from rankxform.signals import Signals
+from rankxform.process import Signals, seconds_since_start
 from rankxform.transport import Team, team
 from rankxform.transport.launcher import launched_rank, launched_size
 
-from .json_output import as_json
-from .stopping import CommandStop, seconds_left
-from .verbs import command_named
+from .arguments import parse_arguments, wants_help
+from .options import CommandStop, seconds_left
+from .parser import command_named
+from .screen import as_json
 
 if TYPE_CHECKING:
     import argparse

@@ -12,13 +12,12 @@ from rankxform.request import Request
 from rankxform.transport import Team
 
 from .options import add_json, add_option, option_named, request_options
-from .report import notice_lines, warning_lines
-from .screen import Screen
+from .screen import Screen, notice_lines, warning_lines
 
 if TYPE_CHECKING:
-    from rankxform.formats.map_toml import MapTable
+    from rankxform.formats.map_table import MapTable
     from rankxform.planning.catalog import Parameter
-    from rankxform.source.opening import Source
+    from rankxform.source.open import Source
     from rankxform.target.target import Target
 
 SUMMARY = "List, print or check the tables of names that --map uses."
@@ -65,7 +64,7 @@ def _request(options: argparse.Namespace) -> Request:
 
 def show_names(request: Request, team: Team, screen: Screen) -> int:
     """Print what becomes of each name by a map. Collective."""
-    from rankxform.target.aim import prepare
+    from rankxform.target.resolve import prepare
 
     _, source, target = prepare(request, team)
     text, facts = _checked(source, target)
@@ -76,8 +75,8 @@ def show_names(request: Request, team: Team, screen: Screen) -> int:
 
 def _listed() -> tuple[str, Any]:
     """Return the tables that come with rankxform, as text and as facts."""
-    from rankxform.display.units import table
-    from rankxform.storage.maps import load_map_table, map_names
+    from rankxform.display.text import table
+    from rankxform.storage.user_files import load_map_table, map_names
 
     tables_by_name = {name: load_map_table(name) for name in map_names()}
     rows = [(name, map_table.title) for name, map_table in tables_by_name.items()]
@@ -90,7 +89,7 @@ def _listed() -> tuple[str, Any]:
 
 def _shown(name: str) -> tuple[str, Any]:
     """Return a table, as text and as facts."""
-    from rankxform.storage.maps import load_map_table
+    from rankxform.storage.user_files import load_map_table
 
     map_table = load_map_table(name)
     lines = [f"{map_table.label}: {map_table.title or 'a table'}"]
@@ -126,7 +125,7 @@ def _shown(name: str) -> tuple[str, Any]:
 
 
 def _rules(table: MapTable) -> Iterable[dict[str, Any]]:
-    from rankxform.formats.map_toml import OTHER_NAMING
+    from rankxform.formats.map_table import OTHER_NAMING
 
     for rule in table.rules:
         for block in [rule_block.names for rule_block in table.blocks_of(rule)] or [{}]:

@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rankxform.display.terminal import labelled_lines
+from rankxform.display.text import labelled_lines
 from rankxform.transport import Team
 
 from .options import add_json
@@ -30,7 +30,7 @@ def add_options(verb: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace, team: Team) -> int:
-    from rankxform.storage.strategies import merge_stage_files
+    from rankxform.storage.user_files import merge_stage_files
 
     target = Path(options.target)
 

@@ -1,16 +1,51 @@
-"""The parser of the whole command, and what its help looks like."""
+"""The table of commands, and the parser."""
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
-from typing import Any, NoReturn
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol, cast
 
 import rankxform
-from rankxform.display.terminal import wrap_text
+from rankxform.display.text import wrap_text
 from rankxform.errors import UsageError, did_you_mean
+from rankxform.transport import Team
 
-from .verbs import COMMANDS, command_named
+if TYPE_CHECKING:
+    from .launch import Program
+
+
+class Command(Protocol):
+    """A module of this package: what the verb takes, does and prints.
+
+    SUMMARY: one sentence; EXAMPLE: a command.
+    """
+
+    SUMMARY: str
+    EXAMPLE: str
+
+    def add_options(self, verb: argparse.ArgumentParser) -> None:
+        """Declare the verb's options."""
+
+    def run(self, options: argparse.Namespace, team: Team) -> int | Program:
+        """Do it; return the exit code, or what this process becomes. Collective."""
+
+
+COMMANDS: dict[str, str] = {
+    name: f"{__package__}.{name}"
+    for name in (
+        "transform", "verify", "launch", "plan", "ranks", "merge", "strategy", "maps", "inspect",
+        "hostfile",
+    )
+}  # fmt: skip
+"""The module of each verb, in the order of --help."""
+
+
+def command_named(name: str) -> Command:
+    """Return a verb's module."""
+    return cast(Command, import_module(COMMANDS[name]))
+
 
 DESCRIPTION = (
     "Move a distributed MindSpore checkpoint between parallel strategies.\n\n"

@@ -8,35 +8,32 @@ from dataclasses import asdict
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
-from rankxform.display.terminal import labelled_lines
-from rankxform.display.units import (
+from rankxform.display.text import (
     first_of_ranks,
     format_buffer,
     format_seconds,
     format_size,
+    labelled_lines,
     read_and_needed,
     short_table,
     table,
 )
 from rankxform.errors import UsageError
-from rankxform.planning.cost_model import LATENCIES, SHARE, Costs
-from rankxform.planning.read_method import RANGES, SIEVING, TWO_PHASE
+from rankxform.planning.reads import LATENCIES, RANGES, SHARE, SIEVING, TWO_PHASE, Costs
 from rankxform.publish.options import WRITERS_NODE
 from rankxform.storage.bandwidth import MEASURED_BYTES
 from rankxform.transport import Team
 
 from .options import STRATEGIES_EXAMPLE, add_folders, add_json, add_report, add_table, parse_count
-from .report import header, left_out, notice_lines, warning_lines
-from .screen import Screen
+from .screen import Screen, header, left_out, notice_lines, warning_lines
 
 if TYPE_CHECKING:
-    from rankxform.job.picture import FlowMatrix, TensorKind
-    from rankxform.job.plan import Plan, PlanResult, SimulationResult
-    from rankxform.job.predict import Cluster
     from rankxform.planning.simulate import MethodUse, Simulation
     from rankxform.request import Request
-    from rankxform.source.opening import Source
+    from rankxform.source.open import Source
     from rankxform.target.target import Target
+    from rankxform.verbs.picture import FlowMatrix, TensorKind
+    from rankxform.verbs.plan import Cluster, Plan, PlanResult, SimulationResult
 
 SUMMARY = "Print what would be read, written and held in memory; read headers only."
 EXAMPLE = f"rankxform plan output/checkpoint \\\n      {STRATEGIES_EXAMPLE}"
@@ -76,7 +73,7 @@ def add_options(verb: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace, team: Team) -> int:
     """Plan; of ``transform --dry-run`` too, which predicts how long it takes."""
-    from rankxform.job.plan import plan
+    from rankxform.verbs.plan import plan
 
     screen = Screen(options, team)
     request = screen.request()
@@ -97,8 +94,7 @@ def run(options: argparse.Namespace, team: Team) -> int:
 
 
 def _simulate(request: Request, options: argparse.Namespace, team: Team, screen: Screen) -> int:
-    from rankxform.job.plan import simulate, summarize_simulated
-    from rankxform.job.predict import Cluster
+    from rankxform.verbs.plan import Cluster, simulate, summarize_simulated
 
     processes = options.simulate
     nodes, placement = options.nodes or -(-processes // 8), options.src_placement or PLACES[0]
@@ -123,7 +119,7 @@ def _write_page(
     options: argparse.Namespace, source: Source, target: Target, plan: Plan, **outcome: Any
 ) -> None:
     if options.report:
-        from .page.file import write_page
+        from rankxform.cli.page.file import write_page
 
         write_page(options, source, target, plan, **outcome)
 
@@ -152,7 +148,7 @@ def _facts(planned: PlanResult) -> dict[str, Any]:
 
 def _table(planned: PlanResult, screen: Screen) -> str:
     """Write a plan for people; of many ranks by stage."""
-    from rankxform.job.picture import byte_flow, kinds, kinds_to_draw
+    from rankxform.verbs.picture import byte_flow, kinds, kinds_to_draw
 
     source, target, plan, prediction = planned
     verdict = _verdict(plan, prediction)

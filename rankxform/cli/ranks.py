@@ -7,8 +7,7 @@ import os
 from collections.abc import Mapping
 from functools import partial
 
-from rankxform.cli.report import warning_lines
-from rankxform.display.units import table
+from rankxform.display.text import table
 from rankxform.request import Request
 from rankxform.transport import Team
 
@@ -21,7 +20,7 @@ from .options import (
     refuse_given_options,
     request_options,
 )
-from .screen import Screen
+from .screen import Screen, warning_lines
 
 SUMMARY = "Print the source ranks whose bytes each destination rank needs."
 EXAMPLE = f"rankxform ranks {STRATEGIES_EXAMPLE} --ranks 0-3"
@@ -51,7 +50,7 @@ def run(options: argparse.Namespace, team: Team) -> int:
 
 def _of_checkpoint(options: argparse.Namespace, team: Team) -> dict[int, tuple[int, ...]]:
     """Return the ranks that are read, by destination rank. Collective."""
-    from rankxform.target.aim import prepare
+    from rankxform.target.resolve import prepare
 
     request = team.bcast(
         lambda: Request(
@@ -70,9 +69,9 @@ def _of_checkpoint(options: argparse.Namespace, team: Team) -> dict[int, tuple[i
 
 def _of_strategies(options: argparse.Namespace, team: Team) -> dict[int, tuple[int, ...]]:
     """Return the ranks that are needed by the strategies alone. Collective."""
-    from rankxform.ops.base import OperationChain
-    from rankxform.planning.needed import source_ranks_needed
-    from rankxform.storage.strategies import load_strategy
+    from rankxform.operations.base import OperationChain
+    from rankxform.planning.selection import source_ranks_needed
+    from rankxform.storage.user_files import load_strategy
 
     def find() -> dict[int, tuple[int, ...]]:
         refuse_given_options(options, "needs SRC", ("ranks", "rename"))

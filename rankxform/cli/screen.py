@@ -1,29 +1,329 @@
-"""What a verb shows: text for people or JSON, progress, and a page. Process 0 alone speaks."""
+"""What a verb prints: text or JSON."""
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import shlex
 import sys
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rankxform.cli.arguments import build_request, notes_of_script
-from rankxform.cli.report import header, notice_lines, size_lines
-from rankxform.display.log import is_open, write_log
+import rankxform
 from rankxform.display.progress import Progress, clear_pending_output
-from rankxform.display.terminal import labelled_lines, shown_path
+from rankxform.display.text import (
+    format_buffer,
+    format_count,
+    format_seconds,
+    format_size,
+    is_open,
+    labelled_lines,
+    read_and_needed,
+    shown_path,
+    table,
+    write_log,
+)
+from rankxform.errors import StorageError
+from rankxform.layout.names import format_ranges, patterns, summarize_names
+from rankxform.layout.states import state_of_name
+from rankxform.process import usable_cores
 from rankxform.request import Request
+from rankxform.storage.posix import free_bytes
+from rankxform.storage.store import scheme_of
 from rankxform.transport import Team
 from rankxform.transport.team import show_nothing
 
-from .json_output import as_json
+from .arguments import build_request, notes_of_script
 
 if TYPE_CHECKING:
-    from rankxform.source.opening import Source
+    from rankxform.layout.strategy import Strategy
+    from rankxform.planning.catalog import Catalog
+    from rankxform.planning.selection import OmittedParameters
+    from rankxform.request import Request
+    from rankxform.source.open import Source
     from rankxform.target.target import Target
     from rankxform.transport.team import ShowProgress
+    from rankxform.verbs.report import Report
+
+
+VERSION = 1
+"""Counts up when a name goes or changes its meaning; a name may be added without notice."""
+
+
+def as_json(result: str, facts: Mapping[str, Any]) -> str:
+    """Write the facts of one result; `result` names what they are of."""
+    return json.dumps({"version": VERSION, "result": result, **facts}, indent=1)
+
+
+_LONG_SECONDS = 10.0
+"""From how long a run on more processes is worth a word."""
+
+
+def header(source: Source, target: Target, processes: int, verdict: Sequence[str] = ()) -> str:
+    """Say which files were found and what is about to happen; behind warnings the verdict."""
+    src, dst = source.where.path, target.planner.dst
+    selected_count, rank_count = len(target.ranks), dst.ranks
+    dst_text = (
+        format_count(rank_count, "rank")
+        if selected_count == rank_count
+        else f"{selected_count} of {format_count(rank_count, 'rank')}"
+    )
+    if target.arrangement.parts:
+        number = format_count(len(target.files), "file")
+        dst_text = f"{target.form.title}, {number}" + (f" of {dst_text}" if rank_count > 1 else "")
+    derived = []
+    if target.derived is not None:
+        from .strategy import derived_table
+
+        derived = [derived_table(target.derived), ""]
+    total = sum(index.size for index in source.indexes.values())
+    return "\n".join(
+        (
+            *warning_lines(target.warnings),
+            *verdict,
+            *derived,
+            f"rankxform {rankxform.__version__}, {format_count(processes, 'process')}",
+            labelled_lines(
+                "from",
+                f"{shown_path(src) or 'shapes alone'}: {_found(source)}{_step(source)}"
+                + (f", {format_size(total)}" if src else ""),
+                catalog_words(target.planner.catalog),
+            ),
+            labelled_lines(
+                "to",
+                f"{shown_path(target.dst)}: {dst_text}" if target.dst else dst_text,
+                strategy_words(dst),
+            ),
+            *([labelled_lines("names", target.map_in_words)] if target.map_in_words else []),
+        )
+    )
+
+
+def size_lines(request: Request, target: Target, nbytes: int, processes: int) -> list[str]:
+    """Say how much is about to be written, and how much is free; on one node.
+
+    Whether that is enough is found when the files are made: those of an earlier run are continued.
+    """
+    if target.dst is None or scheme_of(target.dst) or not nbytes:
+        return []
+    try:
+        free = f" ({format_size(free_bytes(target.folder))} free)"
+    except StorageError:  # what is wrong is met again, where all processes hear of it
+        free = ""
+    suffix = " a process" if processes > 1 else ""
+    return [
+        labelled_lines(
+            "to write",
+            f"{format_size(nbytes)}{free}, {format_buffer(request.memory)} of buffers{suffix}",
+        )
+    ]
+
+
+def describe_samples(evidence: Mapping[str, int | None]) -> str:
+    """Say on what a source's strategy stands, by bytes that were compared."""
+    samples_text, percent = (
+        format_count(evidence.get("samples") or 0, "sample"),
+        evidence.get("percent"),
+    )
+    return (
+        samples_text
+        if not percent
+        else f"{samples_text}, of kinds that hold {percent} % of the bytes"
+    )
+
+
+def _found(source: Source) -> str:
+    description = source.selected.description
+    if description is None:
+        selected, files = source.selected, f", {format_count(len(source.indexes), 'file')}"
+        source_text = format_count(len({*map(selected.rank_of, source.indexes)}), "rank")
+        return source_text + (files if selected.ranks else "")
+    ranks = len({description.ranks[file] for file in source.indexes if file in description.ranks})
+    source_text = f"{source.form.title}, {format_count(len(source.indexes), 'file')}"
+    return source_text + (f" of {format_count(ranks, 'rank')}" if ranks > 1 else "")
+
+
+def _step(source: Source) -> str:
+    step = source.selected.step
+    if not step:
+        return ""
+    if len(step) == 1:
+        return f", iteration {step[0]}"
+    return f", epoch {step[0]} step {step[1]}"
+
+
+def warning_lines(texts: Sequence[str]) -> list[str]:
+    """Write warnings, which are said first and last."""
+    return [labelled_lines("WARNING:", text) for text in texts]
+
+
+def notice_lines(texts: Sequence[str]) -> list[str]:
+    """Write what to know."""
+    return [labelled_lines("note", text) for text in texts]
+
+
+def strategy_words(strategy: Strategy) -> str:
+    """Name a strategy, and what it describes."""
+    if strategy.label == "none":
+        return "no strategy: whole tensors"
+    return f"{shown_path(strategy.label)}: {strategy.extent}"
+
+
+def catalog_words(catalog: Catalog) -> str:
+    """Name what describes a source, and what that is."""
+    if catalog.strategy is not None:
+        return strategy_words(catalog.strategy)
+    return f"{shown_path(catalog.label)}: {catalog.extent}"
+
+
+def summary(
+    report: Report, verify: Callable[[], str], verbose: bool = False, quiet: bool = False
+) -> str:
+    """Say what was moved, what was left out, what deserves a look, and how to go on.
+
+    verify: returns the command that compares every byte. verbose: with names; quiet: the last line
+    alone.
+    """
+    detail_lines = [] if quiet else _told(report, verbose)
+    if report.files_kept == len(report.files):
+        last_line = (
+            f"{format_count(report.files_kept, 'file')} complete already; nothing was written"
+        )
+    else:
+        linked = f" ({report.files_linked} linked to equal ones)" if report.files_linked else ""
+        files = format_count(len(report.files) - report.files_kept, "file")
+        prior = ""
+        if report.bytes_before:
+            prior = f", of which {format_size(report.bytes_before)} had been written before"
+        last_line = (
+            f"{format_size(report.bytes_written + report.bytes_before)} in {files}{linked}{prior}, "
+            f"{format_seconds(report.seconds)}, "
+            f"{format_size(report.bytes_written / max(report.seconds, 1e-9))}/s"
+        )
+    lines = [*detail_lines, labelled_lines("done", last_line)]
+    if not quiet:
+        lines += [labelled_lines("next", *_next(report, verify))]
+    return "\n".join(lines + warning_lines(report.warnings))
+
+
+def _told(report: Report, verbose: bool) -> list[str]:
+    """Say what was read, what was not written, and what to know."""
+    if report.files_kept == len(report.files):
+        return []
+    lines = []
+    if report.files_kept or report.files_continued:
+        files_text = format_count(report.files_kept, "file")
+        text = f"an earlier run: {files_text} complete, {report.files_continued} begun"
+        lines.append(labelled_lines("continued", text))
+    if report.placement:
+        lines.append(labelled_lines("placed", report.placement))
+    sent = f"; sent {format_size(report.bytes_sent)} between processes" if report.bytes_sent else ""
+    text = (
+        f"{read_and_needed(report.bytes_read, report.bytes_needed)}{sent}; peak memory "
+        f"{format_size(report.peak_memory_bytes)} a process"
+    )
+    lines.append(labelled_lines("read", text))
+    if report.strategy:
+        lines.append(
+            labelled_lines("strategy", f"of the destination: {shown_path(report.strategy)}")
+        )
+    if report.bytes_compared:
+        names = report.compared_names
+        names_text = ", ".join(names if verbose else names[:4]) + (", ..." if names[4:] else "")
+        text = f"between ranks, all bytes: {names_text} ({format_size(report.bytes_compared)})"
+        lines.append(labelled_lines("compared", text))
+    return [
+        *lines,
+        *left_out(report.left_out, report.absent, verbose),
+        *notice_lines(report.notices),
+    ]
+
+
+def left_out(
+    omitted_groups: Sequence[OmittedParameters], absent: Sequence[str], verbose: bool = False
+) -> list[str]:
+    """Say what is not written; the names of all patterns only if `verbose`."""
+    lines = [
+        _some(
+            "left out",
+            group.names,
+            group.families,
+            f"{format_size(group.nbytes)}; {group.reason}",
+            verbose,
+        )
+        for group in omitted_groups
+    ]
+    if absent:
+        states = {name: state for name in absent if (state := state_of_name(name)) is not None}
+        families = {name: state.family for name, state in states.items()}
+        reason = "in the strategies, not in the checkpoint"
+        lines.append(_some("absent", absent, families, reason, verbose))
+    return lines
+
+
+def _some(
+    label: str, names: Sequence[str], families: Mapping[str, str], reason: str, verbose: bool
+) -> str:
+    """Say what names there are: states by their family, the others by pattern."""
+    counts = Counter(families[name] for name in names if name in families)
+    other_names = [name for name in names if name not in families]
+    shown = [f"{family} ({count:,})" for family, count in counts.items()]
+    shown += [summarize_names(other_names, 3)] if other_names else []
+    return labelled_lines(
+        label,
+        f"{', '.join(shown)}: {reason}",
+        *(f"  {name}" for name in patterns(names) if verbose),
+    )
+
+
+def verify_command(source: Source, target: Target, request: Request, processes: int) -> str:
+    """Return the command that compares every byte of a destination, as it can be pasted here."""
+    from rankxform.target.manifest import verify_options
+
+    number = ["-n", str(processes)] if processes > 1 else []
+    words = [source.where.path, target.dst or "DST", *verify_options(request, source, target)]
+    if request.ranks:
+        words += ["--ranks", format_ranges(request.ranks).replace(" ", "")]
+    shown = [shown_path(word) if word.startswith("/") else word for word in words]
+    shown[:2] = [f"./{word}" if word.startswith("-") else word for word in shown[:2]]
+    return shlex.join(["rankxform", "verify", *number, *shown])
+
+
+def _next(report: Report, verify: Callable[[], str]) -> list[str]:
+    """Say how to go on: how to check the destination, and how a slow run would be faster."""
+    if report.form != "ranks":
+        load = f"load {report.dst}"
+    elif report.dst_ranks == 1 < report.src_ranks:
+        load = f"one complete file, for one device: {report.files[0]} (--dst-strategy: for more)"
+    else:
+        container = Path(report.files[0]).suffix.removeprefix(".") if report.files else ""
+        load = f"in the job's YAML, load_checkpoint: {report.dst}, auto_trans_ckpt: False"
+        load += f", load_ckpt_format: {container}" if container != "ckpt" else ""
+    check = shlex.join(["rankxform", "verify", shown_path(report.dst)])
+    lines = [load, check if report.fingerprints else verify()]
+    if (
+        report.processes == 1
+        and report.seconds > _LONG_SECONDS
+        and (core_count := usable_cores()) > 1
+    ):
+        lines.append(
+            f"{core_count} cores are here; rankxform transform -n {core_count} ... uses them all"
+        )
+    return lines
+
+
+def profile(report: Report) -> str:
+    """Write the seconds that each process spent in each phase."""
+    names = [n for n in report.phases[0] if any(seconds[n] >= 5e-5 for seconds in report.phases)]
+    rows = [
+        (process, *(f"{seconds[n]:.4f}" for n in names), f"{sum(seconds.values()):.4f}")
+        for process, seconds in enumerate(report.phases)
+    ]
+    moved = f"moved in {report.move_seconds:.4f} s, from the finished plan to the last file's name"
+    return f"\n{table(('process', *names, 'all'), rows)}\n{moved}"
 
 
 class Screen:
@@ -43,7 +343,7 @@ class Screen:
         def read() -> Request:
             request = build_request(self._options)
             if self._page is not None:
-                from .page.file import check_page_path
+                from rankxform.cli.page.file import check_page_path
 
                 check_page_path(self._page, request)
             return request
@@ -128,7 +428,7 @@ class Screen:
     def page_of_work(self, request: Request, **outcome: Any) -> None:
         """Write the page of what was begun, done and told, if one is asked for. Collective."""
         if self._page is not None:
-            from .page.file import write_page_of_work
+            from rankxform.cli.page.file import write_page_of_work
 
             source, target = self.begun
             write_page_of_work(self._options, request, source, target, self._team, **outcome)

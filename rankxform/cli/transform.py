@@ -5,21 +5,13 @@ from __future__ import annotations
 import argparse
 from functools import partial
 
-from rankxform.cli.report import profile, summary, verify_command
+from rankxform.cli import plan
 from rankxform.options import GROUP_RUN
 from rankxform.transport import Team
 
-from . import plan
 from .arguments import IGNORED
-from .options import (
-    STRATEGIES_EXAMPLE,
-    add_folders,
-    add_number,
-    add_report,
-    add_table,
-    add_work,
-)
-from .screen import Screen
+from .options import STRATEGIES_EXAMPLE, add_folders, add_number, add_report, add_table, add_work
+from .screen import Screen, profile, summary, verify_command
 
 SUMMARY = "Convert a checkpoint."
 EXAMPLE = f"rankxform transform -n 8 output/checkpoint new_ckpt \\\n      {STRATEGIES_EXAMPLE}"
@@ -45,7 +37,7 @@ def add_options(verb: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace, team: Team) -> int:
     if options.dry_run:
         return plan.run(options, team)
-    from rankxform.job.transform import transform
+    from rankxform.verbs.transform import transform
 
     screen = Screen(options, team)
     request = screen.request()

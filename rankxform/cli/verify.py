@@ -7,12 +7,13 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from rankxform.display.terminal import labelled_lines, red
-from rankxform.display.units import (
+from rankxform.display.text import (
     first_of_ranks,
     format_count,
     format_seconds,
     format_size,
+    labelled_lines,
+    red,
     short_table,
 )
 from rankxform.errors import DifferenceError, UsageError
@@ -31,12 +32,11 @@ from .options import (
     add_work,
     refuse_given_options,
 )
-from .report import describe_samples, notice_lines, warning_lines
-from .screen import Screen
+from .screen import Screen, describe_samples, notice_lines, warning_lines
 
 if TYPE_CHECKING:
-    from rankxform.engine.compare_sink import Difference
-    from rankxform.job.verdict import Verdict
+    from rankxform.engine.sinks import Difference
+    from rankxform.verbs.verdict import Verdict
 
 SUMMARY = "Compare a destination with its source, or with its own manifest."
 EXAMPLE = f"rankxform verify -n 8 output/checkpoint new_ckpt \\\n      {STRATEGIES_EXAMPLE}"
@@ -67,8 +67,7 @@ def _ignore_writing(verb: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace, team: Team) -> int:
-    from rankxform.job.verify import verify
-    from rankxform.job.verify_manifest import verify_alone
+    from rankxform.verbs.verify import verify, verify_alone
 
     screen = Screen(options, team)
     if team.bcast(lambda: _means_manifest(options)):

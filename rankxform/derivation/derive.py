@@ -1,20 +1,20 @@
-"""The strategy of a job that was never compiled, from another strategy and both jobs' sizes.
+"""The derived strategy, and the optimizer's shard.
 
 The source's layouts are explained (`explain`), or a preset's rules say what they
 mean; the same meanings are then written for the destination's sizes as MindSpore's compiler writes
 them. What follows holds if the network's ``shard()`` calls do not change. Whatever is not known is
 refused, all at once, each reason with the option that answers it.
-"""
 
-# All reasons are told at once because each answer given alone would cost a run. Refusing single
-# parameters was tried: it was wrong in 44 pairs of compiled strategies, as the layouts that look
-# plain may be meant otherwise too.
+``frontend/parallel/parameter_manager.cc`` and ``ops_info/operator_info.cc`` decide it from the
+layout alone, the full size and two settings; see `shard`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import cache
 
-from rankxform.derivation.presets import matching_presets
 from rankxform.errors import DerivationError, RequestError
 from rankxform.layout.differences import describe_layout
 from rankxform.layout.layout import Layout, same_boxes, without_optimizer
@@ -32,12 +32,238 @@ from .explain import (
     rule_for,
     sizes_fit,
 )
-from .mesh import EXPERT, FLAT, MeshSpec, layout_of, print_spec
-from .participation import add_optimizer_shard, may_shard, optimizer_shards
-from .pipeline import in_layers
-from .place import assign_stages
+from .mesh import EXPERT, FLAT, MeshSpec, Parallel, layout_of, print_spec
 from .request import Derived, DeriveRequest, Extent, ShardingRow
-from .rules import ShardingRule, mismatched_shapes, sizes_by_name
+from .rules import ShardingRule, matching_presets, mismatched_shapes, sizes_by_name
+from .stages import assign_stages, in_layers
+
+
+def shard_by_optimizer(layout: Layout, rows: int, nbytes: int, parallel: Parallel) -> Layout:
+    """Return a layout with the optimizer's shard of a parameter that takes part in it.
+
+    `rows` is the full extent of axis 0, `nbytes` the full size. There is no shard of a parameter
+    below the threshold, where no two ranks hold the same slice, where the shard size does not
+    divide the ranks that do, or where the slice's rows do not divide.
+
+    >>> sharded = Parallel(optimizer_shard=True)
+    >>> shard_by_optimizer(Layout((2, 4), ((0,), ())), 64, 1 << 20, sharded).opt_step
+    4
+    """
+    if not parallel.shards or nbytes < parallel.threshold_bytes:
+        return layout
+    return divide(layout, rows, parallel.shard_size)
+
+
+def divide(layout: Layout, rows: int, size: int | None) -> Layout:
+    """Return a layout whose slices are divided among the ranks that hold them.
+
+    size: into how many shards at most (None: as many as there are such ranks).
+    """
+    ranks = layout.free_ranks
+    if ranks == 1 or not layout.tensor_map or (size and size < ranks and ranks % size):
+        return layout
+    count = min(size or ranks, ranks)
+    if rows // layout.map_counts[0] % count:
+        return layout
+    return replace(layout, opt_step=_step(layout), opt_size=count if size else -1)
+
+
+@cache
+def _step(layout: Layout) -> int:
+    """Return the distance between ranks that hold the same slice, as MindSpore computes it."""
+    group = layout.holders[layout.cell(0)]
+    return (group[-1] - group[0]) // (len(group) - 1)
+
+
+def optimizer_shards(
+    request: DeriveRequest, parameters: Mapping[str, NetworkParameter], refusals: Refusals
+) -> dict[str, bool | None]:
+    """Tell which parameters take part in the optimizer's shard; None where that is not known."""
+    shown_by_name = _seen_taking_part(request, parameters, refusals)
+    takes_part: dict[str, bool | None] = {}
+    by_pattern: dict[str, set[bool]] = {}
+    for name, value in shown_by_name.items():
+        if value is not None:
+            by_pattern.setdefault(pattern_of(name), set()).add(value)
+    for name in parameters:
+        pattern_flags = by_pattern.get(pattern_of(name), set())
+        value = shown_by_name.get(name)
+        if value is None and len(pattern_flags) == 1:
+            value = next(iter(pattern_flags))
+        takes_part[name] = _stated(request, name, value, refusals)
+    return takes_part
+
+
+def _stated(
+    request: DeriveRequest, name: str, src_takes_part: bool | None, refusals: Refusals
+) -> bool | None:
+    """Return what the user or a rule says of a parameter, or else what was seen."""
+    on, off = (
+        any(pattern.search(name) for pattern in p) for p in (request.opt_on, request.opt_off)
+    )
+    if on and off:
+        refusals.add("--opt-on and --opt-off both match it", "Change one of them", name)
+    rule = rule_for(request.all_rules, name, "optimizer")
+    decided, who = (on, f"--opt-{'on' if on else 'off'}") if on or off else (None, "")
+    if decided is None and rule is not None:
+        decided, who = rule.optimizer, rule.label
+    if decided is None:
+        return src_takes_part
+    if src_takes_part is not None and src_takes_part is not decided:
+        refusals.add(
+            f"{who} contradicts the source, where it "
+            + ("takes part" if src_takes_part else "does not take part")
+            + " in the optimizer's shard",
+            "Change the rule, or use another version of the preset",
+            name,
+        )
+    return decided
+
+
+def _seen_taking_part(
+    request: DeriveRequest, parameters: Mapping[str, NetworkParameter], refusals: Refusals
+) -> dict[str, bool | None]:
+    """Tell what the source's layouts show: a shard, or none although one was possible."""
+    source, src = request.source, request.src or Parallel()
+    layouts = {name: parameter.layout for name, parameter in parameters.items() if parameter.layout}
+    sharded = [layout for layout in layouts.values() if layout.opt_shards > 1]
+    if source is None or not sharded:
+        return {}
+    if src.optimizer_shard is False:
+        refusals.add(
+            "the source's optimizer shards parameters, but its configuration says that it does not",
+            "Correct --src-config",
+        )
+    threshold = src.threshold_bytes
+    repeats = in_layers(parameters)
+    smallest = _smallest_sharded(request, layouts)
+    takes_part: dict[str, bool | None] = {}
+    for name, layout in layouts.items():
+        extent = request.extents.get(name)
+        if layout.opt_shards > 1:
+            takes_part[name] = True
+            if extent and extent.nbytes < threshold and may_shard(request):
+                refusals.add(
+                    f"is sharded by the optimizer, although it is smaller than "
+                    f"{threshold // 1024} KiB",
+                    "Give --src-threshold, the source's parallel_optimizer_threshold in KiB",
+                    name,
+                )
+            continue
+        min_bytes = threshold if src.threshold is not None else max(threshold, smallest)
+        possible = extent is not None and extent.nbytes >= min_bytes and len(extent.shape) > 0
+        if not possible or _may_be_tied(request, parameters[name], name in repeats):
+            takes_part[name] = None
+            continue
+        assert extent is not None
+        limits = _limits(sharded, layout.free_ranks)
+        would_be = [divide(without_optimizer(layout), extent.shape[0], limit) for limit in limits]
+        certain = bool(would_be) and all(divided.opt_shards > 1 for divided in would_be)
+        takes_part[name] = False if certain else None
+    return takes_part
+
+
+def _limits(sharded: Sequence[Layout], ranks: int) -> list[int | None]:
+    """Return the source's optimizer_weight_shard_size, as the shards of its parameters show it.
+
+    `ranks` hold the same slice of the parameter in question. None stands for no limit. There is no
+    answer where every shard that is seen goes to all ranks, and they are fewer than these.
+    """
+    sizes = [layout.opt_size for layout in sharded]
+    if -1 in sizes:
+        return [None]
+    exact = [layout.opt_size for layout in sharded if layout.opt_size < layout.free_ranks]
+    if exact:
+        return [max(exact)]
+    return [None] if ranks <= max(sizes) else []
+
+
+def may_shard(request: DeriveRequest) -> bool:
+    """Tell whether the destination's optimizer may shard anything anew."""
+    if request.predict or request.dst.optimizer_shard is False:
+        return False
+    return request.dst.optimizer_shard is not None or not request.keep_mesh
+
+
+def _smallest_sharded(request: DeriveRequest, layouts: Mapping[str, Layout]) -> int:
+    """Return the bytes of the smallest parameter with a shard: the threshold is not above it."""
+    sharded = (request.extents.get(n) for n, layout in layouts.items() if layout.opt_shards > 1)
+    return min((extent.nbytes for extent in sharded if extent), default=0)
+
+
+def _may_be_tied(request: DeriveRequest, parameter: NetworkParameter, is_layer: bool) -> bool:
+    """Tell whether stages may share a parameter, which then has no shard in spite of its flag."""
+    assert request.source is not None
+    if len(request.source.stages) == 1:
+        return False
+    outside = parameter.stages == (0,) and not is_layer
+    return len(parameter.stages) > 1 or (outside and request.dst.pp == 1)
+
+
+def add_optimizer_shard(
+    request: DeriveRequest,
+    name: str,
+    parameter: NetworkParameter,
+    plain: Layout,
+    takes_part: bool | None,
+    shared: bool,
+    refusals: Refusals,
+) -> Layout | None:
+    """Return a parameter's layout with the optimizer's shard; None if it is refused."""
+    dst = replace(request.dst, optimizer_shard=False) if request.predict else request.dst
+    if dst.optimizer_shard is None and request.keep_mesh:
+        return parameter.layout
+    if dst.optimizer_shard is False or takes_part is False or plain.free_ranks == 1:
+        return plain
+    extent = request.extents.get(name)
+    if extent is None and dst.optimizer_shard is None:
+        _refuse_unstated(refusals)
+        return None
+    if extent is None:
+        refusals.add(
+            "its shape decides whether the optimizer shards it, and is not known",
+            "Give --shapes, a JSON file of full shapes or the checkpoint",
+            name,
+        )
+        return None
+    if not extent.shape:
+        return plain
+    on = dst if dst.shards else replace(dst, optimizer_shard=True)
+    layout = shard_by_optimizer(plain, extent.shape[0], extent.nbytes, on)
+    if layout is plain:
+        return plain
+    if dst.optimizer_shard is None:
+        _refuse_unstated(refusals)
+        return None
+    if takes_part is None:
+        refusals.add(
+            "the source does not show whether it takes part in the optimizer's shard",
+            "Give --opt-on REGEX or --opt-off REGEX (Parameter(parallel_optimizer=False)), "
+            "or --preset",
+            name,
+        )
+        return None
+    if shared and not any(pattern.search(name) for pattern in (*request.opt_on, *request.opt_off)):
+        refusals.add(
+            "is shared by two pipeline stages, and whether MindSpore then shards it differs",
+            "Give --opt-on REGEX or --opt-off REGEX",
+            name,
+        )
+        return None
+    return layout
+
+
+def _refuse_unstated(refusals: Refusals) -> None:
+    refusals.add(
+        "whether the destination's optimizer shards parameters is not stated",
+        "Give --optimizer-shard on (then with --shapes or the checkpoint), off, or the size "
+        "(optimizer_weight_shard_size); or --predict",
+    )
+
+
+# All reasons are told at once because each answer given alone would cost a run. Refusing single
+# parameters was tried: it was wrong in 44 pairs of compiled strategies, as the layouts that look
+# plain may be meant otherwise too.
 
 
 def derive(request: DeriveRequest, label: str = "derived") -> Derived:

@@ -13,8 +13,8 @@ from rankxform.results import Result
 from rankxform.values import dataclass
 
 from .mesh import DST_SIZES, SRC_SIZES, Parallel
-from .place import StageLayers
 from .rules import Preset, ShardingRule
+from .stages import StageLayers
 
 
 class Extent(NamedTuple):

@@ -13,8 +13,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from rankxform.errors import DerivationError
-from rankxform.formats.base import Schema
-from rankxform.formats.dtype import content_bytes
+from rankxform.formats.container import Schema, content_bytes
 from rankxform.geometry.box import Shape
 from rankxform.layout.layout import Layout, without_optimizer
 from rankxform.layout.names import pattern_of, summarize_names

@@ -15,9 +15,7 @@ from rankxform.transport import Team
 from rankxform.transport.launcher import CLEAR_LINE, terminal
 from rankxform.transport.team import ShowProgress, show_nothing
 
-from .log import is_open, write_log
-from .terminal import columns_of
-from .units import format_seconds, format_size
+from .text import columns_of, format_seconds, format_size, is_open, write_log
 
 _BAR_SECONDS, _SIGN_SECONDS = 0.2, 10.0
 _FIRST_SECONDS, _SECOND_SECONDS, _LINE_SECONDS = 2.0, 10.0, 60.0

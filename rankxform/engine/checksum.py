@@ -24,25 +24,23 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rankxform.errors import DifferenceError
-from rankxform.formats.dtype import item_size
+from rankxform.formats.container import item_size
 from rankxform.geometry.box import Box, Shape, first_element
 from rankxform.geometry.tiling import split_into_tiles
 from rankxform.planning.transfers import Transfer
 from rankxform.storage.posix import Buffer, OnProgress
 
-from .arena import Region, typed
-from .convert import cast_function, transport_dtype, word_type
+from .cast import cast_function, transport_dtype, word_type
 from .piece_schedule import PieceRegion, source_indices
-from .schedule import CHECKSUM_BYTES
-from .tile_work import TileWork
+from .schedule import CHECKSUM_BYTES, Region, TileWork, typed
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from rankxform.storage.sources import SourceReader
+    from rankxform.storage.source_reader import SourceReader
 
-    from .compare_sink import ExpectedSlice
     from .copier import Copier
+    from .sinks import ExpectedSlice
 
     Bytes = npt.NDArray[np.uint8]
     _Keys = npt.NDArray[np.uint64]

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from rankxform.options import AFFECTS_LOAD, GROUP_IO, TYPE_SIZE, choice_of, option
-from rankxform.planning.cost_model import COSTS, Costs
-from rankxform.planning.read_method import AUTO, READ_METHODS
+from rankxform.planning.reads import AUTO, COSTS, READ_METHODS, Costs
 from rankxform.values import dataclass
 
 from .pipeline import DEFAULT_MEMORY

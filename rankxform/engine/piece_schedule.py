@@ -19,18 +19,16 @@ from rankxform.errors import UsageError
 from rankxform.geometry.box import Box, contiguous_runs, strided_runs
 from rankxform.geometry.pieces import BROADCAST_AXIS, Piece, PieceTiling
 from rankxform.geometry.tiling import Cell, RowIndex, TileRun, split_into_tiles
-from rankxform.planning.read_method import ReadMethod
-from rankxform.planning.routes import Routes
+from rankxform.planning.exchange import Routes
+from rankxform.planning.reads import ReadMethod
 from rankxform.planning.transfers import Exchange, Transfer
 from rankxform.values import dataclass
 
-from .arena import ALIGN, Region, SourceIndices
-from .convert import blockwise, cast_function, transport_dtype
-from .schedule import SMALL_TILE, Schedule
-from .tile_work import TileRead
+from .cast import blockwise, cast_function, transport_dtype
+from .schedule import ALIGN, SMALL_TILE, Region, Schedule, SourceIndices, TileRead
 
 if TYPE_CHECKING:
-    from .arena import Bytes, View, Words
+    from .schedule import Bytes, View, Words
 
 T = TypeVar("T")
 

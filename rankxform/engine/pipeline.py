@@ -1,4 +1,4 @@
-"""The engine: read each needed byte once, assemble, write in file order.
+"""The execution of schedules: the order of tiles, reads, messages, copies, sinks.
 
 A parameter moves tile by tile. For each tile every source file is read in one piece, every
 destination file written in one piece, and between the two lies one strided numpy copy in words
@@ -8,34 +8,261 @@ destination ranks that one process serves take their part from the same read.
 Tiles are started in one order that all processes share, and completed in the same order. With
 messages, several tiles are in flight at a time, and a process waits only for messages of the
 oldest. Their senders wait only for messages of earlier tiles, so there is no deadlock.
+
+Two tensors may be made of alternate rows, or of the halves of the rows, of one source tensor. Made
+one after the other they would each read all of it; made in turn, the second finds what the first
+has read in the arena.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import field
-from itertools import tee
+from dataclasses import field, replace
+from functools import cached_property
+from itertools import chain, tee, zip_longest
+from math import prod
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+from rankxform.formats.container import item_size
+from rankxform.geometry.pieces import Piece
+from rankxform.geometry.tiling import TileRun
 from rankxform.planning.exchange import WorkPlan
+from rankxform.planning.reads import ReadMethod
 from rankxform.planning.transfers import Transfer
-from rankxform.storage.posix import Buffer, OnProgress
-from rankxform.storage.reflink import Position
-from rankxform.storage.sources import SourceReader
+from rankxform.storage.posix import Buffer, OnProgress, Position
+from rankxform.storage.source_reader import SourceReader, TensorRead
 from rankxform.values import dataclass
 
-from .ahead import ArenaReuse, Turn, coming_reads
-from .cache import ScheduleCache
 from .checksum import IntegrityChecker
-from .copier import Copier, ValueStats
-from .operands import Operands
-from .tile_work import TileWork
-from .turns import group_by_shared_rows
+from .copier import Copier, Operands, ValueStats
+from .piece_schedule import PieceSchedule
+from .schedule import Schedule, TileRead, TileWork, arena
 
 if TYPE_CHECKING:
-    from .arena import View
+    from .schedule import Bytes, View
+
+
+_BLOCK = 8 << 20
+_LEAST_BLOCK = 64 << 10
+_MANY_TILES = 64
+_MANY_SCHEDULES = 256
+
+
+class LazyTileWork:
+    """Tiles of a schedule that differ in their place only; worked out for an arena when needed."""
+
+    def __init__(self, schedule: Schedule, tile_run: TileRun, arenas: Sequence[Bytes]) -> None:
+        self._schedule, self._alike, self._arenas = schedule, tile_run, arenas
+        self._made: dict[int, TileWork] = {}
+
+    def on(self, arena: int) -> TileWork:
+        """Return the work as it is done in the arena of this number."""
+        if arena not in self._made:
+            self._made[arena] = self._schedule.work(self._alike, self._arenas[arena])
+        return self._made[arena]
+
+
+class MovedStep:
+    """A step for another slice of a stack: it reads so many bytes further on, and does the same."""
+
+    def __init__(self, step: LazyTileWork, nbytes: int) -> None:
+        self._step, self._nbytes = step, nbytes
+
+    def on(self, arena: int) -> TileWork:
+        """Return the work as it is done in the arena of this number."""
+        work = self._step.on(arena)
+        return replace(
+            work,
+            fetches=[self._moved(fetch) for fetch in work.fetches],
+            direct=[(self._moved(fetch), write) for fetch, write in work.direct],
+        )
+
+    def _moved(self, fetch: TileRead) -> TileRead:
+        return fetch._replace(start=fetch.start + self._nbytes)
+
+
+class ScheduleCache:
+    """Makes schedules, and keeps the short ones, which many small parameters share."""
+
+    def __init__(
+        self, memory: int, arenas: int, method: ReadMethod, *, checked: bool = False
+    ) -> None:
+        """`memory`, in bytes, is shared by the arenas. With `checked`, messages have checksums."""
+        self._method, self._checked = method, checked
+        nbytes = min(_BLOCK, max(memory // arenas, _LEAST_BLOCK))
+        self._arenas = [arena(nbytes) for _ in range(arenas)]
+        self._large = max(nbytes, memory - nbytes)
+        self._kept: dict[object, tuple[Sequence[tuple[LazyTileWork, int]], int]] = {}
+
+    def turns(
+        self, transfers: Sequence[Transfer]
+    ) -> Iterator[tuple[Transfer, LazyTileWork | MovedStep, int]]:
+        """Yield what is done for transfers that are made in turn, as `steps` of each has it."""
+        if len(transfers) == 1:
+            (transfer,) = transfers
+            for step, repeat in self.steps(transfer):
+                yield transfer, step, repeat
+            return
+        for step_repeats in zip_longest(*map(self.steps, transfers)):
+            for transfer, step_repeat in zip(transfers, step_repeats):
+                if step_repeat:
+                    yield transfer, *step_repeat
+
+    def steps(self, transfer: Transfer) -> Iterable[tuple[LazyTileWork | MovedStep, int]]:
+        """Return what is done for `transfer`, in order, each with the number of its repetition."""
+        parameter, exchange = transfer.parameter, transfer.exchange
+        in_stack = None if exchange or self._checked else _place_in_stack(transfer)
+        grid, start = in_stack or (parameter.grid, 0)
+        key: object = (
+            grid, parameter.src_dtype, parameter.dtype, transfer.grid,
+            tuple(transfer.targets), any(parameter.steps),
+        )  # fmt: skip
+        if exchange:
+            key = key, exchange.receivers, exchange.senders, exchange.forwarder
+        if key in self._kept:
+            cached_steps, cached_start = self._kept[key]
+            if start == cached_start:
+                return cached_steps
+            return [(MovedStep(s, start - cached_start), r) for s, r in cached_steps]
+        kind = PieceSchedule if parameter.composed else Schedule
+        steps = self._steps(kind(transfer, self._method, self._checked))
+        first = []
+        for step in steps:
+            first.append(step)
+            if len(first) > _MANY_TILES:
+                return chain(first, steps)
+        if len(self._kept) >= _MANY_SCHEDULES:
+            self._kept.clear()
+        self._kept[key] = first, start
+        return first
+
+    @cached_property
+    def _large_arena(self) -> Bytes:
+        """Room for tiles that are better large; its pages are taken as they are used."""
+        return arena(self._large)
+
+    def _steps(self, schedule: Schedule) -> Iterator[tuple[LazyTileWork, int]]:
+        steps_by_run_id: dict[
+            int, LazyTileWork
+        ] = {}  # by the id of the tiles, which the step keeps
+        arenas = self._arenas
+        if schedule.permutes and len(arenas) == 1:
+            arenas = [self._large_arena]
+        for tile_run, repeat in schedule.repeats(len(arenas[0])):
+            if id(tile_run) not in steps_by_run_id:
+                steps_by_run_id[id(tile_run)] = LazyTileWork(schedule, tile_run, arenas)
+            yield steps_by_run_id[id(tile_run)], repeat
+            if repeat + 1 == tile_run.count:
+                del steps_by_run_id[id(tile_run)]
+
+
+def _place_in_stack(transfer: Transfer) -> tuple[object, int] | None:
+    """Return of a tensor that is a slice of a stack what all of its slices share, and where it
+    begins in the file's content, in bytes; None of any other.
+
+    A mixture of experts has tens of thousands of such tensors, whose schedules differ in nothing
+    else. What is done to elements may depend on their place, and integrity is checked by it.
+    """
+    parameter = transfer.parameter
+    composed = parameter.composed
+    if composed is None or any(parameter.steps) or len(transfer.readers) != 1:
+        return None
+    grid, (cell,) = composed.pieces, transfer.readers
+    source_box, piece = grid.source_box(cell), grid.piece(cell)
+    first = piece.src_start
+    steps = [step for axis, step in zip(piece.axes, piece.src_step) if axis == 0]
+    if len(grid.assembly.pieces) > 1 or len(first) < 2 or steps not in ([], [1]):
+        return None
+    shared = (
+        cell, source_box, grid.box(cell), parameter.shape, piece.shape, piece.dst_start,
+        piece.dst_step, first[1:], piece.src_step, piece.axes,
+    )  # fmt: skip
+    return shared, first[0] * prod(source_box.shape[1:]) * item_size(parameter.src_dtype)
+
+
+_MOST = 4
+
+
+def group_by_shared_rows(transfers: Iterable[Transfer]) -> Iterator[list[Transfer]]:
+    """Yield transfers in their order: those that are made in turn as one list."""
+    row_group: list[Transfer] = []
+    for transfer in transfers:
+        if row_group and not (len(row_group) < _MOST and _share_rows(row_group[-1], transfer)):
+            yield row_group
+            row_group = []
+        row_group.append(transfer)
+    if row_group:
+        yield row_group
+
+
+def _share_rows(a: Transfer, b: Transfer) -> bool:
+    composed_a, composed_b = a.parameter.composed, b.parameter.composed
+    if composed_a is None or composed_b is None or a.exchange or b.exchange:
+        return False
+    if a.parameter.src_names != b.parameter.src_names or a.readers.items() != b.readers.items():
+        return False
+    pieces = composed_a.pieces.assembly.pieces, composed_b.pieces.assembly.pieces
+    return len(pieces[0]) == len(pieces[1]) and all(map(_overlap, *pieces))
+
+
+def _overlap(a: Piece, b: Piece) -> bool:
+    """Whether two pieces of the same shape take elements of the same rows of the same source."""
+    if a.source != b.source or a.shape != b.shape or a.axes != b.axes or not a.src_start:
+        return False
+    rows, other_rows = a.src_box(a.box), b.src_box(b.box)
+    return rows.start[0] < other_rows.stop[0] and other_rows.start[0] < rows.stop[0]
+
+
+# Files are not announced: POSIX_FADV_WILLNEED 16 or 48 MiB ahead was tried, and a cold read of 2
+# GB by two processes took 2.5 s either way, because the system reads ahead itself. Where each
+# read takes 30 ms and 64 may be in flight, only announcing keeps as many in flight.
+
+Turn = tuple[Transfer, TileWork | None, int]
+"""A tile of a transfer, with the number of its repetition; None: the transfer has no more."""
+
+
+class ArenaReuse:
+    """Tells which tiles need no reads, because the tile before has left in the arena what they
+    need; it is told of all tiles, in order."""
+
+    def __init__(self) -> None:
+        self._left: object = None
+
+    def forget(self) -> None:
+        """Take note that the arena holds something else."""
+        self._left = None
+
+    def has(self, transfer: Transfer, work: TileWork) -> bool:
+        """Tell whether everything that a tile reads is in the arena already."""
+        if not work.arena:
+            self._left = None
+            return False
+        readers, entry = transfer.readers, transfer.parameter.entry
+        read = work.arena, [
+            (f.cell, readers[f.cell], entry(f.cell, readers[f.cell]), f.start, len(f.room), f.run,
+             f.stride)
+            for f in work.fetches
+        ]  # fmt: skip
+        is_in_arena, self._left = read == self._left, read
+        return is_in_arena
+
+
+def coming_reads(turns: Iterable[Turn]) -> Iterator[TensorRead]:
+    """Yield what tiles read, in order."""
+    repeats = ArenaReuse()
+    for transfer, work, repeat in turns:
+        if work is None or repeats.has(transfer, work):
+            continue
+        for cell, start, step, room, _, run, stride in work.fetches:
+            file = transfer.readers[cell]
+            entry, nbytes = transfer.parameter.entry(cell, file), len(room)
+            if not run:
+                yield TensorRead(file, entry, start + repeat * step, nbytes)
+            for number in range(nbytes // run if run else 0):
+                yield TensorRead(file, entry, start + number * stride, run)
+
 
 DEFAULT_MEMORY = 64 << 20
 _MOST_IN_FLIGHT, _ARENA = 12, 512 << 10

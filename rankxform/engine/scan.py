@@ -9,15 +9,13 @@ from zlib import crc32
 
 import numpy as np
 
-from rankxform.formats.base import Index, Span
-from rankxform.formats.dtype import FLOATS
+from rankxform.formats.container import FLOATS, Index, Span
 from rankxform.storage.posix import OnProgress, blocks
-from rankxform.storage.samples import SAMPLE, check_checksums, find_holes
-from rankxform.storage.sources import check_same
+from rankxform.storage.source_reader import SAMPLE, check_checksums, check_same, find_holes
 from rankxform.storage.store import storage_of
 from rankxform.values import dataclass
 
-from .convert import not_finite, transport_dtype
+from .cast import not_finite, transport_dtype
 
 _FEW = 4
 _BRAIN_NAN, _BRAIN_SIGN = np.uint16(0x7F80), np.uint16(0x7FFF)

@@ -1,4 +1,4 @@
-"""Schedules: how transfers of one kind are carried out, tile by tile, in an arena of bounded size.
+"""A transfer compiled for one process: tiles, reads, messages, views of the arena.
 
 A schedule is one process's part in an exchange; a local transfer is an exchange with oneself. It
 names byte ranges of source and destination slices, messages, and numpy views of the arena between
@@ -15,23 +15,180 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, reduce
-from math import prod
-from typing import TYPE_CHECKING, Any, TypeVar
+from math import gcd, prod
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from rankxform.formats.dtype import item_size
-from rankxform.geometry.box import Box, contiguous_runs
+from rankxform.formats.container import item_size
+from rankxform.geometry.box import Box, contiguous_runs, first_element
 from rankxform.geometry.tiling import Cell, RowIndex, TileRun, overlaps, split_into_tiles
-from rankxform.planning.exchange import interleave
-from rankxform.planning.read_method import ReadMethod
-from rankxform.planning.routes import CellPair, Routes, routes_of
+from rankxform.planning.exchange import CellPair, Routes, interleave, routes_of
+from rankxform.planning.reads import ReadMethod
 from rankxform.planning.transfers import Exchange, Transfer
 from rankxform.storage.posix import Buffer
+from rankxform.values import dataclass
 
-from .arena import ALIGN, Region, content_offset, copy_views, typed
-from .convert import cast_function, word_type
-from .tile_work import TileMessages, TileRead, TileWork, TileWrite
+from .cast import cast_function, word_type
+
+if TYPE_CHECKING:
+    from .cast import Convert
+
+
+ALIGN = 64
+"""Bytes by which regions are aligned."""
+
+if TYPE_CHECKING:  # numpy.typing is a tenth of the start-up
+    import numpy.typing as npt
+
+    Bytes = npt.NDArray[np.uint8]
+    Words = npt.NDArray[Any]
+    View = tuple[Words, Words]  # what is written, and what it is a copy of
+
+
+@dataclass(frozen=True)
+class Region:
+    """A box of the full parameter that lies in the arena, row-major.
+
+    part: what is wanted of it. raw: whether it lies there as it was read, in the source's type.
+    """
+
+    box: Box
+    data: Bytes
+    part: Box
+    raw: bool = True
+
+
+class SourceIndices(NamedTuple):
+    """Which elements of a source tensor a copy takes: for each of its axes which indices, and along
+    which axis of the source each axis of the copy moves. source: its number; -1: none,
+    the same number everywhere."""
+
+    source: int
+    ranges: tuple[range, ...] = ()
+    axes: tuple[int, ...] = ()
+
+
+def arena(nbytes: int) -> Bytes:
+    """Return room for tiles, of so many bytes."""
+    return np.empty(nbytes, np.uint8)
+
+
+def content_offset(part: Box, box: Box, item: int) -> int:
+    """Return the content byte at which `part` starts in a slice that holds `box`."""
+    return first_element(part.relative_to(box), box.shape) * item
+
+
+def copy_views(target: Region, source: Region, part: Box, item: int) -> View:
+    """Return `part`, a box of the full parameter, as it lies in two regions of the arena."""
+    if not part.ndim:
+        return target.data, source.data
+    word = _word(target.box, source.box, part, item)
+    return (
+        _words(target, item, word)[_index(part, target.box, item, word)],
+        _words(source, item, word)[_index(part, source.box, item, word)],
+    )
+
+
+def typed(region: Region, part: Box, kind: np.dtype[Any]) -> Words:
+    """Return `part` of a region as values of a type."""
+    values = region.data.view(kind).reshape(region.box.shape)
+    return values[part.relative_to(region.box).slices()] if part.ndim else values
+
+
+def _word(a: Box, b: Box, part: Box, item: int) -> int:
+    """Return the largest number of bytes that divides every position on the last axis."""
+    positions = (a.start[-1] - b.start[-1], part.start[-1] - a.start[-1], part.shape[-1])
+    return gcd(*(n * item for n in (*positions, a.shape[-1], b.shape[-1])))
+
+
+def _words(region: Region, item: int, word: int) -> Words:
+    shape = region.box.shape
+    kind = f"u{word}" if word in (1, 2, 4, 8) else f"V{word}"
+    return region.data.view(kind).reshape(*shape[:-1], shape[-1] * item // word)
+
+
+def _index(part: Box, frame: Box, item: int, word: int) -> tuple[slice, ...]:
+    *outer, inner = part.relative_to(frame).slices()
+    return (*outer, slice(inner.start * item // word, inner.stop * item // word))
+
+
+class TileRead(NamedTuple):
+    """A read of source `cell` from content byte `start` on, `step` bytes further with every
+    repetition, into `room` in the arena; `sparse` if bytes in between are skipped.
+
+    run, stride: `room` is filled by runs of so many bytes, each so many behind the start of the
+    last; 0: it is one.
+    """
+
+    cell: Cell
+    start: int
+    step: int
+    room: Buffer
+    sparse: bool
+    run: int = 0
+    stride: int = 0
+
+
+class TileWrite(NamedTuple):
+    """A write to destination `cell` from content byte `start` on, `step` bytes further with every
+    repetition: `data` in the arena, once `copies` have assembled it. places: of each copy, which
+    source elements it takes, where steps change them."""
+
+    cell: Cell
+    start: int
+    step: int
+    data: Buffer
+    copies: Sequence[View]
+    places: Sequence[SourceIndices] = ()
+
+
+@dataclass(frozen=True)
+class TileMessages:
+    """What crosses between this process and others in one tile, as (process, message).
+
+    packs: copies to do before sending. sends, recvs: messages sent by the process that reads.
+    repacks, forwards: copies and messages for other processes of the node, once the received
+    messages are there; forwarded: such messages that this process receives.
+    """
+
+    packs: Sequence[View]
+    sends: Sequence[tuple[int, Buffer]]
+    recvs: Sequence[tuple[int, Buffer]]
+    repacks: Sequence[View]
+    forwards: Sequence[tuple[int, Buffer]]
+    forwarded: Sequence[tuple[int, Buffer]]
+
+
+@dataclass(frozen=True)
+class TileWork:
+    """What is done for one tile of a parameter, and `count` - 1 times more further on.
+
+    All `writes` are assembled one after another in the same memory, which therefore stays in the
+    cache. sources, targets: what is read and wanted, and what is stored, for the integrity check;
+    the sources' parts tile what the targets tile. They are those of the first tile, and move on by
+    `step` elements of `axis` with every repetition. messages: None of a local transfer. convert:
+    makes each copy, if that is more than an assignment. arena: tells apart the arenas; 0
+    where what is read is of no use to the next tile. direct: if every store is just what one fetch
+    reads, these pairs.
+    """
+
+    count: int
+    fetches: Sequence[TileRead]
+    writes: Sequence[TileWrite]
+    sources: Sequence[Region] = ()
+    targets: Sequence[Region] = ()
+    axis: int = 0
+    step: int = 0
+    messages: TileMessages | None = None
+    convert: Convert | None = None
+    arena: int = 0
+    direct: Sequence[tuple[TileRead, TileWrite]] = ()
+
+    def at(self, repeat: int, box: Box) -> Box:
+        """Return where a box of the first tile is in the repetition of this number."""
+        return box.shifted(self.axis, repeat * self.step) if repeat else box
+
 
 SMALL_TILE = 4 << 20
 _CONVERTED_TILE = 1 << 20
@@ -42,8 +199,7 @@ CHECKSUM_BYTES = 8
 """What a message between processes has at its end where its bytes are compared."""
 
 if TYPE_CHECKING:
-    from .arena import Bytes, SourceIndices, View
-    from .convert import Convert
+    from .cast import Convert
 
 
 T = TypeVar("T")

@@ -3,10 +3,9 @@
 Readers find things in bytes that they are handed; they open nothing and import no MindSpore.
 """
 
-from .base import CONTAINERS
 from .ckpt import Ckpt
-from .distcp import Distcp
-from .raw import Raw
+from .container import CONTAINERS
+from .dcp_containers import Distcp, Raw
 from .safetensors import Safetensors
 
 CONTAINERS.update(

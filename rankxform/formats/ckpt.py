@@ -20,8 +20,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from rankxform.errors import FormatError, RequestError
 from rankxform.geometry.box import Shape
 
-from .base import (
+from .container import (
     FILE_CHECKSUM,
+    ITEM_SIZE,
+    NOT_MINDSPORES,
+    TEXT,
     Blocks,
     FileLayout,
     Index,
@@ -31,9 +34,9 @@ from .base import (
     Span,
     TensorSpec,
     build_index,
+    content_bytes,
 )
-from .dtype import ITEM_SIZE, NOT_MINDSPORES, TEXT, content_bytes
-from .wire import (
+from .protobuf import (
     BYTES,
     FIXED32,
     FIXED64,
@@ -244,7 +247,7 @@ def header(name: str, dtype: str, shape: Shape, nbytes: int) -> bytes:
 
 
 class Ckpt:
-    """MindSpore's own container (`rankxform.formats.base.Container`)."""
+    """MindSpore's own container (`rankxform.formats.container.Container`)."""
 
     name = "ckpt"
     alone = True

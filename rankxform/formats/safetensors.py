@@ -17,10 +17,15 @@ from typing import Any
 from rankxform.errors import FormatError, RequestError
 from rankxform.geometry.box import Shape
 
-from .base import (
+from .ckpt import crc_of
+from .container import (
     BLOCK,
     FILE_CHECKSUM,
+    FROM_SAFETENSORS,
+    INT4,
     REDUNDANCY_KEY,
+    TEXT,
+    TO_SAFETENSORS,
     Blocks,
     FileLayout,
     Index,
@@ -30,9 +35,9 @@ from .base import (
     Span,
     TensorSpec,
     build_index,
+    content_bytes,
+    item_size,
 )
-from .ckpt import crc_of
-from .dtype import FROM_SAFETENSORS, INT4, TEXT, TO_SAFETENSORS, content_bytes, item_size
 
 _MAX_HEADER = 100_000_000
 METADATA_KEY = "__metadata__"
@@ -172,7 +177,7 @@ def header(
 
 
 class Safetensors:
-    """safetensors files as MindSpore writes them (`rankxform.formats.base.Container`)."""
+    """safetensors files as MindSpore writes them (`rankxform.formats.container.Container`)."""
 
     name = "safetensors"
     alone = True

@@ -24,10 +24,9 @@ from .files import (
     get_ckpt_path_with_strategy,
     load_segmented_checkpoints,
     safetensors_to_ckpt,
+    unified_safetensors,
 )
-from .network import LoadReport, load_into, parameters, strategy_of
-from .slices import merge_sliced_parameter
-from .unified import unified_safetensors
+from .network import LoadReport, load_into, merge_sliced_parameter, parameters, strategy_of
 
 __all__ = [
     "LoadReport",

@@ -9,15 +9,15 @@ from typing import Any
 
 from rankxform.api import ranks, transform
 from rankxform.errors import RankxformError, UsageError
-from rankxform.formats.strategy_proto import encode_layout
-from rankxform.job.transform import transform_one_rank
+from rankxform.formats.strategy_files import encode_layout
 from rankxform.layout.strategy import Strategy, WholeStrategy
-from rankxform.planning.stages import needed_stages
+from rankxform.planning.selection import needed_stages
 from rankxform.request import Request
-from rankxform.storage.strategies import load_strategy, merge_stage_files, read_strategy_file
+from rankxform.storage.user_files import load_strategy, merge_stage_files, read_strategy_file
+from rankxform.verbs.transform import transform_one_rank
 
+from .files import load_unified, save_slices
 from .network import load_for, parameters, strategy_of
-from .unified import load_unified, save_slices
 
 
 def transform_checkpoints(

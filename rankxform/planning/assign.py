@@ -14,15 +14,13 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence, Set
 from itertools import accumulate, pairwise
 
-from rankxform.formats.dtype import content_bytes, item_size
+from rankxform.formats.container import content_bytes, item_size
 from rankxform.layout.layout import Layout
 
 from .catalog import Parameter
 from .plan import Planner
-from .reach import Processes, Reach
-from .read_method import AUTO, READ_METHODS
-from .reads import ReadCounter
-from .transfers import SliceRange
+from .reads import AUTO, READ_METHODS, ReadCounter
+from .transfers import Processes, Reach, SliceRange
 
 # An assignment costs what its busiest process reads and writes. The simpler one stays unless
 # another is cheaper by this: where each process would read most of what the others read (one file

@@ -1,24 +1,205 @@
-"""The table of a source: every tensor's type, full shape, and which file holds which box of it.
+"""What is declared of a checkpoint, its tensors, and how they are stored.
+
+A description is no table yet: a MindSpore strategy knows no shape, and what headers contradict is a
+fault. `rankxform.planning.build_catalog` makes the catalog of a description and the files' headers.
 
 Names are the source's own. Parameters of the destination, under their names there, are made of the
-catalog's by what an expression says (`rankxform.planning.derived`).
+catalog's by what an expression says (`rankxform.planning.selection`).
+
+A model has many tensors and few ways to store them, so both are shared: tensors that are stored
+alike have one `Sharding`, and those of other shapes that lie in the same files one `Placement`.
+Both equal themselves alone, so that what is planned for one is found again by its identity.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import field
+from functools import cached_property
+from math import lcm
+from typing import Any, NamedTuple, TypeVar
 
-from rankxform.formats.base import Schema
-from rankxform.geometry.box import Shape
-from rankxform.geometry.tiling import Cell, SourceTiling
+from rankxform.formats.container import DeclaredFile, Schema
+from rankxform.geometry.box import Box, Shape
+from rankxform.geometry.pieces import PieceTiling
+from rankxform.geometry.tiling import BoxTiling, Cell, Grid, SourceTiling
 from rankxform.layout.states import Related, State, States
 from rankxform.layout.strategy import Strategy, WholeStrategy
-from rankxform.ops.base import NO_STATES, Computation
+from rankxform.operations.base import NO_STATES, Computation
+from rankxform.statements import Statement
 from rankxform.values import dataclass
 
-from .description import Description
-from .sharding import ComposedSharding, Sharding
+
+class DeclaredBox(NamedTuple):
+    """A box of a tensor that a file is said to hold.
+
+    suffix: what stands behind the tensor's name in the file's table of contents.
+    """
+
+    file: int
+    box: Box
+    suffix: str = ""
+
+
+@dataclass(frozen=True)
+class Description:
+    """What is stated of a checkpoint, beside its files' headers.
+
+    source: what states it, for messages. strategy: the rule by which ranks hold slices; None if
+    there is none. boxes: by tensor what each file holds of it, where that is stated box by box.
+    With neither, all tensors are whole, each in one file. ranks: by file the global rank that it is
+    of; {}: ids are ranks, or files are of no rank. declared_files: by file the entries of its own
+    table of contents under the names that boxes have. items: the kind of what is no tensor, which
+    is carried to checkpoints that have the same. listed: by file the names that it is said to hold.
+    declared: by name type and full shape, in elements. untracked: the file with values that are
+    listed nowhere, if there is one. training: facts such as its global_step. refused: tensors that
+    cannot be read, and why, which is a fault unless they are left out. missing_files: by rank a
+    file that is spoken of and not there. facts: statements that others may contradict. warnings:
+    what may not be what was meant; notices: what to know.
+    """
+
+    source: str = ""
+    strategy: Strategy | None = None
+    boxes: Mapping[str, tuple[DeclaredBox, ...]] = field(default_factory=dict)
+    declared_files: Mapping[int, DeclaredFile] = field(default_factory=dict)
+    items: str = ""
+    ranks: Mapping[int, int] = field(default_factory=dict)
+    listed: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
+    declared: Mapping[str, tuple[str, Shape]] = field(default_factory=dict)
+    untracked: int | None = None
+    training: Mapping[str, Any] = field(default_factory=dict)
+    missing_files: Mapping[int, str] = field(default_factory=dict)
+    refused: Mapping[str, str] = field(default_factory=dict)
+    facts: tuple[Statement, ...] = ()
+    warnings: tuple[str, ...] = ()
+    notices: tuple[str, ...] = ()
+
+    @property
+    def lists_files(self) -> bool:
+        """Whether it says which file of which rank holds what, as Checkpoint 2.0 does."""
+        return bool(self.ranks and self.listed)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all tensors are whole, each in one file."""
+        return self.strategy is None and not self.boxes
+
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+class IdentityDict(dict[K, V]):
+    """A mapping that many tensors share; it equals itself alone, so that it can be a key."""
+
+    __hash__ = object.__hash__  # type: ignore[assignment]
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+    __ne__ = object.__ne__
+
+
+IdsByCell = IdentityDict[Cell, "tuple[int, ...]"]
+"""By cell of a tiling the files that hold it, or the global ranks that get it; ascending."""
+
+
+@dataclass(frozen=True, eq=False)
+class Holders:
+    """Which files hold each cell, whatever the tensor's shape.
+
+    files: by cell, ids of files, ascending. suffixes: by (cell, file) what stands behind the
+    tensor's name in that file's table of contents, where anything does. lacking: by cell that no
+    file holds the ranks whose files should. is_per_rank: whether each holder may have a value of
+    its own, as of a counter; otherwise they agree.
+    """
+
+    files: IdsByCell
+    suffixes: Mapping[tuple[Cell, int], str] = field(default_factory=dict)
+    lacking: Mapping[Cell, tuple[int, ...]] = field(default_factory=dict)
+    is_per_rank: bool = False
+
+    @cached_property
+    def holders(self) -> tuple[int, ...]:
+        """All files that hold a cell, ascending."""
+        return tuple(sorted({file for files in self.files.values() for file in files}))
+
+    @cached_property
+    def cells_of(self) -> Mapping[int, tuple[Cell, ...]]:
+        """By file the cells that it holds."""
+        cells: dict[int, tuple[Cell, ...]] = {}
+        for cell, files in self.files.items():
+            for file in files:
+                cells[file] = (*cells.get(file, ()), cell)
+        return cells
+
+    @cached_property
+    def copies(self) -> int:
+        """How many files should hold a cell, at most."""
+        holders = (*self.files.values(), *self.lacking.values())
+        return max(map(len, holders), default=1)
+
+    @cached_property
+    def period(self) -> int:
+        """After how many replicas a choice among equal copies repeats."""
+        return lcm(*map(len, self.files.values()))
+
+
+@dataclass(frozen=True, eq=False)
+class Sharding:
+    """How tensors that are stored alike lie in the source files; one object for all of them.
+
+    grid: its cells are what files hold, in the full tensor's elements. declared: whether the
+    checkpoint's description speaks of it; if not, every holder has it whole.
+    """
+
+    grid: Grid | BoxTiling
+    placement: Holders
+    declared: bool = True
+
+    @property
+    def files(self) -> IdsByCell:
+        """For each cell the files that hold it, ascending."""
+        return self.placement.files
+
+    @property
+    def holders(self) -> tuple[int, ...]:
+        return self.placement.holders
+
+    @property
+    def period(self) -> int:
+        return self.placement.period
+
+
+class ComposedSharding:
+    """How tensors lie in the source files that are made of others in one way; one object for all.
+
+    grid: its cells are (number of the piece, cell of the source's tiling). parts: by number of the
+    source, how that is sharded. Stands where a `Sharding` stands.
+    """
+
+    def __init__(self, grid: PieceTiling, parts: Sequence[Sharding]) -> None:
+        self.grid = grid
+        self.pieces, self.parts = grid, tuple(parts)
+        self.holders = tuple(sorted({file for part in parts for file in part.holders}))
+        self.declared = any(part.declared for part in parts) and bool(grid.assembly.pieces)
+
+    @cached_property
+    def files(self) -> IdsByCell:
+        """For each cell the files that hold it, ascending."""
+        return IdentityDict(
+            {
+                (number, *cell): files
+                for number, piece in enumerate(self.pieces.assembly.pieces)
+                for cell, files in self.parts[piece.source].files.items()
+                if piece.inside_source(self.parts[piece.source].grid.box(cell)) is not None
+            }
+        )
+
+    @cached_property
+    def period(self) -> int:
+        """After how many replicas a choice among equal copies repeats."""
+        return lcm(*(part.period for part in self.parts))
 
 
 @dataclass(frozen=True)

@@ -1,38 +1,33 @@
-"""Which parameters cross between processes, who reads them, and when.
+"""What crosses between processes: who reads, who sends what to whom, and operands.
 
 What all nodes see is read by each, unless an exchange is asked for or cheaper; what a process does
 not see, another process reads and sends. Every process works out all exchanges, alike, and takes
 its part in those that concern it, in one order that is the same for all.
+
+Where every process sees their files, each reads the boxes that it needs. Where one does not,
+operands are moved first, whole, as if each process were to write them for the one rank of a
+destination.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import field, replace
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from rankxform.geometry.box import bounding_boxes
 from rankxform.geometry.tiling import Cell, Grid, overlaps
+from rankxform.layout.strategy import WholeStrategy
 from rankxform.values import dataclass
 
-from .assign import LARGE_READ_BYTES, Assignment, WorkAssigner, balance
-from .catalog import Parameter
-from .cost_model import IoEstimate, ReadPolicy, estimate_io
-from .movement import TransferGroup, transfer_groups
-from .plan import Planner
-from .reach import Processes, Reach
-from .read_method import ReadMethod
-from .reads import ReadCounter
-from .sharding import IdentityDict
-from .transfers import (
-    Exchange,
-    Receivers,
-    Senders,
-    Transfer,
-    bytes_to_write,
-)
+from .assign import LARGE_READ_BYTES, Assignment, WorkAssigner, balance, runs_of
+from .catalog import Catalog, IdentityDict, Parameter
+from .plan import Planner, TransferGroup, transfer_groups
+from .reads import IoEstimate, ReadCounter, ReadMethod, ReadPolicy, estimate_io
+from .selection import Selection
+from .transfers import Exchange, Processes, Reach, Receivers, Senders, Transfer, bytes_to_write
 
 T = TypeVar("T")
 
@@ -485,3 +480,146 @@ class WorkPlan:
     nbytes: int = 0
     ascending: bool = False
     operands: WorkPlan | None = None
+
+
+CellPair = tuple[Cell, Cell]
+"""(source cell, destination cell): the region that both hold."""
+
+Peers = dict[int, list[CellPair]]
+"""By process the pieces that go to it, or come from it, in order."""
+
+
+@dataclass
+class Routes:
+    """Which pieces one process reads for itself, and exchanges with each other process.
+
+    read_here: read for itself. sends, recvs: sent by the process that reads them. forwards,
+    forwarded: sent by the process of the same node that received them from another node.
+    """
+
+    read_here: list[CellPair] = field(default_factory=list)
+    sends: Peers = field(default_factory=dict)
+    recvs: Peers = field(default_factory=dict)
+    forwards: Peers = field(default_factory=dict)
+    forwarded: Peers = field(default_factory=dict)
+
+    @property
+    def read(self) -> list[CellPair]:
+        """What is read here, in part for others."""
+        return [*self.read_here, *(piece for pieces in self.sends.values() for piece in pieces)]
+
+    @property
+    def in_messages(self) -> list[CellPair]:
+        """What messages from and to here hold, once for each message."""
+        all_peers = (self.sends, self.recvs, self.forwards, self.forwarded)
+        return [piece for peers in all_peers for pieces in peers.values() for piece in pieces]
+
+    @cached_property
+    def every(self) -> list[CellPair]:
+        """All that passes through this process."""
+        return [*dict.fromkeys([*self.read_here, *self.in_messages])]
+
+
+def routes_of(exchange: Exchange) -> dict[int, Routes]:
+    """Sort all pieces of an exchange by process."""
+    routes_by_process: dict[int, Routes] = {}
+    for piece, sender, receiver, first in message_hops(exchange):
+        if sender == receiver:
+            routes_by_process.setdefault(sender, Routes()).read_here.append(piece)
+        elif first == receiver:
+            _route(routes_by_process, sender, receiver).sends.setdefault(receiver, []).append(piece)
+            routes_by_process[receiver].recvs.setdefault(sender, []).append(piece)
+        else:
+            _route(routes_by_process, first, receiver).forwards.setdefault(receiver, []).append(
+                piece
+            )
+            routes_by_process[receiver].forwarded.setdefault(first, []).append(piece)
+    return routes_by_process
+
+
+def message_hops(exchange: Exchange) -> Iterator[tuple[CellPair, int, int, int]]:
+    """Yield (piece, process that reads it, process that wants it, process that gets it from the
+    reader).
+
+    Where several processes of another node want a piece, one of them gets it, and passes it on to
+    the others, each in a hop of its own; it comes last.
+    """
+    src, dst, node = exchange.parameter.grid, exchange.grid, exchange.node
+    for turn, (cell, ranks_by_process) in enumerate(
+        sorted(exchange.receivers.items()), exchange.forwarder
+    ):
+        for number, (src_cell, _) in enumerate(overlaps(src, dst, cell), turn):
+            piece = src_cell, cell
+            for sender, receivers in _by_sender_and_node(exchange, src_cell, ranks_by_process):
+                if sender in receivers:
+                    yield piece, sender, sender, sender
+                other_receivers = [process for process in receivers if process != sender]
+                if other_receivers and node[other_receivers[0]] != node[sender]:
+                    first = other_receivers[number % len(other_receivers)]
+                    for other_receiver in other_receivers:
+                        if other_receiver != first:
+                            yield piece, sender, other_receiver, first
+                    other_receivers = [first]
+                for other_receiver in other_receivers:
+                    yield piece, sender, other_receiver, other_receiver
+
+
+def _route(routes_by_process: dict[int, Routes], sender: int, receiver: int) -> Routes:
+    routes_by_process.setdefault(receiver, Routes())
+    return routes_by_process.setdefault(sender, Routes())
+
+
+def _by_sender_and_node(
+    exchange: Exchange, src_cell: Cell, receivers: Collection[int]
+) -> Iterable[tuple[int, Sequence[int]]]:
+    """Return (sender, processes of one node that get what they want of a source cell from it)."""
+    senders, node = exchange.senders[src_cell], exchange.node
+    if len(receivers) == 1:
+        (process,) = receivers
+        return ((senders[process][0], (process,)),)
+    processes_by_sender: dict[tuple[int, int], list[int]] = {}
+    for process in receivers:
+        processes_by_sender.setdefault((senders[process][0], node[process]), []).append(process)
+    return [(sender, processes) for (sender, _), processes in processes_by_sender.items()]
+
+
+class OperandPlan(NamedTuple):
+    """What is moved first: what each process gets of `planner`, and what crosses between them."""
+
+    planner: Planner
+    assignment: Assignment
+    exchanges: Sequence[Exchange]
+
+
+def operand_moves(
+    planner: Planner,
+    assignment: Assignment,
+    catalog: Catalog,
+    reach: Reach,
+    method: ReadMethod,
+) -> OperandPlan | None:
+    """Return how processes get the operands that they need if process p writes ``assignment[p]``.
+
+    None: every process sees the files, or no tensor needs an operand. `catalog`, `reach`: of the
+    checkpoint that holds the operands. Raises CheckpointError if no file has a needed operand.
+    """
+    if reach.is_full or not any(any(parameter.steps) for parameter in planner.selection.parameters):
+        return None
+    names_by_process: list[set[str]] = [set() for _ in assignment]
+    for (name, _), pairs in planner.wanted(assignment).items():
+        steps = (step for step in planner.parameter(name).steps if step is not None)
+        operands = [operand for step in steps for operand in step.operands]
+        for process, _ in pairs if operands else ():
+            names_by_process[process].update(operands)
+    needed_names = set().union(*names_by_process)
+    if not needed_names:
+        return None
+    parameters_by_name = {p.src_name: p for p in catalog.parameters if p.src_name in needed_names}
+    selection = Selection(
+        parameters_by_name, {}, (), (), {name: (name,) for name in parameters_by_name}
+    )
+    operand_planner = Planner(catalog, WholeStrategy(), selection)
+    positions = {name: position for position, name in enumerate(operand_planner.names(0))}
+    runs = [runs_of(0, sorted(positions[name] for name in names)) for names in names_by_process]
+    requests = find_exchanges(operand_planner, runs, reach, ReadPolicy(method))
+    return OperandPlan(operand_planner, runs, assign_readers(requests, reach))

@@ -1,4 +1,4 @@
-"""The plan: for every destination rank, the copies that make up its slices.
+"""What every destination file is copied from, and groups of equal transfers.
 
 A copy is the overlap of a source rank's box and a destination rank's box. Where several source
 ranks hold the same box, one is chosen. The plan holds integers only; it can be printed, counted
@@ -10,29 +10,65 @@ For a 4x4 tensor sharded by rows on 2 ranks and wanted by columns on 2::
     rank 1  w [0:4, 2:4]  <- rank 0 [0:2, 2:4]  <- rank 1 [2:4, 2:4]
 
 It is kept as transfers (`rankxform.planning.transfers`), and written out by rank for people.
+
+In rank folders a file holds all slices of the rank that is its id. Other forms divide a rank's
+slices among files, or leave out those that another file holds.
+
+A model has thousands of tensors and a few hundred pairs of a source sharding and a destination
+layout. What is planned for one tensor of a movement holds for all of them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
+from itertools import count
 from types import MappingProxyType
 from typing import NoReturn, TypeAlias
 
 from rankxform.errors import RequestError
-from rankxform.formats.base import TensorSpec
+from rankxform.formats.container import TensorSpec, content_bytes, item_size
 from rankxform.geometry.box import Shape
-from rankxform.geometry.tiling import Cell, overlaps
+from rankxform.geometry.tiling import Cell, Grid, SourceTiling, overlaps
 from rankxform.layout.layout import Layout
 from rankxform.layout.strategy import Strategy
+from rankxform.values import dataclass
 
-from .catalog import Catalog, Parameter
-from .losses import missing_slices_error
-from .parts import FileContent
-from .replicas import replicas_to_read
-from .selection import Selection, destination_layout
-from .sharding import IdentityDict, IdsByCell
-from .stages import source_stages
+from .catalog import Catalog, Holders, IdentityDict, IdsByCell, Parameter, Sharding
+from .selection import Selection, destination_layout, missing_slices_error, source_stages
 from .transfers import FilePlan, PlannedSlice, Receivers, SliceRange, SourceRegion, Transfer
+
+
+@dataclass(frozen=True)
+class FileContent:
+    """One destination file: whose slices, of which parameters (None: of all that the rank gets)."""
+
+    rank: int
+    names: frozenset[str] | None = None
+
+
+def replicas_to_read(parameters: Iterable[Parameter]) -> dict[str, int]:
+    """Tell for each parameter which of its equal copies is read.
+
+    The parameters that lie in the same files are taken in file order and divided into as many runs
+    of equal bytes as there are copies, so that each file is read in long stretches: what is skipped
+    in between would be read ahead by the system for nothing.
+    """
+    # Runs need no search and are even. (Changing files with every parameter read twice as much from
+    # a cold disk.)
+    kinds: dict[Holders, list[Parameter]] = {}
+    for p in parameters:
+        assert isinstance(p.sharding, Sharding), "a tensor of the catalog lies in the files"
+        kinds.setdefault(p.sharding.placement, []).append(p)
+    replicas = {}
+    for placement, placed in kinds.items():
+        sizes = [content_bytes(p.src_dtype, p.shape) + 1 for p in placed]
+        total, bytes_before = sum(sizes), 0
+        for p, nbytes in zip(placed, sizes):
+            replicas[p.name] = (2 * bytes_before + nbytes) * placement.copies // (2 * total)
+            bytes_before += nbytes
+    return replicas
+
 
 Readers = Mapping[Cell, int]
 """For every cell of a source grid that is needed, the id of the file to read it from."""
@@ -371,7 +407,7 @@ class Planner:
     # -- stages ---------------------------------------------------------------------------------
 
     def source_stages(self, dst_stage: int) -> list[int]:
-        """Return the source stages that a destination stage draws on (`planning.stages`)."""
+        """Return the source stages that a destination stage draws on (`planning.selection`)."""
         if dst_stage not in self._src_stages:
             stages = source_stages(self.catalog, self.dst, self.selection, dst_stage)
             self._src_stages[dst_stage] = stages
@@ -410,3 +446,83 @@ class Planner:
                 where=self.dst.label,
             ) from error
         return layout
+
+
+@dataclass(frozen=True, eq=False)
+class TransferGroup:
+    """Tensors that go from one source sharding to the cells of one destination layout.
+
+    parameters: the tensors, each with its place in the order of destination files. layout, grid:
+    the destination's. files: by source cell the files that may be read. receivers: by destination
+    cell the processes that write it, each with its ranks.
+    """
+
+    parameters: tuple[tuple[int, Parameter], ...]
+    layout: Layout
+    grid: Grid
+    files: IdsByCell
+    receivers: Receivers
+
+    @property
+    def first(self) -> Parameter:
+        """One of the tensors, for what they have in common."""
+        return self.parameters[0][1]
+
+    @property
+    def src(self) -> SourceTiling:
+        """How they are stored."""
+        return self.first.grid
+
+    @property
+    def item(self) -> int:
+        """Bytes of an element, as it is stored."""
+        return item_size(self.first.src_dtype)
+
+    @cached_property
+    def needs(self) -> Mapping[Cell, Mapping[int, int]]:
+        """By source cell the processes that need some of it, each with how many elements."""
+        elements_by_cell: dict[Cell, dict[int, int]] = {}
+        for cell, ranks_by_process in self.receivers.items():
+            for src_cell, box in overlaps(self.src, self.grid, cell):
+                of_cell, size = elements_by_cell.setdefault(src_cell, {}), box.size
+                for process in ranks_by_process:
+                    of_cell[process] = of_cell.get(process, 0) + size
+        return elements_by_cell
+
+
+def transfer_groups(
+    planner: Planner, assignment: Sequence[Sequence[SliceRange]]
+) -> Iterator[TransferGroup]:
+    """Yield what moves where process p writes ``assignment[p]``."""
+    groups_by_key: dict[
+        object, tuple[IdsByCell, ProcessRankPairs, list[tuple[int, Parameter]], Layout]
+    ] = {}
+    numbers = count()
+    for (name, layout), all_pairs in planner.wanted(assignment).items():
+        parameter = planner.parameter(name)
+        for files_by_cell, pairs in planner.groups_by_holders(parameter, layout, all_pairs):
+            has_all_pairs = files_by_cell is parameter.sharding.files
+            key = (
+                id(parameter.sharding), item_size(parameter.src_dtype), parameter.dtype, layout,
+                id(files_by_cell), id(all_pairs) if has_all_pairs else pairs,
+            )  # fmt: skip
+            entry = groups_by_key.setdefault(key, (files_by_cell, pairs, [], layout))
+            entry[2].append((next(numbers), parameter))
+    receivers_cache: dict[tuple[Layout, int], Receivers] = {}
+    for files_by_cell, pairs, parameters, layout in groups_by_key.values():
+        receivers = receivers_cache.get((layout, id(pairs)))
+        if receivers is None:
+            receivers = receivers_cache[layout, id(pairs)] = planner.receivers(layout, pairs)
+        grid = layout.grid(parameters[0][1].shape)
+        yield TransferGroup(tuple(parameters), layout, grid, files_by_cell, receivers)
+
+
+def needed_bytes(planner: Planner, slice_ranges: Sequence[SliceRange]) -> int:
+    """Return the distinct source bytes that parts of destination files need.
+
+    A region that two destination layouts of a shared parameter want counts for both.
+    """
+    return sum(
+        len(m.parameters) * m.item * sum(m.grid.box(cell).size for cell in m.receivers)
+        for m in transfer_groups(planner, [slice_ranges])
+    )

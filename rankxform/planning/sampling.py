@@ -15,16 +15,15 @@ from itertools import islice
 from typing import NamedTuple
 
 from rankxform.errors import CheckpointError, RequestError
-from rankxform.formats.base import Index, Schema
-from rankxform.formats.dtype import content_bytes
+from rankxform.formats.container import Index, Schema, content_bytes
 from rankxform.geometry.box import Box
 from rankxform.geometry.tiling import Cell
 from rankxform.layout.names import format_ranges, pattern_of, summarize_names
 from rankxform.values import dataclass
 
+from .build_catalog import layout_with_uneven_rows
 from .catalog import Catalog, Parameter
-from .consistency import ContentDigest, DigestsByFile, Evidence, is_small
-from .table import layout_with_uneven_rows
+from .evidence import ContentDigest, DigestsByFile, Evidence, is_small
 
 _ALLOW_EQUAL = "say --allow-equal-slices if the slices really are equal"
 _READS = 4096

@@ -1,4 +1,4 @@
-"""Which parameters are converted, which are not, and why.
+"""Which parameters are converted, from which stages, and what is missing.
 
 A strategy file lists what the compiler sharded. What only one of the two files lists is either
 optimizer state that the destination has no use for, or a question that the user must answer.
@@ -7,20 +7,186 @@ optimizer state that the destination has no use for, or a question that the user
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import field
+from dataclasses import field, replace
+from math import lcm, prod
 
 from rankxform.errors import CheckpointError, RequestError, UsageError
-from rankxform.formats.dtype import BYTES, content_bytes
+from rankxform.formats.container import BYTES, content_bytes, item_size
+from rankxform.geometry.box import Box
+from rankxform.geometry.pieces import Assembly, PieceTiling
 from rankxform.layout.layout import Layout, whole_layout
 from rankxform.layout.names import patterns, summarize_names
-from rankxform.layout.strategy import Strategy, WholeStrategy
-from rankxform.ops.base import OperationChain, Tensor
+from rankxform.layout.strategy import PatternStrategy, Strategy, WholeStrategy
+from rankxform.operations.base import OperationChain, Tensor
 from rankxform.values import dataclass
 
-from .catalog import Catalog, Parameter
-from .derived import ParameterFactory, apply_operations, by_source
-from .losses import missing_slices_error
-from .table import add_followers, layout_with_uneven_rows
+from .build_catalog import add_followers, layout_with_uneven_rows
+from .catalog import Catalog, ComposedSharding, Parameter, Sharding
+
+
+def apply_operations(catalog: Catalog, derivation: OperationChain) -> list[Tensor]:
+    """Return what becomes of the source's tensors, those dropped too."""
+    states = catalog.states
+    return derivation(
+        Tensor.of(p.src_name, p.src_dtype, p.shape, states) for p in catalog.parameters
+    )
+
+
+class ParameterFactory:
+    """Makes parameters of tensors, with one sharding for all that are composed alike."""
+
+    def __init__(self, catalog: Catalog) -> None:
+        self._assemblies: dict[object, Assembly] = {}
+        self._stored = {parameter.src_name: parameter for parameter in catalog.parameters}
+        self._known: dict[object, ComposedSharding] = {}
+
+    def parameter(self, tensor: Tensor) -> Parameter:
+        """Return a parameter, under its name and type at the destination."""
+        sources = [self._stored[source.name] for source in tensor.sources]
+        steps = tuple(source.step for source in tensor.sources)
+        if tensor.assembly is None and not any(steps):
+            (source,) = sources
+            if (source.name, source.dtype) == (tensor.name, tensor.dtype):
+                return source
+            return replace(
+                source, name=tensor.name, dtype=tensor.dtype, related=tensor.related,
+                is_weight=tensor.is_weight,
+            )  # fmt: skip
+        return Parameter(
+            tensor.name,
+            tensor.dtype,
+            self._composed(self._assembly(tensor), sources),
+            sources[0].src_name,
+            sources[0].src_dtype,
+            tuple(source.src_name for source in sources),
+            steps,
+            related=tensor.related,
+            is_weight=tensor.is_weight,
+        )
+
+    def _assembly(self, tensor: Tensor) -> Assembly:
+        """Return how a tensor is made: one object for tensors as they are of one shape."""
+        if tensor.assembly is not None:
+            return tensor.assembly
+        if tensor.shape not in self._assemblies:
+            self._assemblies[tensor.shape] = tensor.made_of
+        return self._assemblies[tensor.shape]
+
+    def _composed(self, assembly: Assembly, sources: Sequence[Parameter]) -> ComposedSharding:
+        shardings = [_stored(source) for source in sources]
+        key = id(assembly), tuple(map(id, shardings))
+        if key not in self._known:
+            grid = PieceTiling(assembly, [sharding.grid for sharding in shardings])
+            self._known[key] = ComposedSharding(grid, shardings)
+        return self._known[key]
+
+
+def _stored(parameter: Parameter) -> Sharding:
+    assert isinstance(parameter.sharding, Sharding), "a tensor of the catalog lies in the files"
+    return parameter.sharding
+
+
+def by_source(parameters: Iterable[Parameter]) -> Mapping[str, tuple[str, ...]]:
+    """Return the names of the parameters by the name of their first source tensor.
+
+    Destination files have their tensors in the order of the source tensors.
+    """
+    names_by_source: dict[str, list[str]] = {}
+    for parameter in parameters:
+        names_by_source.setdefault(parameter.src_name, []).append(parameter.name)
+    return {src_name: tuple(names) for src_name, names in names_by_source.items()}
+
+
+Loss = tuple[Parameter, Box]
+"""A region of a parameter that no file holds."""
+
+
+def missing_slices(parameters: Iterable[Parameter]) -> dict[tuple[int, ...], list[Loss]]:
+    """Return the slices that no source file holds, by the ranks that should hold them."""
+    losses_by_ranks: dict[tuple[int, ...], list[Loss]] = {}
+    for parameter in parameters:
+        sharding = parameter.sharding
+        if isinstance(sharding, Sharding):
+            for cell, should in sharding.placement.lacking.items():
+                loss = parameter, sharding.grid.box(cell)
+                losses_by_ranks.setdefault(should, []).append(loss)
+    return losses_by_ranks
+
+
+def missing_slices_error(
+    catalog: Catalog, parameters: Iterable[Parameter], ranks_by_name: Mapping[str, Sequence[int]]
+) -> CheckpointError:
+    """Return the error that names the ranks whose files are missing, and what only they hold.
+
+    `parameters`: the needed ones of the catalog. `ranks_by_name`: needed names that no file has ->
+    the ranks whose files are missing. Parameters come before optimizer states, and large losses
+    before small ones.
+    """
+    states = catalog.states
+    ordered = sorted(ranks_by_name, key=lambda name: (states.of(name) is not None, name))
+    names = summarize_names(ordered, 2)
+    label, searched = catalog.label, catalog.searched
+    groups = missing_slices(parameters)
+    if not groups:
+        ranks = sorted({rank for missing in ranks_by_name.values() for rank in missing})
+        return CheckpointError(
+            f"{_ranks(ranks)} no file{searched}: no source file holds {names}",
+            "bring the missing rank folders",
+            "leave these parameters out (--exclude)",
+            details=f"{label} places them on ranks whose files are not there: {_few(ranks)}",
+        )
+    should, losses = max(groups.items(), key=lambda group: sum(map(_nbytes, group[1])))
+    parameter, box = max(losses, key=_weight)
+    files = {catalog.rank_of(file): file for file in catalog.paths}
+    missing = [rank for rank in should if rank not in files]
+    missing_files = catalog.description.missing_files
+    gone_files = [missing_files[rank] for rank in should if rank in missing_files]
+    if gone_files:
+        where = f"{gone_files[0]}: is not there"
+    elif missing:
+        where = f"{_ranks(missing)} no file"
+    elif sum(catalog.rank_of(file) == should[0] for file in catalog.paths) > 1:
+        where = f"rank {should[0]} lacks one of its files"
+    else:
+        where = f"{catalog.paths[files[should[0]]]}: is incomplete"
+    also = f", and none of {names}" if names else ""
+    count = len({rank for ranks in groups for rank in ranks}.difference(should))
+    its, owner = ("their", "one of these ranks") if len(missing) > 1 else ("its", "the rank")
+    other_losses_text = (
+        f"slices of {count} more rank{'s' if count > 1 else ''} are lost too" if count else ""
+    )
+    bring = "that file" if gone_files else f"the folder of {owner}"
+    return CheckpointError(
+        f"{where}{searched}: no source file holds {len(losses):,} of {its} slices, "
+        f"{_amount(sum(map(_nbytes, losses)))}, such as {box} of {parameter.src_name!r} ({label})"
+        f"{also}",
+        f"bring {bring}",
+        "use another checkpoint",
+        details=other_losses_text,
+    )
+
+
+def _amount(nbytes: int) -> str:
+    return f"{nbytes / 1e6:,.1f} MB" if nbytes >= 1e6 else f"{nbytes:,} bytes"
+
+
+def _weight(loss: Loss) -> tuple[bool, int]:
+    parameter, box = loss
+    return parameter.state is None, box.size
+
+
+def _nbytes(loss: Loss) -> int:
+    parameter, box = loss
+    return prod(box.shape) * item_size(parameter.src_dtype)
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    return f"rank {ranks[0]} has" if len(ranks) == 1 else f"ranks {_few(ranks)} have"
+
+
+def _few(ranks: Sequence[int]) -> str:
+    return ", ".join(map(str, ranks[:12])) + (", ..." if len(ranks) > 12 else "")
+
 
 _STATE = "optimizer state that the destination strategy does not list"
 _UNMATCHED = "only one of the two strategies lists it"
@@ -308,3 +474,113 @@ def _unmatched_error(
 
 def _first(paths: Mapping[int, str]) -> str:
     return paths[min(paths)] if paths else "the source"
+
+
+Naming = Callable[[str], str]
+"""Tells what a source tensor is called at the destination, as far as its name tells."""
+
+
+def needed_stages(src: Strategy, dst: Strategy, dst_stage: int, name_of: Naming = str) -> list[int]:
+    """Return the source stages that MindSpore loads for a destination stage, ascending.
+
+    These are the stages of all parameters that the source lists, except parameters that the
+    destination lists in other stages only.
+    """
+    if not src.stages_of:
+        return [0]
+    elsewhere = {name for name, stages in dst.stages_of.items() if dst_stage not in stages}
+    return sorted(
+        {s for n, stages in src.stages_of.items() if name_of(n) not in elsewhere for s in stages}
+    )
+
+
+def source_stages(
+    catalog: Catalog, dst: Strategy, selection: Selection, dst_stage: int
+) -> list[int]:
+    """Return the source stages that a destination stage draws on.
+
+    Those that MindSpore loads, ascending, and then any that alone hold what the destination
+    stage lists and the source strategy does not, if that is taken as replicated.
+    """
+    if catalog.strategy is None:
+        return [0]
+    if selection.composed:
+        return list(range(len(catalog.strategy.stages)))
+    loaded_stages = needed_stages(catalog.strategy, dst, dst_stage, selection.name_of)
+    names = set(catalog.names_in(loaded_stages))
+    sole_holders = {
+        catalog.stage_of(parameter.holders[0])
+        for name, parameter in selection.sharded.items()
+        if not parameter.declared and parameter.src_name not in names
+        and dst_stage in dst.stages_of.get(name, ())
+    }  # fmt: skip
+    return [*loaded_stages, *sorted(sole_holders.difference(loaded_stages))]
+
+
+def check_ranks(ranks: Iterable[int], dst: Strategy) -> tuple[int, ...]:
+    """Return the destination ranks to make, ascending: `ranks`, or all if there are none."""
+    ascending = tuple(sorted(set(ranks))) or tuple(range(dst.ranks))
+    if ascending[-1] >= dst.ranks or ascending[0] < 0:
+        raise UsageError(
+            f"destination rank {ascending[-1]} does not exist: {dst.label} has ranks 0 to "
+            f"{dst.ranks - 1}"
+        )
+    return ascending
+
+
+def source_ranks_needed(
+    src: Strategy, dst: Strategy, ranks: Iterable[int]
+) -> dict[int, tuple[int, ...]]:
+    """Return for each destination rank the source ranks whose bytes it needs, ascending.
+
+    This uses the strategies alone. If several ranks hold the same box, it is the one that MindSpore
+    reads; parameters in no strategy come from the rank that corresponds to the destination rank.
+    """
+    for strategy in (src, dst):
+        if isinstance(strategy, PatternStrategy):
+            raise UsageError(
+                "which names it means, the checkpoint tells",
+                "name SRC",
+                where=f"{strategy.label!r}",
+            )
+    return {rank: tuple(sorted(_needed(src, dst, rank))) for rank in check_ranks(ranks, dst)}
+
+
+def _needed(src: Strategy, dst: Strategy, rank: int) -> set[int]:
+    stage, local = dst.stage_of(rank), rank % dst.stage_size
+    stages = needed_stages(src, dst, stage)
+    if not stages:
+        raise RequestError(
+            f"destination rank {rank} needs nothing: {src.label} lists none of the parameters that "
+            f"{dst.label} lists for pipeline stage {stage}"
+        )
+    src_ranks = {src.ranks_in(stages[0])[local % src.stage_size]}
+    names = src.stages_of if isinstance(dst, WholeStrategy) else dst.stages[stage]
+    layout_pairs: set[tuple[Layout, Layout, int]] = set()
+    for name in names:
+        if name not in src or isinstance(src, WholeStrategy):
+            continue
+        src_stage = src.stages_of[name][0]
+        have = src.layout(name, src_stage, 0)
+        want = dst.layout(name, stage, len(have.tensor_map))
+        if (have, want, src_stage) not in layout_pairs:
+            layout_pairs.add((have, want, src_stage))
+            first = src.ranks_in(src_stage).start
+            src_ranks |= {first + r for r in _holding(have, want, local, name)}
+    return src_ranks
+
+
+def _holding(have: Layout, want: Layout, local: int, name: str) -> set[int]:
+    """Return the stage-local ranks of `have` that hold what rank `local` of `want` needs."""
+    if len(have.tensor_map) != len(want.tensor_map):
+        raise CheckpointError(
+            "a nested tensor map in JSON needs the checkpoint's shapes",
+            "name SRC too",
+            where=f"{name!r}",
+        )
+    shape = tuple(map(lcm, have.counts, want.counts))
+    if have.split_rows or want.split_rows:
+        shape = (sum(have.split_rows or want.split_rows), *shape[1:])
+    box = want.grid(shape).box(want.cell(local)) if shape else Box((), ())
+    replica = have.replica(local)
+    return {have.holders[cell][replica] for cell in have.grid(shape).cells_over(box)}

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import astuple, fields
 from typing import TypeVar
 
-from rankxform.formats.dtype import item_size
+from rankxform.formats.container import item_size
 from rankxform.geometry.tiling import Cell, overlaps
 from rankxform.layout.names import summarize_names
 from rankxform.layout.states import find_states
@@ -17,16 +17,10 @@ from rankxform.values import dataclass
 
 from .assign import Assignment
 from .catalog import Parameter
-from .cost_model import Costs
-from .exchange import ExchangeCoverage
-from .movement import TransferGroup, transfer_groups
-from .operands import OperandPlan
-from .plan import Planner
-from .reach import Reach
-from .read_method import METHOD_TITLES, RANGES, SIEVING, TWO_PHASE, WHOLE, ReadMethod
-from .reads import ReadCounter
-from .routes import CellPair, message_hops
-from .transfers import Exchange
+from .exchange import CellPair, ExchangeCoverage, OperandPlan, message_hops
+from .plan import Planner, TransferGroup, transfer_groups
+from .reads import METHOD_TITLES, RANGES, SIEVING, TWO_PHASE, WHOLE, Costs, ReadCounter, ReadMethod
+from .transfers import Exchange, Reach
 
 Key = TypeVar("Key")
 

@@ -1,8 +1,4 @@
-"""What one process has written into a target, as far as it is on the device."""
-
-# State is on the device and never in a signal's handler: what a journal says is synced before it is
-# said, and after a sync that failed nothing more is. Each line carries a digest of itself; from a
-# damaged one on, all are dropped. To continue is to subtract what journals prove.
+"""What one process has written and synced."""
 
 from __future__ import annotations
 
@@ -11,10 +7,13 @@ from contextlib import suppress
 from pathlib import Path
 from time import monotonic
 
-from rankxform.engine.checksum import MODULUS
-from rankxform.errors import StorageError
-from rankxform.planning.sharding import IdsByCell
-from rankxform.publish.records import format_moved, format_start
+from rankxform.engine.checksum import MODULUS, IntegrityChecker
+from rankxform.engine.pipeline import Traffic, WorkInputs, execute
+from rankxform.engine.sinks import OutputFile, file_sinks, part_descriptors
+from rankxform.errors import RankxformError, StorageError
+from rankxform.planning.catalog import IdsByCell
+from rankxform.planning.exchange import WorkPlan
+from rankxform.planning.transfers import Transfer
 from rankxform.storage.posix import (
     OnProgress,
     create,
@@ -27,10 +26,13 @@ from rankxform.storage.posix import (
     write_from,
 )
 
+from .folder_records import FOLDER_NAME
 from .lock import boot_id
-from .records import PartFile
-from .state import FolderState
-from .target import FOLDER_NAME
+from .records import FolderState, PartFile, format_moved, format_start
+
+# State is on the device and never in a signal's handler: what a journal says is synced before it is
+# said, and after a sync that failed nothing more is. Each line carries a digest of itself; from a
+# damaged one on, all are dropped. To continue is to subtract what journals prove.
 
 _ENTRY = 256 << 10
 """Room for the entry that is written when the device is full."""
@@ -147,3 +149,56 @@ class Journal:
             if self.durable:
                 fsync(fd, self._path)
         self._end += len(line)
+
+
+def write_parts(
+    work: WorkPlan,
+    inputs: WorkInputs,
+    outputs: Mapping[int, OutputFile],
+    on_progress: OnProgress,
+    journal: Journal | None = None,
+    checker: IntegrityChecker | None = None,
+) -> Traffic:
+    """Carry out `work`; write into the existing part files of `outputs`, by destination rank.
+
+    What is complete is noted in the `journal`, also when the work ends early; on a device that is
+    full what is in buffers by then takes the room that the journal held. With one that is durable
+    the device writes while the work goes on. A quarter of the work's memory is for the
+    files' buffers; the rest is as for `rankxform.engine.pipeline.execute`.
+    """
+    parts = part_descriptors()
+    is_durable = journal is not None and journal.durable
+    sinks = file_sinks(outputs, parts, work.memory // 4, is_durable)
+    if journal:
+        journal.take_room(sum(sink.room for sink in sinks.values()))
+
+    def commit(on_progress: OnProgress = on_progress) -> None:
+        for sink in sinks.values():
+            sink.finish()
+        if journal:
+            sums = checker.take() if checker else {}
+            journal.commit(
+                {rank: output.part for rank, output in outputs.items()}, sums, on_progress
+            )
+
+    def complete(transfer: Transfer) -> None:
+        if journal and transfer.targets:
+            journal.moved(transfer.parameter.name, transfer.targets)
+            if journal.due:
+                commit()
+
+    try:
+        traffic = execute(work, inputs, sinks, on_progress, checker, complete)
+        commit()
+        traffic.seconds["fsync"] = journal.seconds if journal else 0.0
+        return traffic
+    except RankxformError:
+        with suppress(StorageError):
+            if journal:
+                journal.give_room()
+            commit(lambda nbytes: None)
+        raise
+    finally:
+        if journal:
+            journal.close()
+        parts.close()

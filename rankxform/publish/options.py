@@ -15,7 +15,7 @@ from rankxform.options import (
 )
 from rankxform.values import dataclass
 
-from .links import LINK_REFLINK, LINKS
+from .files import LINK_REFLINK, LINKS
 
 WRITERS_NODE, WRITERS_ANY = "node", "any"
 """Whose processes may write one file."""

@@ -33,7 +33,7 @@ class Result(ABC):
 
     def _repr_html_(self) -> str:
         """Return the HTML that a notebook shows."""
-        from rankxform.results.html import fragment
+        from .html import fragment
 
         doubts: Sequence[str] = getattr(self, "warnings", ())
         texts = list(doubts[:_MOST_TEXTS])

@@ -11,15 +11,15 @@ from shlex import quote
 
 from rankxform.checkpoints.base import DEFAULT_PATTERN, CheckpointRef, SelectedFiles, recognize_form
 from rankxform.checkpoints.rank_folders import by_rank
-from rankxform.display.units import format_count
+from rankxform.display.text import format_count
 from rankxform.errors import Message, RankxformError, UsageError
-from rankxform.formats.base import container_suffixes
+from rankxform.formats.container import container_suffixes
 from rankxform.formats.signatures import folder_signature
 from rankxform.layout.names import natural_sort_key
 from rankxform.layout.strategy import Strategy
 from rankxform.storage.posix import suggest_similar_path
 from rankxform.storage.store import FOLDER, RANK, Listing, is_litter, is_path, store_at
-from rankxform.storage.strategies import load_readable, strategies_near
+from rankxform.storage.user_files import load_readable, strategies_near
 
 _SHOWN = 2
 _MOST_CHILDREN, _MOST_LOOKED_AT = 3, 300

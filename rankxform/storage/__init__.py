@@ -1,6 +1,5 @@
 """Files read: listed, indexed, compared and measured. The only file access for reading."""
 
-from .posix_store import PosixStorage
-from .store import STORAGE
+from .store import STORAGE, PosixStorage
 
 STORAGE[""] = PosixStorage()

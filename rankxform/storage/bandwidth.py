@@ -9,7 +9,7 @@ from pathlib import Path
 from time import perf_counter
 
 from rankxform.errors import StorageError
-from rankxform.planning.cost_model import Costs
+from rankxform.planning.reads import Costs
 
 from .posix import (
     SYSCALL_BYTES,

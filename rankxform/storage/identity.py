@@ -14,7 +14,7 @@ from hashlib import blake2b
 from pathlib import Path
 from time import monotonic, sleep
 
-from rankxform.formats.base import Span
+from rankxform.formats.container import Span
 from rankxform.values import dataclass
 
 from .posix import (

@@ -1,4 +1,4 @@
-"""A folder while it is made: claimed, filled, and published or abandoned.
+"""The destination that is a folder: claimed, filled, published.
 
 Nothing bears its final name before it is complete, and the job is done when the manifest exists.
 What a run has written stays where another can continue it: after a storage failure, or a stop.
@@ -6,44 +6,159 @@ What a run has written stays where another can continue it: after a storage fail
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import field, replace
 from pathlib import Path
+from posixpath import splitext
 from typing import TypeVar
 
 from rankxform.engine.checksum import MODULUS, IntegrityChecker
-from rankxform.engine.file_sink import OutputFile, add_checksum, part_descriptors, part_of
 from rankxform.engine.pipeline import Traffic, WorkInputs
+from rankxform.engine.sinks import OutputFile, add_checksum, part_descriptors, part_of
 from rankxform.errors import DifferenceError, RankxformError, StoppedError, StorageError
-from rankxform.formats.dtype import content_bytes
+from rankxform.formats.container import (
+    BLOCK,
+    Container,
+    FileLayout,
+    Index,
+    container_of,
+    content_bytes,
+)
 from rankxform.layout.names import STEPS
 from rankxform.planning.assign import Assignment, remaining
 from rankxform.planning.exchange import WorkPlan
-from rankxform.publish.companions import digest_of
-from rankxform.publish.contents import manifest_contents
-from rankxform.publish.facts import FileStat, stat_file, stat_or_none
-from rankxform.publish.journal import Journal
-from rankxform.publish.links import LINK_HARD, link_all
-from rankxform.publish.read_back import files_to_read_back, read_back
-from rankxform.publish.state import FolderState
-from rankxform.publish.target import FolderRecords
-from rankxform.publish.write import write_parts
+from rankxform.planning.plan import Planner
+from rankxform.planning.transfers import SliceRange
+from rankxform.publish.files import (
+    LINK_HARD,
+    LINK_NONE,
+    LINK_REFLINK,
+    FileStat,
+    can_reflink,
+    digest_of,
+    files_to_read_back,
+    link_all,
+    read_back,
+    stat_file,
+    stat_or_none,
+)
+from rankxform.publish.folder_records import FolderRecords
+from rankxform.publish.journal import Journal, write_parts
+from rankxform.publish.records import FolderState, manifest_contents
 from rankxform.request import Request
-from rankxform.source.opening import Source
+from rankxform.source.open import Source
 from rankxform.storage.identity import sample_digest
 from rankxform.storage.posix import OnProgress, create, make_folder, publish_file, remove, sync
 from rankxform.transport import Team
 from rankxform.transport.team import show_nothing
 from rankxform.values import dataclass
 
-from .free import foreign_warnings
-from .manifest import applied_adapters, conversion_identity, verify_options
+from .destination import foreign_warnings
+from .manifest import (
+    applied_adapters,
+    check_strategy_file,
+    conversion_identity,
+    save_strategy_near,
+    verify_options,
+)
 from .model_files import stale
-from .outputs import FileLayoutCache, equal_files, plan_output_files
-from .placement import NodeFolder, Placement, find_placement
-from .strategy_file import check_strategy_file, save_strategy_near
+from .node_folders import NodeFolder, Placement, find_placement
 from .target import Target
+
+
+def equal_files(
+    request: Request, planner: Planner, placement: Placement, ranks: Iterable[int], team: Team
+) -> dict[int, list[int]]:
+    """Return which files of `ranks` are written, each with the ranks that get its bytes."""
+    single_groups = {rank: [rank] for rank in ranks}
+    if request.link == LINK_NONE:
+        return single_groups
+    ranks_by_root = [[rank for rank in single_groups if rank in r.ranks] for r in placement.roots]
+    groups = {
+        first: group
+        for root_ranks in ranks_by_root
+        for first, group in planner.equal_files(root_ranks).items()
+    }
+    if len(groups) == len(single_groups) or request.dst is None:
+        return single_groups
+    if request.link == LINK_REFLINK:
+        dst, first = Path(request.dst), team.rank == placement.of(team.rank).processes[0]
+        if not all(team.allgather(lambda: not first or can_reflink(dst))):
+            return single_groups
+    return groups
+
+
+class FileLayoutCache:
+    """The layouts of destination files; ranks with slices of one shape share one.
+
+    What is in a file depends on the source files of its pipeline stage, not on which other
+    files are made in the same run.
+    """
+
+    def __init__(
+        self, planner: Planner, indexes: Mapping[int, Index], target: Target, checksum: bool
+    ) -> None:
+        self._planner, self._indexes = planner, indexes
+        self._target, self._checksum = target, checksum
+        self._known: dict[int, FileLayout] = {}
+
+    def of(self, rank: int) -> FileLayout:
+        """Return the layout of the file of a destination rank."""
+        slices = self._planner.slices(rank)  # one list for all ranks with the same
+        if id(slices) not in self._known:
+            container, tensors = self._container(rank), self._planner.tensors(rank)
+            source = self._source(rank)
+            begins = min(source.offsets, default=0) % BLOCK
+            metadata = self._metadata(rank, source)
+            layout = container.lay_out(tensors, metadata, self._checksum, begins)
+            self._known[id(slices)] = layout
+        return self._known[id(slices)]
+
+    def _container(self, rank: int) -> Container:
+        """Return the container of a destination file; some forms have two."""
+        return container_of(splitext(self._target.arrangement.names[rank])[1])
+
+    def _source(self, rank: int) -> Index:
+        """Return the file of the lowest source rank of a destination rank's stage."""
+        planner = self._planner
+        return next(
+            index
+            for stage in planner.source_stages(planner.dst.stage_of(planner.part(rank).rank))
+            for file, index in self._indexes.items()
+            if planner.catalog.stage_of(file) == stage
+        )
+
+    def _metadata(self, rank: int, source: Index) -> Mapping[str, str]:
+        """Return a source file's metadata for the file of a destination rank.
+
+        Entries named after a source tensor that is not in the destination's file are left out.
+        """
+        omitted_names = set(source.schema.names).difference(
+            t.name for t in self._planner.tensors(rank)
+        )
+        metadata = {key: text for key, text in source.metadata.items() if key not in omitted_names}
+        return self._target.form.metadata(metadata)
+
+
+def plan_output_files(
+    target: Target,
+    slice_ranges: Sequence[SliceRange],
+    groups: Mapping[int, Sequence[int]],
+    layouts: FileLayoutCache,
+) -> dict[int, OutputFile]:
+    """Plan the files of this process's part; `groups` are ranks whose files are equal."""
+    outputs_by_file = {}
+    for slice_range in slice_ranges:
+        final, *equal_paths = map(target.path, groups[slice_range.rank])
+        outputs_by_file[slice_range.rank] = OutputFile(
+            final,
+            layouts.of(slice_range.rank),
+            owned=slice_range.first == 0,
+            equal=tuple(equal_paths),
+        )
+    return outputs_by_file
+
 
 T = TypeVar("T")
 

@@ -14,14 +14,14 @@ from typing import Any
 
 from rankxform.errors import RankxformError, StorageError
 from rankxform.geometry.box import Shape
-from rankxform.publish import companions
-from rankxform.publish.target import MANIFEST_NAME, read_manifest
+from rankxform.publish import files
+from rankxform.publish.folder_records import MANIFEST_NAME, read_manifest
 from rankxform.request import Request
-from rankxform.source.opening import Source
+from rankxform.source.open import Source
 from rankxform.source.options import ACCEPT_CONTRADICTIONS
-from rankxform.storage.maps import CONFIG, companion_names, parse_config
 from rankxform.storage.posix import read_bytes
 from rankxform.storage.store import is_path, scheme_of
+from rankxform.storage.user_files import CONFIG, companion_names, parse_config
 
 from .target import Target
 
@@ -36,7 +36,7 @@ _LAYERS = ("num_hidden_layers", "n_layer", "num_layers")
 def check_model_files(request: Request, source: Source, target: Target) -> list[str]:
     """Refuse to write tensors beside another model's config.json; return what to know.
 
-    Files that an earlier run copied there go with its tensors (`publish.companions`). Raises
+    Files that an earlier run copied there go with its tensors (`publish.files`). Raises
     StorageError.
     """
     if request.dst is None or scheme_of(request.dst) or not target.form.configured:
@@ -87,7 +87,7 @@ def _copied(folder: Path) -> frozenset[str]:
     """Return the small files that an earlier run copied into a folder, and nobody has changed."""
     with suppress(StorageError):
         if (folder / MANIFEST_NAME).is_file():
-            return companions.copied(folder, read_manifest(folder))
+            return files.copied(folder, read_manifest(folder))
     return frozenset()
 
 

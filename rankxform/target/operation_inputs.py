@@ -14,27 +14,27 @@ from typing import TYPE_CHECKING, Any
 
 from rankxform.checkpoints.base import DEFAULT_FORM, FORMS, CheckpointRef
 from rankxform.errors import CheckpointError, RankxformError, RequestError, UsageError
-from rankxform.facts import CONFIGURATION, MODEL_SIZE, Statement, contradictions
 from rankxform.layout.names import compile_regex
 from rankxform.layout.strategy import Strategy
-from rankxform.ops.base import OPERATIONS, OperationChain, Tensor
-from rankxform.ops.cast import WRITTEN_OUT
-from rankxform.ops.vocabulary import ResizeVocabulary
+from rankxform.operations.base import OPERATIONS, OperationChain, Tensor
+from rankxform.operations.cast import WRITTEN_OUT
+from rankxform.operations.vocabulary import ResizeVocabulary
 from rankxform.options import flag_of
 from rankxform.planning.catalog import Catalog
-from rankxform.planning.derived import apply_operations
+from rankxform.planning.selection import apply_operations
 from rankxform.request import Request
-from rankxform.source.choice import form_at, list_and_select
-from rankxform.storage import maps
+from rankxform.source.choose import form_at, list_and_select
+from rankxform.statements import CONFIGURATION, MODEL_SIZE, Statement, contradictions
+from rankxform.storage import user_files
 from rankxform.storage.posix import is_same_file
 from rankxform.storage.store import address_of, is_path, store_at
 from rankxform.values import dataclass
 
 if TYPE_CHECKING:
-    from rankxform.formats.map_toml import MapTable
-    from rankxform.ops.lora import LoraScaling
-    from rankxform.ops.mapping import NameMap
-    from rankxform.source.opening import Source
+    from rankxform.formats.map_table import MapTable
+    from rankxform.operations.lora import LoraScaling
+    from rankxform.operations.map import NameMap
+    from rankxform.source.open import Source
 
 _MOST_BLOCK = 1 << 20
 _IS_SIZE = re.compile(
@@ -92,7 +92,7 @@ def _read_map(request: Request, where: str) -> OperationInputs:
             if getattr(request, name):
                 raise UsageError(f"{flag_of(name)} is for --map", "give both")
         return inputs
-    table = maps.load_map_table(request.map)
+    table = user_files.load_map_table(request.map)
     for name in CHOICES:
         if getattr(request, name) is not None and name not in table.choices:
             flag = flag_of(name)
@@ -141,9 +141,11 @@ def _check_sizes(request: Request, where: str, config: Mapping[str, Any], path: 
     for folder in config_folders:
         store = store_at(folder)
         if not is_path(folder) or Path(folder).is_dir():
-            name = address_of(folder, maps.CONFIG)
-            if name not in configs_by_label and store.has(maps.CONFIG):
-                configs_by_label[name] = maps.parse_config(store.read(maps.CONFIG), name)
+            name = address_of(folder, user_files.CONFIG)
+            if name not in configs_by_label and store.has(user_files.CONFIG):
+                configs_by_label[name] = user_files.parse_config(
+                    store.read(user_files.CONFIG), name
+                )
     facts = (
         Statement(MODEL_SIZE, key, value, CONFIGURATION, label)
         for label, declared_config in configs_by_label.items()
@@ -158,31 +160,31 @@ def _config(request: Request, folder: str) -> tuple[dict[str, Any], str] | None:
     """Return the model's configuration, given or in a folder, and where it is; None if nowhere."""
     if request.config is not None:
         path = Path(request.config)
-        return maps.read_config(path), str(path)
+        return user_files.read_config(path), str(path)
     store = store_at(folder)
-    if not store.has(maps.CONFIG):
+    if not store.has(user_files.CONFIG):
         return None
-    name = address_of(folder, maps.CONFIG)
-    return maps.parse_config(store.read(maps.CONFIG), name), name
+    name = address_of(folder, user_files.CONFIG)
+    return user_files.parse_config(store.read(user_files.CONFIG), name), name
 
 
 def _with_companions(request: Request, inputs: OperationInputs) -> OperationInputs:
     """Add the small files of a reference that a Hugging Face folder has too, or a config.json."""
     if request.dst is None or not FORMS[request.dst_form or DEFAULT_FORM].configured:
         return inputs
-    companions = {} if request.like is None else maps.companions(Path(request.like))
+    companions = {} if request.like is None else user_files.companions(Path(request.like))
     if request.config is None:
         return replace(inputs, companions=companions) if companions else inputs
-    typed_config = _with_type(inputs, maps.read_config_bytes(Path(request.config)))
+    typed_config = _with_type(inputs, user_files.read_config_bytes(Path(request.config)))
     if typed_config is not None:  # the one that was given, not the reference's
-        return replace(inputs, companions={**companions, maps.CONFIG: typed_config})
+        return replace(inputs, companions={**companions, user_files.CONFIG: typed_config})
     assert inputs.table is not None
-    companions.pop(maps.CONFIG, None)
+    companions.pop(user_files.CONFIG, None)
     doubt = (
         f"{inputs.label}: states no model_type, and {inputs.table.label} is not for one model only"
     )
     return replace(
-        inputs, companions=companions, doubts=(f"{doubt}; no {maps.CONFIG} is written of it",)
+        inputs, companions=companions, doubts=(f"{doubt}; no {user_files.CONFIG} is written of it",)
     )
 
 
@@ -215,7 +217,7 @@ def _with_manifest(request: Request, where: str, inputs: OperationInputs) -> Ope
     if path is None or request.dst is None:
         return inputs
     if request.dst_form == "checkpoint2":
-        adapter_files = {ADAPTER_MANIFEST: maps.read_config_bytes(path)}
+        adapter_files = {ADAPTER_MANIFEST: user_files.read_config_bytes(path)}
         return replace(inputs, companions={**inputs.companions, **adapter_files})
     doubt = f"{path}: says what the adapter is for, and the destination gets no such file"
     return replace(inputs, doubts=(*inputs.doubts, doubt))
@@ -235,7 +237,7 @@ def _manifest_at(where: Path, step: str | None = None) -> Path | None:
     if (step_folder / ADAPTER_MANIFEST).is_file():
         return step_folder / ADAPTER_MANIFEST
     above = folder / ADAPTER_MANIFEST
-    if not above.is_file() or maps.read_config(above).get("global_step", number) != number:
+    if not above.is_file() or user_files.read_config(above).get("global_step", number) != number:
         return None
     return above
 
@@ -249,7 +251,7 @@ def _with_adapter(request: Request, src: str, inputs: OperationInputs) -> Operat
             if getattr(request, name) is not None:
                 raise UsageError(f"{flag} is for --lora", "give both")
         return inputs
-    from rankxform.ops.lora import LoraScaling, positive
+    from rankxform.operations.lora import LoraScaling, positive
 
     where = Path(request.lora).absolute()
     if not where.exists():
@@ -262,11 +264,13 @@ def _with_adapter(request: Request, src: str, inputs: OperationInputs) -> Operat
             raise UsageError(
                 f"{manifest_path} states both", f"leave out {' and '.join(requested_flags)}"
             )
-        scaling = LoraScaling.of_mindformers(maps.read_config(manifest_path), str(manifest_path))
+        scaling = LoraScaling.of_mindformers(
+            user_files.read_config(manifest_path), str(manifest_path)
+        )
     elif path.is_file():
         if requested_flags:
             raise UsageError(f"{path} states both", f"leave out {' and '.join(requested_flags)}")
-        scaling = LoraScaling.of(maps.read_config(path), str(path))
+        scaling = LoraScaling.of(user_files.read_config(path), str(path))
     elif not positive(request.lora_alpha) or not request.lora_rank:
         raise UsageError(
             f"{where} has no {ADAPTER_CONFIG}, and without them it is not known how "
@@ -300,7 +304,7 @@ def build_operations(
     """
     adapter_operation = None
     if adapter is not None:
-        from rankxform.ops.lora import LoraOperation
+        from rankxform.operations.lora import LoraOperation
 
         assert inputs.scaling is not None
         shapes = {p.src_name: p.shape for p in adapter.parameters}
@@ -369,8 +373,7 @@ def name_map(request: Request, inputs: OperationInputs) -> NameMap | None:
     """Return the map, with the model's sizes, if one is asked for. Raises UsageError."""
     if inputs.table is None:
         return None
-    from rankxform.ops.mapping import NameMap
-    from rankxform.ops.sizes import ModelSizes
+    from rankxform.operations.map import ModelSizes, NameMap
 
     sizes = ModelSizes(inputs.table, inputs.config, inputs.label)
     choices = {name: value for name in CHOICES if (value := getattr(request, name))}
@@ -427,7 +430,7 @@ def with_arrangement(request: Request, inputs: OperationInputs, source: Source) 
     """
     if inputs.table is None or not inputs.table.choices:
         return request
-    from rankxform.formats.map_toml import MINDFORMERS
+    from rankxform.formats.map_table import MINDFORMERS
 
     mapping = name_map(request, inputs)
     assert mapping is not None
@@ -541,7 +544,7 @@ def map_operation(inputs: OperationInputs, derivation: OperationChain) -> NameMa
     """Return the map among the operations, if there is one."""
     if inputs.table is None:
         return None
-    from rankxform.ops.mapping import NameMap
+    from rankxform.operations.map import NameMap
 
     return next(
         (operation for operation in derivation.compositions if isinstance(operation, NameMap)), None

@@ -1,19 +1,25 @@
-"""Starts this command's processes with the mpirun that belongs to this Python's MPI library."""
+"""How the command is started on other hosts, and what they are asked first."""
 
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
+import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from itertools import accumulate
 from pathlib import Path
+from typing import NamedTuple
 
 from rankxform.errors import UsageError
-from rankxform.transport.hostfile import Host, parse_hostfile
 
-from .library import OPEN_MPI, family_of, import_mpi, name_of
+from .hostfile import Host, parse_hostfile
+from .launcher import MPICH, OPEN_MPI, family_of, import_mpi, name_of
 
 _ANSWER = 30.0
 _SETUP = f"import sys; sys.path[:1] = []; sys.path.append({str(Path(__file__).parents[2])!r});"
@@ -46,8 +52,6 @@ def command(
         command[position:position] = number
     passed_on = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
     if path:
-        from .hosts import HostSetup, check_hosts
-
         names = [host.address for host in hosts]
         if processes is not None and family_of(library) != OPEN_MPI:  # which starts on all
             before = accumulate((host.devices for host in hosts), initial=0)
@@ -115,3 +119,137 @@ def _version(path: str) -> str:
     except (OSError, subprocess.TimeoutExpired) as error:
         return f"it does not answer: {error}"
     return result.stdout + result.stderr
+
+
+_SECONDS = 30.0
+"""In which a host must have answered; a Python on a network file system takes its time."""
+_AT_ONCE = 64
+_SSH = ["ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=15", "-o", "ControlMaster=no"]
+"""Not as the master of later connections, which would keep its output open and seem not to end."""
+_AGENTS = {
+    MPICH: ("HYDRA_LAUNCHER_EXEC",),
+    OPEN_MPI: ("PRTE_MCA_plm_ssh_agent", "OMPI_MCA_plm_rsh_agent"),
+}
+"""What names the program that a library's mpirun reaches hosts by, where it is not ssh."""
+_OTHERS = (
+    "SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "PE_HOSTFILE", "HYDRA_LAUNCHER_EXTRA_ARGS",
+    "OMPI_MCA_plm_rsh_args", "PRTE_MCA_plm_ssh_args",
+)  # fmt: skip
+"""What says that mpirun may reach hosts by a scheduler's own means, or with words of its own."""
+_HOST_ANSWER = (
+    "import rankxform; from rankxform.transport.launcher import import_mpi; "
+    "print(rankxform.__version__, import_mpi().Get_library_version().replace('\\n', ' '))"
+)
+_OWN = ("127.0.0.1", "127.0.1.1")
+"""The latter is a host's own name in Debian's /etc/hosts."""
+_NO_CONNECTION = 255
+"""The exit code of ssh where the host was not reached."""
+
+
+class HostSetup(NamedTuple):
+    """What this host has, and the others must have.
+
+    version: of rankxform.
+    library: what the MPI library says of its version.
+    setup: Python that finds this rankxform.
+    passed_on: the part of the environment that processes get.
+    """
+
+    version: str
+    library: str
+    setup: str
+    passed_on: Mapping[str, str] = {}
+
+
+def check_hosts(
+    names: Sequence[str], label: str, local: HostSetup, seconds: float = _SECONDS
+) -> None:
+    """See that each host has this rankxform, an MPI library of this family, and this folder.
+
+    Hosts are asked at once, by the program that mpirun reaches them by. Where that is another's
+    than a program's, such as a scheduler's, nothing is asked.
+
+    Args:
+        names: hosts, some of which may be this one.
+        label: the hostfile, for messages.
+        local: what this host has and each must have.
+        seconds: in which a host must have answered.
+
+    Raises:
+        UsageError: hosts do not answer, or cannot take part; each with what it said.
+    """
+    agent = _agent(family_of(local.library) or MPICH)
+    others = [name for name in names if not _is_here(name)]
+    if agent is None or not others:
+        return
+    settings = [f"{name}={value}" for name, value in local.passed_on.items()]
+    program = ["env", *settings, sys.executable, "-c", f"{local.setup} {_HOST_ANSWER}"]
+    text = f"cd {shlex.quote(os.getcwd())} && exec {shlex.join(program)}"
+    lines = [[*agent, name, text] for name in others]
+    with ThreadPoolExecutor(min(_AT_ONCE, len(lines))) as threads:
+        answers = threads.map(lambda line: _answer(line, local, seconds), lines)
+        wrong = {name: why for name, why in zip(others, answers) if why}
+    if wrong:
+        first = next(iter(wrong))
+        check = f"cd {shlex.quote(os.getcwd())} && {shlex.quote(sys.executable)} -m rankxform -V"
+        raise UsageError(
+            f"host {first} cannot take part" if len(wrong) == 1
+            else f"{len(wrong)} of {len(names)} hosts cannot take part, such as {first}",
+            f"{shlex.join([*agent, first])} {shlex.quote(check)}",
+            f"take {'it' if len(wrong) == 1 else 'them'} out of {label}",
+            where=f"--hostfile {label}",
+            details="\n".join(f"{name}: {why}" for name, why in wrong.items()),
+        )  # fmt: skip
+
+
+def _agent(family: str) -> list[str] | None:
+    """Return the words by which mpirun reaches a host, None where it may be by no program."""
+    launchers = {os.environ.get(name, "ssh") for name in ("HYDRA_LAUNCHER", "HYDRA_BOOTSTRAP")}
+    if launchers != {"ssh"} or any(name in os.environ for name in _OTHERS):
+        return None
+    named = [os.environ[name] for name in _AGENTS[family] if name in os.environ]
+    return shlex.split(named[0].partition(":")[0]) if named else _SSH
+
+
+def _is_here(name: str) -> bool:
+    """Return whether a name is this host's: a socket can be bound to no other host's address."""
+    try:
+        addresses = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError):
+        return False
+    for family, kind, protocol, _, address in addresses:
+        if str(address[0]).startswith("127.") and address[0] not in _OWN:
+            continue  # mpirun reaches it as another host
+        with suppress(OSError), socket.socket(family, kind, protocol) as listener:
+            listener.bind(address)
+            return True
+    return False
+
+
+def _answer(line: Sequence[str], local: HostSetup, seconds: float) -> str | None:
+    """Ask one host; return why it cannot take part, None if it can."""
+    try:
+        process = subprocess.Popen(
+            line, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            text=True, errors="replace", start_new_session=True,
+        )  # fmt: skip
+    except OSError as error:
+        return f"{line[0]} is not to be started: {error.strerror}"
+    try:
+        output, errors = process.communicate(timeout=seconds)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)  # with what the program has started
+        process.communicate()
+        return f"does not answer within {seconds:.0f} s"
+    last = next(reversed(errors.strip().splitlines()), "")
+    if process.returncode == _NO_CONNECTION:
+        return f"is not reached: {last or 'without a reason'}"
+    if process.returncode:
+        return last or f"{sys.executable} ended with {process.returncode}"
+    version, _, library = next(reversed(output.splitlines() or [""])).partition(" ")
+    if version != local.version:
+        return f"has rankxform {version}, and here it is {local.version}"
+    theirs, ours = family_of(library), family_of(local.library)
+    if theirs != ours:
+        return f"has the library of {theirs or library}, and here it is of {ours or local.library}"
+    return None

@@ -8,7 +8,7 @@ import pytest
 
 from rankxform.checkpoints.base import DEFAULT_PATTERN, FORMS, CheckpointRef, RankFilter
 from rankxform.errors import CheckpointError, UsageError
-from rankxform.storage.posix_store import PosixStore
+from rankxform.storage.store import PosixStore
 
 
 def find(folder, ranks, pattern=DEFAULT_PATTERN, step=None, suffix=None):

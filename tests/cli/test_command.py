@@ -14,8 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from rankxform.cli.parser import parser
-from rankxform.cli.verbs import COMMANDS
+from rankxform.cli.parser import COMMANDS, parser
 from rankxform.errors import UsageError
 from rankxform.transport import mpirun as own_mpirun
 from tests import reference
@@ -46,7 +45,7 @@ def command(*arguments, processes=None, **options):
 
 def test_a_verb_from_outside(place):
     program = (
-        "import sys; from rankxform.cli.main import main; from rankxform.cli.verbs import COMMANDS\n"
+        "import sys; from rankxform.cli.main import main; from rankxform.cli.parser import COMMANDS\n"
         "VERBS['tally'] = 'tests.cli.toy_verb'\n"
         "sys.exit(main())"
     )

@@ -13,7 +13,7 @@ import pytest
 import rankxform
 from rankxform.cli.main import main
 from rankxform.errors import UsageError
-from rankxform.transport import hosts, library
+from rankxform.transport import launcher, mpirun
 from rankxform.transport.mpirun import _PROGRAM, _SETUP, command
 
 HERE = 'shift; exec sh -c "$*"'
@@ -39,12 +39,12 @@ def agent(tmp_path, monkeypatch):
 
 
 def own_library():
-    return library.import_mpi().Get_library_version()
+    return launcher.import_mpi().Get_library_version()
 
 
 def asked(*names, seconds=20.0):
-    own = hosts.HostSetup(rankxform.__version__, own_library(), _SETUP)
-    hosts.check_hosts(names, "hosts", own, seconds)
+    own = mpirun.HostSetup(rankxform.__version__, own_library(), _SETUP)
+    mpirun.check_hosts(names, "hosts", own, seconds)
 
 
 def test_all_hosts_can_take_part_and_this_one_is_not_asked(tmp_path, agent):
@@ -84,7 +84,7 @@ def test_a_host_that_cannot_take_part(agent, answer, told):
 
 
 def test_another_librarys_host(agent):
-    is_open = library.family_of(own_library()) == library.OPEN_MPI
+    is_open = launcher.family_of(own_library()) == launcher.OPEN_MPI
     told = "MPICH Version: 5" if is_open else "Open MPI v5.0.8"
     agent(n1=f"echo {rankxform.__version__} {shlex.quote(told)}")
     with pytest.raises(UsageError) as caught:

@@ -13,7 +13,7 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from rankxform.display import units
+from rankxform.display import text
 from tests.cli.test_command import command
 from tests.place import Place
 
@@ -425,7 +425,7 @@ def test_bytes_and_times_read_as_they_do_elsewhere(pages, tmp_path):
     times = [0, 3e-5, 0.00123, 0.0099, 0.4, 9.99, 12.3, 75, 3599, 7380]
     script = f"return [{json.dumps(sizes)}.map(rankxformPage.size), {json.dumps(times)}.map(rankxformPage.seconds)]"
     found = browse(pages / "plan.html", script, tmp_path)
-    assert found == [list(map(units.format_size, sizes)), list(map(units.format_seconds, times))]
+    assert found == [list(map(text.format_size, sizes)), list(map(text.format_seconds, times))]
 
 
 SEARCH = f"""{OPEN}

@@ -132,7 +132,7 @@ def test_a_message_does_not_hang_on_a_bar(words, start):
 def test_a_sign_of_life_comes_before_all_is_read(processes, words, start):
     """Planning takes five seconds here."""
     program = (
-        "import sys, time; import rankxform.job.transform as convert; from rankxform.cli.main import main\n"
+        "import sys, time; import rankxform.verbs.transform as convert; from rankxform.cli.main import main\n"
         "aim = convert.aim\n"
         "def slow(*a): time.sleep(5); return aim(*a)\n"
         "convert.aim = slow\n"

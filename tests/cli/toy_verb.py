@@ -19,7 +19,7 @@ def add_options(verb):
 
 def run(options, team):
     from rankxform.checkpoints.base import CheckpointRef
-    from rankxform.source.opening import open_source
+    from rankxform.source.open import open_source
 
     source = open_source(CheckpointRef(options.path), team)
     number = len(source.paths) * (2 if options.twice else 1)

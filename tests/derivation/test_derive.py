@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from rankxform.derivation import presets, rules_toml
+from rankxform.derivation import rules
 from rankxform.derivation.derive import derive
 from rankxform.derivation.mesh import (
     Parallel,
@@ -17,10 +17,9 @@ from rankxform.derivation.mesh import (
     print_spec,
     validate_spec,
 )
-from rankxform.derivation.pipeline import spread_layers
-from rankxform.derivation.place import StageLayers
 from rankxform.derivation.request import DeriveRequest, Extent
 from rankxform.derivation.rules import parse_rule, rule_of
+from rankxform.derivation.stages import StageLayers, spread_layers
 from rankxform.errors import DerivationError, UsageError
 from rankxform.layout.layout import Layout
 from rankxform.layout.states import state_of_name
@@ -508,8 +507,8 @@ def test_a_spec_is_printed_as_it_is_read(text):
         lambda: parse_parallel("dp=2,xp=4", "--dst-parallel"),
         lambda: parse_parallel("dp", "--dst-parallel"),
         lambda: parse_parallel("dp=99999,mp=99999", "--dst-parallel"),
-        lambda: presets.load_preset("unknown"),
-        lambda: presets.load_preset("/no/such/file.toml"),
+        lambda: rules.load_preset("unknown"),
+        lambda: rules.load_preset("/no/such/file.toml"),
     ],
 )
 def test_what_cannot_be_read_is_a_usage_error(call):
@@ -518,8 +517,8 @@ def test_what_cannot_be_read_is_a_usage_error(call):
 
 
 def test_every_preset_says_what_it_was_proven_on():
-    for name in presets.preset_names():
-        preset = presets.load_preset(name)
+    for name in rules.preset_names():
+        preset = rules.load_preset(name)
         assert preset.evidence
         assert bool(preset.networks) == preset.proven
         assert all(rule.stage for rule in preset.rules)
@@ -540,8 +539,8 @@ class TestRulesFiles:
             stage = "last"
             """
         own, llama = (
-            rules_toml.parse_rules(text, "own.toml", presets.load_preset),
-            presets.load_preset("llama_legacy"),
+            rules.parse_rules(text, "own.toml", rules.load_preset),
+            rules.load_preset("llama_legacy"),
         )
         assert own.rules[1:] == llama.rules and own.requires == llama.requires
         assert (own.layers, own.complete, own.proven) == (llama.layers, True, llama.proven)
@@ -549,9 +548,7 @@ class TestRulesFiles:
         assert [rule.stage for rule in own.placed] == ["last"] and llama.placed == ()
 
     def test_the_layers_alone(self):
-        own = rules_toml.parse_rules(
-            b"[preset]\nlayers = 'net.h'\n", "own.toml", presets.load_preset
-        )
+        own = rules.parse_rules(b"[preset]\nlayers = 'net.h'\n", "own.toml", rules.load_preset)
         assert own.layers == "net.h" and not own.complete and own.rules == ()
 
     @pytest.mark.parametrize(
@@ -566,11 +563,11 @@ class TestRulesFiles:
     )
     def test_what_it_cannot_say(self, text, why):
         with pytest.raises(UsageError, match=re.escape(why)):
-            rules_toml.parse_rules(f"[preset]\n{text}\n".encode(), "own.toml", presets.load_preset)
+            rules.parse_rules(f"[preset]\n{text}\n".encode(), "own.toml", rules.load_preset)
 
 
 def test_a_preset_of_other_names_proposes_the_one_that_fits():
-    given = DeriveRequest(None, Parallel(dp=2), preset=presets.load_preset("llama"), extents={
+    given = DeriveRequest(None, Parallel(dp=2), preset=rules.load_preset("llama"), extents={
         "model.layers.0.attention.wq.weight": Extent((8, 8), 256)})  # fmt: skip
     with pytest.raises(DerivationError, match="Give --preset llama_legacy"):
         derive(given)

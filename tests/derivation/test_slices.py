@@ -14,7 +14,7 @@ import rankxform
 from rankxform.cli.main import main
 from rankxform.layout.layout import same_boxes
 from rankxform.layout.states import NEVER_SAVED
-from rankxform.storage import strategies
+from rankxform.storage import user_files
 from tests import reference
 from tests.test_derived import COMPILED_FILE, CONFIG, full, llama
 
@@ -93,8 +93,8 @@ def test_the_compilers_own_strategy_is_found(full, tmp_path):
     ]
     assert main([*words, "--preset", "llama_legacy", "-o", str(tmp_path / "s.ckpt")]) == 0
     found, compiled = (
-        strategies.load_strategy(str(tmp_path / "s.ckpt")),
-        strategies.load_strategy(str(COMPILED_FILE)),
+        user_files.load_strategy(str(tmp_path / "s.ckpt")),
+        user_files.load_strategy(str(COMPILED_FILE)),
     )
     for own, theirs in zip(saved(found), saved(compiled), strict=True):
         own = {n: one for n, one in own.items() if n in theirs}
@@ -122,7 +122,7 @@ def test_there_and_back(sizes, more, small, config, tmp_path):
     src = tmp_path / "src"
     rankxform.transform(small, src, dst_config=train, **PRESET)
     made = next(src.parent.glob("src_strategy*"))
-    strategy = strategies.load_strategy(str(made))
+    strategy = user_files.load_strategy(str(made))
     unmarked(src)
     with pytest.raises(rankxform.UsageError) as caught:
         rankxform.transform(src, tmp_path / "no")
@@ -151,7 +151,7 @@ def test_sizes_of_another_job_are_refused(small, config, tmp_path):
     src = tmp_path / "src"
     true = (2, 4, 2)
     rankxform.transform(small, src, dst_config=config(*true), **PRESET)
-    strategy = strategies.load_strategy(str(next(src.parent.glob("src_strategy*"))))
+    strategy = user_files.load_strategy(str(next(src.parent.glob("src_strategy*"))))
     unmarked(src)
     tried = 0
     for sizes in itertools.product((1, 2, 4, 8, 16), repeat=3):

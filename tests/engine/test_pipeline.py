@@ -10,10 +10,10 @@ import pytest
 
 import rankxform
 from rankxform.engine import schedule as schedules
-from rankxform.formats.base import CONTAINERS
-from rankxform.planning.cost_model import Costs
+from rankxform.formats.container import CONTAINERS
+from rankxform.planning.reads import Costs
 from rankxform.storage import posix as files
-from rankxform.storage.samples import SAMPLE
+from rankxform.storage.source_reader import SAMPLE
 from tests import reference
 
 ROWS, COLUMNS = 4096, 512  # 8 MiB of Float32
@@ -160,7 +160,7 @@ def test_small_parameters_are_gathered_into_large_writes(tmp_path, counter):
 
 
 def test_indexing_alike_files_parses_one(tmp_path, monkeypatch):
-    from rankxform.storage import index as headers
+    from rankxform.storage import source_reader as headers
 
     layouts = [{f"w{i}": ([8], [0], 0, 0) for i in range(50)}]
     params = {f"w{i}": ((64,), "Float32") for i in range(50)}
@@ -224,7 +224,7 @@ def test_what_is_shared_and_what_is_not_are_counted_once(shared, tmp_path, monke
         os.pwrite(dst, os.pread(src, nbytes, start), at)
         return True
 
-    monkeypatch.setattr("rankxform.engine.file_sink.share_blocks", share)
+    monkeypatch.setattr("rankxform.engine.sinks.share_blocks", share)
     params = {f"{i}.w": ((1024, 64 + 64 * i), "Float32") for i in range(6)} | {
         "n": ((3,), "Float32")
     }

@@ -10,9 +10,8 @@ import safetensors.numpy
 
 from rankxform.formats import ckpt
 from rankxform.formats import safetensors as ours
-from rankxform.formats.base import Span
-from rankxform.formats.dtype import ITEM_SIZE, NOT_MINDSPORES
-from rankxform.formats.wire import FormatError, read_varint, signed, varint
+from rankxform.formats.container import ITEM_SIZE, NOT_MINDSPORES, Span
+from rankxform.formats.protobuf import FormatError, read_varint, signed, varint
 from tests import reference
 
 

@@ -12,9 +12,9 @@ from collections import OrderedDict
 import pytest
 
 from rankxform.errors import FormatError
-from rankxform.formats import pickled, torch_item, torch_metadata
+from rankxform.formats import dcp_containers, dcp_metadata, pickles
+from rankxform.formats.dcp_metadata import HYPER_FLAVOR, TORCH_FLAVOR, DcpMetadata, StoredItem
 from rankxform.formats.pickles import PickleWriter
-from rankxform.formats.torch_metadata import HYPER_FLAVOR, TORCH_FLAVOR, DcpMetadata, StoredItem
 from rankxform.geometry.box import Box
 
 
@@ -40,7 +40,7 @@ def test_values_are_those_of_pickle(protocol):
         value = plain(rng)
         data = pickle.dumps(value, protocol)
         try:
-            found = pickled.load_pickle(data, lambda name: False)
+            found = pickles.load_pickle(data, lambda name: False)
         except FormatError as error:  # protocol 2 makes bytes by a call
             assert protocol == 2 and ("_codecs.encode" in str(error) or "bytes" in str(error))
         else:
@@ -55,21 +55,21 @@ class Evil:
         return self.how
 
 
-@pytest.mark.parametrize("permitted", [torch_metadata.allowed_names, torch_item.allowed_names])
+@pytest.mark.parametrize("permitted", [dcp_metadata.allowed_names, dcp_containers.allowed_names])
 @pytest.mark.parametrize("protocol", [2, 3, 4, 5])
 @pytest.mark.parametrize("how", [(os.system, ("true",)), (eval, ("1",)), (getattr, (1, "real"))])
 def test_names_that_no_table_has(how, protocol, permitted):
     with pytest.raises(FormatError, match=r"names \w+\.(system|eval|getattr), which no table"):
-        pickled.load_pickle(pickle.dumps([1, {"a": Evil(*how)}], protocol), permitted)
+        pickles.load_pickle(pickle.dumps([1, {"a": Evil(*how)}], protocol), permitted)
 
 
 def test_what_is_permitted_is_not_called():
-    made = pickled.load_pickle(
-        pickle.dumps({"a": Evil(OrderedDict, ()), "b": (1, 2)}, 4), torch_metadata.allowed_names
+    made = pickles.load_pickle(
+        pickle.dumps({"a": Evil(OrderedDict, ()), "b": (1, 2)}, 4), dcp_metadata.allowed_names
     )
     assert made == {"a": {}, "b": (1, 2)}
     data = b"\x80\x02cpathlib\nPosixPath\nX\x01\0\0\0/\x85R."
-    made = pickled.load_pickle(data, torch_metadata.allowed_names)
+    made = pickles.load_pickle(data, dcp_metadata.allowed_names)
     assert (made.kind, made.args) == ("pathlib.PosixPath", ("/",))
 
 
@@ -94,7 +94,7 @@ def test_bombs(bomb):
     tracemalloc.start()
     try:
         with pytest.raises(FormatError):
-            pickled.load_pickle(BOMBS[bomb], torch_metadata.allowed_names)
+            pickles.load_pickle(BOMBS[bomb], dcp_metadata.allowed_names)
         assert tracemalloc.get_traced_memory()[1] < 64 << 20
     finally:
         tracemalloc.stop()
@@ -117,8 +117,8 @@ def table(rng):
 def test_a_table_that_is_written_is_read(flavor):
     for seed in range(100):
         one = table(random.Random(seed))
-        found = torch_metadata.parse_dcp_metadata(
-            b"".join(torch_metadata.format_dcp_metadata(one, flavor))
+        found = dcp_metadata.parse_dcp_metadata(
+            b"".join(dcp_metadata.format_dcp_metadata(one, flavor))
         )
         assert found == one
 

@@ -13,7 +13,7 @@ import pytest
 
 from rankxform.errors import RequestError, StrategyError
 from rankxform.layout.layout import Layout
-from rankxform.storage import strategies
+from rankxform.storage import user_files
 from tests import reference
 from tests.cases import random_case
 
@@ -52,7 +52,7 @@ def test_slices_have_the_shapes_of_the_real_compilers_graphs(configuration, kind
         pytest.skip(f"no {kind} strategy here")
     size = shapes["ranks"] // shapes["stages"]
     for path in files:
-        record = strategies.read_strategy_file(path)
+        record = user_files.read_strategy_file(path)
         for rank in range(record.stage * size, (record.stage + 1) * size):
             held = shapes["slice_shape_by_rank"][str(rank)]
             for name, layout in record.layouts.items():
@@ -76,8 +76,8 @@ def test_json_and_protobuf_files_fold_to_one_layout():
     for path in sorted(REAL.glob("D_nested*/*/strategy/*.json")):
         shapes = json.loads((path.parents[1] / "shapes.json").read_text())["params"]
         expanded, nested = (
-            strategies.read_strategy_file(path),
-            strategies.read_strategy_file(path.with_suffix(".ckpt")),
+            user_files.read_strategy_file(path),
+            user_files.read_strategy_file(path.with_suffix(".ckpt")),
         )
         for name, layout in nested.layouts.items():
             full = tuple(shapes[name]["full_shape"])

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rankxform.errors import StrategyError, UsageError
-from rankxform.storage import strategies
+from rankxform.storage import user_files
 from tests import reference
 
 REAL = Path(__file__).parents[1] / "data" / "real_strategies"
@@ -17,7 +17,7 @@ STAGES = [{"w": ([2], [0], 0, 0)}, {"v": ([2], [0], 0, 0)}]
 
 @pytest.mark.parametrize("where", [None, "", "none", "None"])
 def test_none_lists_every_parameter_whole_on_one_rank(where):
-    strategy = strategies.load_strategy(where)
+    strategy = user_files.load_strategy(where)
     assert strategy.ranks == 1 and "anything" in strategy
     assert strategy.layout("anything", 0, 2).counts == (1, 1)
 
@@ -26,7 +26,7 @@ def test_none_lists_every_parameter_whole_on_one_rank(where):
 def test_a_folder_of_stages_in_any_order_of_names(kind, tmp_path):
     folder = Path(reference.write_stage_files(tmp_path / "s", STAGES, kind))
     max(folder.iterdir()).rename(folder / f"a.{kind}")
-    strategy = strategies.load_strategy(str(folder))
+    strategy = user_files.load_strategy(str(folder))
     assert [list(stage) for stage in strategy.stages] == [["w"], ["v"]]
     assert strategy.ranks == 4 and strategy.stages_of == {"w": (0,), "v": (1,)}
 
@@ -34,44 +34,44 @@ def test_a_folder_of_stages_in_any_order_of_names(kind, tmp_path):
 def test_every_rank_may_have_saved_or_one_of_each_stage(tmp_path):
     folder = Path(reference.write_stage_files(tmp_path / "s", STAGES))
     shutil.copy(folder / "ckpt_strategy_rank_0.ckpt", folder / "ckpt_strategy_rank_7.ckpt")
-    assert len(strategies.load_strategy(str(folder)).stages) == 2
+    assert len(user_files.load_strategy(str(folder)).stages) == 2
 
 
 def test_a_merged_file_beside_its_parts_must_agree(tmp_path):
     folder = Path(reference.write_stage_files(tmp_path / "s", STAGES))
     reference.write_strategy(folder / "merged_ckpt_strategy.ckpt", STAGES)
-    assert len(strategies.load_strategy(str(folder)).stages) == 2
+    assert len(user_files.load_strategy(str(folder)).stages) == 2
     other = [STAGES[0], {"v": ([2], [-1], 0, 0)}]
     reference.write_strategy(folder / "merged_ckpt_strategy.ckpt", other)
     with pytest.raises(StrategyError, match="merged_ckpt_strategy.ckpt and .*rank_1.ckpt both"):
-        strategies.load_strategy(str(folder))
+        user_files.load_strategy(str(folder))
 
 
 def test_json_twins_of_protobuf_files_must_agree_too(tmp_path):
     folder = Path(reference.write_stage_files(tmp_path / "s", STAGES))
     reference.write_stage_files(folder, STAGES, "json")
-    assert len(strategies.load_strategy(str(folder)).stages) == 2
+    assert len(user_files.load_strategy(str(folder)).stages) == 2
     reference.write_stage_files(folder, [STAGES[0], {"v": ([2], [-1], 0, 0)}], "json")
     with pytest.raises(StrategyError, match=r"rank_1.ckpt and .*rank_1.json both"):
-        strategies.load_strategy(str(folder))
+        user_files.load_strategy(str(folder))
 
 
 @pytest.mark.parametrize("folder", sorted(REAL.glob("*/*/strategy")), ids=lambda p: p.parent.name)
 def test_real_twins_agree(folder):
-    assert strategies.load_strategy(str(folder)).stages
+    assert user_files.load_strategy(str(folder)).stages
 
 
 def test_an_unmerged_file_of_a_later_stage_alone_is_incomplete(tmp_path):
     folder = Path(reference.write_stage_files(tmp_path / "s", STAGES))
     with pytest.raises(StrategyError, match="no strategy of pipeline stage 0 .*stage 1 in"):
-        strategies.load_strategy(str(folder / "ckpt_strategy_rank_1.ckpt"))
+        user_files.load_strategy(str(folder / "ckpt_strategy_rank_1.ckpt"))
 
 
 def test_dashes_in_names(tmp_path):
     stages = [{"0-a-b": ([2], [0], 0, 0)}, {"my-w": ([2], [0], 0, 0)}]
-    merged = strategies.load_strategy(reference.write_strategy(tmp_path / "m.ckpt", stages))
+    merged = user_files.load_strategy(reference.write_strategy(tmp_path / "m.ckpt", stages))
     assert merged.stages_of == {"0-a-b": (0,), "my-w": (1,)}
-    unmerged = strategies.load_strategy(reference.write_strategy(tmp_path / "u.ckpt", stages[:1]))
+    unmerged = user_files.load_strategy(reference.write_strategy(tmp_path / "u.ckpt", stages[:1]))
     assert unmerged.stages_of == {"0-a-b": (0,)}
 
 
@@ -80,25 +80,25 @@ def test_layouts_on_numbers_of_ranks_that_do_not_divide_one_another(tmp_path):
         tmp_path / "s.ckpt", [{"w": ([4], [0], 0, 0), "v": ([6], [0], 0, 0)}]
     )
     with pytest.raises(StrategyError, match="'w' is laid out on 4 ranks, another parameter on 6"):
-        strategies.load_strategy(path)
+        user_files.load_strategy(path)
 
 
 def test_an_empty_folder(tmp_path):
     with pytest.raises(StrategyError, match="holds no strategy file"):
-        strategies.load_strategy(str(tmp_path))
+        user_files.load_strategy(str(tmp_path))
     with pytest.raises(UsageError, match="no such strategy"):
-        strategies.load_strategy(str(tmp_path / "nowhere"))
+        user_files.load_strategy(str(tmp_path / "nowhere"))
 
 
 @pytest.mark.parametrize("kind", ["ckpt", "json"])
 def test_merge_writes_what_it_read(kind, tmp_path):
     folder = Path(reference.write_stage_files(tmp_path / "s", STAGES, kind))
-    merged = strategies.merge_stage_files(folder, tmp_path / f"m.{kind}")
-    again = strategies.load_strategy(str(tmp_path / f"m.{kind}"))
+    merged = user_files.merge_stage_files(folder, tmp_path / f"m.{kind}")
+    again = user_files.load_strategy(str(tmp_path / f"m.{kind}"))
     assert again.stages == merged.stages
-    strategies.merge_stage_files(folder, folder / f"m.{kind}")
+    user_files.merge_stage_files(folder, folder / f"m.{kind}")
     assert (
-        strategies.merge_stage_files(folder, folder / f"m.{kind}", overwrite=True).stages
+        user_files.merge_stage_files(folder, folder / f"m.{kind}", overwrite=True).stages
         == merged.stages
     )
 
@@ -106,7 +106,7 @@ def test_merge_writes_what_it_read(kind, tmp_path):
 def test_merge_wants_the_format_of_its_inputs(tmp_path):
     folder = Path(reference.write_stage_files(tmp_path / "s", STAGES))
     with pytest.raises(UsageError, match="no JSON file of pipeline stage 0"):
-        strategies.merge_stage_files(folder, tmp_path / "m.json")
+        user_files.merge_stage_files(folder, tmp_path / "m.json")
 
 
 def stages_of(ranks, *layers):
@@ -125,29 +125,29 @@ class TestStagesOfTwoJobs:
     def test_of_other_numbers_of_ranks(self, tmp_path):
         folder = reference.write_stage_files(tmp_path / "s", stages_of([4, 2], [0, 1], [2, 3]))
         with pytest.raises(StrategyError, match=r"0 and 1 are of two jobs, of 4 and 2 ranks"):
-            strategies.load_strategy(folder)
+            user_files.load_strategy(folder)
 
     @pytest.mark.parametrize("kind", ["ckpt", "json"])
     def test_of_other_layers(self, tmp_path, kind):
         layers = [*range(4)], [4, 5, 6, 7], [4, 5], [6, 7]
         folder = reference.write_stage_files(tmp_path / "s", stages_of([2] * 4, *layers), kind)
         with pytest.raises(StrategyError, match="two jobs, which both list 2 parameters") as caught:
-            strategies.load_strategy(folder)
+            user_files.load_strategy(folder)
         assert f"rank_1.{kind} and " in str(caught.value)
 
     def test_merged_into_one_file(self, tmp_path):
         stages = stages_of([2] * 3, [0, 1, 2, 3], [2, 3], [4, 5])
         path = reference.write_strategy(tmp_path / "m.ckpt", stages)
         with pytest.raises(StrategyError, match="stages 0 and 1 are of two jobs"):
-            strategies.load_strategy(path)
+            user_files.load_strategy(path)
 
     def test_what_has_no_number_may_be_in_two_stages(self, tmp_path):
         stages = stages_of([2] * 2, [0], [1])
         for stage in stages:
             stage.update(dict.fromkeys(("position", "token_type", "mask"), ([2], [0], 0, 0)))
         path = reference.write_strategy(tmp_path / "m.ckpt", stages)
-        assert len(strategies.load_strategy(path).stages) == 2
+        assert len(user_files.load_strategy(path).stages) == 2
 
     def test_a_tied_embedding_with_its_states_is_none(self, tmp_path):
         path = reference.write_strategy(tmp_path / "m.ckpt", stages_of([2] * 2, [0], [1]))
-        assert len(strategies.load_strategy(path).stages) == 2
+        assert len(user_files.load_strategy(path).stages) == 2

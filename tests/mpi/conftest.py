@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rankxform.planning.reach import Reach
+from rankxform.planning.transfers import Reach
 from tests import reference
 from tests.mpi_launch import world
 
@@ -37,7 +37,7 @@ def as_nodes(monkeypatch, nodes, seed):
     """Let processes be on `nodes` nodes, each of which sees some of the source files at random."""
     own, processes = world().rank, world().size
     node = tuple(process * nodes // processes for process in range(processes))
-    transport, opening = map(import_module, ("rankxform.transport.mpi", "rankxform.source.opening"))
+    transport, opening = map(import_module, ("rankxform.transport.mpi", "rankxform.source.open"))
     monkeypatch.setattr(transport, "this_node", lambda host: (f"n{node[own]}", ""))
 
     def reach_of(team, paths, same_as_node0=frozenset()):

@@ -16,8 +16,8 @@ from tests.cases import Case, random_case, unevenly_sharded
 from tests.mpi.conftest import as_nodes, prepare
 from tests.mpi_launch import world
 
-job_measure = import_module("rankxform.job.measure")
-transport_p2p = import_module("rankxform.transport.p2p")
+job_measure = import_module("rankxform.verbs.work")
+transport_p2p = import_module("rankxform.transport.mpi")
 transport_mpi = import_module("rankxform.transport.mpi")
 
 SIZES = (2, 3, 5)

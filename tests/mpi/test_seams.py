@@ -15,10 +15,16 @@ from rankxform.checkpoints.base import FORMS, DestinationFiles, SelectedFiles
 from rankxform.checkpoints.rank_folders import RankFoldersForm
 from rankxform.engine.pipeline import DEFAULT_MEMORY
 from rankxform.errors import StorageError, UsageError
-from rankxform.formats.base import CONTAINERS, FileLayout, ParsedEntry, Span, build_index
-from rankxform.formats.dtype import content_bytes
+from rankxform.formats.container import (
+    CONTAINERS,
+    FileLayout,
+    ParsedEntry,
+    Span,
+    build_index,
+    content_bytes,
+)
 from rankxform.geometry.box import Box
-from rankxform.ops.base import OPERATIONS
+from rankxform.operations.base import OPERATIONS
 from rankxform.options import (
     AFFECTS_BYTES,
     AFFECTS_COMPARISON,
@@ -26,8 +32,8 @@ from rankxform.options import (
     TYPE_NUMBER,
     option,
 )
-from rankxform.planning.description import DeclaredBox, Description
-from rankxform.planning.read_method import READ_METHODS
+from rankxform.planning.catalog import DeclaredBox, Description
+from rankxform.planning.reads import READ_METHODS
 from rankxform.storage.store import STORAGE
 from rankxform.target.destination import DESTINATIONS
 from rankxform.values import dataclass

@@ -10,7 +10,7 @@ import pytest
 import rankxform
 from rankxform.derivation.derive import derive
 from rankxform.layout.states import NEVER_SAVED, find_states
-from rankxform.storage import strategies
+from rankxform.storage import user_files
 from tests import reference
 from tests.compiled import COMPILED, from_preset, with_facts
 
@@ -26,7 +26,7 @@ LLAMA = BY_NAME["llama2_7b:mp2pp2"]
 def test_it_reads_the_same_from_a_derived_file(name, tmp_path):
     one = BY_NAME[name]
     found = derive(from_preset(one)).strategy
-    strategies.save_strategy(found, tmp_path / "derived.ckpt")
+    user_files.save_strategy(found, tmp_path / "derived.ckpt")
     if len(one.files) == 1:
         theirs = ms.build_searched_strategy(str(one.files[0]))
         ours = ms.build_searched_strategy(str(tmp_path / "derived.ckpt"))
@@ -34,7 +34,7 @@ def test_it_reads_the_same_from_a_derived_file(name, tmp_path):
         for key, entry in theirs.items():
             assert str(ours[key]) == str(entry), key
     if len(found.stages) > 1:
-        strategies.save_strategy(found, tmp_path / "stages")
+        user_files.save_strategy(found, tmp_path / "stages")
         ms.merge_pipeline_strategys(str(tmp_path / "stages"), str(tmp_path / "merged.ckpt"))
         again = rankxform.inspect(tmp_path / "merged.ckpt")["layouts"]
         assert again == rankxform.inspect(tmp_path / "derived.ckpt")["layouts"]
@@ -43,7 +43,7 @@ def test_it_reads_the_same_from_a_derived_file(name, tmp_path):
 def test_it_needs_the_same_ranks(tmp_path):
     src = BY_NAME["llama2_7b:dp8_opt"]
     found = derive(with_facts(src, LLAMA)).strategy
-    strategies.save_strategy(found, tmp_path / "derived.ckpt")
+    user_files.save_strategy(found, tmp_path / "derived.ckpt")
     for rank in range(LLAMA.sizes.ranks):
         for a, b in ((src.files[0], None), (None, src.files[0])):
             ours, theirs = (
@@ -57,7 +57,7 @@ def test_it_transforms_to_the_same_bytes(tmp_path):
     """A small transformer from 8 ranks to 2 stages of 4, by MindSpore with either strategy."""
     src, dst = BY_NAME["transformer:dp2mp4_opt"], BY_NAME["transformer:dp2mp2pp2_opt"]
     found = derive(with_facts(src, dst)).strategy
-    strategies.save_strategy(found, tmp_path / "derived.ckpt")
+    user_files.save_strategy(found, tmp_path / "derived.ckpt")
     stages = [
         {n: (list(o.device_matrix), o.printable_map, o.opt_step, o.opt_size) for n, o in s.items()}
         for s in src.strategy.stages

@@ -13,20 +13,28 @@ from rankxform.geometry.tiling import overlaps
 from rankxform.planning import plan as planning_plan
 from rankxform.planning import transfers
 from rankxform.planning.assign import WorkAssigner, assign, assign_within_nodes, balance
-from rankxform.planning.cost_model import Costs, IoEstimate, IoVolume, ReadPolicy, estimate_io
 from rankxform.planning.exchange import (
     assign_readers,
     estimate_reads,
     find_exchanges,
     order_transfers,
+    routes_of,
 )
-from rankxform.planning.movement import transfer_groups
-from rankxform.planning.reach import Reach
-from rankxform.planning.read_method import READ_METHODS, AutoReadMethod, ReadCount, count_reads
-from rankxform.planning.reads import ReadCounter
-from rankxform.planning.routes import routes_of
+from rankxform.planning.plan import transfer_groups
+from rankxform.planning.reads import (
+    READ_METHODS,
+    AutoReadMethod,
+    Costs,
+    IoEstimate,
+    IoVolume,
+    ReadCount,
+    ReadCounter,
+    ReadPolicy,
+    count_reads,
+    estimate_io,
+)
 from rankxform.planning.simulate import simulate_work
-from rankxform.planning.transfers import SliceRange
+from rankxform.planning.transfers import Reach, SliceRange
 from tests.planning.test_plan import planner
 
 ROW, COLUMN, WHOLE = [0, -1], [-1, 0], [-1, -1]

@@ -8,18 +8,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rankxform.formats.base import Schema
-from rankxform.formats.dtype import item_size
+from rankxform.formats.container import Schema, item_size
 from rankxform.geometry.box import Box
 from rankxform.layout.names import patterns
 from rankxform.planning.assign import assign, partition_evenly
-from rankxform.planning.description import Description
-from rankxform.planning.movement import needed_bytes
-from rankxform.planning.plan import Planner
+from rankxform.planning.build_catalog import catalog_of
+from rankxform.planning.catalog import Description
+from rankxform.planning.plan import Planner, needed_bytes
 from rankxform.planning.selection import select_parameters
-from rankxform.planning.table import catalog_of
 from rankxform.planning.transfers import SliceRange, SourceRegion
-from rankxform.storage import strategies
+from rankxform.storage import user_files
 from tests import reference
 
 DEEPSEEK = Path(__file__).parents[1] / "data" / "models" / "deepseek_v3"
@@ -43,7 +41,7 @@ def described(strategy, params):
 
 def planner(tmp, src, dst, params):
     a, b = (
-        strategies.load_strategy(reference.write_strategy(tmp / n, s))
+        user_files.load_strategy(reference.write_strategy(tmp / n, s))
         for n, s in (("a", src), ("b", dst))
     )
     catalog = described(a, params)
@@ -201,10 +199,10 @@ def test_names_are_summed_up_by_pattern():
 
 @pytest.fixture(scope="module")
 def deepseek():
-    src = strategies.load_strategy(
+    src = user_files.load_strategy(
         str(DEEPSEEK / "full671b_1024p_dp16mp4pp16ep8" / "merged_ckpt_strategy.ckpt")
     )
-    dst = strategies.load_strategy(
+    dst = user_files.load_strategy(
         str(DEEPSEEK / "dst_512p_dp16mp4pp8ep32" / "merged_ckpt_strategy.ckpt")
     )
     params = {}

@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 
 from rankxform.errors import CheckpointError
-from rankxform.formats.base import Schema
+from rankxform.formats.container import Schema
 from rankxform.geometry.box import Box
 from rankxform.layout.layout import Layout
 from rankxform.layout.strategy import Strategy
 from rankxform.planning.assign import assign
-from rankxform.planning.description import DeclaredBox, Description
+from rankxform.planning.build_catalog import catalog_of
+from rankxform.planning.catalog import DeclaredBox, Description
 from rankxform.planning.plan import Planner
 from rankxform.planning.selection import select_parameters
-from rankxform.planning.table import catalog_of
 from tests.geometry.test_boxes import split
 
 SHAPES = {"a": (12, 10), "b": (7,), "c": (6, 4, 5)}

@@ -7,11 +7,10 @@ import threading
 import pytest
 
 import rankxform
-from rankxform.publish import read_back as reading
-from rankxform.publish.facts import stat_or_none
-from rankxform.publish.read_back import files_to_read_back, read_back
+from rankxform.publish import files as reading
+from rankxform.publish.files import files_to_read_back, read_back, stat_or_none
 from rankxform.storage.identity import sample_digest
-from rankxform.transport.nodes import Nodes
+from rankxform.transport.team import Nodes
 
 
 @pytest.fixture

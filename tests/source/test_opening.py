@@ -10,10 +10,10 @@ import pytest
 from rankxform.checkpoints.base import CheckpointRef
 from rankxform.errors import CheckpointError, UsageError
 from rankxform.layout.strategy import WholeStrategy
-from rankxform.publish.target import FOLDER_NAME, JOB_NAME
-from rankxform.source.choice import SourceScope, list_and_select
-from rankxform.source.opening import open_source
-from rankxform.storage import strategies
+from rankxform.publish.folder_records import FOLDER_NAME, JOB_NAME
+from rankxform.source.choose import SourceScope, list_and_select
+from rankxform.source.open import open_source
+from rankxform.storage import user_files
 from rankxform.transport import SerialTeam
 from tests.reference import write_checkpoint, write_ckpt, write_strategy
 
@@ -25,7 +25,7 @@ PARAMS = dict.fromkeys("ab", ((8, 4), "Float32"))
 def ranks(tmp_path):
     """A checkpoint of two stages on four ranks, and its strategy."""
     folder = write_checkpoint(tmp_path / "src", LAYOUTS, PARAMS)
-    return Path(folder), strategies.load_strategy(str(write_strategy(tmp_path / "a.ckpt", LAYOUTS)))
+    return Path(folder), user_files.load_strategy(str(write_strategy(tmp_path / "a.ckpt", LAYOUTS)))
 
 
 def spoil(folder, *numbers):

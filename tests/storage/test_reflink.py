@@ -7,8 +7,8 @@ import os
 
 import pytest
 
-from rankxform.formats.base import BLOCK
-from rankxform.storage.reflink import share_blocks, shareable_blocks
+from rankxform.formats.container import BLOCK
+from rankxform.storage.posix import share_blocks, shareable_blocks
 
 
 @pytest.mark.parametrize("start", [0, 8, 4088, 5000])

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from rankxform.errors import CheckpointError
-from rankxform.storage.index import index_file
-from rankxform.storage.sources import SourceReader, TensorRead
+from rankxform.storage.source_reader import SourceReader, TensorRead, index_file
 from rankxform.storage.store import STORAGE, absolute, is_path
 from tests import reference
 from tests.toy_storage import Memory

@@ -14,8 +14,8 @@ import rankxform
 from rankxform.geometry.box import Box
 from rankxform.geometry.pieces import Assembly, interleave_rows, pile
 from rankxform.layout.layout import Layout
-from rankxform.ops.base import BlockScale, LowRankUpdate
-from rankxform.planning.description import DeclaredBox
+from rankxform.operations.base import BlockScale, LowRankUpdate
+from rankxform.planning.catalog import DeclaredBox
 from rankxform.target import manifest
 from tests import reference, reference_dcp
 from tests.reference_maps import Model

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 import rankxform
-from rankxform.job.replicas import compare_replicas
 from rankxform.request import Request
 from rankxform.transport import SerialTeam
+from rankxform.verbs.check import compare_replicas
 from tests import reference
 
 PARAMS = {f"layers.{n}.w": ((8, 8), "Float32") for n in range(3)}

@@ -279,9 +279,9 @@ def test_a_single_rank_is_looked_at_to_be_known_again(tmp_path):
 
 
 def test_a_launch_with_nothing_to_convert_looks_too(tmp_path):
-    from rankxform.job.launch import launch
     from rankxform.request import Request
     from rankxform.transport import SerialTeam
+    from rankxform.verbs.launch import launch
 
     place = Place(
         tmp_path, lambda rank: {"global_step": (STEP[0], np.array([100 - rank // 3], "<i4"))}
@@ -293,12 +293,12 @@ def test_a_launch_with_nothing_to_convert_looks_too(tmp_path):
 
 def test_few_samples_of_many_files():
     """Of 1,024 files of many kinds at most four samples each."""
-    from rankxform.formats.base import Schema
+    from rankxform.formats.container import Schema
     from rankxform.layout.layout import Layout
     from rankxform.layout.strategy import Strategy
-    from rankxform.planning.description import Description
+    from rankxform.planning.build_catalog import catalog_of
+    from rankxform.planning.catalog import Description
     from rankxform.planning.sampling import choose_samples, entries_to_read
-    from rankxform.planning.table import catalog_of
 
     ranks, stage = 1024, {}
     shapes = {}

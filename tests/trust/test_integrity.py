@@ -12,7 +12,7 @@ import pytest
 
 import rankxform
 from rankxform.engine import checksum as fingerprint
-from rankxform.publish import target
+from rankxform.publish import folder_records
 from tests import reference
 from tests.cases import random_case
 from tests.mpi_launch import environment, mpirun, run
@@ -123,13 +123,15 @@ def test_the_fingerprints_of_a_continued_run_are_whole(link, tmp_path, monkeypat
         stop_after(monkeypatch, transfers)
         with pytest.raises(rankxform.StoppedError):
             place.transform(verify=True, link=link)
-    real = target.FolderRecords.finish
+    real = folder_records.FolderRecords.finish
     with monkeypatch.context() as patch:
         failing = rankxform.StorageError("no room for the manifest")
-        patch.setattr(target.FolderRecords, "finish", lambda *a: (_ for _ in ()).throw(failing))
+        patch.setattr(
+            folder_records.FolderRecords, "finish", lambda *a: (_ for _ in ()).throw(failing)
+        )
         with pytest.raises(rankxform.StorageError):
             place.transform(verify=True, link=link)
-    assert real is target.FolderRecords.finish
+    assert real is folder_records.FolderRecords.finish
     assert place.transform(verify=True, link=link).files_kept == 3
     verdict = rankxform.verify(place.dst)
     assert verdict.differences == () and not verdict.sizes_only

@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 
 import rankxform
-from rankxform.facts import STATEMENT_KINDS
+from rankxform.statements import STATEMENT_KINDS
 from tests import reference
 
 WEIGHTS = {

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 import rankxform
-from rankxform.engine.file_sink import part_of
-from rankxform.publish import journal, records, target
+from rankxform.engine.sinks import part_of
+from rankxform.publish import folder_records, journal, records
 from rankxform.storage import posix as files
 from tests import reference
 from tests.place import of_another_step
@@ -88,7 +88,7 @@ def test_files_that_others_put_there_are_not_taken_for_ours(place, monkeypatch):
 def test_named_files_that_were_not_synced_die_with_the_machine(place, monkeypatch):
     stop_publishing(monkeypatch, 2)
     stopped(place, fsync=False)
-    monkeypatch.setattr(target, "boot_id", lambda: "another boot")
+    monkeypatch.setattr(folder_records, "boot_id", lambda: "another boot")
     place.final(0).write_bytes(b"")
     os.truncate(place.final(1), 0)
     with pytest.raises(rankxform.StorageError, match="checkpoint_0.* is already there"):
@@ -170,7 +170,9 @@ def test_nothing_is_kept_of_a_part_that_is_begun_anew(place, monkeypatch):
 
     def create(path):
         files = (place.dst / ".rankxform").glob("journal-*.jsonl")
-        known = records.merge_journals({p.name: p.read_bytes() for p in files}, target.boot_id())
+        known = records.merge_journals(
+            {p.name: p.read_bytes() for p in files}, folder_records.boot_id()
+        )
         seen.append((path.name, set(known.names_by_rank)))
         raise rankxform.StoppedError("stopped by a test")
 

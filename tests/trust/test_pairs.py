@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 import rankxform
-from rankxform.job.replicas import compare_replicas
 from rankxform.request import Request
-from rankxform.storage import strategies
+from rankxform.storage import user_files
 from rankxform.transport import SerialTeam
+from rankxform.verbs.check import compare_replicas
 from tests import reference
 
 DATA = Path(__file__).parents[1] / "data" / "real_strategies"
@@ -31,7 +31,7 @@ def jobs():
             params = json.loads(path.read_text())["params"]
             shapes = {n: (tuple(one["full_shape"]), one["dtype"]) for n, one in params.items()}
             name = str(path.parent.relative_to(DATA))
-            found[name] = str(folder), strategies.load_strategy(str(folder)), shapes
+            found[name] = str(folder), user_files.load_strategy(str(folder)), shapes
     return found
 
 

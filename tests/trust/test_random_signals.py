@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from rankxform.signals import NAMES, STOPPED
+from rankxform.process import NAMES, STOPPED
 from tests import reference
 from tests.mpi_launch import environment, mpirun, own_tmp
 

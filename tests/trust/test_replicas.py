@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 import rankxform
-from rankxform.job.replicas import compare_replicas
 from rankxform.request import Request
 from rankxform.transport import SerialTeam
+from rankxform.verbs.check import compare_replicas
 from tests import reference
 from tests.mpi_launch import environment, mpirun, run
 

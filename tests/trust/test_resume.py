@@ -9,11 +9,11 @@ import pytest
 
 import rankxform
 from rankxform.engine import pipeline as engine
-from rankxform.engine.file_sink import part_of
-from rankxform.job.transform import transform
-from rankxform.publish import journal, target
+from rankxform.engine.sinks import part_of
+from rankxform.publish import folder_records, journal
 from rankxform.request import Request
 from rankxform.transport import SerialTeam
+from rankxform.verbs.transform import transform
 from tests import reference
 from tests.place import Place, of_another_step
 
@@ -272,7 +272,7 @@ def test_a_journal_that_was_not_synced_dies_with_the_machine(place, monkeypatch)
     stop_after(monkeypatch, 5)
     with pytest.raises(rankxform.StoppedError):
         place.transform(fsync=False)
-    monkeypatch.setattr(target, "boot_id", lambda: "another boot")
+    monkeypatch.setattr(folder_records, "boot_id", lambda: "another boot")
     report = place.transform()
     assert report.files_continued == 0 and place.good
 

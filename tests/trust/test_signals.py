@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from rankxform.cli.stopping import CommandStop, parse_time, seconds_left
+from rankxform.cli.options import CommandStop, parse_time, seconds_left
 from rankxform.errors import StoppedError
-from rankxform.signals import NAMES as HEARD
-from rankxform.signals import STOPPED, Signals
+from rankxform.process import NAMES as HEARD
+from rankxform.process import STOPPED, Signals
 from tests import reference
 from tests.mpi_launch import environment, mpirun, own_tmp
 from tests.place import Place

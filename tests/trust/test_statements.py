@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import rankxform
-from rankxform.facts import ORIGINS, STATEMENT_KINDS, Statement, contradictions
+from rankxform.statements import ORIGINS, STATEMENT_KINDS, Statement, contradictions
 from tests import reference, reference_forms
 from tests.reference_maps import Model
 from tests.reference_values import words

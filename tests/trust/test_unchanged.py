@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import rankxform
-from rankxform.storage.sources import SourceReader
+from rankxform.storage.source_reader import SourceReader
 from tests import reference
 from tests.place import of_another_step
 
@@ -121,7 +121,7 @@ def test_a_file_that_was_just_written_is_waited_for(tmp_path, monkeypatch):
     """Two writes within a tick of the clock bear one time."""
     import time
 
-    from rankxform.storage.index import index_file, wait_for_newer_mtime
+    from rankxform.storage.source_reader import index_file, wait_for_newer_mtime
 
     slept = []
     monkeypatch.setattr(time, "sleep", slept.append)

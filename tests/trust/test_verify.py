@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import rankxform
-from rankxform.storage import strategies
+from rankxform.storage import user_files
 from tests import reference
 from tests.cases import random_case
 from tests.mpi_launch import environment, mpirun, run
@@ -308,7 +308,7 @@ def test_the_command_that_compares_where_no_option_was_needed(tmp_path):
 
 
 def test_the_command_that_compares_where_no_file_says_what_was_given(place):
-    a, b = (strategies.load_strategy(str(path)) for path in (place.a, place.b))
+    a, b = (user_files.load_strategy(str(path)) for path in (place.a, place.b))
     rankxform.transform(place.src, place.tmp / "some", a, b, exclude="^b$")
     words = shlex.split(rankxform.verify(place.tmp / "some").command)[4:]
     assert words == ["--src-strategy", "A", "--dst-strategy", "B", "--exclude", "^b$"]

@@ -10,25 +10,31 @@ from posixpath import basename
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import rankxform
-from rankxform.display.units import (
+from rankxform.cli.plan import describe_space
+from rankxform.display.text import (
     format_buffer,
     format_count,
     format_seconds,
     format_size,
     read_and_needed,
 )
-from rankxform.job.efficiency import describe_floor, floor_of
-from rankxform.job.picture import as_drawn, byte_flow, kinds, kinds_to_draw, node_flow
 from rankxform.results import stage_layers
-
-from ..plan import describe_space
+from rankxform.verbs.picture import (
+    as_drawn,
+    byte_flow,
+    describe_floor,
+    floor_of,
+    kinds,
+    kinds_to_draw,
+    node_flow,
+)
 
 if TYPE_CHECKING:
-    from rankxform.job.plan import Plan
-    from rankxform.job.report import Report
-    from rankxform.job.verdict import Verdict
-    from rankxform.source.opening import Source
+    from rankxform.source.open import Source
     from rankxform.target.target import Target
+    from rankxform.verbs.plan import Plan
+    from rankxform.verbs.report import Report
+    from rankxform.verbs.verdict import Verdict
 
 _MOST_BARS = 16
 _STATES = {True: "right", False: "wrong", None: "open"}

@@ -7,16 +7,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rankxform.display.terminal import warn
+from rankxform.display.text import warn
 from rankxform.errors import RankxformError, UsageError
 from rankxform.request import Request
 from rankxform.storage.posix import is_below, open_for_reading, range_reader, write_atomically
 from rankxform.transport import Team
 
 if TYPE_CHECKING:
-    from rankxform.job.plan import Plan
-    from rankxform.source.opening import Source
+    from rankxform.source.open import Source
     from rankxform.target.target import Target
+    from rankxform.verbs.plan import Plan
 
 _START_OF_PAGE = b"<!doctype html>"
 
@@ -81,7 +81,7 @@ def write_page_of_work(
 
     What fails now is a warning: the work is done.
     """
-    from rankxform.job.plan import plan_target
+    from rankxform.verbs.plan import plan_target
 
     try:
         plan = plan_target(request, source, target, team, with_room=False).plan

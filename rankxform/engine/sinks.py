@@ -1,0 +1,418 @@
+"""Where content goes: a file, an array, a comparison."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from functools import partial
+from importlib import import_module
+from math import prod
+from pathlib import Path
+from typing import Any
+from zlib import crc32
+
+import numpy as np
+
+from rankxform.errors import CheckpointError
+from rankxform.formats.container import (
+    TEXT,
+    Container,
+    FileLayout,
+    Index,
+    TensorSpec,
+    content_bytes,
+    item_size,
+    spans_of_range,
+)
+from rankxform.geometry.box import Box
+from rankxform.storage.posix import (
+    Buffer,
+    Descriptors,
+    OnProgress,
+    Position,
+    blocks,
+    read_into,
+    share_blocks,
+    shareable_blocks,
+    start_writing,
+    write_from,
+)
+from rankxform.storage.source_reader import SourceReader
+from rankxform.values import dataclass
+
+from .cast import transport_dtype
+
+_PAGE = 4096
+_BEHIND = 16 << 20
+_BUFFER = 64 << 10
+_LEAST_BUFFER = 4 << 10
+_NOTHING = memoryview(b"")
+
+
+@dataclass(frozen=True)
+class OutputFile:
+    """One destination file: its name, its layout, and whether this process owns it.
+
+    A process that writes later slices of a file does not own it, and does not create, finish or
+    publish it. equal: other final names whose files are to hold the same bytes.
+    """
+
+    final: Path
+    layout: FileLayout
+    owned: bool = True
+    equal: tuple[Path, ...] = ()
+
+    @property
+    def part(self) -> Path:
+        """The name the file has while it is written."""
+        return part_of(self.final)
+
+    @property
+    def output_paths(self) -> tuple[Path, ...]:
+        """All names that the bytes get."""
+        return self.final, *self.equal
+
+
+def part_of(final: Path) -> Path:
+    """Return the name that a file has until it is complete."""
+    return final.with_name(final.name + ".part")
+
+
+def part_descriptors() -> Descriptors:
+    """Open part files for writing and reading back."""
+    return Descriptors(os.O_RDWR)
+
+
+class PageWriter:
+    """Writes by position into one file, in calls that start and end on page boundaries.
+
+    Small neighbouring pieces are gathered in the buffer; of a large one only the ends that share
+    a page with something else go through it.
+    """
+
+    def __init__(
+        self, path: Path, descriptors: Descriptors, buffer: Buffer, is_write_behind: bool = False
+    ) -> None:
+        """With `is_write_behind`, written data goes to the device while the work continues."""
+        self._path, self._descriptors, self._buffer = path, descriptors, buffer
+        self._start = self._fill = 0
+        self._behind, self._begun = is_write_behind, 0
+        self.written = 0
+
+    @property
+    def room(self) -> int:
+        """Bytes that the buffer can hold."""
+        return len(self._buffer)
+
+    def put(self, offset: int, data: Buffer, head: Buffer = _NOTHING) -> None:
+        """Write `data` at `offset`, and `head` right before it; both may stay in the buffer until
+        `flush`."""
+        if head:
+            fill, data_start = self._fill, self._fill + len(head)
+            end = data_start + len(data)
+            if offset - len(head) == self._start + fill and end <= len(self._buffer):
+                self._buffer[fill:data_start] = head
+                self._buffer[data_start:end] = data
+                self._fill = end
+                return
+            self.put(offset - len(head), head)
+        if offset != self._start + self._fill:
+            self.flush()
+            self._start = offset
+        fill, nbytes = self._fill, len(data)
+        if fill + nbytes <= len(self._buffer):
+            self._buffer[fill : fill + nbytes] = data
+            self._fill = fill + nbytes
+            return
+        bulk = (offset + nbytes) // _PAGE * _PAGE - offset
+        if bulk <= 0:
+            self.flush()
+            bulk = 0
+        else:
+            self._write(data[:bulk])
+        tail = nbytes - bulk
+        self._buffer[:tail] = data[bulk:]
+        self._start, self._fill = offset + bulk, tail
+
+    def share(self, offset: int, source: Position, nbytes: int) -> bool:
+        """Share whole blocks of another file at `offset`; tell whether the file system can."""
+        fd = self._descriptors.get(self._path)
+        if not share_blocks(source, (fd, self._path, offset), nbytes):
+            return False
+        self.written += nbytes
+        return True
+
+    def flush(self) -> None:
+        if self._fill:
+            self._write(self._buffer[:0])
+            self._start += self._fill
+            self._fill = 0
+
+    def _write(self, data: Buffer) -> None:
+        """Write what is in the buffer and `data` behind it."""
+        fd, nbytes = self._descriptors.get(self._path), self._fill + len(data)
+        write_from(fd, self._path, self._start, self._buffer[: self._fill], data)
+        self.written += nbytes
+        if self._behind and self.written - self._begun >= _BEHIND:
+            pending_bytes = self.written - self._begun
+            start_writing(fd, self._start + nbytes - pending_bytes, pending_bytes)
+            self._begun = self.written
+
+
+def file_sinks(
+    outputs: Mapping[int, OutputFile], parts: Descriptors, memory: int, is_write_behind: bool
+) -> dict[int, FileSink]:
+    """Return a sink for each of `outputs`, by destination rank.
+
+    `memory`, in bytes, bounds their buffers. With `is_write_behind` the device writes while the
+    work goes on, for files that are synced in the end.
+    """
+    room = min(_BUFFER, max(_LEAST_BUFFER, memory // max(1, len(outputs))))
+    buffers = memoryview(bytearray(room * len(outputs)))
+    return {
+        rank: FileSink(output, parts, buffers[i * room : (i + 1) * room], is_write_behind)
+        for i, (rank, output) in enumerate(outputs.items())
+    }
+
+
+class FileSink:
+    """One destination file while it is written (`rankxform.engine.pipeline.Sink`)."""
+
+    def __init__(
+        self, output: OutputFile, parts: Descriptors, buffer: Buffer, is_write_behind: bool
+    ) -> None:
+        layout = output.layout
+        self._spans, self._heads, self._tails = layout.spans, layout.heads, layout.tails
+        self._shares = not layout.tails  # until the file system does not
+        self._crcs: dict[str, int] = {}  # of tensors with a tail, until all is put
+        self._writer = PageWriter(output.part, parts, buffer, is_write_behind)
+
+    @property
+    def written(self) -> int:
+        return self._writer.written
+
+    @property
+    def room(self) -> int:
+        """Bytes that its buffer can hold back."""
+        return self._writer.room
+
+    def put(self, name: str, start: int, data: Buffer) -> None:
+        """Write content of `name` from its content byte `start` on, in ascending order."""
+        spans, put = self._spans[name], self._writer.put
+        if len(spans) == 1:
+            offset = spans[0].offset + start
+            if not start and offset in self._heads:
+                put(offset, data, self._heads[offset])
+            else:
+                put(offset, data)
+            if name in self._tails:
+                self._put_tail(name, start, data)
+            return
+        position = 0
+        for span in spans_of_range(spans, start, len(data)) if len(data) else spans:
+            head = self._heads.get(span.offset)
+            if head is not None:
+                put(span.offset - len(head), head)
+            put(span.offset, data[position : position + span.nbytes])
+            position += span.nbytes
+
+    def _put_tail(self, name: str, start: int, data: Buffer) -> None:
+        """Sum content that was put, and write what stands behind it when that was the last."""
+        crc, span = crc32(data, self._crcs.pop(name, 0)), self._spans[name][0]
+        if start + len(data) < span.nbytes:
+            self._crcs[name] = crc
+        else:
+            tail = self._tails[name].with_crc(crc)
+            self._writer.put(span.offset + span.nbytes, memoryview(tail))
+
+    def share(self, name: str, start: int, source: Position, nbytes: int) -> bool:
+        spans, (src, path, first) = self._spans[name], source
+        if len(spans) > 1 or not self._shares:
+            return False
+        offset = spans[0].offset + start
+        part = shareable_blocks(first, offset, nbytes)
+        if not part:
+            return False
+        middle = src, path, first + part.start
+        self._shares = self._writer.share(offset + part.start, middle, len(part))
+        if self._shares:
+            for a, b in ((0, part.start), (part.stop, nbytes)):
+                end = memoryview(bytearray(b - a))
+                read_into(src, path, first + a, end)
+                self.put(name, start + a, end)
+        return self._shares
+
+    def finish(self) -> None:
+        self._writer.flush()
+
+
+def add_checksum(
+    output: OutputFile, form: Container, descriptors: Descriptors, on_progress: OnProgress
+) -> None:
+    """Write the checksum that MindSpore's ``crc_check=True`` expects into a complete part file."""
+    fd = descriptors.get(output.part)
+    fill = partial(read_into, fd, output.part)
+    offset, data = form.checksum(output.layout, blocks(fill, on_progress))
+    write_from(fd, output.part, offset, memoryview(data))
+
+
+class ArraySink:
+    """One destination rank's slices, each in memory of its own (`pipeline.Sink`)."""
+
+    def __init__(self, tensors: Iterable[TensorSpec]) -> None:
+        """`tensors`: what the rank gets, in order."""
+        self._tensors = list(tensors)
+        self._bytes = {
+            name: np.empty(content_bytes(dtype, shape), np.uint8)
+            for name, dtype, shape in self._tensors
+        }
+        self._buffers = {name: array.data for name, array in self._bytes.items()}
+        self.written = 0
+
+    def put(self, name: str, start: int, data: Buffer) -> None:
+        """Take content of `name` from its content byte `start` on."""
+        self._buffers[name][start : start + len(data)] = data
+        self.written += len(data)
+
+    def share(self, name: str, start: int, source: Position, nbytes: int) -> bool:
+        return False
+
+    def finish(self) -> None:
+        """Nothing is kept back."""
+
+    def take(self) -> dict[str, Any]:
+        """Return the arrays, by name; a text as a str."""
+        arrays_by_name: dict[str, Any] = {}
+        for name, dtype, shape in self._tensors:
+            data = self._bytes[name]
+            if dtype == TEXT:
+                arrays_by_name[name] = _text(name, data.tobytes())
+            else:
+                arrays_by_name[name] = data.view(numpy_type(dtype)).reshape(shape)
+        return arrays_by_name
+
+
+def _text(name: str, data: bytes) -> str:
+    try:
+        return data.decode("utf-32-le").rstrip("\0")
+    except UnicodeDecodeError as error:
+        raise CheckpointError(f"is no UTF-32 text ({error.reason})", where=f"{name!r}") from error
+
+
+def numpy_type(dtype: str) -> np.dtype[Any]:
+    """Return the numpy type that represents MindSpore's `dtype` here."""
+    if dtype == "BFloat16":
+        try:
+            numpy_dtype: np.dtype[Any] = np.dtype(import_module("ml_dtypes").bfloat16)
+        except ImportError:
+            numpy_dtype = transport_dtype(dtype)
+        return numpy_dtype
+    return transport_dtype(dtype)
+
+
+_BLOCK = 1 << 20
+
+
+@dataclass
+class Difference:
+    """Where one rank's slice is not what it should be.
+
+    index: of the first element that differs, in the full parameter; None where there is nothing to
+    compare, which `why` then says. count: of elements that differ; size: of all in the slice.
+    whole_file: what differs is the file `name` as a whole.
+    """
+
+    name: str
+    rank: int
+    why: str
+    index: tuple[int, ...] | None = None
+    count: int = 0
+    size: int = 0
+    whole_file: bool = False
+
+
+@dataclass(frozen=True)
+class ExpectedSlice:
+    """What one destination rank should hold of a parameter: its type, and its box of the whole."""
+
+    dtype: str
+    box: Box
+
+
+class ComparingSink:
+    """One destination file, compared with what is put."""
+
+    def __init__(
+        self, rank: int, file: SourceReader, index: Index, slices: Mapping[str, ExpectedSlice]
+    ):
+        """`slices` are what the file should hold; its headers are compared with them at once."""
+        self._rank, self._file, self._slices = rank, file, slices
+        self.differences: dict[str, Difference] = {}
+        self.written = 0
+        self._room = memoryview(bytearray(_BLOCK))
+        for difference in header_differences(index, rank, slices):
+            self.differences[difference.name] = difference
+
+    def put(self, name: str, start: int, data: Buffer) -> None:
+        """Compare content of `name` from its content byte `start` on."""
+        difference = self.differences.get(name)
+        if difference is not None and difference.index is None:
+            return
+        for offset in range(0, len(data), _BLOCK):
+            part = data[offset : offset + _BLOCK]
+            room = self._room[: len(part)]
+            self._file.read(self._rank, name, start + offset, room)
+            self.written += len(part)
+            if not _equal(part, room):
+                self._note(name, start + offset, part, room)
+
+    def share(self, name: str, start: int, source: Position, nbytes: int) -> bool:
+        return False
+
+    def finish(self) -> None:
+        """Nothing is kept back."""
+
+    def _note(self, name: str, start: int, data: Buffer, file_content: Buffer) -> None:
+        expected = self._slices[name]
+        item = item_size(expected.dtype)
+        first = start % item  # a block may start within an element; so may its end be
+        differ = np.flatnonzero(
+            np.frombuffer(data, np.uint8) != np.frombuffer(file_content, np.uint8)
+        )
+        elements = np.unique((differ + first) // item)
+        difference = self.differences.get(name)
+        if difference is None:
+            place = np.unravel_index(start // item + int(elements[0]), expected.box.shape or (1,))
+            index = tuple(int(i) + o for i, o in zip(place, expected.box.start))
+            difference = Difference(name, self._rank, "differs", index, 0, prod(expected.box.shape))
+            self.differences[name] = difference
+        difference.count += len(elements)
+
+
+def header_differences(
+    index: Index, rank: int, slices: Mapping[str, ExpectedSlice]
+) -> list[Difference]:
+    """Return the parameters that are missing, unexpected, or of a wrong type or shape."""
+    file_schema = index.schema
+    schema = {
+        n: (d, s) for n, d, s in zip(file_schema.names, file_schema.dtypes, file_schema.shapes)
+    }
+    reasons = {name: _mismatch(schema.get(name), expected) for name, expected in slices.items()}
+    reasons.update((name, "should not be here") for name in schema if name not in slices)
+    return [Difference(name, rank, reason) for name, reason in reasons.items() if reason]
+
+
+def _mismatch(header_entry: tuple[str, tuple[int, ...]] | None, expected: ExpectedSlice) -> str:
+    if header_entry is None:
+        return "is missing"
+    if header_entry[0] != expected.dtype:
+        return f"is of type {header_entry[0]}, not {expected.dtype}"
+    if header_entry[1] != expected.box.shape:
+        return f"has shape {list(header_entry[1])}, not {list(expected.box.shape)}"
+    return ""
+
+
+def _equal(a: Buffer, b: Buffer) -> bool:
+    word = 8 if len(a) % 8 == 0 else 1
+    kind = np.dtype(f"u{word}")
+    return bool((np.frombuffer(a, kind) == np.frombuffer(b, kind)).all())

@@ -1,0 +1,461 @@
+"""The protocol of a container, the index of a file, and element types.
+
+A container is a `Container`, which the rest of the package finds by its entry in `CONTAINERS`. No
+other code depends on which container it has: files are found, read, laid out and checksummed
+through this protocol alone.
+
+Data are opaque here: a type is a label with an item size. Int4 counts bytes, two values in
+each; ``str`` is the UTF-32 text of an `append_dict` entry, ``bytes`` what is no tensor and is
+carried as it is between checkpoints of one form. Types that MindSpore does not have
+are called as in safetensors, and are carried from one such file to another.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import field, replace
+from functools import cached_property
+from hashlib import blake2b
+from math import prod
+from typing import Any, NamedTuple, Protocol
+
+from rankxform.errors import FormatError
+from rankxform.geometry.box import Shape
+from rankxform.values import dataclass
+
+INT4, TEXT, BYTES = "Int4", "str", "bytes"
+
+_TYPES = (
+    # MindSpore, safetensors, bytes
+    ("Bool", "BOOL", 1),
+    ("Int8", "I8", 1),
+    ("UInt8", "U8", 1),
+    ("Int16", "I16", 2),
+    ("UInt16", "U16", 2),
+    ("Int32", "I32", 4),
+    ("UInt32", "U32", 4),
+    ("Int64", "I64", 8),
+    ("UInt64", "U64", 8),
+    ("Float16", "F16", 2),
+    ("BFloat16", "BF16", 2),
+    ("Float32", "F32", 4),
+    ("Float64", "F64", 8),
+    (INT4, None, 1),
+    (TEXT, None, 1),
+    ("F8_E4M3", "F8_E4M3", 1),
+    ("F8_E5M2", "F8_E5M2", 1),
+    ("F8_E8M0", "F8_E8M0", 1),
+)
+FLOATS = ("Float16", "BFloat16", "Float32", "Float64")
+FLOAT8 = ("F8_E4M3", "F8_E5M2", "F8_E8M0")
+NOT_MINDSPORES = FLOAT8
+ITEM_SIZE = {name: size for name, _, size in _TYPES}
+TO_SAFETENSORS = {**{name: code for name, code, _ in _TYPES if code}, INT4: "I8"}
+FROM_SAFETENSORS = {code: name for name, code, _ in _TYPES if code}
+
+
+def item_size(dtype: str) -> int:
+    """Return the bytes of one element. Raises FormatError for a type MindSpore does not have."""
+    try:
+        return 1 if dtype == BYTES else ITEM_SIZE[dtype]
+    except KeyError:
+        raise FormatError(
+            f"element type {dtype!r} is not one of MindSpore's ({', '.join(ITEM_SIZE)})"
+        ) from None
+
+
+def content_bytes(dtype: str, shape: tuple[int, ...]) -> int:
+    """Return the bytes that a parameter of `shape` takes.
+
+    >>> content_bytes("BFloat16", (3, 4)), content_bytes("Float64", ())
+    (24, 8)
+    """
+    return prod(shape) * item_size(dtype)
+
+
+ReadAt = Callable[[int, int], bytes]
+"""``read_at(offset, nbytes)`` of one file; shorter only where the file ends."""
+
+Blocks = Callable[["Iterable[Span]"], Iterator[memoryview]]
+"""The bytes of spans of one file, in order; a block is gone when the next is asked for."""
+
+Patch = tuple[int, bytes]
+"""Bytes to be written into a file, and the offset at which."""
+
+REDUNDANCY_KEY = "remove_redundancy"
+"""The metadata entry by which MindSpore marks a file that lacks some of its rank's parameters."""
+
+
+class Span(NamedTuple):
+    """One byte interval of a file."""
+
+    offset: int
+    nbytes: int
+
+
+class TensorSpec(NamedTuple):
+    """A tensor of a file: `shape` is that of the slice which the file holds, in elements."""
+
+    name: str
+    dtype: str
+    shape: Shape
+
+
+@dataclass(frozen=True)
+class Schema:
+    """What a file holds, without the where: the same for most ranks of a stage.
+
+    Three parallel tuples, in file order; `shapes` are slice shapes, in elements.
+    """
+
+    names: tuple[str, ...]
+    dtypes: tuple[str, ...]
+    shapes: tuple[Shape, ...]
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.names, self.dtypes, self.shapes))
+
+    @cached_property
+    def position(self) -> Mapping[str, int]:
+        return {name: i for i, name in enumerate(self.names)}
+
+    def nbytes(self, i: int) -> int:
+        """Bytes that the shape and type of entry `i` call for."""
+        return content_bytes(self.dtypes[i], self.shapes[i])
+
+
+BOX_MARK = " at ("
+"""What stands between a tensor's name and the place of one of its boxes, in a view's name."""
+
+
+class EntryView(NamedTuple):
+    """An entry of a file's own table of contents, or a part of it, under another name.
+
+    entry: its own name. entry_shape: the shape that it is stated to have, in elements; None if only
+    where a part of it lies is stated. name, shape: as it is known. first: the element at which a
+    part begins. raw: what is stated is all of its bytes, whatever they are.
+    """
+
+    entry: str
+    entry_shape: Shape | None
+    name: str
+    shape: Shape
+    first: int = 0
+    raw: bool = False
+
+    def unplaced(self) -> EntryView:
+        """Return the same of a box under its tensor's name."""
+        return self._replace(name=self.name.partition(BOX_MARK)[0])
+
+
+class DeclaredFile(NamedTuple):
+    """What a checkpoint states of a file: views of its entries, and how many bytes it has at least;
+    source: what states it, for messages."""
+
+    views: tuple[EntryView, ...] = ()
+    nbytes: int = 0
+    source: str = ""
+
+
+@dataclass
+class Index:
+    """Table of contents of one checkpoint file.
+
+    offsets: for each entry the byte at which its content starts.
+    pieces: entries whose content lies in several spans of the file, by position.
+    size, modified: the file's bytes and modification time (ns) when it was read; inode, changed:
+        its number then, and when anything of it was changed (ns), if that is known.
+    checksum_at: byte at which a checksum behind the content starts, or None. has_checksum: whether
+        the file states a checksum, there or elsewhere.
+    metadata: texts that the container keeps beside tensors.
+    wrong: by name why an entry's bytes are not its elements in row-major order. sums: by position
+        the CRC-32 that is stated of an entry's content. starts: for each entry the byte at which
+        all that belongs to it starts, if that is not its content. views: what they were called.
+    """
+
+    schema: Schema
+    offsets: array[int]
+    pieces: dict[int, tuple[Span, ...]]
+    size: int
+    modified: int = 0
+    inode: int = 0
+    changed: int = 0
+    checksum_at: int | None = None
+    has_checksum: bool = False
+    metadata: Mapping[str, str] = field(default_factory=dict)
+    wrong: Mapping[str, str] = field(default_factory=dict)
+    sums: Mapping[int, int] = field(default_factory=dict)
+    starts: array[int] | None = None
+    views: tuple[EntryView, ...] = ()
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.schema.position
+
+    def dtype(self, name: str) -> str:
+        return self.schema.dtypes[self.schema.position[name]]
+
+    def shape(self, name: str) -> Shape:
+        return self.schema.shapes[self.schema.position[name]]
+
+    def nbytes(self, name: str) -> int:
+        i = self.schema.position[name]
+        pieces = self.pieces.get(i)
+        return sum(p.nbytes for p in pieces) if pieces else self.schema.nbytes(i)
+
+    def only(self, schema: Schema) -> Index:
+        """Return the table of contents without what is not in `schema`, which has no pieces."""
+        offsets = array("q", (self.offsets[self.schema.position[name]] for name in schema.names))
+        return replace(self, schema=schema, offsets=offsets, pieces={})
+
+    def viewed(self, views: tuple[EntryView, ...]) -> Index:
+        """Return the table of contents under the names that a checkpoint has for its entries.
+
+        What nobody speaks of is left out. Raises FormatError where an entry is not what is stated.
+        """
+        if not views:
+            return self
+        file_schema, offsets, sums = self.schema, array("q"), {}
+        kinds = []
+        for number, (entry, entry_shape, name, shape, first, raw) in enumerate(views):
+            position = file_schema.position.get(entry)
+            if position is None:
+                raise FormatError("does not lie there", "copy the file again", where=name)
+            if entry_shape is not None and file_schema.shapes[position] != entry_shape and not raw:
+                if entry in self.wrong:
+                    tensor, at_box, box = name.partition(BOX_MARK)
+                    where = f" (at ({box})" if at_box else ""
+                    raise FormatError(f"{self.wrong[entry]}{where}", where=tensor)
+                raise FormatError(
+                    f"is {file_schema.dtypes[position]} {list(file_schema.shapes[position])}, and "
+                    f"{list(entry_shape)} is stated; "
+                    "the files are not of one checkpoint",
+                    where=name,
+                )
+            if first + prod(shape) > prod(file_schema.shapes[position]) and not raw:
+                raise FormatError(
+                    f"ends at {first + prod(shape):,}, beyond the file's end", where=name
+                )
+            kinds.append(BYTES if raw else file_schema.dtypes[position])
+            if raw and self.starts is not None:
+                offsets.append(self.starts[position])
+                continue
+            offsets.append(
+                self.offsets[position] + content_bytes(file_schema.dtypes[position], (first,))
+            )
+            if position in self.sums and prod(shape) == prod(file_schema.shapes[position]):
+                sums[number] = self.sums[position]
+        schema = Schema(
+            tuple(view.name for view in views), tuple(kinds), tuple(view.shape for view in views)
+        )
+        return replace(
+            self, schema=schema, offsets=offsets, metadata={}, wrong={}, sums=sums, starts=None,
+            views=views,
+        )  # fmt: skip
+
+    def unplaced(self) -> Index:
+        """Return the table of contents with each box under its tensor's name."""
+        names = tuple(name.partition(BOX_MARK)[0] for name in self.schema.names)
+        schema = Schema(names, self.schema.dtypes, self.schema.shapes)
+        return replace(self, schema=schema, views=tuple(map(EntryView.unplaced, self.views)))
+
+    def spans(self, name: str) -> tuple[Span, ...]:
+        """Return where the content of `name` lies, in order."""
+        i = self.schema.position[name]
+        return self.pieces.get(i) or (Span(self.offsets[i], self.schema.nbytes(i)),)
+
+    @property
+    def is_partial(self) -> bool:
+        """Whether the file states that it holds only some of its rank's parameters."""
+        return self.metadata.get(REDUNDANCY_KEY) == "True"
+
+
+class ContentTail(NamedTuple):
+    """Bytes behind a tensor's content, and where in them its CRC-32 goes, in four bytes each."""
+
+    data: bytes
+    crc_at: tuple[int, ...]
+
+    def with_crc(self, crc: int) -> bytes:
+        """Return the bytes, of content with this CRC-32."""
+        tail_bytes = bytearray(self.data)
+        for offset in self.crc_at:
+            tail_bytes[offset : offset + 4] = crc.to_bytes(4, "little")
+        return bytes(tail_bytes)
+
+
+@dataclass(frozen=True)
+class FileLayout:
+    """The bytes of a destination file, planned; the same for all ranks with slices of one shape.
+
+    headers: (offset, bytes) of everything that is not tensor content, ascending. Each is followed
+        by the content of some tensor, and written with it.
+    spans: where the content of each tensor goes, in order.
+    size: the bytes of the complete file; the last `trailer` of them are a checksum.
+    tails: by tensor what stands right behind its content, and is written with it.
+    """
+
+    headers: tuple[tuple[int, bytes], ...]
+    spans: Mapping[str, tuple[Span, ...]]
+    size: int
+    trailer: int = 0
+    tails: Mapping[str, ContentTail] = field(default_factory=dict)
+
+    @cached_property
+    def heads(self) -> Mapping[int, memoryview]:
+        """By the byte at which content starts, what comes right before it."""
+        return {offset + len(head): memoryview(head) for offset, head in self.headers}
+
+    @cached_property
+    def digest(self) -> str:
+        """A digest that differs between layouts that differ."""
+        state = blake2b(b"".join(head for _, head in self.headers), digest_size=8)
+        places = (
+            (name, *(n for span in spans for n in span)) for name, spans in self.spans.items()
+        )
+        state.update(repr(([offset for offset, _ in self.headers], *places)).encode())
+        state.update(b"".join(tail.data for tail in self.tails.values()))
+        return state.hexdigest()
+
+
+class Container(Protocol):
+    """One container. Pure but for the functions it is given; it knows no paths.
+
+    name: what ``--format`` calls it, and the suffix of its files. alone: whether a file of it may
+    be a checkpoint, or a rank's; otherwise files are told by what speaks of them.
+    has_equal_headers: whether most files of a checkpoint differ in content alone.
+    """
+
+    name: str
+    alone: bool
+    has_equal_headers: bool
+
+    def read_index(self, read_at: ReadAt, size: int) -> Index:
+        """Find every tensor of a file of `size` bytes from its headers; read no content.
+
+        Raises FormatError that names the byte where the file stops making sense.
+        """
+
+    def order(self, name: str, dtype: str) -> Any:
+        """Return a key by which tensors of a file are sorted; one key for all keeps their order."""
+
+    def lay_out(
+        self,
+        tensors: Sequence[TensorSpec],
+        metadata: Mapping[str, str],
+        checksum: bool,
+        begins: int = 0,
+    ) -> FileLayout:
+        """Plan a file of `tensors`. `metadata` are kept where the container has room for them.
+
+        With `checksum`, room is left for one. `begins` is at which byte of a block of the file
+        system content had best begin, where the container leaves a choice. Raises RequestError for
+        what it cannot hold.
+        """
+
+    def checksum(self, layout: FileLayout, blocks: Blocks) -> Patch:
+        """Return the checksum of a complete file that was laid out with one, and where it goes."""
+
+    def checksums(
+        self, index: Index, read_at: ReadAt, blocks: Blocks
+    ) -> Sequence[tuple[str, str, str]]:
+        """Return the checksums that a file states: of what, in words, the stated, the actual."""
+
+
+CONTAINERS: dict[str, Container] = {}
+"""All containers by name, which is their files' suffix too; filled in the package's `__init__`."""
+
+DEFAULT_CONTAINER = "ckpt"
+
+FILE_CHECKSUM = "its checksum"
+"""What a checksum of a whole file is called."""
+
+BLOCK = 4096
+"""Bytes of a file system's block, on the usual machines."""
+
+
+def container_suffixes() -> tuple[str, ...]:
+    """Return the suffixes of files that may be checkpoints, with the dot."""
+    return tuple("." + name for name, container in CONTAINERS.items() if container.alone)
+
+
+def container_of(suffix: str) -> Container:
+    """Return the container of files with `suffix`; `.ckpt` if no container has that suffix."""
+    return CONTAINERS.get(suffix.removeprefix("."), CONTAINERS[DEFAULT_CONTAINER])
+
+
+@dataclass(frozen=True)
+class ParsedEntry:
+    """One tensor as a format's reader finds it."""
+
+    name: str
+    dtype: str
+    shape: Shape
+    spans: tuple[Span, ...]
+
+
+def build_index(entries: Sequence[ParsedEntry], size: int, **index_fields: object) -> Index:
+    """Check entries against their shapes and make the index. Raises FormatError."""
+    for entry in entries:
+        _check(entry)
+    schema = Schema(
+        tuple(e.name for e in entries),
+        tuple(e.dtype for e in entries),
+        tuple(e.shape for e in entries),
+    )
+    offsets = array("q", (e.spans[0].offset if e.spans else 0 for e in entries))
+    pieces = {i: e.spans for i, e in enumerate(entries) if len(e.spans) != 1 and schema.nbytes(i)}
+    return Index(schema, offsets, pieces, size, **index_fields)  # type: ignore[arg-type]
+
+
+def _check(entry: ParsedEntry) -> None:
+    if any(n < 0 for n in entry.shape):
+        raise FormatError(f"{entry.name!r} has a negative dimension: {list(entry.shape)}")
+    if any(n >> 48 for n in entry.shape):
+        raise FormatError(f"{entry.name!r} has an axis of over 2**48; the file is damaged")
+    have = sum(span.nbytes for span in entry.spans)
+    want = content_bytes(entry.dtype, entry.shape)
+    if have != want:
+        raise FormatError(
+            f"{entry.name!r} is {entry.dtype} {list(entry.shape)}, which takes {want} "
+            f"bytes, but the file holds {have}",
+            "copy or save the file again",
+        )
+
+
+def non_tensor_spans(index: Index) -> Iterator[Span]:
+    """Yield the parts of a file that are not tensor content, its headers, in order.
+
+    A checksum after the last tensor depends on the content, and is left out.
+    """
+    spans = sorted(
+        (span for name in index.schema.names for span in index.spans(name)),
+        key=lambda span: (span.offset, span.nbytes),
+    )
+    end = index.size if index.checksum_at is None else index.checksum_at
+    position = 0
+    for span in [*spans, Span(end, 0)]:
+        if span.offset > position:
+            yield Span(position, span.offset - position)
+        position = max(position, span.offset + span.nbytes)
+
+
+def spans_of_range(spans: Sequence[Span], start: int, nbytes: int) -> Iterator[Span]:
+    """Yield the file intervals of ``nbytes`` content bytes from content byte `start` on.
+
+    >>> list(spans_of_range((Span(100, 10), Span(200, 10)), 8, 4))
+    [Span(offset=108, nbytes=2), Span(offset=200, nbytes=2)]
+    """
+    for span in spans:
+        if not nbytes:
+            return
+        if start >= span.nbytes:
+            start -= span.nbytes
+            continue
+        take = min(nbytes, span.nbytes - start)
+        yield Span(span.offset + start, take)
+        start, nbytes = 0, nbytes - take

@@ -1,0 +1,279 @@
+"""How destination tensors come from source tensors: one derivation, applied before planning.
+
+A derivation is a chain of operations, each a pure function of tensors, the same on every process.
+Most change one tensor at a time: its name, its type, or whether it is written. Others see all
+tensors, and compose new ones of pieces of them (`rankxform.geometry.pieces`). Identity costs
+nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Protocol, runtime_checkable
+
+from rankxform.errors import RequestError
+from rankxform.formats.container import Schema
+from rankxform.geometry.box import Shape
+from rankxform.geometry.pieces import Assembly
+from rankxform.layout.states import Related, State, States
+from rankxform.layout.strategy import Strategy
+from rankxform.values import dataclass
+
+NO_STATES = States()
+
+
+@dataclass(frozen=True)
+class LowRankUpdate:
+    """A product to be added to a matrix: ``scale * (b @ a)``.
+
+    a, b: names of tensors of the adapter, of shapes (r, in) and (out, r). transposed: the matrix is
+    stored as (in, out), so that the transposed product is added. is_stacked: to a stack of matrices
+    of shape (E, in, out) ``scale * (a @ b)`` is added, of shapes (E, in, r) and (E, r, out).
+    """
+
+    a: str
+    b: str
+    scale: float
+    transposed: bool = False
+    is_stacked: bool = False
+
+    @property
+    def operands(self) -> tuple[str, ...]:
+        """The tensors that it takes besides the one that it changes."""
+        return self.a, self.b
+
+
+@dataclass(frozen=True)
+class BlockScale:
+    """Factors for blocks of a matrix: element (i, j) times ``scales[i // rows, j // columns]``.
+
+    scales: name of a source tensor of type Float32. block: (rows, columns).
+    """
+
+    scales: str
+    block: tuple[int, int]
+
+    @property
+    def operands(self) -> tuple[str, ...]:
+        """The tensors that it takes besides the one that it changes."""
+        return (self.scales,)
+
+
+Computation = LowRankUpdate | BlockScale
+"""What is done to the elements of a source tensor when they are copied, in higher precision."""
+
+
+@dataclass(frozen=True)
+class SourceTensor:
+    """A source tensor, by its name in the files; its type there, and its full shape.
+
+    dtype: the type of its elements when the step is done.
+    """
+
+    name: str
+    src_dtype: str
+    shape: Shape
+    step: Computation | None = None
+    dtype: str = ""
+
+
+@dataclass(frozen=True)
+class Tensor(Related):
+    """A tensor being derived: its name, type and full shape at the destination.
+
+    sources: the source tensors that it is made of. assembly: how; None: it is the one source as it
+    is. dropped: why it is not written, or "". keeps_dtype: it is never cast. vocabulary: its rows
+    are the vocabulary's. same_as: the source tensor that one which is dropped repeats.
+    """
+
+    name: str
+    dtype: str
+    shape: Shape
+    sources: tuple[SourceTensor, ...]
+    assembly: Assembly | None = None
+    dropped: str = ""
+    keeps_dtype: bool = False
+    vocabulary: bool = False
+    same_as: str = ""
+    related: State | None = None  # what it is to another parameter
+    is_weight: bool = True  # neither a state nor a counter
+
+    @classmethod
+    def of(
+        cls, name: str, dtype: str = "", shape: Shape = (), states: States = NO_STATES
+    ) -> Tensor:
+        """Return a source tensor as it is; `states` are the source's."""
+        sources = (SourceTensor(name, dtype, shape),)
+        related, is_weight = states.related.get(name), states.is_weight(name)
+        return cls(name, dtype, shape, sources, related=related, is_weight=is_weight)
+
+    def renamed(self, name: str, parameter: str | None = None) -> Tensor:
+        """Return the tensor under another name; `parameter`: that which it belongs to, if any."""
+        related = self.related
+        if related is not None:
+            default_parameter = related.parameter if related.is_copy else name
+            related = related.renamed(default_parameter if parameter is None else parameter)
+        if related is not None and related.is_copy and name.endswith(related.parameter):
+            related = related._replace(before=name.removesuffix(related.parameter))
+        return replace(self, name=name, related=related)
+
+    @property
+    def made_of(self) -> Assembly:
+        """How it is made of its sources."""
+        return self.assembly or Assembly.of(self.shape)
+
+
+TensorOperation = Callable[[Tensor], Tensor]
+"""Returns the tensor with what it changes. The new name must depend on the old name alone, so that
+strategies, which know names only, can be renamed alike; a dropped tensor is renamed too."""
+
+
+@runtime_checkable
+class ModelOperation(Protocol):
+    """An operation that sees all tensors, and returns those that they become.
+
+    Tensors that are dropped already are passed too, and are to be returned. renames: whether
+    tensors get names that others have, or are made of several; otherwise names stay.
+    """
+
+    renames: bool
+
+    def compose(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """Return what the tensors become. Raises RequestError or CheckpointError."""
+
+
+OPERATIONS: dict[str, Callable[[Mapping[str, Any]], TensorOperation | ModelOperation | None]] = {}
+"""Makes an operation of the options of a conversion, None where they do not ask for it; in the
+order in which they are applied; filled in the package's `__init__`.
+
+One that is no part of rankxform declares its options in a class `own_options`, as
+`OperationOptions` does. What it needs of files, process 0 reads with its method ``read(options)``;
+the operation finds that among the options, under its own name.
+"""
+
+
+def operation_from_options(name: str) -> Callable[[Mapping[str, Any]], ModelOperation | None]:
+    """Return what takes the operation that the options carry under `name`, made already."""
+
+    def take(options: Mapping[str, Any]) -> ModelOperation | None:
+        operation: ModelOperation | None = options.get(name)
+        return operation
+
+    return take
+
+
+class OperationChain:
+    """The operations of one conversion."""
+
+    def __init__(
+        self,
+        operations: Iterable[TensorOperation | ModelOperation] = (),
+        states: States = NO_STATES,
+    ) -> None:
+        self._operations, self._states = tuple(operations), states
+        self._of_names: list[TensorOperation] = []
+        self._named: dict[str, Tensor] = {}
+        for operation in self._operations:
+            if not isinstance(operation, ModelOperation):
+                self._of_names.append(operation)
+            elif operation.renames:
+                break
+
+    @classmethod
+    def of(cls, options: Mapping[str, Any], states: States = NO_STATES) -> OperationChain:
+        """Return what the options of a conversion ask for, of a source with these states.
+
+        Raises UsageError.
+        """
+        operations = (make(options) for make in OPERATIONS.values())
+        return cls((operation for operation in operations if operation is not None), states)
+
+    def with_states(self, states: States) -> OperationChain:
+        """Return the same operations for a source that has these states."""
+        return OperationChain(self._operations, states)
+
+    @property
+    def renames(self) -> bool:
+        """Whether destination tensors may have other names than the source's name operations give
+        them, or be made of several."""
+        return any(operation.renames for operation in self.compositions)
+
+    @property
+    def compositions(self) -> list[ModelOperation]:
+        """The operations that see all tensors."""
+        return [o for o in self._operations if isinstance(o, ModelOperation)]
+
+    def __call__(self, tensors: Iterable[Tensor]) -> list[Tensor]:
+        """Return what source tensors become."""
+        new_tensors = list(tensors)
+        for operation in self._operations:
+            if isinstance(operation, ModelOperation):
+                new_tensors = operation.compose(new_tensors)
+            else:
+                new_tensors = [operation(tensor) for tensor in new_tensors]
+        if self.compositions:
+            _check_names(new_tensors)
+        return new_tensors
+
+    def named(self, src_name: str) -> Tensor:
+        """Return what becomes of a source tensor as far as its name alone tells."""
+        if src_name not in self._named:  # the same names are asked for again with every stage
+            tensor = Tensor.of(src_name, states=self._states)
+            for operation in self._of_names:
+                tensor = operation(tensor)
+            self._named[src_name] = tensor
+        return self._named[src_name]
+
+    def name_of(self, src_name: str) -> str:
+        """Return the name that a source tensor gets before tensors are composed, written or not."""
+        return self.named(src_name).name if self._of_names else src_name
+
+    def drops(self, src_name: str) -> bool:
+        """Tell whether a source tensor of this name is not written."""
+        return bool(self.named(src_name).dropped)
+
+    def strategy(self, src: Strategy) -> Strategy:
+        """Return a source strategy under the names that its parameters get. Raises RequestError."""
+        new = self._renamed(src.stages_of)
+        stages = [{new[old]: layout for old, layout in layouts.items()} for layouts in src.stages]
+        is_unchanged = all(list(a) == list(b) for a, b in zip(stages, src.stages))
+        return src if is_unchanged else replace(src, stages=tuple(stages))
+
+    def schemas(self, schemas: Mapping[int, Schema]) -> Mapping[int, Schema]:
+        """Return the schemas of files with the names that their tensors get."""
+        renamed = {
+            schema: Schema(tuple(map(self.name_of, schema.names)), schema.dtypes, schema.shapes)
+            for schema in dict.fromkeys(schemas.values())
+        }
+        return {file: renamed[schema] for file, schema in schemas.items()}
+
+    def check_names(self, src_names: Iterable[str]) -> None:
+        """Raise RequestError where two tensors, of the files or the strategy, get one name."""
+        self._renamed(src_names)
+
+    def _renamed(self, names: Iterable[str]) -> dict[str, str]:
+        if not self._of_names:
+            return {name: name for name in names}
+        new_names: dict[str, str] = {}
+        owner: dict[str, str] = {}
+        for name in names:
+            new_names[name] = new = self.name_of(name)
+            first_name = owner.setdefault(new, name)
+            if first_name != name:
+                raise RequestError(
+                    f"{first_name!r} and {name!r} would both be called {new!r}",
+                    "change --rename so that each parameter has a name of its own",
+                )
+        return new_names
+
+
+def _check_names(tensors: Iterable[Tensor]) -> None:
+    """Refuse two tensors of one name. Raises RequestError."""
+    owner: dict[str, Tensor] = {}
+    for tensor in tensors:
+        if not tensor.dropped:
+            first = owner.setdefault(tensor.name, tensor)
+            if first is not tensor:
+                a, b = (", ".join(source.name for source in t.sources) for t in (first, tensor))
+                raise RequestError(f"{tensor.name!r} would be made twice: of {a}, and of {b}")

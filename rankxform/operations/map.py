@@ -1,0 +1,716 @@
+"""`--map`: another naming of the same model.
+
+A table (`rankxform.formats.map_table`) and the sizes in config.json say which tensors either naming
+has, with their shapes; all of them are compared with the checkpoint's before anything is planned.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from shlex import quote
+from typing import Any
+
+from rankxform.errors import CheckpointError, RequestError, UsageError
+from rankxform.formats.map_table import (
+    HUGGINGFACE,
+    MINDFORMERS,
+    NAMINGS,
+    NOTHING,
+    OTHER_NAMING,
+    MapRule,
+    MapTable,
+    SizeExpression,
+    TiedTensor,
+    VariableRange,
+    parse_size_expression,
+)
+from rankxform.geometry.box import Shape
+from rankxform.geometry.pieces import (
+    Assembly,
+    concatenate,
+    concatenate_by_group,
+    interleave_rows,
+    invert,
+    pile,
+)
+from rankxform.layout.names import summarize_names
+from rankxform.layout.states import COUNTERS, State
+from rankxform.values import dataclass
+
+from .base import ModelOperation, SourceTensor, Tensor
+
+
+class ModelSizes:
+    """The sizes of a model: what its config.json states, and what a table makes of that."""
+
+    def __init__(self, table: MapTable, config: Mapping[str, Any], label: str) -> None:
+        """`label` is what messages call the configuration. Raises UsageError."""
+        self.table, self.label = table, label
+        self._stated = {
+            k: v for k, v in config.items() if isinstance(v, (int, str, list, type(None)))
+        }
+        self._made: dict[str, Any] = {}
+        for name, expression in table.sizes.items():
+            self._made[name] = expression.value({**self._stated, **self._made})
+        self.known: Mapping[str, Any] = {**self._stated, **self._made}
+        for expression in table.requires:
+            if not expression.value(self.known):
+                raise UsageError(
+                    f"says otherwise than {expression.text!r}, which {table.label} is for",
+                    "give a table of your own (--map FILE.toml)",
+                    where=label,
+                )
+
+    def without(self, name: str) -> ModelSizes:
+        """Return the sizes where the configuration states 0 of something."""
+        return ModelSizes(self.table, {**self._stated, name: 0}, self.label)
+
+    def number(self, expression: SizeExpression, variables: Mapping[str, int]) -> int:
+        """Return a number, from 0 on. Raises UsageError."""
+        size = expression.value(self.known, variables)
+        if size is None:
+            missing_names = [n for n in self._names([expression]) if self._stated.get(n) is None]
+            keys = [name for name in missing_names if name not in self.table.sizes]
+            raise UsageError(
+                f"{' and '.join(keys) or expression.text} is missing, from which "
+                f"{self.table.label} "
+                "works out shapes",
+                where=self.label,
+            )
+        if isinstance(size, bool) or not isinstance(size, int) or size < 0:
+            raise UsageError(
+                f"{self.stated([expression])} make {expression.text!r} {size!r}; "
+                f"{self.table.label} "
+                "needs a number",
+                where=self.label,
+            )
+        return size
+
+    def holds(
+        self, condition: SizeExpression | None, variables: Mapping[str, int] = NOTHING
+    ) -> bool:
+        return condition is None or bool(condition.value(self.known, variables))
+
+    def stated(self, expressions: Iterable[SizeExpression]) -> str:
+        """Return, for messages, what the configuration states of what expressions depend on."""
+        names = [n for n in self._names(expressions) if self._stated.get(n) is not None]
+        return ", ".join(f"{name} {self._stated[name]}" for name in names) or "no sizes"
+
+    def _names(self, expressions: Iterable[SizeExpression]) -> list[str]:
+        """Return all names that expressions depend on, of sizes and of the configuration."""
+        todo = [name for expression in expressions for name in expression.names]
+        dependencies: dict[str, None] = {}
+        while todo:
+            name = todo.pop(0)
+            if name not in dependencies:
+                dependencies[name] = None
+                if name in self.table.sizes:
+                    todo += self.table.sizes[name].names
+        return list(dependencies)
+
+
+# A table says only how the one tensor of a rule is made of its parts: the other direction inverts
+# the pieces. Names are worked out from the sizes, not matched by patterns, so that what is
+# missing or too much is known by name.
+
+_PLACE = re.compile(r"\{([^{}]+)\}")
+_MOST = 1_000_000
+"""Values of a variable."""
+
+_JOINING = ("concat", "interleave", "groups")
+_TITLES = {MINDFORMERS: "MindFormers'", HUGGINGFACE: "Hugging Face's"}
+
+
+@dataclass(frozen=True)
+class MappedGroup:
+    """Tensors that are each other: one on `rule.side`, made of parts on the other.
+
+    assembly: the one, made of the parts, which are its sources in order.
+    """
+
+    rule: MapRule
+    whole_name: str
+    parts: tuple[str, ...]
+    shapes: tuple[Shape, ...]
+    assembly: Assembly
+
+    def names(self, side: str) -> tuple[str, ...]:
+        """Return what one side calls them."""
+        return (self.whole_name,) if side == self.rule.side else self.parts
+
+
+class NameMap(ModelOperation):
+    """A table with the sizes of one model, ready to be applied (`rankxform.operations.base`)."""
+
+    renames = True
+
+    def __init__(
+        self,
+        sizes: ModelSizes,
+        choices: Mapping[str, str],
+        excluded: Sequence[re.Pattern[str]] = (),
+        *,
+        free_rows: bool = False,
+    ) -> None:
+        """`choices`: by name, if not the default. excluded: names that need no rule. free_rows: the
+        vocabulary may have any number of rows."""
+        self.sizes, self.table = sizes, sizes.table
+        self._excluded, self._free_rows = excluded, free_rows
+        self.choices = {}
+        for name, alternatives in self.table.choices.items():
+            choice = choices.get(name) or next(iter(alternatives))
+            if choice not in alternatives:
+                raise UsageError(
+                    f"{name} {choice!r}: {self.table.label} has {', '.join(alternatives)}"
+                )
+            self.choices[name] = choice
+        self.variants = dict[str, str]()
+        for name, settings in self.table.variants.items():
+            setting = choices.get(name) or settings[0]
+            if setting not in settings:
+                settings_text = ", ".join(settings)
+                raise UsageError(
+                    f"--variant {name}={setting}: {self.table.label} has {settings_text}"
+                )
+            self.variants[name] = setting
+        self._assemblies: dict[tuple[int, tuple[Shape, ...]], Assembly] = {}
+        self._inverses: dict[int, list[Assembly]] = {}
+        self._absent: list[str] = []
+        self.links = [link for rule in self.table.rules for link in self._links(rule)]
+        self.copies = [c for t in self.table.copies for c in self._copies(t)]
+        self._ignored = {side: {*self._no_weights(side)} for side in NAMINGS}
+        self._names = self._by_side()
+
+    # -- what the table says ----------------------------------------------------------------------
+
+    def _is_chosen(self, rule: MapRule) -> bool:
+        return all(self.variants[name] == setting for name, setting in rule.where.items())
+
+    def _varies(self, rule: MapRule) -> bool:
+        """Whether a rule may hold in some layers and not in others."""
+        variables = {block.range.variable for block in self.table.blocks_of(rule)}
+        return rule.condition is not None and bool(variables.intersection(rule.condition.names))
+
+    def _layers(self, rule: MapRule, within: VariableRange | None) -> Iterator[dict[str, int]]:
+        """Yield values of a block's variable for which a rule holds."""
+        for variables in self._values([within] if within else []):
+            if self.sizes.holds(rule.condition, variables):
+                yield variables
+
+    def _no_weights(self, side: str) -> Iterator[str]:
+        """Yield what one side calls tensors that are no weights."""
+        for ignored in self.table.ignored:
+            within = self.table.blocks_of(ignored) if ignored.side == side else []
+            for block in within:
+                for variables in self._values([block.range]):
+                    yield self._name(ignored.name, block.names[side], variables)
+            if ignored.side == side and not ignored.blocks:
+                yield ignored.name
+
+    def _links(self, rule: MapRule) -> Iterator[MappedGroup]:
+        if not self._is_chosen(rule):
+            return
+        for name in rule.blocks:
+            if name not in self.table.blocks:
+                block_names = ", ".join(self.table.blocks)
+                raise UsageError(f"block {name!r} is none of {block_names}", where=self.table.label)
+        blocks: list[tuple[Mapping[str, str], VariableRange | None]] = [({}, None)]
+        if rule.blocks:
+            blocks = [(block.names, block.range) for block in self.table.blocks_of(rule)]
+        other_side = OTHER_NAMING[rule.side]
+        for prefixes, within in blocks:
+            for variables in self._layers(rule, within):
+                whole_name = self._name(rule.whole, prefixes.get(rule.side), variables)
+                parts, shapes = [], []
+                for inner in self._values(rule.ranges):
+                    all_variables = {**variables, **inner}
+                    for name, shape in rule.parts.items():
+                        parts.append(self._name(name, prefixes.get(other_side), all_variables))
+                        shapes.append(tuple(self.sizes.number(n, all_variables) for n in shape))
+                if parts:
+                    key = id(rule), tuple(shapes)
+                    if key not in self._assemblies:  # one object for all layers that are alike
+                        self._assemblies[key] = self._assembled(rule, shapes)
+                    yield MappedGroup(rule, whole_name, tuple(parts), key[1], self._assemblies[key])
+
+    def _values(self, ranges: Iterable[VariableRange]) -> Iterator[dict[str, int]]:
+        combinations: list[dict[str, int]] = [{}]
+        for variable_range in ranges:
+            numbers = range(
+                self.sizes.number(variable_range.start, {}),
+                self.sizes.number(variable_range.stop, {}),
+            )
+            count = max(0, numbers.stop - numbers.start)  # a range has no length beyond 2**63
+            if count * len(combinations) > _MOST:
+                sizes_text = self.sizes.stated([variable_range.start, variable_range.stop])
+                raise UsageError(
+                    f"{sizes_text}: that would be {count:,} values of {variable_range.variable!r}; "
+                    "no model "
+                    "has so many",
+                    where=self.sizes.label,
+                )
+            combinations = [
+                {**c, variable_range.variable: n} for c in combinations for n in numbers
+            ]
+        yield from combinations
+
+    def _name(self, text: str, prefix: str | None, variables: Mapping[str, int]) -> str:
+        if prefix is not None:
+            text = text.replace("{block}", prefix)
+
+        def number(match: re.Match[str]) -> str:
+            return str(
+                self.sizes.number(parse_size_expression(match[1], self.table.label), variables)
+            )
+
+        return _PLACE.sub(number, text)
+
+    def _assembled(self, rule: MapRule, shapes: Sequence[Shape]) -> Assembly:
+        """Return the one tensor, made of its parts as the rule's steps say."""
+        parts = [Assembly.of(shape, number) for number, shape in enumerate(shapes)]
+        group_size = len(rule.parts)
+        if len(rule.ranges) > 1:
+            raise UsageError(
+                f"{rule.whole!r} has two variables; one is known", where=self.table.label
+            )
+        for name, argument in rule.steps:
+            if name in self.choices:
+                step_text = self.table.choices[name][self.choices[name]]
+                name, _, argument_text = step_text.partition("(")
+                argument = argument_text.rstrip(")")
+            if name == "transpose" and any(len(part.shape) < 2 for part in parts):
+                raise UsageError(
+                    f"{rule.whole!r} has no two axes to exchange", where=self.table.label
+                )
+            if name == "transpose":
+                parts = [part.transposed() for part in parts]
+                continue
+            if name in ("stack", "pile"):
+                if argument not in {variable_range.variable for variable_range in rule.ranges}:
+                    raise UsageError(
+                        f"{rule.whole!r}: {name}({argument}) is about no variable of `for`",
+                        where=self.table.label,
+                    )
+                joined = pile(parts) if name == "pile" else self._joined(rule, "concat", "", parts)
+                parts = [joined]
+                continue
+            if name not in _JOINING:
+                raise UsageError(
+                    f"{rule.whole!r} has a step {name!r}; expected "
+                    f"{', '.join((*_JOINING, 'transpose', 'stack', 'pile', *self.table.choices))}",
+                    where=self.table.label,
+                )
+            groups = [parts[s : s + group_size] for s in range(0, len(parts), group_size)]
+            parts, group_size = [self._joined(rule, name, argument, group) for group in groups], 1
+        if len(parts) != 1:
+            raise UsageError(
+                f"the steps of {rule.whole!r} leave {len(parts)} tensors, not one",
+                where=self.table.label,
+            )
+        return parts[0]
+
+    def _joined(
+        self, rule: MapRule, name: str, argument: str, parts: Sequence[Assembly]
+    ) -> Assembly:
+        if not all(part.shape for part in parts) or len({part.shape[1:] for part in parts}) > 1:
+            shapes = ", ".join(str(list(part.shape)) for part in parts)
+            raise UsageError(
+                f"parts of {rule.whole!r} have shapes {shapes}; joined are tensors that "
+                "differ in the first axis only",
+                where=self.sizes.label,
+            )
+        rows = [part.shape[0] for part in parts]
+        if name == "concat":
+            return concatenate(parts)
+        if name == "interleave":
+            if len(set(rows)) > 1:
+                raise UsageError(
+                    f"parts of {rule.whole!r} with {rows} rows are interleaved; expected equal "
+                    "numbers",
+                    where=self.sizes.label,
+                )
+            return interleave_rows(parts)
+        groups = self.sizes.number(parse_size_expression(argument, self.table.label), {})
+        if not groups or any(n % groups for n in rows):
+            sizes_text = self.sizes.stated([parse_size_expression(argument, self.table.label)])
+            raise UsageError(
+                f"{sizes_text}: parts of {rule.whole!r} with {rows} rows do not make {groups} "
+                "groups",
+                where=self.sizes.label,
+            )
+        return concatenate_by_group(parts, groups)
+
+    def _copies(self, tied_tensor: TiedTensor) -> Iterator[TiedTensor]:
+        if self.sizes.holds(tied_tensor.condition):
+            for variables in self._values([tied_tensor.range] if tied_tensor.range else []):
+                name, original_name = (
+                    self._name(t, None, variables) for t in (tied_tensor.name, tied_tensor.tied_to)
+                )
+                yield replace(tied_tensor, name=name, tied_to=original_name)
+
+    def _by_side(self) -> dict[str, dict[str, MappedGroup]]:
+        names: dict[str, dict[str, MappedGroup]] = {side: {} for side in NAMINGS}
+        for link in self.links:
+            for side in NAMINGS:
+                for name in link.names(side):
+                    if name in names[side]:
+                        raise UsageError(f"two rules speak of {name!r}", where=self.table.label)
+                    names[side][name] = link
+        return names
+
+    def told(self, axes: Mapping[str, int]) -> dict[str, str]:
+        """Return by variant which way MindFormers' names tell, and how many axes the tensors have.
+
+        axes: of each tensor, by name. What is told by none, or by several alike, is not in it.
+        """
+        settings_by_variant = dict[str, str]()
+        for variant, settings in self.table.variants.items():
+            counts = dict.fromkeys(settings, 0)
+            for rule in self.table.rules:
+                setting = rule.where.get(variant)
+                if setting is not None and rule.side == MINDFORMERS:
+                    shape = next(iter(rule.parts.values()))
+                    count = len(shape) + any(name == "pile" for name, _ in rule.steps)
+                    counts[setting] += sum(axes.get(name) == count for name in self._wholes(rule))
+            best = max(settings, key=lambda setting: counts[setting])
+            if counts[best] and [*counts.values()].count(counts[best]) == 1:
+                settings_by_variant[variant] = best
+        return settings_by_variant
+
+    def _wholes(self, rule: MapRule) -> Iterator[str]:
+        """Yield the names of a rule's one tensor, in every layer."""
+        for block in self.table.blocks_of(rule):
+            for variables in self._layers(rule, block.range):
+                yield self._name(rule.whole, block.names[rule.side], variables)
+
+    # -- what it makes of a checkpoint ------------------------------------------------------------
+
+    def side_of(self, names: Iterable[str]) -> str:
+        """Return whose names a checkpoint has. Raises RequestError if it has neither's."""
+        all_names = set(names)
+        counts = {}
+        for side in NAMINGS:
+            counts[side] = len(
+                all_names & (set(self._names[side]) - set(self._names[OTHER_NAMING[side]]))
+            )
+        best = max(NAMINGS, key=lambda side: counts[side])
+        if not counts[best]:
+            raise RequestError(
+                f"{self.table.label} is another model's: none of its names is in the checkpoint, "
+                f"which has {summarize_names(all_names, 3)}"
+            )
+        return best
+
+    def knows(self, names: Iterable[str]) -> bool:
+        """Tell whether at least half of some tensors have names of one side."""
+        all_names = {*names}
+        return any(2 * len(all_names & {*self._names[side]}) >= len(all_names) for side in NAMINGS)
+
+    def _lacking(self, names: Iterable[str]) -> list[str]:
+        """Return the entries of the configuration of whose blocks a checkpoint has no tensor."""
+        if all(block.unless is None for block in self.table.blocks.values()):
+            return []
+        all_names = [*names]
+        side = self.side_of(all_names)
+        begins: dict[str, list[str]] = {}
+        for block in self.table.blocks.values():
+            if block.unless is not None:
+                prefix = f"{block.names[side]}."
+                block_prefixes = [self._name(prefix, None, v) for v in self._values([block.range])]
+                begins.setdefault(block.unless, []).extend(block_prefixes)
+        return [
+            entry
+            for entry, prefixes in begins.items()
+            if prefixes and not any(name.startswith(tuple(prefixes)) for name in all_names)
+        ]
+
+    def remarks(self, names: Iterable[str]) -> tuple[str, list[str]]:
+        """Return what is to be known of how the table was applied, and doubts."""
+        return "", [
+            f"{self.sizes.label}: states {entry} {self.sizes.known.get(entry)}, and the checkpoint "
+            "has none of these layers; the destination gets none"
+            for entry in self._absent
+        ]
+
+    def compose(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        tensors_by_name = {tensor.name: tensor for tensor in tensors if not tensor.dropped}
+        self._absent = self._lacking(tensors_by_name)
+        if self._absent:
+            sizes = self.sizes
+            for entry in self._absent:
+                sizes = sizes.without(entry)
+            choices = {**self.choices, **self.variants}
+            reduced = NameMap(sizes, choices, self._excluded, free_rows=self._free_rows)
+            if reduced._lacking(tensors_by_name):
+                raise UsageError(
+                    f"unless {self._absent[0]!r}: a block is there even where that is 0; expected "
+                    "an entry of the configuration that says so",
+                    where=self.table.label,
+                )
+            return reduced.compose(tensors)
+        states = [tensor for tensor in tensors if self._follows(tensor) and not tensor.dropped]
+        if states:
+            return self._with_states(tensors, states)
+        return self._composed(tensors, tensors_by_name, self.side_of(tensors_by_name))
+
+    def _follows(self, tensor: Tensor) -> bool:
+        """Tell whether what is done to a tensor's parameter is done to it: to a state, and to a
+        copy of which no rule speaks."""
+        if tensor.state is not None:
+            return True
+        return tensor.related is not None and not any(
+            tensor.name in self._names[s] for s in NAMINGS
+        )
+
+    def _with_states(self, tensors: Sequence[Tensor], states: Sequence[Tensor]) -> list[Tensor]:
+        """Do to every state of the optimizer what is done to its parameter."""
+        separate_names = {state.name for state in states} | COUNTERS
+        other_tensors = [t for t in tensors if t.name not in separate_names or t.dropped]
+        counters = [tensor for tensor in tensors if tensor.name in COUNTERS and not tensor.dropped]
+        weights = {tensor.name: tensor for tensor in other_tensors if not tensor.dropped}
+        side = self.side_of(weights)
+        new_tensors = [*self._composed(other_tensors, weights, side), *counters]
+        families: dict[tuple[str, str, str], list[Tensor]] = {}
+        for state in states:
+            assert state.related is not None
+            key = state.related.kind, state.related.before, state.related.after
+            families.setdefault(key, []).append(state)
+        for (kind, before, after), family_states in families.items():
+            states_by_weight = {}
+            for state in family_states:
+                assert state.related is not None
+                parameter, is_copy = state.related.parameter, state.related.is_copy
+                states_by_weight[parameter] = replace(
+                    state, name=parameter, keeps_dtype=not is_copy
+                )
+            for state in self._composed(
+                [*states_by_weight.values()], states_by_weight, side, allow_missing=True
+            ):
+                related = State(kind, state.name, before, after)
+                new_tensors.append(
+                    replace(
+                        state, name=related.named(state.name), keeps_dtype=not related.is_copy,
+                        related=related,
+                        is_weight=related.is_copy,
+                    )
+                )  # fmt: skip
+        return new_tensors
+
+    def _composed(
+        self,
+        tensors: Sequence[Tensor],
+        tensors_by_name: Mapping[str, Tensor],
+        side: str,
+        *,
+        allow_missing: bool = False,
+    ) -> list[Tensor]:
+        """Return what tensors of one side become. `allow_missing`: a rule may lack some."""
+        mapped_names = set[str]()
+        new_tensors: list[Tensor] = []
+        for links in self._rules(side, tensors_by_name, allow_missing=allow_missing):
+            for link in links:
+                link_names = link.names(side)
+                new_tensors += self._made(
+                    link, [tensors_by_name[name] for name in link_names], side
+                )
+                mapped_names.update(link_names)
+        new_tensors += self._copied(side, tensors_by_name, new_tensors, mapped_names)
+        remaining_tensors = [t for t in tensors if t.name not in mapped_names or t.dropped]
+        return [*new_tensors, *self._left(side, remaining_tensors)]
+
+    def _rules(
+        self, side: str, tensors_by_name: Mapping[str, Tensor], *, allow_missing: bool
+    ) -> Iterator[list[MappedGroup]]:
+        """Yield the links of each rule, all of whose tensors are there; those optional may lack.
+
+        allow_missing: of each rule there may be links all of whose tensors lack.
+        """
+        links_by_rule: dict[int, list[MappedGroup]] = {}
+        for link in self.links:
+            links_by_rule.setdefault(id(link.rule), []).append(link)
+        for links in links_by_rule.values():
+            rule = links[0].rule
+            if allow_missing:
+                links = [
+                    link
+                    for link in links
+                    if any(name in tensors_by_name for name in link.names(side))
+                ]
+            names = [name for link in links for name in link.names(side)]
+            missing = [name for name in names if name not in tensors_by_name]
+            optional = rule.optional
+            if not isinstance(optional, bool):
+                is_left_out = all(any(p.search(n) for p in self._excluded) for n in missing)
+                optional = self.sizes.holds(optional) or is_left_out
+            if missing and not (optional and len(missing) == len(names)):
+                self._check_model(tensors_by_name, side)
+                raise self._missing(missing, len(names), rule)
+            if names and not missing:
+                yield links
+
+    def _check_model(self, tensors_by_name: Mapping[str, Tensor], side: str) -> None:
+        """Refuse a checkpoint that has few of the names. Raises RequestError."""
+        expected_names = self._names[side]
+        present_count = sum(name in tensors_by_name for name in expected_names)
+        if 4 * present_count < len(expected_names):
+            raise RequestError(
+                f"of the {len(expected_names):,} names of {self.table.label} the checkpoint has "
+                f"{present_count:,}, but {summarize_names(tensors_by_name, 2)}",
+                "choose another map (`rankxform maps`)",
+            )
+
+    def _missing(self, missing: Sequence[str], count: int, rule: MapRule) -> CheckpointError:
+        names = [name for name in rule.blocks if name in self.table.blocks]
+        stops = [self.table.blocks[name].range.stop for name in names]
+        stops += [variable_range.stop for variable_range in rule.ranges]
+        sizes = f" ({self.sizes.stated(stops)})" if stops else ""
+        kind = f", one of {len(missing)} of {count} of its kind" if count > 1 else ""
+        pattern = re.escape(missing[0].rpartition(".")[2])
+        leave = (f"--exclude {quote(pattern + '$')} if the model has none",)
+        return CheckpointError(
+            f"the checkpoint lacks {missing[0]!r}{kind}",
+            "--config FILE of this model, if that is another's",
+            *(leave if not isinstance(rule.optional, bool) else ()),
+            details=f"{self.table.label} needs it by {self.sizes.label}{sizes}",
+        )
+
+    def _made(self, link: MappedGroup, tensors: Sequence[Tensor], side: str) -> list[Tensor]:
+        """Return what the tensors of a link become. Raises CheckpointError for wrong shapes."""
+        rule = link.rule
+        to_parts = side == rule.side
+        expected_shapes = (link.assembly.shape,) if to_parts else link.shapes
+        for tensor, shape in zip(tensors, expected_shapes):
+            free = 1 if self._free_rows and rule.vocabulary else 0
+            if (len(tensor.shape), tensor.shape[free:]) != (len(shape), shape[free:]):
+                expressions = [n for part_shape in rule.parts.values() for n in part_shape]
+                raise CheckpointError(
+                    f"{tensor.name!r} has shape {list(tensor.shape)}; {self.sizes.label} "
+                    f"({self.sizes.stated(expressions)}) makes it {list(shape)}",
+                    *((f"--vocab {shape[0]}",) if rule.vocabulary else ()),
+                    "--config FILE of this model, if that is another's",
+                )
+        types = {f"{t.dtype} (stored as {t.sources[0].src_dtype})": t.name for t in tensors}
+        if len(types) > 1:
+            (a, first), (b, second), *_ = types.items()
+            raise CheckpointError(
+                f"{first!r} is {a} and {second!r} is {b}, but they become one tensor, "
+                f"{link.whole_name!r}"
+            )
+        if not rule.steps and len(link.parts) == 1:
+            new = link.parts[0] if to_parts else link.whole_name
+            return [self._marked(replace(tensors[0], name=new), rule)]
+        sources = tuple(source for tensor in tensors for source in tensor.sources)
+        assert all(tensor.assembly is None for tensor in tensors)
+        if to_parts:
+            return self._taken_apart(link, tensors[0].dtype, sources)
+        joined = Tensor(
+            link.whole_name, tensors[0].dtype, link.assembly.shape, sources, link.assembly
+        )
+        return [self._marked(joined, rule)]
+
+    def taken_apart(self, link: MappedGroup, dtype: str) -> list[Tensor]:
+        """Return the parts of a link, made of its one tensor."""
+        return self._taken_apart(
+            link, dtype, (SourceTensor(link.whole_name, dtype, link.assembly.shape),)
+        )
+
+    def _taken_apart(
+        self, link: MappedGroup, dtype: str, sources: tuple[SourceTensor, ...]
+    ) -> list[Tensor]:
+        key = id(link.assembly)
+        if key not in self._inverses:
+            self._inverses[key] = invert(link.assembly, link.shapes)
+        return [
+            self._marked(Tensor(name, dtype, assembly.shape, sources, assembly), link.rule)
+            for name, assembly in zip(link.parts, self._inverses[key])
+        ]
+
+    def _marked(self, tensor: Tensor, rule: MapRule) -> Tensor:
+        return replace(tensor, keeps_dtype=rule.keep_dtype, vocabulary=rule.vocabulary)
+
+    def _copied(
+        self,
+        side: str,
+        tensors_by_name: Mapping[str, Tensor],
+        new_tensors: Sequence[Tensor],
+        mapped_names: set[str],
+    ) -> list[Tensor]:
+        """Take what repeats another tensor, and make what is to be repeated."""
+        new_by_name = {tensor.name: tensor for tensor in new_tensors}
+        repeated_tensors = []
+        for copy in self.copies:
+            if copy.side == side:
+                if copy.name in tensors_by_name:
+                    mapped_names.add(copy.name)
+                    original_name = (
+                        copy.tied_to
+                        if copy.tied_to in tensors_by_name
+                        else self._tied(copy.tied_to)
+                    )
+                    reason = f"the same as {original_name} ({self.table.label})"
+                    left_out = any(pattern.search(copy.name) for pattern in self._excluded)
+                    same_as = "" if left_out else original_name
+                    repeated_tensors.append(
+                        replace(tensors_by_name[copy.name], dropped=reason, same_as=same_as)
+                    )
+            elif copy.is_written:
+                original = new_by_name.get(copy.tied_to) or new_by_name.get(
+                    self._tied(copy.tied_to)
+                )
+                if original is not None:
+                    repeated_tensors.append(replace(original, name=copy.name))
+        return repeated_tensors
+
+    def _tied(self, name: str) -> str:
+        """Return what a tensor is a copy of that is not made itself."""
+        return next((copy.tied_to for copy in self.copies if copy.name == name), name)
+
+    def _left(self, side: str, remaining_tensors: Sequence[Tensor]) -> list[Tensor]:
+        dropped_tensors = []
+        for tensor in remaining_tensors:
+            if not tensor.dropped and tensor.name in self._ignored[side]:
+                tensor = replace(tensor, dropped="left out: no weight of the model")
+            if not tensor.dropped:
+                if not any(pattern.search(tensor.name) for pattern in self._excluded):
+                    raise self._unknown(side, tensor.name)
+                tensor = replace(tensor, dropped="left out: no rule of the map takes it")
+            dropped_tensors.append(tensor)
+        return dropped_tensors
+
+    def _unknown(self, side: str, name: str) -> CheckpointError:
+        """Say why no rule takes a tensor: often its layer is beyond those of the configuration."""
+        leave = f"--exclude {quote(f'^{re.escape(name)}$')}"
+        for rule in self.table.rules:
+            of_layers = self._varies(rule)
+            if not self._is_chosen(rule) or not (of_layers or self.sizes.holds(rule.condition)):
+                continue
+            names = [rule.whole] if side == rule.side else list(rule.parts)
+            for block_name in rule.blocks or ("",):
+                block = self.table.blocks.get(block_name)
+                for text in names:
+                    full = text.replace("{block}", block.names[side]) if block else text
+                    pattern = "".join(
+                        r"(\d+)" if position % 2 else re.escape(part)
+                        for position, part in enumerate(_PLACE.split(full))
+                    )
+                    match = re.fullmatch(pattern, name)
+                    if match is None:
+                        continue
+                    ranges = ([block.range] if block else []) + list(rule.ranges)
+                    stops = [variable_range.stop for variable_range in ranges]
+                    stops += [rule.condition] if rule.condition and of_layers else []
+                    return CheckpointError(
+                        f"{name!r} is beyond what {self.sizes.label} says "
+                        f"({self.sizes.stated(stops)})",
+                        "--config FILE of this model, if that is another's",
+                        f"{leave} to leave it out",
+                    )
+        weights = ("--weights-only, without counters",) if name in COUNTERS else ()
+        return CheckpointError(
+            f"no rule of {self.table.label} takes {name!r}, of {_TITLES[side]} names",
+            *weights,
+            f"{leave} to leave it out",
+            "--map FILE.toml, a table of your own",
+        )

@@ -1,0 +1,364 @@
+"""Evidence from bytes: what files hold of the same elements must agree, and of different ones not.
+
+A parameter that no strategy lists must be the same on every rank, or it was sharded in a way that
+no file tells. A parameter that the strategy shards must not be the same everywhere, or the folder
+holds complete parameters. Each such rule is a `EvidenceRule`: which tensors of which files are
+read, whole or in samples, and what follows. The rules are pure functions of what all processes have
+seen.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import field
+from math import prod
+from typing import NamedTuple
+
+from rankxform.errors import CheckpointError
+from rankxform.formats.container import Index, content_bytes
+from rankxform.geometry.box import Box
+from rankxform.geometry.tiling import Grid
+from rankxform.layout.names import pattern_of, summarize_names
+from rankxform.layout.strategy import SHARD_PREFIX
+from rankxform.statements import Statement
+from rankxform.values import dataclass
+
+from .catalog import Catalog, Parameter
+
+_SAMPLED = 12
+_LARGEST_OWN = 64 << 10
+"""Bytes of values that are compared whole, where each rank may have its own."""
+
+
+class ContentDigest(NamedTuple):
+    """What a file holds of a tensor: all of its bytes, or a sample of them."""
+
+    digest: bytes
+    constant: bool = False  # all of its bytes are equal
+    content: bytes = b""  # the bytes themselves, of one small element that was read whole
+    is_zero: bool = False  # of a sample: all of its bytes are zero
+    is_finite: bool = True  # of a sample of floats: no value is infinite or no number
+
+
+DigestsByFile = Mapping[int, Mapping[str, ContentDigest]]
+"""What was seen of files, by id and name of the tensor."""
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What ranks were found to hold.
+
+    per_rank_tensors: source tensors of which the holders have values of their own. names: of those
+    that were compared whole, and nbytes of them. samples: comparisons of tensors' samples, and
+    sampled, of which tensors; percent: how much of the source is of their kinds, by bytes, rounded
+    down, None if nothing was asked. reads, bytes_read: what that took; digests_by_file: the samples
+    of the source. steps: how far the training was, by what files hold. warnings: what may not be
+    what was meant; notices: what to know.
+    """
+
+    per_rank_tensors: frozenset[str] = frozenset()
+    names: tuple[str, ...] = ()
+    nbytes: int = 0
+    samples: int = 0
+    sampled: frozenset[str] = frozenset()
+    percent: int | None = None
+    reads: int = 0
+    bytes_read: int = 0
+    digests_by_file: DigestsByFile = field(default_factory=dict, compare=False)
+    steps: tuple[Statement, ...] = ()
+    warnings: tuple[str, ...] = ()
+    notices: tuple[str, ...] = ()
+
+    @property
+    def facts(self) -> dict[str, int | None]:
+        """Its numbers, for JSON."""
+        return {
+            "samples": self.samples,
+            "percent": self.percent,
+            "reads": self.reads,
+            "bytes_read": self.bytes_read,
+        }
+
+    def __add__(self, other: Evidence) -> Evidence:
+        return Evidence(
+            self.per_rank_tensors | other.per_rank_tensors,
+            self.names + other.names,
+            self.nbytes + other.nbytes,
+            self.samples + other.samples,
+            self.sampled | other.sampled,
+            self.percent if other.percent is None else other.percent,
+            self.reads + other.reads,
+            self.bytes_read + other.bytes_read,
+            self.digests_by_file or other.digests_by_file,
+            self.steps or other.steps,
+            self.warnings + other.warnings,
+            self.notices + other.notices,
+        )
+
+
+class TensorsToRead(NamedTuple):
+    """What is read to be compared: tensors by file, all of their bytes or a sample."""
+
+    names: Mapping[int, Sequence[str]]
+    is_whole: bool
+
+
+class EvidenceRule(NamedTuple):
+    """A rule: what is read to be compared, and what follows from what was seen.
+
+    judge: returns it, None if nothing does; raises CheckpointError where files contradict what is
+    said of them.
+    """
+
+    tensors_to_read: TensorsToRead
+    judge: Callable[[DigestsByFile], Evidence | None]
+
+
+def undeclared_to_compare(parameters: Sequence[Parameter], catalog: Catalog) -> list[str]:
+    """Return the parameters in no strategy that several source ranks hold.
+
+    Without a source strategy these are all parameters, even those not selected: a difference
+    in one casts doubt on the others.
+    """
+    if catalog.is_whole:
+        return [p.name for p in catalog.declared.values() if len(p.holders) > 1]
+    return [p.name for p in parameters if not p.declared and len(p.holders) > 1]
+
+
+def per_rank_candidates(parameters: Sequence[Parameter], catalog: Catalog) -> list[str]:
+    """Return the parameters that the strategy lists and of which each rank may have its own values.
+
+    Running statistics, and counters of experts' load, are listed as any parameter that every rank
+    holds whole, and no optimizer has states of them. They are small; larger ones are weights.
+    """
+    with_states = {p.base_name for p in catalog.declared.values() if p.state is not None}
+    if not with_states or catalog.is_whole:
+        return []
+    return [
+        p.name
+        for p in parameters
+        if p.declared
+        and len(p.sharding.files) == 1 < len(p.holders)
+        and p.state is None
+        and p.name not in with_states
+        and is_small(p)
+    ]
+
+
+def differing_values(
+    catalog: Catalog, samples: DigestsByFile, names: Iterable[str]
+) -> dict[str, tuple[int, int]]:
+    """Return which of `names` not all holders hold alike, each with two files that differ."""
+    parameters_by_name, compared_names = {**catalog.undeclared, **catalog.declared}, set(names)
+    first: dict[str, int] = {}
+    files_by_name: dict[str, tuple[int, int]] = {}
+    for file in sorted(samples):
+        for name in (sample_name for sample_name in samples[file] if sample_name in compared_names):
+            if samples[file][name] != samples[first.setdefault(name, file)][name]:
+                files_by_name.setdefault(name, (first[name], file))
+    for name in differing_shapes(catalog, first):
+        files_by_name.setdefault(name, (first[name], parameters_by_name[name].holders[-1]))
+    return files_by_name
+
+
+def check_undeclared(
+    catalog: Catalog,
+    differing: Mapping[str, tuple[int, int]],
+    take_one: bool,
+    name_of: Callable[[str], str] = str,
+) -> list[str]:
+    """Refuse parameters in no strategy that differ between ranks; return notices about the rest.
+
+    One element may differ (a counter): a notice. More elements mean a parameter that was sharded,
+    unless the source has a strategy and `take_one` says to take one rank's as it is. `name_of`
+    tells the name at the destination, which --exclude matches. Raises CheckpointError.
+    """
+    parameters_by_name = {**catalog.undeclared, **catalog.declared}
+    large = [n for n in differing if _is_large(parameters_by_name[n])]
+    if large and catalog.is_whole:
+        name = large[0]
+        a, b = (catalog.paths[file] for file in differing[name])
+        raise CheckpointError(
+            f"{name!r} is not the same in {a} and {b}, and --src-strategy none says that it is",
+            "--src-strategy FILE of the job that wrote them",
+            details="they are shards, or replicas that differ"
+            + (f"; there are {len(large):,} such parameters" if large[1:] else ""),
+        )
+    if large and not take_one:
+        name = large[0]
+        a, b = (catalog.paths[file] for file in differing[name])
+        raise CheckpointError(
+            f"{catalog.label} does not list {'it' if len(large) == 1 else 'these'}, and "
+            f"{name!r} differs between {a} and {b}",
+            f"--exclude '^{re.escape(name_of(name))}$', which leaves it out",
+            "--unlisted take-one, which takes one rank's bytes as they are",
+            details="a frozen parameter is sharded without being listed, and how is not known",
+            where=summarize_names(large),
+        )
+    return [
+        f"{name!r} is in no strategy and differs between rank {catalog.rank_of(a)} and rank "
+        f"{catalog.rank_of(b)}; each destination rank gets one source rank's, as with MindSpore"
+        for name, (a, b) in differing.items()
+    ]
+
+
+def check_no_slices(
+    catalog: Catalog,
+    samples: DigestsByFile,
+    names: Iterable[str],
+    name_of: Callable[[str], str] = str,
+) -> None:
+    """Refuse unlisted tensors that are equal on all ranks and may be slices nonetheless.
+
+    A bias of zeros is the same on every rank, and so are its slices. What its shape should be, its
+    neighbours tell: its weight, or tensors of the same name in other layers, which the strategy
+    shards. Raises CheckpointError.
+    """
+    by_pattern: dict[str, Parameter] = {}
+    for listed in catalog.declared.values():
+        if listed.holders and isinstance(listed.grid, Grid):
+            by_pattern.setdefault(pattern_of(listed.name), listed)
+    for name in names:
+        parameter = catalog.undeclared.get(name)
+        if parameter is None or not _is_large(parameter):
+            continue
+        holder_samples = [samples[f][name] for f in parameter.holders if name in samples.get(f, {})]
+        if not holder_samples or not all(sample.constant for sample in holder_samples):
+            continue
+        weight = catalog.declared.get(name.removesuffix("bias") + "weight")
+        sibling = by_pattern.get(pattern_of(name))
+        for neighbour in (sibling, weight if name.endswith(".bias") else None):
+            if neighbour is None or not isinstance(neighbour.grid, Grid):
+                continue
+            axes = len(parameter.shape)
+            local = neighbour.grid.box((0,) * len(neighbour.shape)).shape[:axes]
+            if parameter.shape == local != neighbour.shape[:axes]:
+                raise CheckpointError(
+                    f"{catalog.label} does not list it, and it is as long as a slice of "
+                    f"{neighbour.name!r}",
+                    f"--exclude '^{re.escape(name_of(name))}$', which leaves it out",
+                    "--unlisted take-one, which takes it as it is",
+                    details=f"all of its bytes are equal; {neighbour.name!r} has "
+                    f"{list(neighbour.shape)}, and its slices {list(local)}",
+                    where=f"{name!r}",
+                )
+
+
+def differing_shapes(catalog: Catalog, names: Iterable[str]) -> list[str]:
+    """Return those of the unlisted `names` whose shape is not the same in every file."""
+    differing_names = []
+    for name in names:
+        shapes = {
+            group.schema.shapes[group.schema.position[name]]
+            for groups in catalog.groups
+            for group in groups
+            if name in group.schema.position
+        }
+        if len(shapes) > 1:
+            differing_names.append(name)
+    return differing_names
+
+
+def is_small(parameter: Parameter) -> bool:
+    """Tell whether a parameter may be compared whole because it is small."""
+    return content_bytes(parameter.src_dtype, parameter.shape) <= _LARGEST_OWN
+
+
+def _is_large(parameter: Parameter) -> bool:
+    return prod(parameter.shape) > 1
+
+
+def sharded_by_pattern(parameters: Sequence[Parameter], catalog: Catalog) -> list[str]:
+    """Return the parameters that the source strategy shards, if that is a `PatternStrategy`."""
+    if not catalog.label.startswith(SHARD_PREFIX):
+        return []
+    return [p.name for p in parameters if p.declared and len(p.sharding.files) > 1]
+
+
+def check_each_differs(catalog: Catalog, samples: DigestsByFile, names: Iterable[str]) -> None:
+    """Refuse a pattern that matches a parameter of which all ranks hold the same bytes.
+
+    A parameter whose bytes are all equal, such as a moment of zeros, proves nothing. Raises
+    CheckpointError.
+    """
+    for name in names:
+        holder_samples = [
+            samples[r][name] for r in catalog.declared[name].holders if name in samples[r]
+        ]
+        if (
+            len({sample.digest for sample in holder_samples}) == 1
+            and not holder_samples[0].constant
+            and len(holder_samples) > 1
+        ):
+            raise CheckpointError(
+                f"{catalog.label!r} shards {name!r}, and all ranks hold the same bytes of it",
+                "let the expression match fewer names",
+                "say --allow-equal-slices if the slices really are equal",
+            )
+
+
+def extra_to_sample(catalog: Catalog, extra: Mapping[int, Index]) -> list[str]:
+    """Return a few listed parameters that a file beyond the strategy's ranks holds too."""
+    extra_names = (name for index in extra.values() for name in index.schema.names)
+    names = [name for name in extra_names if name in catalog.declared]
+    step = max(1, len(names) // _SAMPLED)
+    return names[::step][:_SAMPLED]
+
+
+def check_extra_ranks(catalog: Catalog, samples: DigestsByFile, paths: Mapping[int, str]) -> None:
+    """Refuse a rank beyond the strategy's, of `paths`, that holds slices which no other rank has.
+
+    Such a checkpoint was sharded by a strategy of more ranks.
+    """
+    for rank, path in paths.items():
+        for name, sample in samples.get(rank, {}).items():
+            holders = catalog.declared[name].holders
+            if not sample.constant and all(
+                samples[r][name].digest != sample.digest for r in holders
+            ):
+                raise CheckpointError(
+                    f"rank {rank} holds a slice of {name!r} that none of the ranks 0 to "
+                    f"{catalog.ranks - 1} has",
+                    "give the right strategy",
+                    "say --allow-extra-ranks if these ranks are left over from another run",
+                    where=path,
+                    details=f"{catalog.label} describes only {catalog.ranks} ranks and is not this "
+                    "checkpoint's",
+                )
+
+
+@dataclass(frozen=True)
+class ReplicaDifference:
+    """Source ranks that should hold the same bytes of a parameter and do not.
+
+    box: the region that they hold. groups: the ranks, grouped by equal bytes, the
+    largest group first.
+    """
+
+    name: str
+    box: Box
+    groups: tuple[tuple[int, ...], ...]
+
+
+def replicas_to_compare(catalog: Catalog, files: Iterable[int]) -> dict[int, list[str]]:
+    """Return by file the tensors of which another file should hold the same region."""
+    names_by_file: dict[int, list[str]] = {file: [] for file in files}
+    for parameter in catalog.parameters:
+        for holders in parameter.sharding.files.values():
+            for file in holders if len(holders) > 1 else ():
+                names_by_file[file].append(parameter.name)
+    return names_by_file
+
+
+def unequal_replicas(catalog: Catalog, samples: DigestsByFile) -> Iterator[ReplicaDifference]:
+    """Yield where replicas differ."""
+    for parameter in catalog.parameters:
+        for cell, files in parameter.sharding.files.items():
+            groups: dict[bytes, list[int]] = {}
+            for file in files if len(files) > 1 else ():
+                digest = samples[file][parameter.name].digest
+                groups.setdefault(digest, []).append(catalog.rank_of(file))
+            if len(groups) > 1:
+                ordered = sorted(map(tuple, groups.values()), key=lambda g: (-len(g), g))
+                yield ReplicaDifference(parameter.name, parameter.grid.box(cell), tuple(ordered))

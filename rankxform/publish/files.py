@@ -1,0 +1,389 @@
+"""Part files, equal files, companion files: recognized, linked, read back.
+
+They are the last to appear, and the first to go when files are replaced: without them, no reader
+takes a folder for complete that is not.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from hashlib import blake2b
+from pathlib import Path
+from stat import S_ISREG
+from typing import Any
+
+from rankxform.checkpoints.base import DEFAULT_FORM, FORMS
+from rankxform.engine.sinks import part_of
+from rankxform.errors import StorageError
+from rankxform.storage.identity import sample_digest
+from rankxform.storage.posix import (
+    CANNOT,
+    create,
+    make_folder,
+    open_for_reading,
+    range_reader,
+    read_bytes,
+    remove,
+    sync,
+    unique_name,
+    write_atomically,
+)
+from rankxform.storage.store import store_at
+from rankxform.transport.team import Nodes
+
+from .records import PartFile
+
+FileStat = dict[str, Any]
+"""Of a file: its inode, its size in bytes, when it was modified, and when anything of it was
+changed, in nanoseconds; of a complete one a digest of samples, too."""
+
+
+def refuse_link(path: Path) -> None:
+    """Raise StorageError where a folder of a destination is a link: what is there is another's."""
+    if path.is_symlink():
+        raise StorageError(
+            "is a link, and inside a destination none is followed",
+            "remove it",
+            "choose another folder",
+            where=path,
+        )
+
+
+def stat_file(part: Path) -> FileStat:
+    """Return the facts by which a part file is recognized later. Raises StorageError."""
+    file_stat = stat_or_none(part)
+    if file_stat is None:
+        raise StorageError("is gone; does something else clean up this folder?", where=part)
+    return file_stat
+
+
+def stat_or_none(path: Path) -> FileStat | None:
+    """Return the facts that distinguish a file from others, or None if there is no file."""
+    status = status_of_name(path)
+    if status is None:
+        return None
+    return {
+        "inode": status.st_ino,
+        "size": status.st_size,
+        "modified": status.st_mtime_ns,
+        "changed": status.st_ctime_ns,
+    }
+
+
+def status_of_name(path: Path) -> os.stat_result | None:
+    try:
+        return path.lstat()
+    except OSError:
+        return None
+
+
+def is_noted_part_file(path: Path, noted_part: PartFile | None, size: int) -> bool:
+    """Tell whether a part file is the one that was noted, and has the bytes it had at least."""
+    status = status_of_name(path)
+    if status is None or noted_part is None or not S_ISREG(status.st_mode):
+        return False
+    return (status.st_ino, status.st_nlink) == (noted_part.inode, 1) and status.st_size >= size
+
+
+def is_unchanged(path: Path, file_entry: Mapping[str, Any], facts: FileStat) -> bool:
+    """Tell whether a file is the one that a manifest lists: its size and samples decide.
+
+    Nothing is read where no time was changed either.
+    """
+    if is_same_file(file_entry, facts, "inode", "size", "modified", "changed"):
+        return True
+    return file_entry.get("size") == facts["size"] and file_entry.get("sample") == sample_digest(
+        path
+    )
+
+
+def is_same_file(file_entry: Mapping[str, Any], facts: FileStat | None, *keys: str) -> bool:
+    return facts is not None and all(file_entry.get(key) == facts[key] for key in keys)
+
+
+LINK_NONE, LINK_REFLINK, LINK_HARD = "none", "reflink", "hard"
+LINKS = (LINK_REFLINK, LINK_HARD, LINK_NONE)
+
+_FICLONE = 0x40049409
+
+
+def can_reflink(folder: Path) -> bool:
+    """Tell by trying whether files below `folder` can share their blocks, copy on write."""
+    make_folder(folder)
+    a, b = (unique_name(folder / f".rankxform-{n}") for n in "ab")
+    try:
+        create(a)
+        create(b)
+        a.write_bytes(bytes(4096))
+        return _clone(a, b)
+    finally:
+        remove(a)
+        remove(b)
+
+
+def _clone(source: Path, target: Path) -> bool:
+    with source.open("rb") as old, target.open("r+b") as new:
+        try:
+            fcntl.ioctl(new.fileno(), _FICLONE, old.fileno())
+        except OSError as error:
+            if error.errno in CANNOT:
+                return False
+            raise StorageError.of(error, target, f"clone {source}") from error
+    return True
+
+
+def link(part: Path, target: Path, kind: str) -> None:
+    """Make `target` another name of `part`, or a copy that shares its blocks."""
+    make_folder(target.parent)
+    remove(target)
+    try:
+        if kind == LINK_HARD:
+            os.link(part, target)
+            return
+        create(target)
+        if not _clone(part, target):
+            raise StorageError(
+                "this file system cannot share blocks",
+                "say --link none or --link hard",
+                where=target,
+            )
+    except OSError as error:
+        raise StorageError.of(error, target, f"link {part}") from error
+
+
+def link_all(part: Path, output_paths: Iterable[Path], kind: str, *, durable: bool) -> None:
+    """Link the complete file `part` to the part file of each of `output_paths`, as `kind` says."""
+    for final in output_paths:
+        linked_part = part_of(final)
+        link(part, linked_part, kind)
+        if durable and kind == LINK_REFLINK:
+            sync(linked_part)
+
+
+_SECONDS, _PAUSE = 60.0, 0.2
+"""How long a node may see what was there before: as long as NFS keeps attributes."""
+
+
+def files_to_read_back(
+    written: Sequence[Mapping[Path, FileStat]], processes: Sequence[int], process: int, nodes: Nodes
+) -> Iterator[tuple[Path, FileStat, str]]:
+    """Yield the files that `process` reads back, with the name of the node that wrote each.
+
+    written: by process the files that it wrote, with size and sample ("" if they need not be
+    compared); processes: those that share
+    their folder. Files that no other node sees are read back by none.
+    """
+    elsewhere: dict[int, list[int]] = {}
+    for writer in processes:
+        node = nodes.node_of[writer]
+        if written[writer] and node not in elsewhere:
+            elsewhere[node] = [reader for reader in processes if nodes.node_of[reader] != node]
+        readers = elsewhere.get(node, [])
+        for number, (path, facts) in enumerate(written[writer].items()):
+            if readers and readers[number % len(readers)] == process:
+                yield path, facts, nodes.names[node]
+
+
+def read_back(
+    path: Path, facts: FileStat, writer: str, clock: Callable[[], float] = time.monotonic
+) -> None:
+    """See that a file is here what `writer` says of it: its size, and samples if they are known.
+
+    Caches of this node are waited for. Raises StorageError.
+    """
+    deadline = clock() + _SECONDS
+    while (wrong := _wrong(path, facts)) is not None:
+        if clock() > deadline:
+            remove(path)  # or a run that goes on would take it for complete
+            raise StorageError(
+                f"{wrong}, {facts['size']:,} bytes were written on {writer}; it was removed",
+                "run again with --writers node",
+                "run again with processes of one node",
+                "choose a folder elsewhere",
+                where=path,
+                details="the file system loses what nodes write, or shows other nodes something "
+                "else",
+            )
+        time.sleep(_PAUSE)
+
+
+def _wrong(path: Path, facts: FileStat) -> str | None:
+    local_stat = stat_or_none(path)
+    if local_stat is None:
+        return "is not seen on another node"
+    if local_stat["size"] != facts["size"]:
+        return f"has {local_stat['size']:,} bytes as another node sees it"
+    if not facts["sample"]:
+        return None
+    try:
+        return None if sample_digest(path) == facts["sample"] else "has other bytes on another node"
+    except StorageError as error:
+        return f"cannot be read on another node ({error})"
+
+
+# What a stopped run had replaced is noted in its job, so that the next one removes what is left
+# of it.
+
+_DIGEST, _BLOCK, _MOST_DIGITS = 16, 1 << 20, 20
+
+
+def check_index_is_own(
+    folder: Path, form: str, files: Iterable[str], companion_digests: Mapping[str, str]
+) -> None:
+    """Refuse an index of somebody else's files, which the destination's own would replace.
+
+    `companion_digests` are those that are its own, with their digests; "" is of one that a stopped
+    run was about to write. Raises StorageError.
+    """
+    for name in FORMS[form].companion_names(list(files)):
+        path = folder / name
+        if status_of_name(path) is None:
+            continue
+        digest = companion_digests.get(name)
+        if not path.is_file() or digest is None or digest not in ("", _digest_of(path)):
+            raise StorageError(
+                "is already there, of other files than these",
+                "remove it",
+                "choose another folder",
+                "say --overwrite",
+                where=path,
+            )
+
+
+def check_places(folder: Path, form: str, files: Iterable[str], mark: Path | None) -> None:
+    """Refuse folders where companion files belong. Raises StorageError."""
+    companion_paths = [folder / name for name in FORMS[form].companion_names(list(files))]
+    for path in [*companion_paths, *([mark] if mark is not None else [])]:
+        if path.is_dir():
+            raise StorageError(
+                "is a folder, where a file is to be written", "remove it", where=path
+            )
+
+
+def check_no_foreign_files(
+    folder: Path, form: str, output_paths: Iterable[Path], own_paths: Collection[Path]
+) -> None:
+    """Refuse files of others that readers would take for a destination's own.
+
+    A reader of rank folders chooses among a rank's files, which is no more than a warning. Raises
+    StorageError.
+    """
+    if not FORMS[form].described:
+        return
+    listing = store_at(str(folder)).list("*")
+    names = [str(path.relative_to(folder)) for path in output_paths]
+    foreign_names = FORMS[form].foreign_files(listing, names)
+    foreign_paths = [path for name in foreign_names if (path := folder / name) not in own_paths]
+    if foreign_paths:
+        more_text = f" and {len(foreign_paths) - 1} more" if foreign_paths[1:] else ""
+        raise StorageError(
+            "loaders would read it as a part of the checkpoint that is to be written here",
+            "choose another folder",
+            "move other checkpoints' files away",
+            where=f"{foreign_paths[0]}{more_text}",
+        )
+
+
+def write_companion(path: Path, content: Iterable[bytes], *, durable: bool) -> str:
+    """Write a companion file; return its digest."""
+    state = blake2b(digest_size=_DIGEST)
+
+    def parts() -> Iterator[bytes]:
+        for chunk in content:
+            state.update(chunk)
+            yield chunk
+
+    write_atomically(path, parts(), durable=durable)
+    return state.hexdigest()
+
+
+def remove_all(folder: Path, form: str, files: Iterable[str]) -> None:
+    """Remove the companions of files with these names."""
+    for name in FORMS[form].companion_names(list(files)):
+        remove(folder / name)
+
+
+def remove_mark(mark: tuple[Path, bytes] | None) -> None:
+    """Remove a mark that says that a folder is complete, if it says so of this one."""
+    if mark is not None:
+        path, content = mark
+        if path.is_file() and _number(read_bytes(path)) == _number(content):
+            remove(path)
+
+
+def set_mark(path: Path, content: bytes, *, durable: bool) -> None:
+    """Write a mark, if there is none of a later folder."""
+    present_mark = read_bytes(path) if path.is_file() else b""
+    if present_mark != content and _number(present_mark) <= _number(content):
+        write_atomically(path, content, durable=durable)
+
+
+def means(present_mark: bytes, mark: bytes) -> bool:
+    """Tell whether a mark that is there leads readers to a checkpoint, or to a later one."""
+    return _number(present_mark) >= _number(mark)
+
+
+def _number(mark: bytes) -> int:
+    text = mark.strip()
+    return int(text) if text.isdigit() and len(text) < _MOST_DIGITS else -1
+
+
+def _digest_of(path: Path) -> str:
+    with open_for_reading(path) as (fd, status):
+        read_at, state = range_reader(fd, path), blake2b(digest_size=_DIGEST)
+        for start in range(0, status.st_size, _BLOCK):
+            state.update(read_at(start, _BLOCK))
+    return state.hexdigest()
+
+
+def digest_of(content: bytes) -> str:
+    """Return the digest of a small file by its content."""
+    return blake2b(content, digest_size=_DIGEST).hexdigest()
+
+
+def copied(folder: Path, record: Mapping[str, Any]) -> frozenset[str]:
+    """Return the small files of a model that are as they were copied into a folder."""
+    digests_by_name, listed = record.get("beside", {}), record.get("copied", ())
+    if not isinstance(digests_by_name, dict) or not isinstance(listed, (list, tuple)):
+        return frozenset()
+    copied_digests = {n: d for n, d in digests_by_name.items() if n in listed and Path(n).name == n}
+    paths_by_name = {name: folder / name for name in copied_digests}
+    return frozenset(
+        name
+        for name, path in paths_by_name.items()
+        if path.is_file() and not path.is_symlink() and _digest_of(path) == copied_digests[name]
+    )
+
+
+def changed_model_files(folder: Path, record: Mapping[str, Any]) -> list[str]:
+    """Return which of a model's small files are not as they were copied, in words.
+
+    People change a config.json, and may mean it.
+    """
+    messages, digests_by_name = [], record.get("beside", {})
+    for name, digest in digests_by_name.items() if isinstance(digests_by_name, dict) else ():
+        path = folder / name
+        if not path.is_file():
+            messages.append(f"{path}: is gone since it was copied there")
+        elif _digest_of(path) != digest:
+            messages.append(f"{path}: was changed since it was copied there")
+    return messages
+
+
+def wrong_companions(folder: Path, record: Mapping[str, Any]) -> dict[str, str]:
+    """Return what is wrong with companion files that a manifest lists, by name."""
+    digests_by_name = record.get("companions", {})
+    names = FORMS[record.get("form", DEFAULT_FORM)].companion_names(list(record["files"]))
+    reasons_by_name = {}
+    for name in names:
+        path = folder / name
+        if name in digests_by_name and not path.is_file():
+            reasons_by_name[name] = "is missing"
+        elif name in digests_by_name and _digest_of(path) != digests_by_name[name]:
+            reasons_by_name[name] = "was changed since it was written"
+        elif name not in digests_by_name and path.exists():
+            reasons_by_name[name] = "is not listed in the manifest"
+    return reasons_by_name

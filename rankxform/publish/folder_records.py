@@ -1,0 +1,489 @@
+"""A destination folder's own records: who works there, how far it came, and that it is done.
+
+::
+
+    DST/rankxform.json              the manifest: appears last, and means that its files are done
+    DST/<index and the like>        a form's companion files, which appear just before it
+    DST/.rankxform/lock             who works here
+    DST/.rankxform/job.json         what is being made, of what
+    DST/.rankxform/journal-*.jsonl  what each process has written and synced
+
+Process 0 opens and closes a target; the others write their journals.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from rankxform.checkpoints.base import DEFAULT_FORM, FORMS
+from rankxform.engine.sinks import part_of
+from rankxform.errors import FormatError, StorageError
+from rankxform.storage.posix import (
+    free_bytes,
+    random_hex,
+    read_bytes,
+    read_own_record,
+    remove,
+    sync,
+    write_atomically,
+)
+
+from .files import (
+    FileStat,
+    check_index_is_own,
+    check_no_foreign_files,
+    check_places,
+    is_noted_part_file,
+    is_same_file,
+    is_unchanged,
+    refuse_link,
+    remove_all,
+    remove_mark,
+    set_mark,
+    stat_or_none,
+    status_of_name,
+    write_companion,
+)
+from .lock import FolderLock, boot_id, is_of_lock
+from .records import (
+    JOB,
+    MANIFEST,
+    CompletedSlices,
+    FolderState,
+    format_document,
+    format_moved,
+    format_start,
+    identity_differences,
+    merge_journals,
+    parse_document,
+)
+
+MANIFEST_NAME = "rankxform.json"
+FOLDER_NAME = ".rankxform"
+JOB_NAME = "job.json"
+
+
+class FolderRecords:
+    """A destination folder, as process 0 holds it during a run.
+
+    The job lists the files that are being made, by all runs since the manifest was written. Just
+    before files get their final names their inodes are noted; a file is complete if the manifest
+    or such a note lists it, and any other file with a final name is refused.
+    """
+
+    state: FolderState
+    begun: bool
+    """Whether there is something to continue: part files, or files of a stopped run."""
+    resumed: bool
+    """Whether this run continues another."""
+
+    def __init__(
+        self,
+        folder: Path,
+        identity: Mapping[str, Any],
+        output_paths: Mapping[int, Path],
+        *,
+        form: str = DEFAULT_FORM,
+        mark: tuple[Path, bytes] | None = None,
+        overwrite: bool,
+        durable: bool,
+    ) -> None:
+        """Take the folder and find out what is to be done there.
+
+        `identity` says what is made of what; `output_paths` are the files by id. `mark` is a file
+        outside the folder, with its content, that says to readers that the folder is complete.
+        Raises StorageError where another run is at work, or files would be lost.
+        """
+        self._folder, self._own, self._durable = folder, folder / FOLDER_NAME, durable
+        self._form, self._mark = form, mark
+        self._companions: dict[str, str] = {}
+        self._stale: dict[str, Any] = {}
+        self._finals = output_paths
+        self._identity = dict(identity)
+        self._files: dict[str, dict[str, Any]] = {}
+        self._made = [path for path in (folder, *folder.parents) if not path.exists()]
+        for inside in dict.fromkeys(
+            (self._own, *(final.parent for final in output_paths.values()))
+        ):
+            refuse_link(inside)
+        self._lock = FolderLock(self._own / "lock")
+        try:
+            self._open(overwrite)
+        except BaseException:
+            self._let_go()
+            raise
+
+    # -- opening ----------------------------------------------------------------------------
+
+    def _open(self, overwrite: bool) -> None:
+        manifest, job = self._read(MANIFEST), self._read(JOB)
+        old_manifest = manifest
+        self.begun = job is not None
+        self._stale = dict(job.get("stale", {})) if job else {}
+        if job is not None and self._changed(job, overwrite, "a run that was stopped"):
+            self._discard(job)
+            job = None
+        if manifest is not None and self._changed(
+            manifest, overwrite or job is not None, "an earlier run"
+        ):
+            manifest = None
+        for record in filter(None, (job, manifest)):  # they may have needed other source ranks
+            recorded_files = record["identity"]["source files"]
+            self._identity["source files"] = {**recorded_files, **self._identity["source files"]}
+        self.resumed = job is not None
+        companion_digests = {
+            **(manifest or {}).get("companions", {}),
+            **(job or {}).get("companions", {}),
+        }
+        names = list(map(self._name, self._finals.values()))
+        mark = None if self._mark is None else self._mark[0]
+        check_places(self._folder, self._form, names, mark)
+        if not overwrite:
+            check_index_is_own(self._folder, self._form, names, companion_digests)
+        ours = {
+            **(old_manifest or {}).get("files", {}),
+            **(job or {}).get("files", {}),
+            **self._stale,
+        }
+        recorded_files = {self._folder / name for name in (*ours, *companion_digests)}
+        check_no_foreign_files(self._folder, self._form, self._finals.values(), recorded_files)
+        self._files = job["files"] if job else {}
+        listed = manifest["files"] if manifest and not overwrite else {}
+        complete_files = frozenset(
+            r for r, f in self._finals.items() if self._is_kept(f, listed, overwrite)
+        )
+        for rank, final in self._finals.items():
+            name = self._name(final)
+            if rank not in complete_files:
+                self._files[name] = {"rank": rank}
+            elif "inode" not in self._files.get(name, {"inode": 0}):  # the manifest's, after all
+                remove(part_of(final))
+                del self._files[name]
+        seed = (job or manifest or {"seed": int(random_hex(8), 16) >> 1})["seed"]
+        self.state = FolderState(
+            self._folder, random_hex(4), seed, complete_files, CompletedSlices()
+        )
+        self._write_job()
+        completed = self._completed().only(r for r in self._finals if r not in complete_files)
+        self.state = replace(self.state, completed=completed)
+
+    def _is_kept(self, final: Path, listed: Mapping[str, Any], overwrite: bool) -> bool:
+        """Tell whether a file is complete. Raises StorageError if it may not be replaced."""
+        name, facts = self._name(final), stat_or_none(final)
+        if facts is None:
+            return False
+        file_entry = self._files.get(name)
+        if file_entry is not None and is_same_file(file_entry, facts, "inode", "size", "modified"):
+            if file_entry["boot"] not in ("", boot_id()):
+                return False  # it was not synced, and the machine was started anew
+            if self._durable:
+                sync(final.parent)  # a run may have ended between its name and this
+            return True
+        if name in listed and is_unchanged(final, listed[name], facts):
+            return True
+        if overwrite:
+            return False
+        message = "was changed after it was written" if name in listed else "is already there"
+        raise StorageError(
+            message, "remove it", "choose another folder", "say --overwrite", where=final
+        )
+
+    def _read(self, kind: str) -> dict[str, Any] | None:
+        path = self._folder / MANIFEST_NAME if kind == MANIFEST else self._own / JOB_NAME
+        if status_of_name(path) is None:
+            return None
+        try:
+            record = parse_document(kind, _read_record(path))
+            for name in record["files"]:
+                refuse_link((self._folder / name).parent)
+            return record
+        except FormatError as error:
+            raise StorageError(
+                f"{error}; cannot tell what this folder contains",
+                "choose another folder or remove this file",
+                where=path,
+            ) from error
+
+    def _changed(self, record: Mapping[str, Any], allowed: bool, owner_text: str) -> bool:
+        """Tell whether a record is of another conversion. Raises StorageError if not `allowed`."""
+        changed = identity_differences(record["identity"], self._identity)
+        if changed and not allowed:
+            more_text = f", and {len(changed) - 3} things more" if len(changed) > 3 else ""
+            raise StorageError(
+                f"holds the work of {owner_text} with other inputs or options: "
+                f"{'; '.join(changed[:3])}{more_text}",
+                "name another folder",
+                "say --overwrite to begin anew",
+                "run with what it was begun with",
+                where=self._folder,
+            )
+        return bool(changed)
+
+    def _discard(self, job: Mapping[str, Any]) -> None:
+        """Remove what a stopped run left that is not to be continued, or note it as stale."""
+        for name, file_entry in job["files"].items():
+            remove(part_of(self._folder / name))
+            if "inode" in file_entry:
+                self._stale[name] = file_entry
+        names = FORMS[job.get("form", DEFAULT_FORM)].companion_names(list(job["files"]))
+        for name in set(names).intersection(job.get("companions", {})):
+            remove(self._folder / name)
+        for path in self._journals():
+            remove(path)
+
+    def _journals(self) -> list[Path]:
+        return sorted(self._own.glob("journal-*.jsonl"))
+
+    def _completed(self) -> CompletedSlices:
+        """Return what is on the device, and write it down in place of all journals.
+
+        A part file is continued if it is the one that a journal speaks of, not shorter than it was,
+        and no file shares its bytes.
+        """
+        old = self._journals()
+        completed = merge_journals({path.name: _read_record(path) for path in old}, boot_id())
+        parts_by_rank = {f["rank"]: part_of(self._folder / n) for n, f in self._files.items()}
+        completed = completed.only(
+            rank
+            for rank, part in parts_by_rank.items()
+            if rank in completed.names_by_rank
+            and is_noted_part_file(part, completed.parts.get(rank), completed.sizes.get(rank, 0))
+        )
+        if old:
+            self._consolidate(completed, old)
+        return completed
+
+    def _consolidate(self, completed: CompletedSlices, old: Sequence[Path]) -> None:
+        """Write down what is on the device in place of `old` journals."""
+        moved_names = [((rank,), sorted(names)) for rank, names in completed.names_by_rank.items()]
+        first = format_start(
+            completed.parts, completed.durable, boot_id(), [path.name for path in old]
+        )
+        moved_line = format_moved(moved_names, completed.sums, completed.sizes)
+        fresh = self._own / f"journal-{random_hex(4)}.jsonl"
+        write_atomically(fresh, first + moved_line, durable=self._durable)
+        for path in old:
+            remove(path)
+
+    def forget_all_but(self, ranks: Iterable[int]) -> None:
+        """Drop from the journals what they say of other ranks than `ranks`: those start over.
+
+        Call this before any part file is created: a new one may get the inode of an old one that
+        the journals list.
+        """
+        completed = self.state.completed.only(ranks)
+        if completed.names_by_rank.keys() != self.state.completed.names_by_rank.keys():
+            self.state = replace(self.state, completed=completed)
+            self._consolidate(completed, self._journals())
+
+    def _name(self, final: Path) -> str:
+        return str(final.relative_to(self._folder))
+
+    # -- while the work goes on -------------------------------------------------------------
+
+    def check_room(self, sizes: Mapping[Path, int]) -> int:
+        """Return how many bytes are free beyond `sizes`, of part files.
+
+        Raises StorageError where these will not fit.
+        """
+        present_bytes = sum(
+            status.st_blocks * 512 for part in sizes if (status := status_of_name(part))
+        )
+        free, needed_bytes = free_bytes(self._folder), sum(sizes.values()) - present_bytes
+        if needed_bytes > free:
+            more_text, details = (
+                "more " if present_bytes else "",
+                f"{present_bytes / 1e6:,.1f} MB are there already",
+            )
+            raise StorageError(
+                f"{needed_bytes / 1e6:,.1f} MB {more_text}are to be written, {free / 1e6:,.1f} MB "
+                "are free",
+                "make room",
+                "choose another folder",
+                where=self._folder,
+                details=details if present_bytes else "",
+            )
+        self.begun = True
+        return free - needed_bytes
+
+    def complete(
+        self,
+        stats_by_path: Mapping[Path, FileStat],
+        digests: Mapping[Path, str],
+        stale: Collection[str] = (),
+    ) -> None:
+        """Record the facts of the complete part files, which are about to get final names.
+
+        Files that these replace are removed from the manifest, and `stale`, small files that go
+        with their tensors. Raises StorageError if another run has taken the folder.
+        """
+        self._lock.check()
+        boot = "" if self._durable else boot_id()
+        for final, facts in stats_by_path.items():
+            file_entry = self._files[self._name(final)]
+            file_entry.update(facts, boot=boot)
+            if final in digests:
+                file_entry["digest"] = digests[final]
+        self._write_job()
+        if stats_by_path:
+            remove_mark(self._mark)
+            remove_all(self._folder, self._form, map(self._name, stats_by_path))
+        old = self._read(MANIFEST)
+        if old is not None:
+            replaced_names = {self._name(final) for final in stats_by_path}
+            remaining_files = {n: f for n, f in old["files"].items() if n not in replaced_names}
+            if identity_differences(old["identity"], self._identity):
+                self._stale.update(remaining_files)
+                self._write_job()
+                remove_all(self._folder, old.get("form", DEFAULT_FORM), old["files"])
+                for name in stale:
+                    remove(self._folder / name)
+                remove(self._folder / MANIFEST_NAME)
+            elif not remaining_files:
+                remove(self._folder / MANIFEST_NAME)
+            elif remaining_files != old["files"]:
+                self._write_manifest({**old, "files": remaining_files})
+        self._remove_stale()
+
+    def _remove_stale(self) -> None:
+        """Remove what other conversions made here, and nobody has changed since.
+
+        Its ranks beyond this one's would be taken for ranks of this one.
+        """
+        for name, file_entry in self._stale.items():
+            path = self._folder / name
+            if name not in self._files and is_same_file(
+                file_entry, stat_or_none(path), "size", "modified"
+            ):
+                remove(path)
+                with suppress(OSError):
+                    path.parent.rmdir()
+
+    def _write_job(self) -> None:
+        content = {
+            "form": self._form,
+            "identity": self._identity,
+            "seed": self.state.seed,
+            "files": self._files,
+            "companions": self._companions,
+            "stale": self._stale,
+        }
+        write_atomically(self._own / JOB_NAME, format_document(JOB, content), durable=self._durable)
+
+    def _write_manifest(self, content: Mapping[str, Any]) -> None:
+        data = format_document(MANIFEST, content)
+        write_atomically(self._folder / MANIFEST_NAME, data, durable=self._durable)
+
+    # -- closing ----------------------------------------------------------------------------
+
+    def finish(
+        self,
+        contents: Mapping[str, Any],
+        complete: Collection[str] = (),
+        make_companions: Callable[[], Mapping[str, Iterable[bytes]]] = dict,
+        published: Mapping[Path, FileStat] = MappingProxyType({}),
+    ) -> None:
+        """Write the manifest: the files of this run are done. `contents` is recorded as it is.
+
+        published: facts of files as those have them who wrote them, perhaps on other nodes.
+
+        What `make_companions` returns is written before it, by name, if the files with `complete`
+        names are all there.
+        """
+        own_names = set(map(self._name, self._finals.values()))
+        old_manifest = self._read(MANIFEST) or {}
+        files = dict(old_manifest.get("files", {}))
+        finished_names = []
+        for name, file_entry in self._files.items():
+            path = self._folder / name
+            file_stat = published.get(path) or stat_or_none(path)
+            if name in own_names or is_same_file(
+                file_entry, file_stat, "inode", "size", "modified"
+            ):
+                facts = ("rank", "size", "sample", "digest")
+                now = {
+                    key: (file_stat or file_entry)[key] for key in ("inode", "modified", "changed")
+                }
+                files[name] = {
+                    **{key: file_entry[key] for key in facts if key in file_entry},
+                    **now,
+                }
+                finished_names.append(name)
+        if files.keys() >= set(complete):
+            self._add_companions(make_companions())
+        content = {
+            "form": self._form,
+            "identity": self._identity,
+            "seed": self.state.seed,
+            "files": files,
+            "companions": self._companions,
+            **contents,
+        }
+        if "copied" in contents:  # what an earlier run copied is still its own
+            content["copied"] = sorted({*old_manifest.get("copied", ()), *contents["copied"]})
+        if "stages" in contents:
+            content["stages"] = {**old_manifest.get("stages", {}), **contents["stages"]}
+        self._write_manifest(content)
+        self._files = {
+            n: f for n, f in self._files.items() if n not in finished_names
+        }  # not before it
+        if self._mark is not None and self._companions:
+            set_mark(*self._mark, durable=self._durable)
+        self.close(keep=False)
+
+    def _add_companions(self, contents: Mapping[str, Iterable[bytes]]) -> None:
+        """Write companion files; the job knows them first, so that a stopped run is continued."""
+        self._companions = dict.fromkeys(contents, "")
+        if contents:
+            self._write_job()
+        for name, data in contents.items():
+            path = self._folder / name
+            self._companions[name] = write_companion(path, data, durable=self._durable)
+
+    def close(self, keep: bool) -> None:
+        """Release the folder; with `keep`, what is needed to continue stays.
+
+        Without `keep`, what this run began is removed; other runs' unfinished files stay.
+        """
+        if not (keep and self.begun):
+            for name in set(map(self._name, self._finals.values())) & set(self._files):
+                if "inode" not in self._files[name]:
+                    remove(part_of(self._folder / name))
+                    del self._files[name]
+            if self._files:
+                self._write_job()
+            else:
+                self._remove_records()
+        self._let_go()
+
+    def _remove_records(self) -> None:
+        for path in self._own.iterdir():
+            if not is_of_lock(path):
+                remove(path)
+
+    def _let_go(self) -> None:
+        self._lock.release()
+        with suppress(OSError):
+            for folder in self._made:
+                folder.rmdir()  # where nothing came of it
+
+
+def _read_record(path: Path) -> bytes:
+    try:
+        return read_own_record(path)
+    except OSError as error:
+        raise StorageError.of(error, path, "read, as a file of its own") from error
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """Return a folder's manifest. Raises StorageError where there is none that can be read."""
+    path = folder / MANIFEST_NAME
+    try:
+        return parse_document(MANIFEST, read_bytes(path))
+    except FormatError as error:
+        raise StorageError.of_parts(error.at(path)) from error

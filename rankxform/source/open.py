@@ -1,0 +1,397 @@
+"""The only way into a checkpoint; which node sees which file.
+
+What is found wrong is collected and not raised: `require` raises the first fault, `inspect` and
+`verify` report all. A source is the same on every process.
+
+The first process of every node looks for all. A file that several nodes have under one name must
+be the same on all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import field, replace
+from functools import reduce
+from itertools import chain
+from pathlib import Path
+from posixpath import dirname
+from types import MappingProxyType
+from typing import Any
+
+from rankxform.checkpoints.base import FORMS, CheckpointRef, Form, SelectedFiles
+from rankxform.errors import CheckpointError, Message, RequestError, StrategyError, UsageError
+from rankxform.formats.container import DeclaredFile, Index, Schema
+from rankxform.layout.states import States, find_states
+from rankxform.layout.strategy import Strategy, WholeStrategy
+from rankxform.planning.build_catalog import catalog_of, catalog_statements
+from rankxform.planning.catalog import Catalog, Description
+from rankxform.planning.transfers import Reach
+from rankxform.statements import FILE_IDENTITY, contradictions
+from rankxform.storage import identity
+from rankxform.storage.identity import FileIdentity
+from rankxform.storage.source_reader import Indexer, wait_for_newer_mtime
+from rankxform.storage.store import Listing, absolute, address_of, is_path, store_at
+from rankxform.transport import Team
+from rankxform.values import dataclass
+
+from .checks import (
+    SourceManifest,
+    changed_manifest_file,
+    check_files,
+    in_two_files,
+    repair_description,
+    schemas_without_repeats,
+)
+from .choose import (
+    ChosenFiles,
+    Finding,
+    SourceScope,
+    choose_files,
+    enter_single_folder,
+    form_at,
+    infer_whole_strategy,
+)
+
+
+def list_on_all_nodes(team: Team, path: str, pattern: str) -> tuple[Listing | None, frozenset[int]]:
+    """Return the merged listings of all nodes, and the nodes that process 0 lists for. Collective.
+
+    Those are the nodes that see process 0's own folder over the network. With one node, process 0
+    lists when it needs to: None.
+    """
+    nodes = team.nodes
+    if nodes.count == 1 or not is_path(path):
+        return None, frozenset()
+    leader = nodes.is_leader(team.rank)
+    folders = team.allgather(lambda: identity.network_folder(Path(path)) if leader else None)
+    same_as_process0 = {p for p, f in enumerate(folders) if f is not None and f == folders[0]} - {0}
+
+    def own() -> Listing:
+        if leader and team.rank not in same_as_process0:
+            return store_at(path).list(pattern)
+        return Listing(path)
+
+    listing = reduce(Listing.joined, team.allgather(own))
+    searched = searched_nodes(team)
+    return replace(listing, searched=searched), frozenset(
+        nodes.node_of[process] for process in same_as_process0
+    )
+
+
+def find_reach(
+    team: Team, paths: Mapping[int, str], same_as_node0: frozenset[int] = frozenset()
+) -> tuple[Reach, list[str]]:
+    """Find out which nodes have which of the chosen files; return also what deserves a notice.
+
+    The nodes `same_as_node0` have what node 0 has. Raises CheckpointError where two nodes have
+    different files under one name.
+    """
+    nodes = team.nodes
+    if nodes.count == 1 or not any(is_path(path) for path in paths.values()):
+        return Reach.full(nodes.node_of, paths), []
+
+    def mine() -> dict[int, FileIdentity]:
+        if not nodes.is_leader(team.rank) or nodes.node_of[team.rank] in same_as_node0:
+            return {}
+        return {
+            rank: file_identity
+            for rank, path in paths.items()
+            if (file_identity := identity.file_identity(Path(path)))
+        }
+
+    by_process = team.allgather(mine)
+    identities_by_node = [
+        by_process[p[0]] if n not in same_as_node0 else by_process[0]
+        for n, p in enumerate(nodes.processes)
+    ]
+    files_by_node = [set(identities) for identities in identities_by_node]
+    twice = {
+        rank: groups
+        for rank in paths
+        if len(
+            groups := identity.group_by_file(
+                {n: f[rank] for n, f in enumerate(identities_by_node) if rank in f}
+            )
+        )
+        > 1
+    }
+    notices = _compare(team, paths, identities_by_node, twice) if twice else []
+    for rank, groups in twice.items():
+        for node in (node for group in groups[1:] for node in group):
+            files_by_node[node].discard(rank)
+    missing_files = [rank for rank in paths if not any(rank in files for files in files_by_node)]
+    if missing_files:
+        raise CheckpointError(
+            f"there is no such file{searched_nodes(team)}", where=paths[missing_files[0]]
+        )
+    return Reach(nodes.node_of, tuple(map(frozenset, files_by_node))), notices
+
+
+def _compare(
+    team: Team,
+    paths: Mapping[int, str],
+    identities_by_node: list[dict[int, FileIdentity]],
+    twice: Mapping[int, list[list[int]]],
+) -> list[str]:
+    """Compare files that nodes have under one name and that are not the same by their times."""
+    nodes = team.nodes
+    node = nodes.node_of[team.rank]
+    for rank, groups in twice.items():
+        sizes = {nodes.names[group[0]]: identities_by_node[group[0]][rank].size for group in groups}
+        if len(set(sizes.values())) > 1:
+            places = [f"{name} ({size} bytes)" for name, size in sizes.items()]
+            raise _different(paths[rank], rank, places)
+    files_to_digest = [
+        rank
+        for rank, groups in twice.items()
+        if nodes.is_leader(team.rank) and any(group[0] == node for group in groups)
+    ]
+    digests = team.allgather_work(
+        lambda on_progress: {
+            r: identity.file_digest(Path(paths[r]), on_progress) for r in files_to_digest
+        }
+    )
+    for rank, groups in twice.items():
+        leaders = [nodes.processes[group[0]][0] for group in groups]
+        if len({digests[process][rank] for process in leaders}) > 1:
+            names = [nodes.names[group[0]] for group in groups]
+            raise _different(paths[rank], rank, names)
+    total = sum(identities_by_node[g[0][0]][r].size * len(g) for r, g in twice.items())
+    return [
+        f"{len(twice)} source files are on several nodes with other times (such as "
+        f"{paths[min(twice)]}); their {total} bytes were compared, and one copy was used. Copies "
+        "that keep times (cp -p, rsync -t) need no comparing"
+    ]
+
+
+def _different(path: str, rank: int, places: list[str]) -> CheckpointError:
+    return CheckpointError(
+        f"differs between {' and '.join(places)}",
+        f"remove the copy that does not belong to rank {rank}",
+        where=path,
+    )
+
+
+def searched_nodes(team: Team) -> str:
+    """Return, for messages, which nodes were searched, if there are several."""
+    names = team.nodes.names
+    if len(names) == 1:
+        return ""
+    return f" (looked on {', '.join(names[:8])}{', ...' if names[8:] else ''})"
+
+
+_NOTHING = DeclaredFile()
+
+
+@dataclass(frozen=True)
+class Source:
+    """A checkpoint opened for reading.
+
+    where: which; its path is absolute. form: its convention. selected: which files were chosen.
+    paths: of these, by id. indexes: of those that belong to it and can be read; extra: of one file
+    beyond the strategy's ranks, if any is there. catalog: None where nothing states how files are
+    sharded, or it cannot be made. reach: which process can open which file. needed_files: ids that
+    were looked for. faults: what is wrong. notices: what to know; warnings: what may not be what
+    was meant. manifest: what rankxform noted when it wrote the files, if it did. listing: what lies
+    at the place; on process 0, or where there are several nodes, alone.
+    """
+
+    where: CheckpointRef
+    form: Form
+    selected: SelectedFiles
+    paths: Mapping[int, str]
+    indexes: Mapping[int, Index]
+    extra: Mapping[int, Index]
+    catalog: Catalog | None
+    reach: Reach
+    needed_files: tuple[int, ...] = ()
+    faults: tuple[Finding, ...] = ()
+    notices: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+    searched: str = ""
+    manifest: SourceManifest | None = None
+    listing: Listing | None = field(default=None, compare=False)
+
+    def require(self) -> Source:
+        """Return the source. Raises its first fault."""
+        if not self.faults:
+            return self
+        first, further_count = self.faults[0], len(self.faults) - 1
+        also = (
+            f"{further_count} more such fault{'s' if further_count > 1 else ''}; inspect lists them"
+        )
+        raise first.error(also if further_count and self.form.described else "")
+
+    @property
+    def table(self) -> Catalog:
+        """The catalog of a source without faults."""
+        assert self.catalog is not None
+        return self.catalog
+
+    @property
+    def description(self) -> Description:
+        """What is stated of it."""
+        if self.catalog is not None:
+            return self.catalog.description
+        return self.selected.description or Description()
+
+    @property
+    def folder(self) -> str:
+        """The folder to which the names of its files are relative, or the file itself."""
+        if not self.form.described:
+            return self.where.path
+        return next((dirname(path) for path in self.paths.values()), self.where.path)
+
+
+def open_source(where: CheckpointRef, team: Team, narrow: SourceScope | None = None) -> Source:
+    """List, choose, describe, and read the headers that are needed. Collective."""
+    narrow = narrow or SourceScope()
+    where, inside = team.bcast(
+        lambda: enter_single_folder(replace(where, path=absolute(where.path)))
+    )
+    form = FORMS[team.bcast(lambda: form_at(where).name)]
+    listing, same_as_node0 = None, frozenset[int]()
+    if where.files is None:
+        listing, same_as_node0 = list_on_all_nodes(team, where.path, form.pattern(where))
+    if len(same_as_node0) < team.nodes.count - 1:  # each node has a manifest of its own files
+        narrow = replace(narrow, manifest=False)
+    chosen_files, src_listing = choose_files(where, form, listing, narrow, team)
+    paths = {f: address_of(where.path, n) for f, n in sorted(chosen_files.names.items())}
+    reach, notices = find_reach(team, paths, same_as_node0)
+    declared_files = (
+        chosen_files.selected.description.declared_files
+        if chosen_files.selected.description
+        else {}
+    )
+    indexes, unreadable = index_all(paths, reach, team, chosen_files.manifest, declared_files)
+    source = Source(
+        where, form, chosen_files.selected, paths, indexes, {}, None, reach,
+        chosen_files.needed_files, (*chosen_files.faults, *unreadable),
+        (*filter(None, [inside]), *chosen_files.notices, *notices), chosen_files.warnings,
+        listing.searched if listing else "", chosen_files.manifest, src_listing,
+    )  # fmt: skip
+    return team.agree(lambda: _tabulated(source, chosen_files, narrow))
+
+
+def index_all(
+    paths: Mapping[int, str],
+    reach: Reach,
+    team: Team,
+    manifest: SourceManifest | None = None,
+    declared_files: Mapping[int, DeclaredFile] = MappingProxyType({}),
+) -> tuple[dict[int, Index], list[Finding]]:
+    """Index the files, each process its part, and give every process all of them. Collective.
+
+    What cannot be read as a checkpoint is a fault, and what is not as rankxform wrote it.
+    """
+    manifest_entries = _noted(paths, manifest)
+
+    def mine() -> tuple[dict[int, Index], list[Finding]]:
+        local_indexes, wrong, indexer = {}, list[Finding](), Indexer()
+        for file in reach.partition(paths)[team.rank]:
+            message = (
+                changed_manifest_file(paths[file], manifest_entries[file], manifest.label)
+                if manifest and file in manifest_entries
+                else None
+            )
+            if message is not None:
+                wrong.append(Finding(message, CheckpointError, file, inside=True, id=FILE_IDENTITY))
+                continue
+            try:
+                local_indexes[file] = indexer.index(paths[file], declared_files.get(file, _NOTHING))
+            except CheckpointError as error:
+                wrong.append(Finding(error.parts, CheckpointError, file, inside=True))
+        wait_for_newer_mtime(local_indexes.values())
+        return local_indexes, wrong
+
+    parts = team.allgather(mine)
+    indexes = {file: index for part, _ in parts for file, index in part.items()}
+    wrong = sorted(
+        (finding for _, local_findings in parts for finding in local_findings),
+        key=lambda finding: finding.file or 0,
+    )
+    schema_cache: dict[Schema, Schema] = {}  # what several processes found is kept once
+    for index in indexes.values():
+        index.schema = schema_cache.setdefault(index.schema, index.schema)
+    return dict(sorted(indexes.items())), wrong
+
+
+def _noted(
+    paths: Mapping[int, str], manifest: SourceManifest | None
+) -> dict[int, Mapping[str, Any]]:
+    """Return what a manifest says of each file, by id."""
+    if manifest is None:
+        return {}
+    entries_by_path = {address_of(dirname(manifest.label), n): f for n, f in manifest.files.items()}
+    return {file: entries_by_path[path] for file, path in paths.items() if path in entries_by_path}
+
+
+def _states_of(description: Description, schemas: Mapping[int, Schema]) -> States:
+    """Return which tensors of files and description are states, as far as names tell."""
+    names = (name for schema in dict.fromkeys(schemas.values()) for name in schema.names)
+    return find_states(dict.fromkeys([*names, *description.declared, *description.refused]))
+
+
+def _of_ranks(source: Source, strategy: Strategy | None) -> Description:
+    """Return what is stated of files of ranks, which say nothing themselves."""
+    ranks = {} if isinstance(strategy, WholeStrategy) else source.selected.ranks
+    return Description(strategy.label if strategy else source.where.path, strategy, ranks=ranks)
+
+
+def _tabulated(source: Source, chosen_files: ChosenFiles, narrow: SourceScope) -> Source:
+    """Return a source with its catalog, or with what prevents that; pure."""
+    findings, description = [*source.faults], chosen_files.selected.description
+    strategy, notices = chosen_files.strategy, [*source.notices]
+    described = description is not None
+    if not described and not findings and (strategy is None or isinstance(strategy, WholeStrategy)):
+        try:
+            strategy, added_notices = infer_whole_strategy(
+                source.paths, source.indexes, source.where.path, chosen_files.siblings
+            )
+            notices += added_notices
+        except (UsageError, CheckpointError) as error:
+            findings.append(Finding(error.parts, type(error), inside=True))
+    inside = {
+        file: index
+        for file, index in source.indexes.items()
+        if described or strategy is None or source.selected.rank_of(file) < strategy.ranks
+    }
+    extra = {file: index for file, index in source.indexes.items() if file not in inside}
+    source = replace(source, indexes=inside, extra=extra, notices=tuple(notices))
+    paths = source.paths
+    if description is None:
+        final_description = _of_ranks(source, strategy)
+        schemas = {file: index.schema for file, index in inside.items()}
+        wrong = in_two_files(final_description.ranks, schemas, paths)
+    else:
+        schemas = schemas_without_repeats(description, inside)
+        final_description = repair_description(description, schemas)
+        notices += final_description.notices[len(description.notices) :]
+        drops = narrow.drops(_states_of(final_description, schemas))
+        refused = (Message(r) for n, r in final_description.refused.items() if not drops(n))
+        wrong = chain(check_files(final_description, schemas, paths, drops), refused)
+    findings += (Finding(parts, inside=True) for parts in wrong)
+    if (
+        description is not None and final_description.is_whole
+    ):  # an id stands for a rank with all that it holds whole
+        size = max(chosen_files.selected.names, default=0) + 1
+        final_description = replace(final_description, strategy=WholeStrategy(stage_size=size))
+    catalog = None
+    if not findings:
+        try:
+            catalog = catalog_of(
+                final_description, schemas, paths, source.needed_files, source.searched
+            )
+        except (CheckpointError, RequestError, StrategyError) as error:
+            findings.append(Finding(error.parts, type(error), inside=True))
+    if catalog is not None:
+        manifest_statements = source.manifest.facts if source.manifest is not None else ()
+        differing = [
+            *contradictions(
+                [*final_description.facts, *manifest_statements, *catalog_statements(catalog)]
+            )
+        ]
+        findings += (Finding(c.parts, inside=True, id=c.id) for c in differing if c.refused)
+        doubts = tuple(str(c) for c in differing if not c.refused)
+        source = replace(source, warnings=source.warnings + doubts)
+    return replace(source, catalog=catalog, faults=tuple(findings), notices=tuple(notices))

@@ -1,0 +1,429 @@
+"""Files that a user names: strategies, mapping tables, configurations."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rankxform.errors import (
+    FormatError,
+    RankxformError,
+    RequestError,
+    StorageError,
+    StrategyError,
+    UsageError,
+    did_you_mean,
+)
+from rankxform.formats import strategy_files
+from rankxform.formats.strategy_files import (
+    encode_proto_stage,
+    merge_proto_stages,
+    parse_strategy_proto,
+)
+from rankxform.geometry.box import Shape
+from rankxform.layout.layout import Layout
+from rankxform.layout.names import natural_sort_key
+from rankxform.layout.strategy import (
+    DERIVED,
+    SHARD_PREFIX,
+    PatternStrategy,
+    Strategy,
+    StrategyRecord,
+    WholeStrategy,
+    merge_records,
+)
+
+from .checkpoint2_metadata import is_metadata, read_checkpoint2_metadata
+from .posix import (
+    is_same_file,
+    open_for_reading,
+    range_reader,
+    read_bytes,
+    suggest_similar_path,
+    write_atomically,
+)
+from .store import is_litter
+
+if TYPE_CHECKING:
+    from rankxform.formats.map_table import MapTable
+
+
+SUFFIXES = (".ckpt", ".json")
+
+
+def load_strategy(where: str | Strategy | None) -> Strategy:
+    """Read the strategy that `where` names, a file, a folder of them, or none; or return it.
+
+    ``shard:REGEX=AXIS@RANKS`` is a strategy by patterns (`PatternStrategy`). The metadata.json of a
+    Checkpoint 2.0 is a strategy too.
+    ``None``, ``""``, ``"none"`` and ``"None"`` stand for whole tensors (a file of that name is
+    ``./none``); ``None`` says that no strategy was given, which a checkpoint of several ranks does
+    not accept (`rankxform.source.choose`). Raises StrategyError that names the file.
+    """
+    if isinstance(where, Strategy):
+        return where
+    if where is None or is_none(where):
+        return WholeStrategy()
+    if where.startswith(SHARD_PREFIX):
+        return PatternStrategy.parse(where)
+    metadata_path = metadata_at(Path(where))
+    if metadata_path is not None:
+        return read_checkpoint2_metadata(metadata_path).strategy
+    return merge_records(
+        [read_strategy_file(path) for path in strategy_files_at(Path(where))], where
+    )
+
+
+def metadata_at(where: Path) -> Path | None:
+    """Return the metadata.json of a Checkpoint 2.0 that `where` is, or that lies in it."""
+    candidates = where, where / "metadata.json"
+    return next((path for path in candidates if is_metadata(path)), None)
+
+
+def is_none(where: str | Strategy | None) -> bool:
+    """Tell whether `where` stands for whole tensors on one rank."""
+    return where in (None, "", "none", "None") or isinstance(where, WholeStrategy)
+
+
+def path_of(where: str | Strategy | None) -> Path | None:
+    """Return the file or folder that `where` names; None for whole tensors, patterns and values."""
+    if not isinstance(where, str) or is_none(where) or where.startswith(SHARD_PREFIX):
+        return None
+    return Path(where)
+
+
+def strategies_near(folder: Path, ranks: int) -> list[tuple[Path, Strategy]]:
+    """Return strategies for at least so many ranks that lie in a checkpoint's folder or beside it.
+
+    What counts is what has "strategy" in its name, as in MindFormers' ``output/strategy`` beside
+    ``output/checkpoint``. Those for just so many ranks come first. What cannot be read is left out.
+    """
+    candidates = []
+    for where in (folder.parent, folder):
+        entries: list[Path] = []
+        with suppress(OSError):
+            entries = [
+                path
+                for path in sorted(where.iterdir())
+                if "strategy" in path.name.lower() and not is_litter(path.name)
+            ]
+        candidates += load_readable(entries)
+    fitting = [(path, strategy) for path, strategy in candidates if strategy.ranks >= ranks]
+    return sorted(fitting, key=lambda pair: pair[1].ranks != ranks)
+
+
+def load_readable(paths: Iterable[Path]) -> list[tuple[Path, Strategy]]:
+    """Return the paths that hold a strategy, each with it.
+
+    What cannot be read, and what is much larger than strategies are, is left out.
+    """
+    loaded = []
+    for path in paths:
+        with suppress(RankxformError, OSError):
+            parts = (
+                strategy_candidates(path)
+                if path.is_dir()
+                else [path]
+                if path.suffix in SUFFIXES
+                else []
+            )
+            if parts and sum(part.stat().st_size for part in parts) <= _LOOKED_AT:
+                loaded.append((path, load_strategy(str(path))))
+    return loaded
+
+
+def strategy_files_at(path: Path) -> list[Path]:
+    """Return the strategy files at `path`, ordered as a person would number them."""
+    if not path.exists():
+        raise UsageError("no such strategy file or folder", *suggest_similar_path(path), where=path)
+    if path.is_file():
+        return [path]
+    if not path.is_dir():
+        raise UsageError("is neither a file nor a folder", where=path)
+    paths = strategy_candidates(path)
+    if not paths:
+        inside = [f for f, _ in load_readable(p for p in sorted(path.iterdir()) if p.is_dir())]
+        named = f"; did you mean {inside[0]}?" if inside else ""
+        raise StrategyError(f"holds no strategy file (*.ckpt or *.json){named}", where=path)
+    return paths
+
+
+def strategy_candidates(path: Path) -> list[Path]:
+    """Return what may be strategy files in a folder, in their order."""
+    paths = [
+        p for p in path.iterdir() if p.suffix in SUFFIXES and not is_litter(p.name) and p.is_file()
+    ]
+    return sorted(paths, key=lambda path: natural_sort_key(path.name))
+
+
+def read_strategy_file(path: Path) -> StrategyRecord:
+    """Read one strategy file: JSON if its name ends in ``.json``, else protobuf."""
+    as_json = path.name.endswith(".json")
+    parse = strategy_files.parse_strategy_json if as_json else parse_strategy_proto
+    if not as_json and (first := first_byte(path)) not in _FIRST_BYTES:
+        kind = "a checkpoint file, not a strategy file" if first == b"\n" else "no strategy file"
+        configs = f"--src-config {path}, or --dst-config, for what a job's YAML file says"
+        tries = (configs,) if path.suffix in (".yaml", ".yml") else ()
+        raise StrategyError(f"is {kind}", *tries, where=path)
+    try:
+        return parse(read_bytes(path), str(path))
+    except (FormatError, StrategyError) as error:
+        raise StrategyError.of_parts(error.at(path)) from error
+
+
+_LOOKED_AT = 256 << 20
+"""Most bytes of what is looked at without being asked for."""
+
+_JSON_BYTES = 1 << 20
+"""Within so many bytes of its start or end a strategy in JSON says what it is."""
+
+_FIRST_BYTES = (b"", b"\x08", b"\x12", b"\x1a")
+"""How a strategy may start: its stage, an operator, a layout. A checkpoint starts with b"\\n"."""
+
+
+def first_byte(path: Path) -> bytes:
+    """Return the first byte of a file, none of an empty one."""
+    with open_for_reading(path) as (fd, _):
+        return range_reader(fd, path)(0, 1)
+
+
+def is_strategy(path: Path) -> bool:
+    """Tell a strategy file from a checkpoint by its name and first byte, and from other JSON."""
+    if path.suffix == ".json":
+        if is_metadata(path):
+            return True
+        with open_for_reading(path) as (fd, status):
+            read_at = range_reader(fd, path)
+            ends = 0, max(0, status.st_size - _JSON_BYTES)
+            return any(strategy_files.is_strategy(read_at(start, _JSON_BYTES)) for start in ends)
+    return path.suffix != ".safetensors" and first_byte(path) in _FIRST_BYTES[1:]
+
+
+def merge_stage_files(folder: Path, target: Path, *, overwrite: bool = False) -> Strategy:
+    """Write the stage files in `folder` as one merged file that MindSpore reads.
+
+    The format is the inputs'; the content is what merge_pipeline_strategys writes. Returns the
+    merged strategy. Raises StrategyError where stages are missing or contradict each other, and
+    StorageError where `target` is there and may not be replaced.
+    """
+    if target.exists() and not overwrite:
+        raise StorageError("is already there", "remove it", "say --overwrite", where=target)
+    if not folder.is_dir():
+        raise UsageError("not a folder of strategy files", where=folder)
+    strategy, data = merge_in_memory(folder, target)
+    write_atomically(target, data, shared=True)
+    return strategy
+
+
+def merge_in_memory(folder: Path, target: Path) -> tuple[Strategy, bytes]:
+    """Return the merged strategy of the stage files in `folder`, and the content of `target`."""
+    paths = [path for path in strategy_files_at(folder) if not is_same_file(path, target)]
+    records = {path: read_strategy_file(path) for path in paths}
+    strategy = merge_records(list(records.values()), str(folder))
+    parts = {path: record for path, record in records.items() if not record.merged}
+    as_json = target.name.endswith(".json")
+    chosen: dict[int, Path] = {}
+    for path, record in parts.items():
+        if record.json == as_json:
+            chosen.setdefault(record.stage, path)
+    missing = sorted(set(range(len(strategy.stages))) - set(chosen))
+    if missing:
+        kind = "JSON" if as_json else "protobuf"
+        raise UsageError(
+            f"no {kind} file of pipeline stage {missing[0]} to merge",
+            "name the merged file .json for JSON stages, .ckpt for protobuf",
+            where=folder,
+            details="MindSpore takes the format from the name",
+        )
+    join = strategy_files.merge_json_stages if as_json else merge_proto_stages
+    return strategy, join([(stage, read_bytes(chosen[stage])) for stage in sorted(chosen)])
+
+
+_CONVERTED = "rankxform-converted"
+"""The operator in a file that was written anew: a layout tells nothing of a network's operators."""
+
+
+def encode_strategy(strategy: Strategy, target: Path) -> dict[Path, bytes]:
+    """Return the files that hold a strategy: one file, JSON if it ends in ``.json``, or a folder.
+
+    A target without a suffix is a folder with one protobuf file for each stage, as a training
+    leaves them. Several stages in one file are merged, as
+    MindSpore merges them. Raises StrategyError for what the form cannot hold.
+    """
+    operator = DERIVED if strategy.derived else _CONVERTED
+    check_folded(strategy)
+    as_json = target.suffix == ".json"
+    encode = strategy_files.encode_json_stage if as_json else encode_proto_stage
+    join = strategy_files.merge_json_stages if as_json else merge_proto_stages
+    parts = [(n, encode(n, layouts, operator)) for n, layouts in enumerate(strategy.stages)]
+    if target.suffix not in SUFFIXES:
+        size = strategy.stage_size
+        return {target / f"ckpt_strategy_rank_{n * size}.ckpt": data for n, data in parts}
+    return {target: parts[0][1] if len(parts) == 1 else join(parts)}
+
+
+def save_strategy(strategy: Strategy, target: Path) -> list[Path]:
+    """Write a strategy to a file or folder that does not exist yet; return the files.
+
+    Raises StorageError where something is there.
+    """
+    if target.exists() and not (target.is_dir() and not any(target.iterdir())):
+        raise StorageError("is already there", "remove it", "choose another name", where=target)
+    if target.is_dir() and target.suffix in SUFFIXES:
+        raise StorageError(
+            "is a folder", "name a file in it, or a folder without suffix", where=target
+        )
+    files = encode_strategy(strategy, target)
+    for path, data in files.items():
+        write_atomically(path, data, shared=True)
+    return list(files)
+
+
+def fold_nested_maps(strategy: Strategy, shapes: Mapping[str, Shape]) -> Strategy:
+    """Return a strategy whose nested tensor maps are as protobuf has them, not as JSON does.
+
+    `shapes` are full shapes. A layout stays as it is where it may be nested and no shape is known.
+    """
+
+    def fold(name: str, layout: Layout) -> Layout:
+        if layout.expanded_shape is None or not layout.may_be_nested:
+            return replace(layout, expanded_shape=None)
+        shape = shapes.get(name, shapes.get(strategy.states.base_name(name)))
+        if shape is None:
+            return layout
+        try:
+            return replace(layout.fold(shape, slices=False), expanded_shape=None)
+        except RequestError as error:
+            raise StrategyError(f"{name!r}: {error}", where=strategy.label) from error
+
+    stages = tuple(
+        {name: fold(name, layout) for name, layout in layouts.items()}
+        for layouts in strategy.stages
+    )
+    return replace(strategy, stages=stages)
+
+
+def check_folded(strategy: Strategy) -> None:
+    """Raise StrategyError for a tensor map that JSON may have expanded, where no shape tells."""
+    for layouts in strategy.stages:
+        for name, layout in layouts.items():
+            if layout.expanded_shape is not None:
+                raise StrategyError(
+                    f"{name!r} may have a nested tensor map, which JSON lists expanded",
+                    "give its shapes (--shapes), or the protobuf file",
+                    where=strategy.label,
+                )
+
+
+def rewrite_strategy(source: str, target: Path, shapes: Mapping[str, Shape]) -> list[Path]:
+    """Write the strategy at `source` in another form; return the files.
+
+    Stage files of one kind are merged as MindSpore merges them, operators included.
+    """
+    strategy = load_strategy(source)
+    if is_none(source) or path_of(source) is None:
+        raise UsageError("expected a strategy file or folder", where=f"{source!r}")
+    if target.exists():
+        return save_strategy(strategy, target)  # refuses, or fills an empty folder
+    where = Path(source)
+    kinds = {read_strategy_file(path).json for path in strategy_files_at(where)}
+    as_json = target.suffix == ".json"
+    if where.is_dir() and len(strategy.stages) > 1 and kinds == {as_json} and target.suffix:
+        merge_stage_files(where, target)
+        return [target]
+    return save_strategy(fold_nested_maps(strategy, shapes), target)
+
+
+FOLDER = Path(__file__).resolve().parent.parent / "maps"
+CONFIG = "config.json"
+_MOST_BASES = 8
+"""Tables that extend each other in a row."""
+
+
+def map_names() -> list[str]:
+    """Return the names of the tables that come with rankxform."""
+    return sorted(path.stem for path in FOLDER.glob("*.toml") if not path.name.startswith("_"))
+
+
+def load_map_table(name: str) -> MapTable:
+    """Return the table of that name, or of a file whose name ends in ``.toml``.
+
+    Raises UsageError.
+    """
+    if name.endswith(".toml"):
+        path = Path(name)
+        if not path.is_file():
+            raise UsageError("no such mapping table", where=path)
+        return _load(path, str(path), ())
+    if name not in map_names():
+        raise UsageError(
+            f"there is no map {name!r}{did_you_mean(name, map_names())}",
+            details=f"there are {', '.join(map_names())}, and your own tables (*.toml)",
+        )
+    return _load(FOLDER / f"{name}.toml", f"map {name}", ())
+
+
+def _load(path: Path, label: str, above: tuple[str, ...]) -> MapTable:
+    from rankxform.formats.map_table import parse_extends, parse_map_table
+
+    data = read_bytes(path)
+    bases = []
+    for name in dict.fromkeys(parse_extends(data, label)):
+        base = path.parent / f"{name}.toml"
+        base = base if base.is_file() else FOLDER / f"{name}.toml"
+        here = (*above, str(path.resolve()))
+        if not base.is_file() or str(base.resolve()) in here or len(here) > _MOST_BASES:
+            raise UsageError(f"extends {name!r}, which is no table beside it", where=label)
+        bases.append(_load(base, label, here))
+    return parse_map_table(data, label, tuple(bases))
+
+
+_COMPANIONS = (
+    "config.json", "generation_config.json", "tokenizer*", "special_tokens_map.json",
+    "added_tokens.json", "vocab.*", "merges.txt", "chat_template*", "spiece.model",
+    "sentencepiece*", "LICENSE*",
+)  # fmt: skip
+"""Files of a Hugging Face folder that belong to a model beside its tensors."""
+
+
+def companions(folder: Path) -> dict[str, bytes]:
+    """Return the small files that belong to a published model, by name. Raises UsageError."""
+    contents = {name: read_bytes(folder / name) for name in companion_names(folder)}
+    if CONFIG not in contents:
+        raise UsageError(f"has no {CONFIG}", "give --like a published model", where=folder)
+    return contents
+
+
+def companion_names(folder: Path) -> list[str]:
+    """Return the names of a model's small files in a folder."""
+    paths = sorted({path for pattern in _COMPANIONS for path in folder.glob(pattern)})
+    return [path.name for path in paths if path.is_file()]
+
+
+def read_config_bytes(path: Path) -> bytes:
+    """Return a model's configuration as it is. Raises UsageError."""
+    if path.is_dir():
+        path = path / CONFIG
+    if not path.is_file():
+        raise UsageError("no such configuration", where=path)
+    return read_bytes(path)
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """Return a model's configuration. Raises UsageError."""
+    return parse_config(read_config_bytes(path), str(path))
+
+
+def parse_config(data: bytes, path: str) -> dict[str, Any]:
+    """Return a model's configuration, which `path` holds. Raises UsageError."""
+    try:
+        document = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"not JSON: {error}", where=path) from None
+    if not isinstance(document, dict):
+        raise UsageError("expected an object, as in a model's config.json", where=path)
+    return document

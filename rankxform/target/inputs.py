@@ -1,0 +1,199 @@
+"""What process 0 reads of a request first: strategies, and what operations need."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rankxform.checkpoints.base import CheckpointRef
+from rankxform.errors import FormatError, RankxformError, UsageError
+from rankxform.formats.container import container_suffixes as checkpoint_suffixes
+from rankxform.formats.documents import parse_shapes as parse_shapes
+from rankxform.geometry.box import Shape
+from rankxform.layout.strategy import Strategy
+from rankxform.request import Request
+from rankxform.storage.posix import read_bytes, suggest_similar_path
+from rankxform.storage.source_reader import index_file
+from rankxform.storage.store import absolute, is_path, scheme_of
+from rankxform.storage.user_files import (
+    is_strategy,
+    load_strategy,
+    metadata_at,
+    path_of,
+    read_strategy_file,
+    strategy_candidates,
+)
+from rankxform.transport import Team
+from rankxform.values import dataclass
+
+from .destination import check_scheme
+from .operation_inputs import OperationInputs, read_operation_inputs
+
+if TYPE_CHECKING:
+    from rankxform.derivation.request import DeriveRequest
+
+
+@dataclass(frozen=True)
+class ResolvedRequest:
+    """A request, with what the files that it names say.
+
+    request: with absolute paths. operation: what operations need. src: the source's strategy, if
+    one is stated. dst: the destination's, or what it is to be derived from. shapes: full shapes and
+    types in the place of a source. doubts: what may not be what was meant.
+    """
+
+    request: Request
+    operation: OperationInputs
+    src: Strategy | None
+    dst: Strategy | DeriveRequest
+    shapes: dict[str, tuple[Shape, str]] | None = None
+    doubts: tuple[str, ...] = ()
+
+    @property
+    def where(self) -> CheckpointRef:
+        return source_ref(self.request, self.src)
+
+
+def source_ref(request: Request, strategy: Strategy | None) -> CheckpointRef:
+    """Return the source that a request names."""
+    return CheckpointRef(
+        request.src, request.src_form, request.src_pattern, request.step, request.suffix,
+        request.files, strategy,
+    )  # fmt: skip
+
+
+def source_ref_with_strategy(request: Request) -> CheckpointRef:
+    """Return the source that a request names, with the strategy that it names, if it does."""
+    src_strategy = request.src_strategy
+    return source_ref(request, None if src_strategy is None else load_strategy(src_strategy))
+
+
+def resolve_request(request: Request, team: Team) -> ResolvedRequest:
+    """Read strategies, and what operations need, on process 0. Collective."""
+    return team.bcast(lambda: _read(request))
+
+
+def _read(request: Request) -> ResolvedRequest:
+    where = absolute(request.src)
+    operation = read_operation_inputs(request, where)
+    src, is_derived = load_strategy(request.src_strategy), False
+    has_source = not is_path(where) or Path(where).exists()
+    alone = request.src_strategy is None and request.src_config is not None
+    if alone and has_source and request.shapes is None:
+        from .slices import derive_from_slices
+
+        place = source_ref(replace(request, src=where), None)
+        derived_strategy = derive_from_slices(place, request, request.exclude)
+        src, is_derived = (src, False) if derived_strategy is None else (derived_strategy, True)
+    is_own = is_derived or (alone and not has_source)  # --src-config says how SRC is sharded
+    dst_request = None if is_own and not request.derives else _question(request)
+    dst = dst_request or load_strategy(request.dst_strategy)
+    if request.shapes is not None:
+        return ResolvedRequest(request, operation, src, dst, read_shapes(Path(request.shapes)))
+    if request.dst and not has_source and Path(request.dst).exists():
+        raise UsageError(
+            f"no such checkpoint file or folder, and {request.dst} is there",
+            *suggest_similar_path(Path(where)),
+            "exchange SRC and DST",
+            where=where,
+        )
+    declared_src = src if is_derived or request.src_strategy is not None else None
+    doubts = (*operation.doubts, *_part_of_a_job(request.src_strategy))
+    if is_derived:
+        doubts += (*_by_configuration_alone(request.src_config or ""),)
+    return ResolvedRequest(_absolute(request, where), operation, declared_src, dst, doubts=doubts)
+
+
+def _by_configuration_alone(path: str) -> Iterator[str]:
+    """Yield what of a source's strategy nothing but its job's configuration says."""
+    from rankxform.derivation.inputs import read_config
+
+    sizes = read_config(path).parallel
+    if sizes.ep > 1:
+        yield (
+            f"{path}: that ep={sizes.ep} is taken from it alone; slices of experts look alike in "
+            "any order"
+        )
+
+
+def _part_of_a_job(src_strategy: str | Strategy | None) -> Iterator[str]:
+    """Yield that a strategy is one pipeline stage's, and the others lie beside it."""
+    path = path_of(src_strategy)
+    if path is None or not path.is_file():
+        return
+    named = re.sub(r"[0-9]+", "*", path.name)
+    siblings = [
+        candidate
+        for candidate in strategy_candidates(path.parent)
+        if candidate != path and re.sub(r"[0-9]+", "*", candidate.name) == named
+    ]
+    if not siblings or metadata_at(path) is not None:
+        return
+    record = read_strategy_file(path)
+    with suppress(RankxformError):  # what lies there need be no strategy
+        for sibling in (
+            siblings[0],
+            siblings[len(siblings) // 2],
+            siblings[-1],
+        ):  # one file of each rank is many
+            is_other = is_strategy(sibling) and not record.merged
+            if is_other and read_strategy_file(sibling).stage != record.stage:
+                yield (
+                    f"{path}: is pipeline stage {record.stage}'s alone, and others' lie beside it, "
+                    "as "
+                    f"{sibling.name}: is a part of the model meant?"
+                )
+                return
+
+
+def _absolute(request: Request, where: str) -> Request:
+    dst = request.dst
+    if dst is not None:
+        check_scheme(dst)
+        dst = dst if scheme_of(dst) else str(Path(dst).absolute())
+    paths = {
+        "config": request.config,
+        "lora": request.lora,
+        "like": request.like,
+    }
+    if request.map is not None and request.map.endswith(".toml"):
+        paths["map"] = request.map
+    absolute_paths: dict[str, Any] = {n: p and str(Path(p).absolute()) for n, p in paths.items()}
+    return replace(request, src=where, dst=dst, **absolute_paths)
+
+
+def _question(request: Request) -> DeriveRequest | None:
+    """Return what the destination's strategy is to be derived from, if it is."""
+    if not request.derives:
+        request.check_derives()
+        return None
+    from rankxform.derivation.inputs import derive_request
+
+    if request.dst_strategy is not None:
+        flag = "--dst-config" if request.dst_parallel is None else "--dst-parallel"
+        raise UsageError(
+            f"--dst-strategy and {flag}: the strategy is given, or it is derived", "leave one out"
+        )
+    return derive_request(request)
+
+
+def read_shapes(path: Path) -> dict[str, tuple[Shape, str]]:
+    """Return the shape and type of each parameter of a JSON file, or of a checkpoint file.
+
+    Raises UsageError, CheckpointError.
+    """
+    if path.suffix in checkpoint_suffixes():
+        schema = index_file(path).schema
+        return dict(zip(schema.names, zip(schema.shapes, schema.dtypes)))
+    if path.is_dir():
+        raise UsageError(
+            "is a folder", "name one complete checkpoint file", "a JSON file", where=path
+        )
+    try:
+        return parse_shapes(read_bytes(path))
+    except FormatError as error:
+        raise UsageError.of_parts(error.at(path)) from error

@@ -1,0 +1,249 @@
+"""Where destination files go: into one folder that all nodes see, or into a folder of each node.
+
+Whether nodes see one folder is detected, not configured: every node creates an empty file there,
+and looks for those of the others. If they do not, the ranks of a node are written by its own
+processes. Ranks are assigned to nodes in order and evenly, as they will be in the next job, or as a
+hostfile or rank table says. What an earlier run left on a node is continued there.
+
+In a folder of several nodes all processes that write a file are of one node, unless the file system
+keeps what nodes cache coherent: on others, writes of two nodes to one file may undo each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from rankxform.engine.sinks import part_of
+from rankxform.errors import StorageError, UsageError
+from rankxform.layout.names import format_ranges
+from rankxform.planning.assign import Assignment, Done, assign_within_nodes, share_among_nodes
+from rankxform.planning.plan import Planner
+from rankxform.planning.transfers import Reach
+from rankxform.publish.options import WRITERS_ANY
+from rankxform.request import Request
+from rankxform.storage.identity import FolderMarker, addresses_of_this_host, is_coherent
+from rankxform.storage.posix import random_hex, read_bytes
+from rankxform.storage.store import scheme_of
+from rankxform.transport import Team
+from rankxform.transport.hostfile import parse_hostfile, parse_rank_table
+from rankxform.transport.team import Nodes
+from rankxform.values import dataclass
+
+from .target import Target
+
+PLACEMENT_AUTO, PLACEMENT_SHARED, PLACEMENT_NODE = PLACEMENTS = ("auto", "shared", "node")
+
+
+@dataclass(frozen=True)
+class NodeFolder:
+    """A destination folder as some nodes have it.
+
+    processes: those of these nodes; the first one keeps the folder's records. ranks: whose files
+    are made there. hosts: the nodes' names.
+    """
+
+    processes: tuple[int, ...]
+    ranks: frozenset[int]
+    hosts: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Placement:
+    """All folders that a destination consists of; they share a name.
+
+    nodes: those of the processes. one_node: whether all that write a file are of one node.
+    """
+
+    roots: tuple[NodeFolder, ...]
+    nodes: Nodes
+    one_node: bool = False
+
+    def of(self, process: int) -> NodeFolder:
+        """Return the folder that `process` has."""
+        return next(root for root in self.roots if process in root.processes)
+
+    def assign(self, planner: Planner, ranks: Sequence[int], done: Done) -> Assignment:
+        """Return what each process writes of the files of `ranks`."""
+        files: list[frozenset[int]] = [frozenset()] * self.nodes.count
+        for root in self.roots:
+            root_ranks = [rank for rank in ranks if rank in root.ranks]
+            root_rank_set = frozenset(root_ranks)
+            root_nodes = sorted({self.nodes.node_of[process] for process in root.processes})
+            if self.one_node:
+                number = [root_nodes.index(self.nodes.node_of[p]) for p in root.processes]
+                writer = share_among_nodes(planner, root_ranks, number, done)
+                for position, node in enumerate(root_nodes):
+                    files[node] = frozenset(rank for rank in root_ranks if writer[rank] == position)
+            else:
+                for node in root_nodes:
+                    files[node] = root_rank_set
+        return assign_within_nodes(planner, ranks, Reach(self.nodes.node_of, tuple(files)), done)
+
+    def describe(self) -> str | None:
+        """Say which ranks are where, if nodes have folders of their own, or who writes a file."""
+        if len(self.roots) == 1:
+            return "one node writes each file" if self.one_node else None
+        parts = [
+            f"{format_ranges(sorted(root.ranks)) or 'none'} on {', '.join(root.hosts)}"
+            for root in self.roots
+        ]
+        return f"on several nodes, a folder of each: ranks {'; '.join(parts)}"
+
+
+def find_placement(request: Request, target: Target, team: Team) -> Placement:
+    """Find out which nodes share the destination folder; say who writes which ranks. Collective.
+
+    Raises UsageError or StorageError where a placement that was asked for cannot be.
+    """
+    dst, dst_placement, paths = target.folder, request.dst_placement, target.paths
+    all_ranks, nodes = target.planner.dst.ranks, team.nodes
+    if nodes.count == 1:
+        return Placement((NodeFolder(nodes.processes[0], frozenset(paths), nodes.names),), nodes)
+    groups = _groups(team, dst)
+    hosts = team.bcast(lambda: hosts_of(dst_placement, all_ranks))
+    # an index lists all files: it must be in a folder that all nodes see
+    one_folder = target.form.title if target.arrangement.parts else None
+    if len(groups) > 1 and one_folder:
+        nodes_text = " and ".join(nodes.names[group[0]] for group in groups[:2])
+        raise StorageError(
+            f"is not one folder on {nodes_text}, which a {one_folder} checkpoint needs",
+            "name a folder that all nodes share",
+            "write rank folders",
+            where=dst,
+        )
+    if len(groups) > 1 and dst_placement == PLACEMENT_SHARED:
+        nodes_text = " and ".join(nodes.names[group[0]] for group in groups[:2])
+        raise StorageError(
+            f"is not one folder on {nodes_text}, as --dst-placement shared says",
+            "name a folder that all nodes share",
+            "leave the option out",
+            where=dst,
+        )
+    if hosts and len(groups) > 1:
+        node_of = _by_host(team, hosts)
+    else:
+        begun = _begun(paths, team) if len(groups) > 1 else {}
+        node_of = {**ranks_to_nodes_in_order(all_ranks, nodes), **begun}
+    roots = []
+    for group in groups:
+        processes = sorted(p for node in group for p in nodes.processes[node])
+        ranks = frozenset(r for r in paths if len(groups) == 1 or node_of[r] in group)
+        roots.append(
+            NodeFolder(tuple(processes), ranks, tuple(nodes.names[node] for node in group))
+        )
+    one_node = team.bcast(lambda: writers_of(request, target) == PLACEMENT_NODE)
+    return Placement(tuple(roots), nodes, one_node and len(groups) < nodes.count)
+
+
+def writers_of(request: Request, target: Target) -> str | None:
+    """Return whose processes may write one file of a folder of several nodes: "node" or "any".
+
+    None where the destination is no folder.
+    """
+    if target.dst is None or scheme_of(target.dst):
+        return None
+    if request.writers != PLACEMENT_AUTO:
+        return request.writers
+    return WRITERS_ANY if is_coherent(target.folder) else PLACEMENT_NODE
+
+
+def unsafe_writers(request: Request, target: Target, team: Team) -> str | None:
+    """Return what to warn of where nodes are to write one file together and may not. Collective."""
+    if (
+        request.writers != WRITERS_ANY
+        or writers_of(request, target) is None
+        or team.nodes.count == 1
+    ):
+        return None
+    if team.bcast(lambda: is_coherent(target.folder)):
+        return None
+    return (
+        f"{target.folder}: --writers any: on this file system writes of two nodes to one file may "
+        "undo each other, and not all of what was lost is noticed; compare the result with verify"
+    )
+
+
+def ranks_to_nodes_in_order(ranks: int, nodes: Nodes) -> Mapping[int, int]:
+    """Assign ranks to nodes in order: evenly to their processes, or else evenly to the nodes."""
+    processes = len(nodes.node_of)
+    if ranks % processes == 0:
+        return {rank: nodes.node_of[rank * processes // ranks] for rank in range(ranks)}
+    return {rank: rank * nodes.count // ranks for rank in range(ranks)}
+
+
+def _begun(paths: Mapping[int, Path], team: Team) -> Mapping[int, int]:
+    """Return the nodes that have files of ranks from an earlier run, where only one has."""
+    nodes = team.nodes
+
+    def mine() -> list[int]:
+        if not nodes.is_leader(team.rank):
+            return []
+        return [r for r, path in paths.items() if path.exists() or part_of(path).exists()]
+
+    ranks_by_process = team.allgather(mine)
+    nodes_by_rank: dict[int, list[int]] = {}
+    for node, processes in enumerate(nodes.processes):
+        for rank in ranks_by_process[processes[0]]:
+            nodes_by_rank.setdefault(rank, []).append(node)
+    return {r: n[0] for r, n in nodes_by_rank.items() if len(n) == 1}
+
+
+def _groups(team: Team, folder: Path) -> list[list[int]]:
+    """Return the nodes in groups that see one folder."""
+    nodes = team.nodes
+    markers: list[FolderMarker] = []
+    token = team.bcast(lambda: random_hex(8))
+    leader, node = nodes.is_leader(team.rank), nodes.node_of[team.rank]
+    try:
+        team.agree(lambda: markers.append(FolderMarker(folder, token, node)) if leader else None)
+        nodes_by_process = team.allgather(lambda: markers[0].seen(nodes.count) if markers else ())
+        team.barrier()  # nobody removes a marker that another looks for
+    finally:
+        for marker in markers:
+            marker.remove()
+    first = [min(nodes_by_process[processes[0]]) for processes in nodes.processes]
+    groups: dict[int, list[int]] = {}
+    for number, lowest in enumerate(first):
+        groups.setdefault(lowest, []).append(number)
+    return list(groups.values())
+
+
+def hosts_of(placement: str, ranks: int) -> list[str] | None:
+    """Read a hostfile or rank table; return the host of each destination rank."""
+    if placement in PLACEMENTS:
+        return None
+    if not Path(placement).is_file():
+        raise UsageError(
+            f"--dst-placement {placement!r}: is none of {', '.join(PLACEMENTS)}, and no hostfile "
+            "or rank table of this name is there"
+        )
+    data = read_bytes(Path(placement))
+    parse = parse_rank_table if data.lstrip()[:1] == b"{" else parse_hostfile
+    hosts = [host.address for host in parse(data, placement) for _ in range(host.devices)]
+    if len(hosts) != ranks:
+        raise UsageError(
+            f"has places for {len(hosts)} ranks, and the destination has {ranks}", where=placement
+        )
+    return hosts
+
+
+def _by_host(team: Team, hosts: Sequence[str]) -> Mapping[int, int]:
+    nodes = team.nodes
+    name = nodes.names[nodes.node_of[team.rank]]
+
+    def own() -> Iterable[str]:
+        return addresses_of_this_host(set(hosts), name) if nodes.is_leader(team.rank) else ()
+
+    nodes_by_host = {
+        host: nodes.node_of[p]
+        for p, local_hosts in enumerate(team.allgather(own))
+        for host in local_hosts
+    }
+    for rank, host in enumerate(hosts):
+        if host not in nodes_by_host:
+            raise UsageError(
+                f"--dst-placement: destination rank {rank} belongs on {host}, where no process "
+                f"runs; the processes are on {', '.join(nodes.names)}"
+            )
+    return {rank: nodes_by_host[host] for rank, host in enumerate(hosts)}

@@ -1,0 +1,453 @@
+"""What a request makes of a source."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rankxform.checkpoints.base import (
+    DEFAULT_FORM,
+    FORMS,
+    CheckpointRef,
+    DestinationFiles,
+    FileNaming,
+    Form,
+    SelectedFiles,
+)
+from rankxform.errors import CheckpointError, RequestError, UsageError
+from rankxform.formats.container import CONTAINERS, Container, Index, Schema
+from rankxform.geometry.box import Shape
+from rankxform.layout.layout import whole_layout
+from rankxform.layout.names import summarize_names
+from rankxform.layout.strategy import PatternStrategy, Strategy, WholeStrategy
+from rankxform.operations.base import OperationChain, Tensor
+from rankxform.operations.counters import is_added
+from rankxform.operations.rename import AS_STORED, MINDSPORE, rename_strategy
+from rankxform.operations.vocabulary import is_vocabulary
+from rankxform.options import is_default
+from rankxform.planning.build_catalog import catalog_of, expand_patterns
+from rankxform.planning.catalog import Catalog, Description
+from rankxform.planning.plan import Planner
+from rankxform.planning.selection import (
+    REPLICATE,
+    Selection,
+    add_destination_followers,
+    apply_operations,
+    check_ranks,
+    needed_stages,
+    select_parameters,
+)
+from rankxform.planning.transfers import Reach
+from rankxform.request import Request
+from rankxform.source.choose import SourceScope
+from rankxform.source.open import Source, open_source
+from rankxform.source.options import ACCEPT_CONTRADICTIONS, ACCEPT_EXTRA_RANKS
+from rankxform.statements import contradictions
+from rankxform.storage.source_reader import container_of_path
+from rankxform.storage.store import address_of, scheme_of
+from rankxform.storage.user_files import load_strategy
+from rankxform.transport import Team
+
+from .findings import (
+    adding_suggestions,
+    check_absent_weights,
+    check_naming,
+    check_shapes,
+    iteration_statements,
+    target_findings,
+)
+from .inputs import ResolvedRequest, resolve_request, source_ref
+from .manifest import check_not_applied
+from .node_folders import unsafe_writers
+from .operation_inputs import (
+    build_operations,
+    map_in_words,
+    tied_duplicates,
+    truncated_vocab,
+    with_arrangement,
+    with_variants,
+)
+from .target import Target, kept_facts, training_facts, training_step
+
+if TYPE_CHECKING:
+    from rankxform.derivation.request import Derived
+
+
+def open_asked(resolved: ResolvedRequest, team: Team, *, all_files: bool = False) -> Source:
+    """Open the source that a request names, as far as it is needed, or all of it. Collective.
+
+    Raises its first fault, with what else may be meant.
+    """
+    if resolved.shapes is not None:
+        return team.agree(lambda: _imagined(resolved, resolved.shapes or {}, team))
+    source = open_source(resolved.where, team, SourceScope() if all_files else _needed_of(resolved))
+    with adding_suggestions(resolved, source, team):
+        return team.agree(source.require)
+
+
+def _needed_of(resolved: ResolvedRequest) -> SourceScope:
+    """Return what of the source is needed."""
+    derivation = build_operations(resolved.request, resolved.operation)
+    return SourceScope(
+        lambda src: _needed_ranks(src, resolved, derivation),
+        lambda states: derivation.with_states(states).drops,
+        extra_ranks=resolved.request.accepts(ACCEPT_EXTRA_RANKS),
+        check_saved_strategy=not resolved.request.accepts(ACCEPT_CONTRADICTIONS),
+    )
+
+
+def _needed_ranks(
+    src: Strategy, resolved: ResolvedRequest, derivation: OperationChain
+) -> list[int] | None:
+    """Return the source ranks of the stages that the wanted destination ranks draw on.
+
+    With `unmatched` "replicate" these are all ranks: any file may hold a parameter that no source
+    stage lists. So are they where the destination's strategy has to be derived first, and where
+    names at the destination are not those of the source.
+    """
+    if isinstance(src, WholeStrategy):
+        return None
+    request, dst = resolved.request, resolved.dst
+    all_names = request.map is not None or request.masters
+    if request.unmatched == REPLICATE or not isinstance(dst, Strategy) or all_names:
+        return list(range(src.ranks))
+    derivation = derivation.with_states(src.states)
+    derivation.check_names(src.stages_of)
+    name_of = derivation.name_of
+    stages = {dst.stage_of(rank) for rank in check_ranks(request.ranks, dst)}
+    src_stages = {s for stage in stages for s in needed_stages(src, dst, stage, name_of)}
+    return [rank for stage in sorted(src_stages) for rank in src.ranks_in(stage)]
+
+
+def _imagined(
+    resolved: ResolvedRequest, shapes_and_types: dict[str, tuple[Shape, str]], team: Team
+) -> Source:
+    """Imagine the checkpoint that a strategy makes of parameters with the given full shapes."""
+    src, shapes = resolved.src or WholeStrategy(), Path(resolved.request.shapes or "")
+    if isinstance(src, PatternStrategy):
+        src = src.over({name: shape for name, (shape, _) in shapes_and_types.items()}, states=True)
+    indexes: dict[int, Index] = {}
+    for stage in range(len(src.stages)):
+        names = [n for n in shapes_and_types if n not in src or stage in src.stages_of.get(n, (0,))]
+        sliced = []
+        for name in names:
+            shape, _ = shapes_and_types[name]
+            try:
+                layout = (
+                    src.layout(name, stage, len(shape)) if name in src else whole_layout(len(shape))
+                )
+                layout = layout.fold(shape, slices=False)
+                sliced.append(layout.grid(shape).box(layout.cell(0)).shape)
+            except RequestError as error:
+                raise RequestError(f"{name!r} in {src.label}: {error}", where=shapes) from error
+        types = tuple(shapes_and_types[name][1] for name in names)
+        schema = Schema(tuple(names), types, tuple(sliced))
+        indexes.update((rank, Index(schema, array("q"), {}, 0)) for rank in src.ranks_in(stage))
+    names_of = {rank: f"rank_{rank}/{shapes.name}" for rank in indexes}
+    schemas = {rank: index.schema for rank, index in indexes.items()}
+    catalog = catalog_of(Description(src.label, src), schemas, names_of, tuple(indexes))
+    return Source(
+        resolved.where, FORMS[DEFAULT_FORM], SelectedFiles(names_of),
+        names_of, indexes, {}, catalog,
+        Reach.full(team.nodes.node_of, indexes), tuple(indexes),
+    )  # fmt: skip
+
+
+_LOADABLE = "safetensors"
+"""The container of ranks' files whose source has one that MindSpore cannot load."""
+
+
+def prepare(request: Request, team: Team) -> tuple[ResolvedRequest, Source, Target]:
+    """Return a request as read, its source, and what is made of it. Collective."""
+    resolved = resolve_request(request, team)
+    source = open_asked(resolved, team)
+    return resolved, source, resolve_target(resolved, source, team)
+
+
+def resolve_target(resolved: ResolvedRequest, source: Source, team: Team) -> Target:
+    """Return what is made of a source without faults. Collective."""
+    adapter = _adapter(resolved, team)
+    if adapter is not None and not resolved.request.accepts(ACCEPT_CONTRADICTIONS):
+        team.bcast(lambda: check_not_applied(source, adapter))
+    variant_request = team.agree(
+        lambda: with_variants(resolved.request, resolved.operation, source, resolved.dst)
+    )
+    arranged = team.agree(lambda: with_arrangement(variant_request, resolved.operation, source))
+    resolved = replace(resolved, request=arranged)
+    training = training_facts(resolved.request, source, team)
+    reference = _check_arrangement(resolved, source, team)
+    with adding_suggestions(resolved, source, team):
+        target = team.agree(lambda: _aimed(resolved, source, training, adapter))
+    doubts = [unsafe_writers(resolved.request, target, team)]
+    if reference is not None:
+        from .reference import check_resemblance
+
+        doubts.append(
+            team.bcast(lambda: check_resemblance(resolved.request, source, target, reference))
+        )
+    return replace(target, warnings=(*target.warnings, *filter(None, doubts)))
+
+
+def _adapter(resolved: ResolvedRequest, team: Team) -> Source | None:
+    """Open an adapter, if one is to be added. Collective."""
+    if resolved.operation.lora is None:
+        return None
+    operation, request = resolved.operation, resolved.request
+    requested_strategy = request.lora_strategy or (
+        request.src_strategy if operation.inside else None
+    )
+    adapter_strategy = requested_strategy or operation.lora_strategy
+    strategy = team.bcast(
+        lambda: None if adapter_strategy is None else load_strategy(adapter_strategy)
+    )
+    where = CheckpointRef(operation.lora or "", strategy=strategy)
+    if operation.inside:  # the same files as the source's
+        where = replace(source_ref(request, strategy), path=operation.lora or "")
+    return open_source(where, team).require()
+
+
+def _check_arrangement(resolved: ResolvedRequest, source: Source, team: Team) -> Source | None:
+    """Compare how tensors are joined with a reference; return that, if one is given. Collective."""
+    request = resolved.request
+    if request.like is None or resolved.operation.table is None or resolved.shapes is not None:
+        return None
+    from .reference import check_joining
+
+    reference = open_source(CheckpointRef(request.like), team).require()
+    check_joining(request, resolved.operation, source, reference, team)
+    return reference
+
+
+# -- on every process ---------------------------------------------------------------------------
+
+
+def _aimed(
+    resolved: ResolvedRequest, source: Source, training: Mapping[str, Any], adapter: Source | None
+) -> Target:
+    """Work out what is made; pure, and the same on every process."""
+    request, operation, catalog = resolved.request, resolved.operation, source.table
+    added, items = adapter.table if adapter else None, source.description.items
+    facts = None if source.form.counters else training  # as tensors, the source has them
+    derivation = build_operations(request, operation, added, items, facts)
+    derivation = derivation.with_states(catalog.states)
+    _check_extra_names(source, resolved.src)
+    check_naming(request, operation, source, derivation)
+    tensors = apply_operations(catalog, derivation)
+    listed = catalog.strategy.stages_of if catalog.strategy is not None else ()
+    derivation.check_names([*listed, *(parameter.name for parameter in catalog.parameters)])
+    derived, dst = _wanted(resolved, catalog, tensors, derivation)
+    ranks = check_ranks(request.ranks, dst)
+    dst, dst_listed_states = add_destination_followers(catalog, dst, derivation)
+    selection = select_parameters(
+        catalog, dst, derivation, request.unmatched, ranks, tensors, dst_listed_states
+    )
+    _check_untracked(source, selection, dst)
+    check_shapes(source, selection, dst)
+    absent = check_absent_weights(request, source, derivation)
+    planner = Planner(catalog, dst, selection)
+    try:
+        for rank in ranks:
+            planner.names(rank)  # raises if a shape does not divide, or the rank gets nothing
+    except RequestError as error:
+        raise _with_vocabulary(error, tensors, dst) from error
+    form, written, arrangement = _arranged(request, planner, source, training)
+    if arrangement.parts:
+        planner = planner.with_parts(arrangement.parts)
+    findings = absent + target_findings(resolved, source, selection, derivation, tensors)
+    return Target(
+        planner=planner,
+        ranks=ranks,
+        files=tuple(f for f in arrangement.names if planner.part(f).rank in set(ranks)),
+        dst=request.dst,
+        place=_place(request.dst or "", arrangement.folder),
+        form=form,
+        container=written,
+        arrangement=arrangement,
+        derived=derived,
+        adapter=adapter,
+        training=kept_facts(request, training),
+        companions=operation.companions,
+        truncated_vocab=truncated_vocab(derivation, tensors),
+        tied_duplicates=tied_duplicates(tensors),
+        map_in_words=map_in_words(operation, derivation),
+        accepted=request.accepted,
+        notices=(*source.notices, *findings.notices),
+        warnings=(
+            *source.warnings,
+            *findings.warnings,
+            *map(str, contradictions(iteration_statements(source, training, arrangement))),
+        ),
+    )
+
+
+def _place(dst: str, folder: str) -> str:
+    """Return the place of a destination's files."""
+    return address_of(dst, folder) if scheme_of(dst) else str(Path(dst) / folder)
+
+
+def _check_untracked(source: Source, selection: Selection, dst: Strategy) -> None:
+    """Refuse to shard what lies among loose values: it may be one rank's slice already."""
+    untracked = source.description.untracked
+    if untracked is None or isinstance(dst, WholeStrategy):
+        return
+    names = [
+        n
+        for n, p in selection.sharded.items()
+        if n in dst and p.src_name in source.indexes[untracked] and p.holders == (untracked,)
+    ]
+    if names:
+        raise RequestError(
+            f"holds {summarize_names(names, 3)}, which {dst.label} shards: MindSpore "
+            "leaves one rank's slices there",
+            "leave them out (--exclude)",
+            "convert the checkpoint that they come from",
+            where=source.paths[untracked],
+        )
+
+
+def _with_vocabulary(error: RequestError, tensors: Sequence[Tensor], dst: Strategy) -> RequestError:
+    """Return an error of a shape that does not divide, with the size of a vocabulary that does."""
+    for tensor in tensors:
+        if (
+            tensor.dropped
+            or not tensor.shape
+            or not is_vocabulary(tensor)
+            or tensor.name not in dst
+        ):
+            continue
+        layout = dst.layout(tensor.name, dst.stages_of[tensor.name][0], len(tensor.shape))
+        rows, shards = tensor.shape[0], layout.counts[0]
+        if rows % shards:
+            tries = (f"--vocab {-(-rows // shards) * shards}", *error.parts.tries)
+            return RequestError.of_parts(error.parts._replace(tries=tries))
+    return error
+
+
+# -- the destination's files ----------------------------------------------------------------------
+
+
+def _arranged(
+    request: Request, planner: Planner, source: Source, training: Mapping[str, Any]
+) -> tuple[Form, Container, DestinationFiles]:
+    """Return how the destination's files are made. Raises UsageError for what its form lacks."""
+    form = FORMS[request.dst_form or DEFAULT_FORM]
+    if request.ranks and form.described:
+        raise UsageError(
+            f"a {form.name} checkpoint is made and compared whole", "leave out --ranks"
+        )
+    written = _container(request, form, source)
+    naming = _naming(request, form, written, training)
+    return form, written, form.arrange(planner, naming)
+
+
+def _container(request: Request, form: Form, source: Source) -> Container:
+    if form.container is not None:
+        if request.format not in (None, form.container):
+            raise UsageError(f"{form.name} is made of {form.container} files", "leave out --format")
+        return CONTAINERS[form.container]
+    if request.format is not None:
+        return CONTAINERS[request.format]
+    its_own = container_of_path(next(iter(source.paths.values())))
+    return its_own if its_own.alone else CONTAINERS[_LOADABLE]
+
+
+def _naming(
+    request: Request, form: Form, container: Container, training: Mapping[str, Any]
+) -> FileNaming:
+    """Return how a destination's files are to be made. Raises UsageError for others' options."""
+    for other_form in FORMS.values():
+        for name in other_form.options:
+            if name not in form.options and not is_default(request, name):
+                raise UsageError(
+                    f"--{name.replace('_', '-')} is for --dst-form {other_form.name}, and the "
+                    f"destination is {form.name}"
+                )
+    form_options = {name: getattr(request, name) for name in form.options}
+    return FileNaming(request.prefix, "." + container.name, training_step(training), form_options)
+
+
+# -- the destination's strategy -------------------------------------------------------------------
+
+
+def _wanted(
+    resolved: ResolvedRequest,
+    catalog: Catalog,
+    tensors: Sequence[Tensor],
+    derivation: OperationChain,
+) -> tuple[Derived | None, Strategy]:
+    """Return the destination's strategy, and how it was derived if it was not given."""
+    in_files = [t for t in tensors if not is_added(t)]  # no strategy speaks of the others
+    schema_tensors = [tensor for tensor in in_files if not (tensor.dropped and derivation.renames)]
+    schema = Schema(
+        tuple(tensor.name for tensor in schema_tensors),
+        tuple(tensor.dtype for tensor in schema_tensors),
+        tuple(tensor.shape for tensor in schema_tensors),
+    )
+    requested_dst, request = resolved.dst, resolved.request
+    names = [tensor.name for tensor in schema_tensors if not tensor.dropped]
+    if isinstance(requested_dst, Strategy):
+        requested_dst = rename_strategy(requested_dst, request.names, names)
+        states = catalog.is_whole and not derivation.renames
+        return None, expand_patterns(requested_dst, [schema], states=states)
+    from rankxform.derivation.inputs import derive_from
+
+    from .manifest import label_beside
+
+    is_named = request.names not in (AS_STORED, MINDSPORE)  # as a framework does, and no more
+    is_named = is_named and resolved.operation.table is None and not request.masters
+    is_other = derivation.renames and not is_named
+    if is_other or catalog.is_whole or catalog.strategy is None:
+        derived = derive_from(requested_dst, WholeStrategy(), {0: schema})
+    else:
+        schemas = {
+            rank: group.schema
+            for groups in catalog.groups
+            for group in groups
+            for rank in group.ranks
+        }
+        named = derivation.schemas(schemas)
+        derived = derive_from(
+            requested_dst, derivation.strategy(_without_followers(catalog)), named
+        )
+    strategy = (
+        rename_strategy(derived.strategy, request.names, names) if is_named else derived.strategy
+    )
+    if request.dst is not None:
+        strategy = replace(strategy, label=label_beside(request.dst))
+    return derived, strategy
+
+
+def _without_followers(catalog: Catalog) -> Strategy:
+    """Return the source's strategy as it was given, without states that follow parameters."""
+    strategy = catalog.strategy
+    assert strategy is not None
+    follower_names = {p.name for p in catalog.parameters if p.follows is not None}
+    if not follower_names:
+        return strategy
+    stages = tuple(
+        {n: layout for n, layout in layouts.items() if n not in follower_names}
+        for layouts in strategy.stages
+    )
+    return replace(strategy, stages=stages)
+
+
+# -- names ----------------------------------------------------------------------------------------
+
+
+def _check_extra_names(source: Source, src_strategy: Strategy | None) -> None:
+    """Refuse ranks beyond the strategy's if they hold parameters that nobody else has."""
+    tensor_names = {name for index in source.indexes.values() for name in index.schema.names}
+    for rank, extra_index in source.extra.items():
+        new = [
+            n
+            for n in extra_index.schema.names
+            if n not in tensor_names and not (src_strategy and n in src_strategy)
+        ]
+        if new:
+            raise CheckpointError(
+                f"holds {summarize_names(new, 2)}, which {source.table.label} does not list",
+                where=source.paths[rank],
+            )

@@ -1,0 +1,101 @@
+"""The strategy of a source that has none, from the configuration of the job that wrote it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from functools import cache
+
+from rankxform.checkpoints.base import CheckpointRef
+from rankxform.derivation.inputs import source_request
+from rankxform.derivation.options import DeriveOptions
+from rankxform.derivation.request import Derived, DeriveRequest
+from rankxform.errors import CheckpointError, UsageError
+from rankxform.formats.container import Schema
+from rankxform.layout.names import compile_regex, format_ranges
+from rankxform.layout.strategy import Strategy
+from rankxform.planning.sampling import may_repeat
+from rankxform.publish.folder_records import MANIFEST_NAME
+from rankxform.source.choose import list_and_select
+from rankxform.storage.source_reader import digest_samples, index_file
+from rankxform.storage.store import address_of
+
+
+def derive_from_slices(
+    where: CheckpointRef, options: DeriveOptions, exclude: Sequence[str]
+) -> Strategy | None:
+    """Derive how the files of ranks are sharded, by --src-config; None if they are no such files.
+
+    So it is of one file, of a form that describes itself, and of what rankxform wrote. exclude:
+    expressions of what is not converted. Raises UsageError, DerivationError, CheckpointError.
+    """
+    if where.files is not None:
+        return None
+    form, listing, selected = list_and_select(where)
+    has_manifest = MANIFEST_NAME in (*listing.entries, *listing.files)
+    if form.described or has_manifest or selected.rank_count < 2:
+        return None
+    if selected.ranks:
+        raise UsageError(
+            "each rank has several files, of which no strategy is derived",
+            "--src-strategy FILE or FOLDER of the job that wrote them",
+            where=where.path,
+        )
+    derive_request = source_request(options)
+    paths = {rank: address_of(where.path, name) for rank, name in selected.names.items()}
+    label = f"derived from {options.src_config} and the slices"
+    return derived_of(derive_request, paths, where.path, label, exclude).strategy
+
+
+def derived_of(
+    derive_request: DeriveRequest,
+    paths: Mapping[int, str],
+    where: str,
+    label: str,
+    exclude: Sequence[str] = (),
+) -> Derived:
+    """Derive how files are sharded; paths: of all ranks' files, where: what messages call them.
+
+    Raises UsageError where these are not as many as the sizes make, DerivationError.
+    """
+    from rankxform.derivation.slices import SliceBytes, derive_of_slices
+
+    sizes = derive_request.dst
+    ranks = sizes.ranks
+    missing = sorted({*range(ranks)} - {*paths})
+    if missing and {*range(ranks)}.issuperset(paths) and 2 * len(missing) < ranks:
+        raise CheckpointError(
+            f"rank {format_ranges(missing)} has no file",
+            "bring the folder of the rank",
+            where=where,
+        )
+    if {*paths}.symmetric_difference(range(ranks)):
+        raise UsageError(
+            f"holds the files of {len(paths)} ranks, and {sizes} makes {ranks}",
+            "give the configuration of the job that wrote it",
+            where=where,
+        )
+    index_of = cache(lambda rank: index_file(paths[rank]))
+    first = [stage * sizes.stage_size for stage in range(sizes.pp)]
+    excluded_patterns = [compile_regex(text, "--exclude") for text in exclude]
+    schemas = {rank: _without(index_of(rank).schema, excluded_patterns) for rank in first}
+
+    def holds_same(name: str, a: int, b: int) -> bool | None:
+        stage = next(rank for rank in first if name in schemas[rank].position)
+        ranks = stage + a, stage + b
+        digests = [digest_samples(paths[r], index_of(r), [name]).get(name) for r in ranks]
+        digest_a, digest_b = digests
+        if digest_a is None or digest_b is None or digest_a.constant or digest_b.constant:
+            return None  # not there: the other is a rank of another stage
+        return digest_a.digest == digest_b.digest
+
+    return derive_of_slices(derive_request, schemas, label, SliceBytes(holds_same, may_repeat))
+
+
+def _without(schema: Schema, excluded_patterns: Sequence[re.Pattern[str]]) -> Schema:
+    specs = zip(schema.names, schema.dtypes, schema.shapes)
+    remaining_specs = [
+        spec for spec in specs if not any(pattern.search(spec[0]) for pattern in excluded_patterns)
+    ]
+    names, dtypes, shapes = zip(*remaining_specs) if remaining_specs else ((), (), ())
+    return Schema(names, dtypes, shapes)

@@ -1,0 +1,360 @@
+"""`inspect --check`, `inspect --replicas`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict
+from typing import Any, NamedTuple
+
+from rankxform.display.text import format_count, format_seconds, format_size
+from rankxform.engine.scan import FileScan, bytes_to_scan, scan
+from rankxform.errors import DifferenceError, RankxformError, UsageError
+from rankxform.formats.container import BOX_MARK
+from rankxform.layout.names import format_ranges, summarize_names
+from rankxform.planning.evidence import (
+    Evidence,
+    ReplicaDifference,
+    TensorsToRead,
+    replicas_to_compare,
+    unequal_replicas,
+)
+from rankxform.planning.selection import missing_slices
+from rankxform.planning.unusual import types_by_file, unusual_tensors
+from rankxform.request import Request
+from rankxform.results import Result
+from rankxform.source.open import Source, open_source
+from rankxform.storage.posix import OnProgress
+from rankxform.target.inputs import resolve_request, source_ref_with_strategy
+from rankxform.target.resolve import open_asked, resolve_target
+from rankxform.transport import Team
+from rankxform.transport.team import ShowProgress, show_nothing
+from rankxform.values import dataclass
+
+from .evidence import examine, read_samples
+
+RIGHT, DOUBTFUL, WRONG, NOT_CHECKED = "right", "doubtful", "wrong", "not checked"
+_SHOWN = 20
+_LEFT_OVER = (".part", ".tmp")
+
+
+class CheckRow(NamedTuple):
+    """What was checked, how that ended (right, doubtful, wrong, not checked), and more words."""
+
+    check: str
+    state: str
+    text: str
+
+
+@dataclass(frozen=True, repr=False)
+class Check(Result):
+    """What a check of a checkpoint found.
+
+    full: whether every byte was read. reads, bytes_read: of content, by all processes; seconds: of
+    the whole call. rows: what was checked, each with its state (right, doubtful, wrong, not
+    checked).
+    """
+
+    src: str
+    form: str
+    full: bool
+    files_compared: int
+    rows: tuple[CheckRow, ...]
+    reads: int
+    bytes_read: int
+    seconds: float
+
+    @property
+    def same(self) -> bool | None:
+        """Whether nothing is wrong; None where nothing could be compared with anything."""
+        if any(row.state == WRONG for row in self.rows):
+            return False
+        return True if any(row.state == RIGHT for row in self.rows) else None
+
+    def __bool__(self) -> bool:
+        """Whether something was compared and nothing is wrong.
+
+        Raises DifferenceError where nothing could be compared with anything.
+        """
+        if self.same is None:
+            raise DifferenceError(
+                "nothing could be compared with anything",
+                "look at `same` and `rows`",
+                where=self.src,
+            )
+        return self.same
+
+    def in_short(self) -> str:
+        text_by_verdict = {
+            True: "nothing wrong was found",
+            False: "WRONG",
+            None: "nothing could be compared",
+        }
+        read = (
+            f"{format_count(self.files_compared, 'file')}, {format_size(self.bytes_read)} looked at"
+        )
+        return f"{self.form}: {text_by_verdict[self.same]}; {read}, {format_seconds(self.seconds)}"
+
+    def amounts(self) -> dict[str, str]:
+        text_by_check: dict[str, str] = {}
+        for row in self.rows:
+            text = f"{row.state}: {row.text}"
+            text_by_check[row.check] = (
+                f"{text_by_check[row.check]}; {text}" if row.check in text_by_check else text
+            )
+        return {"of": self.src, **text_by_check}
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the result as ``inspect --check --json`` prints it."""
+        document = asdict(self)
+        document["rows"] = [row._asdict() for row in self.rows]
+        return {**document, "same": self.same}
+
+
+def check(
+    request: Request,
+    full: bool,
+    team: Team,
+    begin: Callable[[int], ShowProgress] = lambda total: show_nothing,
+) -> Check:
+    """Look for all that is wrong with a checkpoint; `full`: read every byte. Collective."""
+    began = time.monotonic()
+    where = team.bcast(lambda: source_ref_with_strategy(request))
+    source = open_source(where, team)
+    asked_amiss = where.strategy is not None and any(f.kind is UsageError for f in source.faults)
+    if not source.paths or asked_amiss:
+        source.require()
+    rows = [*_statements(source), *_ranks(source)]
+    evidence = Evidence()
+    if not source.faults:
+        judged, evidence = _judged(request, source, team)
+        rows += judged
+        shapes = {p.name: p.shape for p in source.table.parameters if p.is_weight}
+        noticed = [*unusual_tensors(shapes, [*shapes]), *types_by_file(source.table)]
+        rows += [CheckRow("tensors", DOUBTFUL, text) for text in noticed]
+    all_indexes = {**source.indexes, **source.extra}
+    total = sum(index.size if full else bytes_to_scan(index) for index in all_indexes.values())
+
+    def mine(on_progress: OnProgress) -> list[FileScan]:
+        return [
+            scan(source.paths[file], all_indexes[file], full, on_progress)
+            for file in source.reach.partition(all_indexes)[team.rank]
+        ]
+
+    local_scans = team.work(mine, begin(total))
+    scanned = [file_scan for scans in team.allgather(lambda: local_scans) for file_scan in scans]
+    rows += [*_contents(scanned, full), *team.bcast(lambda: [*_leftovers(source)])]
+    return Check(
+        source.where.path,
+        source.form.name,
+        full,
+        len(source.paths),
+        tuple(rows),
+        evidence.reads + sum(file_scan.reads for file_scan in scanned),
+        evidence.bytes_read + sum(file_scan.nbytes for file_scan in scanned),
+        time.monotonic() - began,
+    )
+
+
+def _statements(source: Source) -> Iterator[CheckRow]:
+    """Yield what files, headers and tables say of each other."""
+    described = source.form.described
+    for fault in source.faults[:_SHOWN]:
+        is_question = not described and source.where.strategy is None and fault.kind is UsageError
+        if is_question and len(source.indexes) == len(source.paths):
+            text = "how its ranks shard tensors is not known; give --src-strategy"
+            yield CheckRow("strategy", NOT_CHECKED, text)
+        else:
+            yield CheckRow("statements", WRONG, fault.text.replace("\n", "; "))
+    if source.faults[_SHOWN:]:
+        yield CheckRow("statements", WRONG, f"and {len(source.faults) - _SHOWN} more faults")
+    for text in source.warnings:
+        yield CheckRow("statements", DOUBTFUL, text)
+    description, number = source.description, len(source.paths)
+    for path in description.missing_files.values():
+        yield CheckRow(
+            "statements", WRONG, f"{path}: is not there, and {description.source} lists it"
+        )
+    if source.faults or description.missing_files:
+        return
+    if description.boxes:
+        boxes = format_count(sum(map(len, description.boxes.values())), "box")
+        tensors = format_count(len(description.boxes), "tensor")
+        text = f"{boxes} of {tensors} cover each, and none twice"
+        yield CheckRow("boxes", RIGHT, text)
+    if described:
+        yield CheckRow(
+            "statements", RIGHT, f"{format_count(number, 'file')}: they hold what is said of them"
+        )
+    elif source.manifest is not None:
+        yield CheckRow(
+            "statements", RIGHT, f"{format_count(number, 'file')}, as rankxform wrote them"
+        )
+
+
+def _ranks(source: Source) -> Iterator[CheckRow]:
+    """Yield which ranks have no file, and whether other files hold what theirs should."""
+    if source.form.described or not source.paths:
+        return
+    if source.where.strategy is None:
+        missing_ranks = sorted({*range(max(source.paths))} - {*source.paths})
+        if missing_ranks:
+            yield CheckRow(
+                "ranks",
+                DOUBTFUL,
+                f"rank {format_ranges(missing_ranks)} has no file, and later ones have",
+            )
+        return
+    missing_ranks = [rank for rank in source.needed_files if rank not in source.paths]
+    if not missing_ranks:
+        return
+    message = f"rank {format_ranges(missing_ranks)} of {source.where.strategy.label} has no file"
+    if source.catalog is None:
+        yield CheckRow("ranks", WRONG, message)
+        return
+    losses_by_ranks = missing_slices(source.catalog.parameters)
+    names = [parameter.name for losses in losses_by_ranks.values() for parameter, _ in losses]
+    names += source.catalog.unreachable
+    if names:
+        yield CheckRow(
+            "ranks", WRONG, f"{message}, and no other holds slices of {summarize_names(names, 3)}"
+        )
+    else:
+        yield CheckRow("ranks", DOUBTFUL, f"{message}; others hold all that it should")
+
+
+def _judged(request: Request, source: Source, team: Team) -> tuple[list[CheckRow], Evidence]:
+    """Compare what files hold of the same elements. Collective."""
+    try:
+        resolved = resolve_request(request, team)
+        evidence = examine(resolved, source, resolve_target(resolved, source, team), team)
+    except RankxformError as error:
+        return [CheckRow("copies", WRONG, str(error))], Evidence()
+    rows = [CheckRow("copies", DOUBTFUL, text) for text in evidence.warnings]
+    if evidence.samples:
+        text = f"{format_count(evidence.samples, 'comparison')} of what several files hold"
+        rows.append(CheckRow("copies", RIGHT, text))
+    else:
+        text = "no two files hold bytes that must be the same, or must not be"
+        rows.append(CheckRow("copies", NOT_CHECKED, text))
+    return rows, evidence
+
+
+def _contents(scanned: Iterable[FileScan], full: bool) -> Iterator[CheckRow]:
+    """Yield what was found in the files' content."""
+    scans = [*scanned]
+    wrong = [text for file_scan in scans for text in file_scan.wrong_sums]
+    for text in wrong[:_SHOWN]:
+        yield CheckRow("checksums", WRONG, text)
+    if wrong[_SHOWN:]:
+        yield CheckRow("checksums", WRONG, f"and {len(wrong) - _SHOWN} more")
+    sums, unchecked_count = (
+        sum(file_scan.sums for file_scan in scans),
+        sum(file_scan.unchecked_sums for file_scan in scans),
+    )
+    if sums and not wrong:
+        yield CheckRow(
+            "checksums", RIGHT, f"{format_count(sums, 'checksum')} compared with the content"
+        )
+    elif unchecked_count:
+        yield CheckRow(
+            "checksums",
+            NOT_CHECKED,
+            f"{format_count(unchecked_count, 'checksum')}; --full compares them",
+        )
+    elif not sums:
+        yield CheckRow("checksums", NOT_CHECKED, "the files carry none")
+    tensors_text = format_count(sum(file_scan.tensors for file_scan in scans), "tensor") + (
+        "" if full else " looked at"
+    )
+    nans, infinite = (
+        _joined(file_scan.nans for file_scan in scans),
+        _joined(file_scan.infinite for file_scan in scans),
+    )
+    if nans:
+        values = format_count(sum(nans.values()), "value")
+        text = f"{values} of {summarize_names(nans, 3)}: no number (NaN)"
+        yield CheckRow("values", WRONG, text)
+    if infinite:
+        values = format_count(sum(infinite.values()), "value")
+        text = f"{values} of {summarize_names(infinite, 3)}: infinite"
+        yield CheckRow("values", DOUBTFUL, text)
+    if not nans and not infinite:
+        suffix = "" if full else "; --full looks at all"
+        yield CheckRow(
+            "values", RIGHT if full else NOT_CHECKED, f"finite in {tensors_text}{suffix}"
+        )
+    holes = _joined(file_scan.holes for file_scan in scans)
+    if holes:
+        text = f"{sum(holes.values()):,} bytes of {summarize_names(holes, 3)} were never written"
+        yield CheckRow("holes", DOUBTFUL, text)
+
+
+def _joined(counts_by_box: Iterable[dict[str, int]]) -> dict[str, int]:
+    totals: dict[str, int] = {}
+    for counts in counts_by_box:
+        for box, number in counts.items():
+            name = box.partition(BOX_MARK)[0]
+            totals[name] = totals.get(name, 0) + number
+    return totals
+
+
+def _leftovers(source: Source) -> Iterator[CheckRow]:
+    """Yield files that a save left behind."""
+    names = source.listing.entries if source.listing is not None else ()
+    leftovers = [name for name in names if name.endswith(_LEFT_OVER)]
+    if leftovers:
+        suffix = f" and {len(leftovers) - 3} more" if leftovers[3:] else ""
+        text = f"{', '.join(leftovers[:3])}{suffix}: left by a save that was interrupted"
+        yield CheckRow("leftovers", DOUBTFUL, text)
+
+
+@dataclass(frozen=True)
+class ReplicaVerdict:
+    """What a comparison of replicas found.
+
+    differences: regions that not all ranks hold alike. files_compared: source files;
+    bytes_compared: read by all processes; seconds: of the whole call. warnings: what may not be
+    what was meant.
+    """
+
+    differences: tuple[ReplicaDifference, ...]
+    files_compared: int
+    bytes_compared: int
+    seconds: float
+    warnings: tuple[str, ...]
+
+    @property
+    def same(self) -> bool | None:
+        """Whether all copies are the same; None where nothing is held by several ranks."""
+        return not self.differences if self.bytes_compared else None
+
+    def __bool__(self) -> bool:
+        """Whether all copies are the same. Raises DifferenceError where there are none."""
+        if self.same is None:
+            raise DifferenceError("no bytes are held by several ranks; nothing was compared")
+        return self.same
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the verdict as ``inspect --replicas --json`` prints it."""
+        return {"same": self.same, **asdict(self)}
+
+
+def compare_replicas(
+    request: Request, team: Team, begin: Callable[[int], ShowProgress] = lambda total: show_nothing
+) -> ReplicaVerdict:
+    """Read every byte that more than one source rank should hold, and compare.
+
+    `request` names the source and its strategy; it has no destination.
+    """
+    began = time.monotonic()
+    source = open_asked(resolve_request(request, team), team, all_files=True)
+    names = replicas_to_compare(source.table, source.indexes)
+    total = sum(
+        source.indexes[file].nbytes(n) for file, tensor_names in names.items() for n in tensor_names
+    )
+    show = begin(total) if team.rank == 0 else show_nothing
+    digests = read_samples(source, [TensorsToRead(names, True)], team, show).samples[True]
+    differences = team.agree(lambda: tuple(unequal_replicas(source.table, digests)))
+    seconds = time.monotonic() - began
+    return ReplicaVerdict(differences, len(source.indexes), total, seconds, source.warnings)

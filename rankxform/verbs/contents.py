@@ -1,0 +1,240 @@
+"""What a checkpoint holds, as facts that can be searched: tensors, boxes, files, keys, offsets.
+
+Tensors that are stored alike share a sharding, boxes in the same files a placement, and files that
+are laid out alike a layout, so that thousands of ranks take no more room than a few.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from math import prod
+from typing import Any
+
+from rankxform.display.text import format_count, format_size
+from rankxform.formats.container import Index, content_bytes
+from rankxform.geometry.tiling import Grid
+from rankxform.layout.names import natural_sort_key
+from rankxform.planning.catalog import Catalog, Parameter, Sharding
+from rankxform.planning.selection import missing_slices, missing_slices_error
+from rankxform.request import Request
+from rankxform.results import Result
+from rankxform.source.open import Source, open_source
+from rankxform.target.inputs import source_ref_with_strategy
+from rankxform.transport import Team
+from rankxform.values import dataclass
+
+_MOST_FAULTS = 50
+
+
+@dataclass(frozen=True, repr=False)
+class Contents(Result):
+    """What a checkpoint holds: a notebook shows a search over it.
+
+    facts: tensors, how they are sharded, and where their boxes lie in files, as
+    docs/page.schema.json has them.
+    """
+
+    facts: Mapping[str, Any]
+
+    @property
+    def src(self) -> str:
+        """What was opened."""
+        return str(self.facts["title"])
+
+    @property
+    def faults(self) -> tuple[str, ...]:
+        """What was found wrong, in words."""
+        return tuple(self.facts["faults"])
+
+    def in_short(self) -> str:
+        wrong = f"; {format_count(len(self.faults), 'fault')}" if self.faults else ""
+        return f"{self.facts['about']}{wrong}"
+
+    def drawn(self) -> dict[str, Any]:
+        return {"contents": [self.facts]}
+
+
+def contents(request: Request, team: Team) -> Contents:
+    """Return what a source holds. Collective.
+
+    Raises what opening it does; what is found wrong with its files is among the facts.
+    """
+    where = team.bcast(lambda: source_ref_with_strategy(request))
+    source = open_source(where, team)
+    if not source.paths:
+        source.require()
+    return team.agree(lambda: Contents(_facts(source)))
+
+
+def _facts(source: Source) -> dict[str, Any]:
+    catalog = source.catalog
+    parameters = sorted(catalog.parameters if catalog else [], key=_by_name)
+    position = {parameter.name: number for number, parameter in enumerate(parameters)}
+    faults = [fault.text for fault in source.faults[:_MOST_FAULTS]]
+    if source.faults[_MOST_FAULTS:]:
+        faults.append(f"and {len(source.faults) - _MOST_FAULTS} more faults")
+    if catalog is not None and (missing_slices(parameters) or catalog.unreachable):
+        faults.append(str(missing_slices_error(catalog, parameters, catalog.unreachable)))
+    ids = {file: number for number, file in enumerate(source.paths)}
+    layouts, layout_of = _layouts(source.indexes, ids, position)
+    nbytes = [content_bytes(parameter.dtype, parameter.shape) for parameter in parameters]
+    states = [parameter.state.kind if parameter.state else "parameters" for parameter in parameters]
+    step = f", step {source.selected.step_name}" if source.selected.step_name else ""
+    extent = f"{catalog.extent}, " if catalog and catalog.strategy else ""
+    types = _totals((parameter.dtype for parameter in parameters), nbytes)
+    numbers = {dtype: number for number, (dtype, *_) in enumerate(types)}
+    shardings = _ShardingNumbers(ids)
+    stored = sum(index.size for index in source.indexes.values())
+    return {
+        "title": source.where.path,
+        "about": f"{source.form.title}{step}: {extent}"
+        f"{format_count(len(source.paths), 'file')} of {format_size(stored)}, "
+        f"{format_count(len(parameters), 'tensor')} of {format_size(sum(nbytes))}",
+        "faults": [*faults, *source.warnings],
+        "kinds": _totals(states, nbytes),
+        "types": types,
+        "files": [
+            [path, *_rank(catalog, file), index.size if index else None]
+            for file, path in source.paths.items()
+            for index in [source.indexes.get(file)]
+        ],
+        "tensors": [
+            [tensor.name, numbers[tensor.dtype], tensor.shape, number, shardings.number(tensor)]
+            for tensor, number in zip(parameters, nbytes)
+        ],
+        "shardings": shardings.every,
+        "placements": shardings.placements,
+        "layouts": layouts,
+        "layout_of": layout_of,
+    }  # fmt: skip
+
+
+def _by_name(parameter: Parameter) -> tuple[object, ...]:
+    """Order states behind their parameters, and layers by number."""
+    return natural_sort_key(parameter.base_name), parameter.state is not None, parameter.name
+
+
+def _rank(catalog: Catalog | None, file: int) -> tuple[int | None, int | None]:
+    """Return the rank and pipeline stage of a file, if it is of one."""
+    if catalog is None or catalog.strategy is None:
+        return None, None
+    return catalog.rank_of(file), catalog.stage_of(file)
+
+
+def _totals(names: Iterable[str], nbytes: Iterable[int]) -> list[list[Any]]:
+    """Return how many there are of each name, and their bytes; the largest first."""
+    totals_by_name: dict[str, list[int]] = defaultdict(lambda: [0, 0])
+    for name, stored in zip(names, nbytes):
+        totals_by_name[name][0] += 1
+        totals_by_name[name][1] += stored
+    return sorted(
+        ([name, *totals] for name, totals in totals_by_name.items()), key=lambda row: -row[2]
+    )
+
+
+def _layouts(
+    indexes: Mapping[int, Index], ids: Mapping[int, int], position: Mapping[str, int]
+) -> tuple[list[dict[str, Any]], list[int | None]]:
+    """Return where entries lie in files that are laid out alike, and which layout each file has.
+
+    An entry is the number of its tensor, or its name where that is another.
+    """
+    numbers: dict[object, int] = {}
+    layouts: list[dict[str, Any]] = []
+    layout_of: list[int | None] = [None] * len(ids)
+    for file, index in indexes.items():
+        key = index.schema, index.offsets.tobytes()
+        if key not in numbers:
+            numbers[key] = len(layouts)
+            names = index.schema.names
+            layouts.append({
+                "entries": [position.get(name, name) for name in names],
+                "offsets": index.offsets.tolist(),
+                "nbytes": [index.schema.nbytes(number) for number in range(len(names))],
+            })  # fmt: skip
+        layout_of[ids[file]] = numbers[key]
+    return layouts, layout_of
+
+
+class _ShardingNumbers:
+    """Numbers shardings and placements as they are met."""
+
+    def __init__(self, ids: Mapping[int, int]) -> None:
+        self.every: list[dict[str, Any]] = []
+        self.placements: list[list[int]] = []
+        self._ids = ids
+        self._numbers: dict[object, int] = {}
+        self._placed: dict[tuple[int, ...], int] = {}
+
+    def number(self, parameter: Parameter) -> int:
+        """Return which of `every` a tensor's sharding is."""
+        sharding = parameter.sharding
+        assert isinstance(sharding, Sharding)  # a catalog's tensors are made of no others
+        if sharding not in self._numbers:
+            self._numbers[sharding] = len(self.every)
+            self.every.append(self._described(sharding))
+        return self._numbers[sharding]
+
+    def _described(self, sharding: Sharding) -> dict[str, Any]:
+        grid, cells = sharding.grid, sorted(sharding.files)
+        boxes = [grid.box(cell) for cell in cells]
+        files = [self._place(sharding.files[cell]) for cell in cells]
+        copies = max((len(holders) for holders in sharding.files.values()), default=0)
+        lacking = len(sharding.placement.lacking)
+        text = format_count(len(cells), "slice")
+        if [box.shape for box in boxes] == [grid.shape]:
+            text = "whole"
+        suffixes = sharding.placement.suffixes
+        cuts = [sorted({box.start[axis] for box in boxes}) for axis in range(len(grid.shape))]
+        many = sorted(range(len(cuts)), key=lambda axis: (-len(cuts[axis]), axis))[:2]
+        axes: list[int | None] = [*sorted(many), None, None]
+        return {
+            "holds": f"{text}, in {format_count(copies, 'file')}{' each' if len(cells) > 1 else ''}"
+            + (f"; {lacking:,} in no file" if lacking else ""),
+            "axes": axes[:2],
+            **(
+                {
+                    "edges": [_runs(edges) for edges in grid.edges],
+                    "cells": None if _are_all(cells, grid) else cells,
+                }
+                if isinstance(grid, Grid)
+                else {"boxes": [[box.start, box.stop] for box in boxes]}
+            ),
+            "files": _runs(files),
+            "keys": [
+                [suffixes.get((cell, file), "") for file in sharding.files[cell]] for cell in cells
+            ]
+            if suffixes
+            else None,
+        }  # fmt: skip
+
+    def _place(self, files: tuple[int, ...]) -> int:
+        if files not in self._placed:
+            self._placed[files] = len(self.placements)
+            self.placements.append(_runs([self._ids[file] for file in files]))
+        return self._placed[files]
+
+
+def _are_all(cells: Sequence[Sequence[int]], grid: Grid) -> bool:
+    """Tell whether these are all cells of a grid, in their order."""
+    number = prod(len(edges) - 1 for edges in grid.edges)
+    return len(cells) == number  # they are sorted, and no two are alike
+
+
+def _runs(numbers: Sequence[int]) -> list[int]:
+    """Write numbers as first, how many, step, and so on.
+
+    >>> _runs([0, 4, 8, 12]), _runs([0, 1, 2, 7])
+    ([0, 4, 4], [0, 3, 1, 7, 1, 1])
+    """
+    runs: list[int] = []
+    start = 0
+    while start < len(numbers):
+        end = start + 1
+        step = numbers[end] - numbers[start] if end < len(numbers) else 1
+        while end < len(numbers) and numbers[end] - numbers[end - 1] == step:
+            end += 1
+        runs.extend((numbers[start], end - start, step))
+        start = end
+    return runs

@@ -1,0 +1,532 @@
+"""Bytes that are compared before a conversion.
+
+A strategy is believed as far as the files bear it out. Before anything is written a little of what
+several ranks hold is compared, and parameters that no strategy lists are compared whole.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from posixpath import basename
+from typing import NamedTuple
+
+from rankxform.errors import CheckpointError, DifferenceError, RankxformError
+from rankxform.formats.container import content_bytes
+from rankxform.layout.names import STEPS, pattern_of, summarize_names
+from rankxform.layout.states import States
+from rankxform.layout.strategy import WholeStrategy
+from rankxform.planning.catalog import Parameter
+from rankxform.planning.evidence import (
+    ContentDigest,
+    DigestsByFile,
+    Evidence,
+    EvidenceRule,
+    TensorsToRead,
+    check_each_differs,
+    check_extra_ranks,
+    check_no_slices,
+    check_undeclared,
+    differing_values,
+    extra_to_sample,
+    per_rank_candidates,
+    replicas_to_compare,
+    sharded_by_pattern,
+    undeclared_to_compare,
+    unequal_replicas,
+)
+from rankxform.planning.sampling import (
+    check_boxes_differ,
+    check_replicas_agree,
+    choose_samples,
+    entries_to_read,
+    to_know_again,
+)
+from rankxform.planning.selection import sources_of
+from rankxform.request import Request
+from rankxform.source.hints import short_path, siblings_of
+from rankxform.source.open import Source
+from rankxform.source.options import ACCEPT_CONTRADICTIONS, ACCEPT_EQUAL_SLICES, ACCEPT_EXTRA_RANKS
+from rankxform.source.options import ACCEPT_STEP as STEP_DOUBT
+from rankxform.statements import FILE_NAME, NAMED_STEP, SCALAR, STEP, Statement, contradictions
+from rankxform.storage.posix import OnProgress
+from rankxform.storage.source_reader import (
+    SAMPLE,
+    check_crc,
+    digest_all,
+    digest_samples,
+    find_holes,
+    index_file,
+)
+from rankxform.storage.store import is_path
+from rankxform.target.findings import adding_suggestions
+from rankxform.target.inputs import ResolvedRequest
+from rankxform.target.resolve import prepare
+from rankxform.target.target import Target
+from rankxform.transport import Team
+from rankxform.transport.team import ShowProgress, show_nothing
+
+from .rows import check_values
+
+_SHOWN = 3
+_SECOND = 8
+_FEW = 50
+"""Of a hundred bytes; where less is of kinds that were compared, it is said."""
+
+
+def examine(resolved: ResolvedRequest, source: Source, target: Target, team: Team) -> Evidence:
+    """Compare what ranks hold of the same elements, and of different ones. Collective.
+
+    Raises CheckpointError where that contradicts what is said of the source, or of an adapter, with
+    what else may be meant.
+    """
+    if resolved.shapes is not None:  # there are no files
+        return Evidence()
+    with adding_suggestions(resolved, source, team):
+        return _examined(resolved.request, source, target, team)
+
+
+def examine_source(request: Request, team: Team) -> tuple[Source, Evidence]:
+    """Open a source, and compare what its ranks hold, as a conversion would. Collective."""
+    resolved, source, target = prepare(request, team)
+    return source, examine(resolved, source, target, team)
+
+
+def _examined(request: Request, source: Source, target: Target, team: Team) -> Evidence:
+    selection, adapter = target.planner.selection, target.adapter
+    is_named = len(source.paths) == 1 and request.files is None
+    if is_named and not request.accepts(ACCEPT_CONTRADICTIONS):
+        team.bcast(lambda: check_neighbour(source))
+    src_parameters = sources_of(selection.parameters, source.table)
+    rules = [*_comparisons(request, source, src_parameters, selection.name_of)]
+    if request.check_replicas != "no":
+        names = replicas_to_compare(source.table, source.indexes)
+        if not any(names.values()):
+            raise DifferenceError(
+                f"{source.where.path}: no two files hold the same bytes, so nothing would "
+                "be compared",
+                "leave out --check-replicas",
+            )
+        rules.append(
+            EvidenceRule(TensorsToRead(names, True), partial(_judge_replicas, request, source))
+        )
+    evidence = _checksums(request, source) + _judged(request, source, rules, team)
+    if adapter is not None:
+        adapter_parameters = adapter.table.parameters
+        rules = [
+            *_comparisons(request, adapter, adapter_parameters, selection.name_of),
+            _untrained(adapter),
+        ]
+        evidence += replace(
+            _judged(request, adapter, rules, team),
+            per_rank_tensors=frozenset(),
+            digests_by_file={},
+            steps=(),
+        )
+    percent = _percent(source.table.states, src_parameters, evidence.sampled)
+    evidence = replace(evidence, percent=percent)
+    if 0 < percent < _FEW and source.table.strategy is not None and not source.form.described:
+        text = f"{source.table.label}: was compared with samples of kinds that hold {percent} % of "
+        evidence += Evidence(
+            notices=(f"{text}the bytes; of the others there was nothing to compare",)
+        )
+    return evidence + check_values(request, source, target, team)
+
+
+def _percent(states: States, parameters: Iterable[Parameter], sampled: Collection[str]) -> int:
+    """Return how much of what is converted is of kinds that were compared, by bytes."""
+    kinds = {pattern_of(states.base_name(name)) for name in sampled}
+    sizes = [(pattern_of(p.base_name), content_bytes(p.dtype, p.shape)) for p in parameters]
+    compared_bytes = sum(nbytes for kind, nbytes in sizes if kind in kinds)
+    return 100 * compared_bytes // max(1, sum(nbytes for _, nbytes in sizes))
+
+
+def _untrained(adapter: Source) -> EvidenceRule:
+    """Return what tells an adapter that adds nothing: its second matrices begin with zeros."""
+    names = {
+        file: [name for name in index.schema.names if "lora_b" in name.lower()][:_SECOND]
+        for file, index in adapter.indexes.items()
+    }
+
+    def judge(digests: DigestsByFile) -> Evidence:
+        matrices = [
+            digests[file][name] for file, tensor_names in names.items() for name in tensor_names
+        ]
+        if not matrices or not all(matrix.constant for matrix in matrices):
+            return Evidence()
+        text = (
+            f"{adapter.where.path}: each of {len(matrices)} B matrices looked at is constant, as "
+        )
+        return Evidence(warnings=(f"{text}before the training: nothing may be added",))
+
+    return EvidenceRule(TensorsToRead(names, False), judge)
+
+
+def _checksums(request: Request, source: Source) -> Evidence:
+    """Say which files carry checksums, where that is not what was asked for.
+
+    Raises DifferenceError where a comparison was asked for and none does.
+    """
+    carrying = {file for file, index in source.indexes.items() if index.has_checksum}
+    unchecked_paths = [source.paths[file] for file in source.indexes if file not in carrying]
+    if not request.check_crc:
+        text = f"{source.where.path}: {len(carrying)} files carry checksums; --check-crc compares"
+        return Evidence(notices=(text,) if carrying else ())
+    if not carrying:
+        raise DifferenceError(
+            f"{source.where.path}: no file carries a checksum, so nothing would be compared",
+            "leave out --check-crc",
+        )
+    if not unchecked_paths:
+        return Evidence()
+    text = (
+        f"{unchecked_paths[0]}: carries no checksum, as {len(unchecked_paths)} of the files do not"
+    )
+    return Evidence(warnings=(text,))
+
+
+def _comparisons(
+    request: Request, source: Source, parameters: Sequence[Parameter], name_of: Callable[[str], str]
+) -> Iterator[EvidenceRule]:
+    """Yield what is compared of `parameters`, in the order in which it is judged."""
+    catalog, all_files = source.table, (*source.indexes, *source.extra)
+    steps = {file: [n for n in STEPS if n in index] for file, index in source.indexes.items()}
+    yield EvidenceRule(TensorsToRead(steps, True), partial(_judge_steps, request, source))
+    by_pattern = sharded_by_pattern(parameters, catalog)
+    if by_pattern and not request.accepts(ACCEPT_EQUAL_SLICES):
+        judge = partial(check_each_differs, catalog, names=by_pattern)
+        yield EvidenceRule(TensorsToRead(dict.fromkeys(all_files, by_pattern), False), judge)
+    sampled_tensors = choose_samples(parameters, catalog, source.indexes)
+    entries = entries_to_read(sampled_tensors)
+    if request.dst is not None:  # whose records say what was read
+        entries = to_know_again(source.indexes, entries)
+    samples_to_read = TensorsToRead(entries, False)
+    accepted = [t.name for t in sampled_tensors if request.accepts(ACCEPT_CONTRADICTIONS, t.name)]
+    agree = partial(check_replicas_agree, catalog, sampled_tensors, accepted)
+    yield EvidenceRule(samples_to_read, agree)
+    if not request.accepts(ACCEPT_EQUAL_SLICES):
+        yield EvidenceRule(samples_to_read, partial(check_boxes_differ, catalog, sampled_tensors))
+    if not request.accepts(ACCEPT_EXTRA_RANKS):
+        names = extra_to_sample(catalog, source.extra)
+        judge = partial(
+            check_extra_ranks, catalog, paths={f: source.paths[f] for f in source.extra}
+        )
+        yield EvidenceRule(TensorsToRead(dict.fromkeys(all_files, names), False), judge)
+    compared, per_rank_names = (
+        undeclared_to_compare(parameters, catalog),
+        per_rank_candidates(parameters, catalog),
+    )
+    names = [*compared, *per_rank_names]
+    values = partial(_judge_values, request, source, {*compared}, {*per_rank_names}, name_of)
+    yield EvidenceRule(TensorsToRead(dict.fromkeys(source.indexes, names), True), values)
+
+
+def _judged(
+    request: Request, source: Source, rules: Sequence[EvidenceRule], team: Team
+) -> Evidence:
+    """Read what is to be compared, and judge it by one rule after the other. Collective."""
+    content_samples = read_samples(
+        source, [rule.tensors_to_read for rule in rules], team, crc=request.check_crc
+    )
+    all_indexes = {**source.indexes, **source.extra}
+
+    def judge() -> Evidence:
+        judgements = (r.judge(content_samples.samples[r.tensors_to_read.is_whole]) for r in rules)
+        sampled = content_samples.samples[False]
+        sizes = [
+            min(SAMPLE, all_indexes[file].nbytes(name))
+            for file, file_digests in sampled.items()
+            for name in file_digests
+        ]
+        cost = Evidence(reads=len(sizes), bytes_read=sum(sizes), digests_by_file=sampled)
+        noticed = cost + _judge_holes(source, content_samples) + _judge_content(source, sampled)
+        return sum((evidence for evidence in judgements if evidence is not None), noticed)
+
+    return team.agree(judge)
+
+
+class ReadSamples(NamedTuple):
+    """What files hold of tensors, whole (True) or in samples (False); and by file the tensors of
+    which long parts were never written, with their bytes."""
+
+    samples: Mapping[bool, DigestsByFile]
+    holes: Mapping[int, Mapping[str, int]]
+
+
+def read_samples(
+    source: Source,
+    tensors_to_read: Sequence[TensorsToRead],
+    team: Team,
+    show: ShowProgress = show_nothing,
+    *,
+    crc: bool = False,
+) -> ReadSamples:
+    """Return what files hold of tensors. Collective.
+
+    Each file is read by one process. With `crc`, files are compared with the checksums that they
+    carry.
+    """
+    all_indexes = {**source.indexes, **source.extra}
+
+    holes: dict[int, dict[str, int]] = {}
+
+    def own(on_progress: OnProgress) -> dict[bool, dict[int, dict[str, ContentDigest]]]:
+        digests_by_whole: dict[bool, dict[int, dict[str, ContentDigest]]] = {True: {}, False: {}}
+        for file in source.reach.partition(all_indexes)[team.rank]:
+            path, index = source.paths[file], all_indexes[file]
+            if crc:
+                check_crc(path, index, on_progress)
+            if file_holes := find_holes(path, index):
+                holes[file] = file_holes
+            for is_whole, read in ((True, digest_all), (False, digest_samples)):
+                name_lists = (
+                    t.names.get(file, ()) for t in tensors_to_read if t.is_whole is is_whole
+                )
+                names = dict.fromkeys(name for names in name_lists for name in names)
+                if names:
+                    digests_by_whole[is_whole][file] = read(path, index, names, on_progress)
+            on_progress(0)
+        return digests_by_whole
+
+    local_digests = team.work(own, show)
+    by_process = team.allgather(lambda: (local_digests, holes))
+    return ReadSamples(
+        {
+            is_whole: {
+                file: file_digests
+                for process_digests, _ in by_process
+                for file, file_digests in process_digests[is_whole].items()
+            }
+            for is_whole in (True, False)
+        },
+        {
+            file: file_holes
+            for _, process_holes in by_process
+            for file, file_holes in process_holes.items()
+        },
+    )
+
+
+def _judge_steps(request: Request, source: Source, digests: DigestsByFile) -> Evidence:
+    """Refuse files that are of two steps of a training, by what they say of it."""
+    step = source.selected.step or ()
+    declared_steps = (
+        *source.description.facts,
+        *(source.manifest.facts if source.manifest is not None else ()),
+    )
+    facts = [fact for fact in declared_steps if fact.kind == STEP]
+    for file, file_digests in digests.items():
+        schema = source.indexes[file].schema
+        counters = {
+            name: int.from_bytes(file_digests[name].content, "little")
+            for name in STEPS
+            if name in file_digests
+            and file_digests[name].content
+            and "Int" in schema.dtypes[schema.position[name]]
+        }
+        path = source.paths[file]
+        facts += (Statement(STEP, name, value, SCALAR, path) for name, value in counters.items())
+        if len(step) > 1 and {"epoch_num", "step_num"} <= {*counters}:
+            subject = f"epoch and step of {basename(path)}"
+            declared_steps = counters["epoch_num"], counters["step_num"]
+            facts.append(Statement(NAMED_STEP, subject, step, FILE_NAME, path))
+            facts.append(Statement(NAMED_STEP, subject, declared_steps, SCALAR, "what it holds"))
+    warnings = []
+    for contradiction in contradictions(facts):
+        if contradiction.refused and not request.accepts(STEP_DOUBT, contradiction.first.subject):
+            raise CheckpointError(f"{contradiction}", "--accept step converts them as they are")
+        warnings.append(str(contradiction))
+    steps = {fact.subject: fact for fact in facts if fact.kind == STEP}
+    return Evidence(warnings=tuple(warnings[:1]), steps=tuple(steps.values()))
+
+
+def _judge_holes(source: Source, content_samples: ReadSamples) -> Evidence:
+    """Refuse files of whose weights nothing was ever written; say where much was not.
+
+    A weight that is zero everywhere may lie on a file system that stores no zeros.
+    """
+    if not content_samples.holes:
+        return Evidence()
+    telling = {
+        pattern_of(name)
+        for file_digests in content_samples.samples[False].values()
+        for name, digest in file_digests.items()
+        if not digest.constant
+    }
+    warnings = []
+    for file, file_holes in content_samples.holes.items():
+        weights = [name for name in file_holes if source.table.states.is_weight(name)]
+        file_digests = content_samples.samples[False].get(file, {})
+        if (
+            weights
+            and file_digests
+            and all(digest.constant for digest in file_digests.values())
+            and telling
+        ):
+            raise CheckpointError(
+                f"nothing was ever written of what was looked at ({sum(file_holes.values()):,} "
+                "bytes are holes)",
+                "copy the file again",
+                where=source.paths[file],
+            )
+        doubted = [name for name in weights if pattern_of(name) in telling]
+        if doubted:
+            warnings.append(
+                f"{source.paths[file]}: of {summarize_names(doubted, 2)} long parts were never "
+                f"written ({sum(file_holes[name] for name in doubted):,} bytes are holes)"
+            )
+    return Evidence(warnings=tuple(warnings[:_SHOWN]))
+
+
+def _judge_content(source: Source, sampled: DigestsByFile) -> Evidence:
+    """Warn of weights that are all zero, and of values that are infinite or no numbers."""
+    is_weight = source.table.states.is_weight
+    weights = [(n, d[n]) for d in sampled.values() for n in d if is_weight(n)]
+    count, warnings = len({name for name, _ in weights}), []
+    if count > 1 and all(digest.is_zero for _, digest in weights):
+        warnings.append(
+            f"{source.where.path}: all {count} sampled weights are zero, as before they are loaded"
+        )
+    wrong = {
+        name
+        for file_digests in sampled.values()
+        for name, digest in file_digests.items()
+        if not digest.is_finite
+    }
+    if wrong:
+        warnings.append(
+            f"{source.where.path}: {summarize_names(sorted(wrong), 2)} hold values that are "
+            "infinite or no numbers"
+        )
+    return Evidence(warnings=tuple(warnings))
+
+
+def _judge_values(
+    request: Request,
+    source: Source,
+    compared: Collection[str],
+    listed: Collection[str],
+    name_of: Callable[[str], str],
+    digests: DigestsByFile,
+) -> Evidence:
+    """Tell which of the values that were compared whole are ranks' own.
+
+    compared: those that no strategy lists; listed: those that one does.
+    """
+    names = {*compared, *listed}
+    differing = differing_values(source.table, digests, names)
+    undeclared_differing = {name: files for name, files in differing.items() if name not in listed}
+    take_one = request.unlisted == "take-one"
+    notices = check_undeclared(source.table, undeclared_differing, take_one, name_of)
+    if not take_one:
+        check_no_slices(source.table, digests, compared, name_of)
+    if len(undeclared_differing) < len(differing):
+        per_rank_names = [name for name in differing if name in listed]
+        notices.append(
+            f"{summarize_names(per_rank_names, 2)} differ between ranks, as running statistics do; "
+            "each destination rank gets one source rank's"
+        )
+    compared_tensors = [
+        (file, name)
+        for file, file_digests in digests.items()
+        for name in file_digests
+        if name in names
+    ]
+    return Evidence(
+        frozenset(differing),
+        tuple(dict.fromkeys(name for _, name in compared_tensors)),
+        sum(source.indexes[file].nbytes(name) for file, name in compared_tensors),
+        notices=tuple(notices),
+    )
+
+
+def _judge_replicas(request: Request, source: Source, digests: DigestsByFile) -> Evidence:
+    """Say where replicas differ; raise CheckpointError if the request says that this is an
+    error."""
+    differences = list(unequal_replicas(source.table, digests))
+    texts = [
+        f"{difference.name!r} {difference.box}: rank {_ranks(difference.groups[1])} and rank "
+        f"{_ranks(difference.groups[0])} "
+        "should hold the same bytes and do not"
+        for difference in differences[:8]
+    ]
+    if differences and request.check_replicas == "error":
+        raise CheckpointError(
+            f"{texts[0]}, one of {len(differences)} such places",
+            "use another checkpoint",
+            "--check-replicas warn",
+            "inspect --replicas, which lists them",
+            where=source.where.path,
+        )
+    and_more = [f"and {len(differences) - 8} more replicas that differ"] if differences[8:] else []
+    return Evidence(notices=(*texts, *and_more))
+
+
+def _ranks(ranks: tuple[int, ...]) -> str:
+    return ", ".join(map(str, ranks[:8])) + (", ..." if ranks[8:] else "")
+
+
+# -- rows of whole tensors ------------------------------------------------------------------------
+
+
+_LOOKED_AT = 32
+_COUNTER = 8
+"""Bytes of a counter, which may be a rank's own."""
+_STEP = re.compile(r"-\d+_\d+(?=\.\w+$)")
+
+
+def check_neighbour(source: Source) -> None:
+    """Refuse one rank's file that was taken as complete, and of which another rank's differs.
+
+    Ranks of a data-parallel job hold the same, but for statistics of their own. Raises
+    CheckpointError.
+    """
+    [(file, path)] = source.paths.items()
+    if not isinstance(source.table.strategy, WholeStrategy) or not is_path(path):
+        return
+    file_index = source.indexes[file]
+    try:
+        peer = _neighbour(Path(path))
+        if peer is None:
+            return
+        theirs = index_file(peer)
+        is_weight = source.table.states.is_weight
+        names = [n for n in file_index.schema.names if n in theirs and is_weight(n)]
+        names = [n for n in names if file_index.nbytes(n) > _COUNTER]
+        names = sorted(names, key=file_index.nbytes, reverse=True)[:_LOOKED_AT]
+        peer_digests = digest_samples(str(peer), theirs, names)
+    except (RankxformError, OSError):
+        return  # what cannot be read says nothing
+    digests = digest_samples(path, file_index, names)
+    telling_names = [n for n in names if not (digests[n].constant and peer_digests[n].constant)]
+    differing = [n for n in telling_names if digests[n].digest != peer_digests[n].digest]
+    if 2 * len(differing) > len(telling_names):
+        folder = short_path(peer.parent.parent)
+        raise CheckpointError(
+            f"is one rank's file, and {peer.parent.name}'s holds other bytes of {differing[0]!r}",
+            f"name the folder of all ranks, {folder}, with --src-strategy",
+            "--accept contradictions takes the file for a complete checkpoint",
+            where=path,
+            details=f"so it is with {len(differing)} of {len(telling_names)} tensors looked at",
+        )
+
+
+def _neighbour(path: Path) -> Path | None:
+    """Return the file of another rank that goes with a rank folder's, if it is plain which."""
+    ranks = siblings_of(path)
+    rank_digits = path.resolve().parent.name.removeprefix("rank_")
+    for rank in ranks:
+        if str(rank) != rank_digits:
+            folder = path.resolve().parent.parent / f"rank_{rank}"
+            step = _STEP.search(path.name)
+            matches = [
+                candidate
+                for candidate in folder.iterdir()
+                if candidate.suffix == path.suffix and candidate.is_file()
+                and ((theirs := _STEP.search(candidate.name)) and theirs[0]) == (step and step[0])
+            ]  # fmt: skip
+            return matches[0] if len(matches) == 1 else None
+    return None

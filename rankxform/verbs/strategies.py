@@ -1,0 +1,221 @@
+"""Derive, explain and compare strategies without a conversion."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from rankxform.checkpoints.base import CheckpointRef
+from rankxform.derivation.derive import derive, format_layout
+from rankxform.derivation.explain import Refusals, explain, parameters_of, rule_for, sizes_fit
+from rankxform.derivation.inputs import (
+    check_mesh_exists,
+    complete_request,
+    full_extents,
+    read_config,
+    whole_extents,
+)
+from rankxform.derivation.mesh import LAYOUT, MeshSpec, Parallel, parse_parallel, validate_spec
+from rankxform.derivation.request import Derived, DeriveRequest, Extent, ShardingRow
+from rankxform.derivation.rules import ShardingRule, load_preset, parse_rule
+from rankxform.errors import CheckpointError, DerivationError, UsageError
+from rankxform.formats.container import Schema, content_bytes
+from rankxform.layout.differences import describe_layout
+from rankxform.layout.layout import Layout
+from rankxform.layout.names import compile_regex, pattern_of
+from rankxform.layout.states import NEVER_SAVED
+from rankxform.layout.strategy import PatternStrategy, Strategy, WholeStrategy
+from rankxform.request import Request
+from rankxform.source.choose import list_and_select
+from rankxform.storage.source_reader import Indexer
+from rankxform.storage.user_files import check_folded, fold_nested_maps
+from rankxform.target.inputs import read_shapes
+from rankxform.target.slices import derived_of
+
+
+def derive_strategy(request: DeriveRequest, source: Strategy, shapes: str | None) -> Derived:
+    """Derive a strategy from another one; `shapes` is what `extents_at` reads.
+
+    Raises DerivationError, UsageError.
+    """
+    if isinstance(source, PatternStrategy):
+        raise UsageError(
+            "which names it means, a checkpoint tells; transform it", where=f"{source.label!r}"
+        )
+    if isinstance(source, WholeStrategy) and shapes is None:
+        raise UsageError(
+            "neither a source strategy nor full shapes are given",
+            "--from STRATEGY",
+            "--shapes CHECKPOINT or FILE.json, and --preset or --rule",
+        )
+    if isinstance(source, WholeStrategy) and shapes is not None:
+        check_mesh_exists(request)
+        derived = _of_ranks(request, shapes)
+        if derived is not None:
+            return derived
+    extents = extents_at(shapes, source) if shapes is not None else {}
+    if isinstance(source, WholeStrategy):
+        return derive(replace(request, extents=extents), f"derived from {shapes}")
+    return derive(complete_request(request, source, extents), f"derived from {source.label}")
+
+
+def _of_ranks(request: DeriveRequest, where: str) -> Derived | None:
+    """Derive how the files of a job's ranks are sharded; None of one file."""
+    path = Path(where)
+    if path.suffix == ".json" or not path.is_dir():
+        return None
+    form, _, selected = list_and_select(CheckpointRef(str(path.absolute())))
+    if form.described or selected.ranks or selected.rank_count < 2:
+        return None
+    paths = {rank: str(path / name) for rank, name in selected.names.items()}
+    return derived_of(request, paths, where, f"derived from the slices of {where}")
+
+
+def extents_at(where: str, source: Strategy) -> dict[str, Extent]:
+    """Return the full shapes and sizes of parameters.
+
+    `where` is a JSON file of full shapes, a checkpoint file or folder; `source` says how the
+    checkpoint is sharded. Of a folder no more files are opened than needed to see every name.
+    Raises UsageError, CheckpointError.
+    """
+    path = Path(where)
+    if path.suffix == ".json":
+        if not path.is_file():
+            raise UsageError("no such file of shapes", where=path)
+        shapes_by_name = read_shapes(path)
+        return {
+            name: Extent(shape, content_bytes(d, shape))
+            for name, (shape, d) in shapes_by_name.items()
+        }
+    schemas = _schemas(path, source)
+    if isinstance(source, WholeStrategy):
+        return whole_extents(schemas.values())
+    return full_extents(source, schemas)
+
+
+def _schemas(path: Path, source: Strategy) -> dict[int, Schema]:
+    """Index files, by rank, until every listed name of each stage was seen in one."""
+    _, _, selected = list_and_select(CheckpointRef(str(path.absolute())))
+    paths = {file: path / name for file, name in sorted(selected.names.items())}
+    indexer = Indexer()
+    if isinstance(source, WholeStrategy):
+        if len(paths) > 1:
+            raise UsageError(
+                f"holds the files of {len(paths)} ranks",
+                "give --from, the strategy by which they are sharded",
+                where=path,
+            )
+        return {rank: indexer.index(file).schema for rank, file in paths.items()}
+    kind = source.states.kind
+    missing = [{n for n in layouts if kind(n) != NEVER_SAVED} for layouts in source.stages]
+    schemas = {}
+    for rank, file in paths.items():
+        stage = source.stage_of(rank)
+        if stage < len(missing) and missing[stage]:
+            schemas[rank] = indexer.index(file).schema
+            missing[stage] -= set(schemas[rank].names)
+    if not schemas:
+        raise CheckpointError(f"holds no file of the ranks of {source.label}", where=path)
+    return schemas
+
+
+def with_stated_sizes(
+    request: DeriveRequest, sizes: Sequence[Parallel | None], rules: Any
+) -> DeriveRequest:
+    """Return a question with rules and the sizes of both jobs as a program gives them.
+
+    Raises UsageError.
+    """
+    src, dst = sizes
+    if request.keep_mesh and (src is not None or rules):
+        raise UsageError("src and rules change nothing with dst='same'", "leave them out")
+    pairs = list(rules) if isinstance(rules, Iterable) and not isinstance(rules, str) else [rules]
+    for pair in pairs:
+        if not (isinstance(pair, (tuple, list)) and len(pair) == 2 and isinstance(pair[0], str)):
+            raise UsageError(f"rules: {pair!r}: expected a regular expression and a spec")
+    return replace(
+        request,
+        src=request.src if src is None else src,
+        dst=request.dst if dst is None else dst,
+        rules=(*request.rules, *(_rule(names, spec) for names, spec in pairs)),
+    )
+
+
+def _rule(names: str, spec: Any) -> ShardingRule:
+    """Make a rule of a pattern and its spec.
+
+    The spec is a text as --rule takes it; names by tensor axis, such as ``("tp", None)`` or a JAX
+    PartitionSpec; or a `mindspore.parallel.Layout` that was called with its axes.
+    """
+    if isinstance(spec, str):
+        return parse_rule(f"{names}={spec}", "rules")
+    where, mesh = f"rules: {names}={spec}", None
+    if hasattr(spec, "to_dict"):
+        facts = spec.to_dict()
+        if facts.get("interleaved_parallel"):
+            raise UsageError("an interleaved layout is not derived", where=where)
+        aliases = facts["alias_name"][::-1]
+        axes = [a if isinstance(a, tuple) else (a,) for a in facts["tensor_map"]]
+        spec = [tuple(aliases[axis] for axis in mesh_axes if axis != -1) for mesh_axes in axes]
+        mesh = None if any(name in ("ep", "edp") for name in aliases) else LAYOUT
+    elif isinstance(spec, Iterable):
+        spec = list(spec)
+    return ShardingRule(
+        compile_regex(names, "rules"), where, mesh=mesh, spec=validate_spec(spec, where)
+    )
+
+
+# -- explained ------------------------------------------------------------------------------------
+
+
+def sizes_of(request: Request) -> Parallel:
+    """Return the source's sizes, from --src-parallel or --src-config. Raises UsageError."""
+    if request.src_config is not None and request.src_parallel is None:
+        return read_config(request.src_config).parallel
+    if request.src_parallel is None or request.src_config is not None:
+        raise UsageError(
+            "the sizes of the source's job are not given, or twice",
+            "--src-parallel, such as dp=8,mp=4,pp=2",
+            "--src-config FILE",
+        )
+    return parse_parallel(request.src_parallel, "--src-parallel")
+
+
+def explain_strategy(
+    source: Strategy, sizes: Parallel, preset: str | None, shapes: str | None
+) -> tuple[ShardingRow, ...]:
+    """Return which mesh axes shard the parameters of a strategy, as rows of a table.
+
+    Raises DerivationError where the sizes do not explain it.
+    """
+    if isinstance(source, (WholeStrategy, PatternStrategy)):
+        raise UsageError("expected a strategy file or folder", where=f"{source.label!r}")
+    extents = extents_at(shapes, source) if shapes is not None else {}
+    full = {name: extent.shape for name, extent in extents.items()}
+    source = fold_nested_maps(source, full)
+    check_folded(source)
+    refusals = Refusals()
+    parameters = parameters_of(source, refusals)
+    rules = load_preset(preset).rules if preset else ()
+    specs_by_name: Mapping[str, tuple[MeshSpec, ...]] = {}
+    if sizes_fit(source, sizes, refusals):
+        specs_by_name = explain(parameters, sizes, rules, full, refusals)
+    unknown = [name for name in parameters if preset and rule_for(rules, name, "spec") is None]
+    if unknown:
+        refusals.add(f"preset {preset} has no rule for it", "Choose the network's preset", *unknown)
+    if refusals:
+        raise DerivationError.of(refusals.texts(), "the strategy cannot be explained")
+    rows: dict[tuple[str, str, str, Layout], int] = {}
+    for name, parameter in parameters.items():
+        assert parameter.layout is not None
+        shard = "yes" if parameter.layout.opt_shards > 1 else "no"
+        row = pattern_of(name), " or ".join(map(str, specs_by_name[name])), shard, parameter.layout
+        rows[row] = rows.get(row, 0) + 1
+    return tuple(
+        ShardingRow(
+            pattern, number, spec, shard, format_layout(layout), "", describe_layout(layout), ""
+        )
+        for (pattern, spec, shard, layout), number in rows.items()
+    )

@@ -1,0 +1,524 @@
+"""The verdict, and the files of a destination that exists."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, field, replace
+from pathlib import Path
+from posixpath import basename, relpath
+from typing import Any
+
+from rankxform.checkpoints.base import DEFAULT_PATTERN, FORMS, CheckpointRef
+from rankxform.checkpoints.rank_folders import by_rank
+from rankxform.display.text import format_count, format_seconds, format_size
+from rankxform.engine.sinks import Difference
+from rankxform.errors import CheckpointError, DifferenceError, StorageError, UsageError
+from rankxform.formats.checkpoint2_metadata import COMMON
+from rankxform.formats.container import Index, Schema
+from rankxform.geometry.box import Box
+from rankxform.geometry.tiling import Cell
+from rankxform.layout.strategy import WholeStrategy
+from rankxform.planning.catalog import Description
+from rankxform.planning.plan import FileContent, Planner
+from rankxform.publish.files import changed_model_files, means, wrong_companions
+from rankxform.publish.folder_records import MANIFEST_NAME, read_manifest
+from rankxform.request import Request
+from rankxform.results import Result
+from rankxform.source.checks import check_files, schemas_without_repeats
+from rankxform.source.choose import SourceScope, form_at, list_and_select
+from rankxform.source.open import Source, open_source
+from rankxform.storage.checkpoint2_metadata import is_in_metadata
+from rankxform.storage.posix import OnProgress, inode, read_bytes
+from rankxform.storage.source_reader import describe_wrong_crc
+from rankxform.storage.store import is_path
+from rankxform.storage.user_files import CONFIG
+from rankxform.target.model_files import of_another, own_config
+from rankxform.target.target import Target
+from rankxform.transport import Team
+from rankxform.values import dataclass
+
+_SHOWN = 5
+"""Differences that a line or a table names."""
+
+
+@dataclass(frozen=True, repr=False)
+class Verdict(Result):
+    """What a verification found, over all processes.
+
+    src, dst: what was compared; src is None with a manifest. differences: by parameter and rank.
+    files_compared, bytes_compared: how many destination files, and how many bytes of them, were
+    compared. seconds: of the whole call. by_manifest: differences are of files, not of parameters;
+    with `sizes_only` headers and samples alone were compared, and `command` is what would compare
+    all. step: of the source, if its files' names state one. evidence: on how many comparisons of
+    samples the source's strategy stands, and the reads and bytes that this took. names: of
+    destination files by id, where a difference's rank is the id of a file (in rank folders it is a
+    rank). warnings: what may not be what was meant; notices: what to know.
+    """
+
+    src: str | None
+    dst: str
+    differences: tuple[Difference, ...]
+    files_compared: int
+    bytes_compared: int
+    seconds: float
+    processes: int
+    notices: tuple[str, ...]
+    by_manifest: bool = False
+    sizes_only: bool = False
+    warnings: tuple[str, ...] = ()
+    command: str | None = None
+    step: str | None = None
+    evidence: Mapping[str, int | None] = field(default_factory=dict)
+    names: Mapping[int, str] = field(default_factory=dict)
+
+    @property
+    def checked(self) -> str:
+        """What was compared: "bytes" with the source, "fingerprints" or "sizes" with a manifest."""
+        return "sizes" if self.sizes_only else "fingerprints" if self.by_manifest else "bytes"
+
+    @property
+    def same(self) -> bool | None:
+        """Whether both sides hold the same; None where no difference was found and no byte of
+        content compared."""
+        if self.differences:
+            return False
+        return None if self.sizes_only else True
+
+    def __bool__(self) -> bool:
+        """Whether every byte was compared and is the same.
+
+        Raises DifferenceError where nothing was found to differ and not every byte was compared.
+        """
+        if self.same is None:
+            raise DifferenceError(
+                "not every byte was compared, so it is not known whether it is the same",
+                "look at `same` and `checked`",
+                where=self.dst,
+            )
+        return self.same
+
+    def in_short(self) -> str:
+        text_by_verdict = {
+            True: "the same",
+            False: "DIFFERENT",
+            None: "not every byte was compared",
+        }
+        compared = (
+            f"{format_size(self.bytes_compared)} in {format_count(self.files_compared, 'file')}"
+        )
+        return f"{text_by_verdict[self.same]}: {compared}, {format_seconds(self.seconds)}"
+
+    def amounts(self) -> dict[str, str]:
+        text_by_checked = {
+            "bytes": "bytes",
+            "fingerprints": "fingerprints",
+            "sizes": "sizes and samples",
+        }
+        return {
+            "compared": f"{text_by_checked[self.checked]} of {self.dst}",
+            "with": self.src or "its own manifest",
+            "differences": f"{len(self.differences):,}",
+            **{difference.name: difference.why for difference in self.differences[:_SHOWN]},
+            **({"compare all": self.command} if self.command else {}),
+        }
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the verdict as ``verify --json`` prints it.
+
+        A difference has the name of its file where that is not the file of a rank.
+        """
+        facts = {"same": self.same, "checked": self.checked, **asdict(self)}
+        names = facts.pop("names")
+        del facts["by_manifest"], facts["sizes_only"]  # what `checked` says
+        for difference in facts["differences"]:
+            difference["file"] = names.get(difference["rank"])
+            difference["rank"] = None if names else difference["rank"]
+        return facts
+
+
+def wrong_checksums(
+    paths: Mapping[int, str],
+    indexes: Mapping[int, Index],
+    ranks: Sequence[int],
+    on_progress: OnProgress,
+) -> list[Difference]:
+    """Compare the files of `ranks` with the checksums that they carry."""
+    wrong = {r: describe_wrong_crc(paths[r], indexes[r], on_progress) for r in ranks}
+    return [
+        Difference(basename(paths[rank]), rank, reason, whole_file=True)
+        for rank, reason in wrong.items()
+        if reason
+    ]
+
+
+def unreadable_file(path: str, rank: int, reason: str) -> Difference:
+    return Difference(basename(path), rank, f"cannot be read: {reason}", whole_file=True)
+
+
+_AS_WHOLE = "convert both to whole tensors and compare these"
+
+
+def find_record_folder(folder: Path) -> Path:
+    """Return where the records of a destination are: in it, or with the files that readers find."""
+    if (folder / MANIFEST_NAME).exists() or not folder.is_dir():
+        return folder
+    form, where = form_at(CheckpointRef(str(folder)), "--dst-form"), CheckpointRef(str(folder))
+    if not form.described:
+        return folder
+    _, _, selected = list_and_select(replace(where, form=form.name))
+    return (folder / next(iter(selected.names.values()), "")).parent
+
+
+def open_described(request: Request, team: Team) -> tuple[Request, Source | None]:
+    """Open a destination that says itself what its files hold; None of one that does not.
+
+    The request is returned with its form, and with the strategy that the destination itself says,
+    if none was given. Collective.
+    """
+    where = team.bcast(
+        lambda: CheckpointRef(str(Path(request.dst or "").absolute()), request.dst_form)
+    )
+    form = FORMS[team.bcast(lambda: form_at(where, "--dst-form").name)]
+    if not form.is_written:
+        raise UsageError(
+            f"is {form.name}, which is read as a source alone", _AS_WHOLE, where=request.dst
+        )
+    request = replace(request, dst_form=form.name)
+    if not form.described:
+        return request, None
+    step = None if request.iteration is None else str(request.iteration)
+    dst_source = open_source(
+        replace(where, form=form.name, step=step), team, SourceScope(manifest=False)
+    )
+    team.agree(lambda: _require_files(dst_source))
+    description = dst_source.selected.description
+    assert description is not None
+    if request.dst_strategy is None and not request.derives:
+        request = replace(request, dst_strategy=description.strategy)
+    if request.iteration is None and form.training is not None and not form.counters:
+        number = dst_source.selected.step[0] if dst_source.selected.step else 0
+        request = replace(request, iteration=number)
+    return request, dst_source
+
+
+def open_existing_files(
+    target: Target, described: Source | None, team: Team
+) -> tuple[Source, Target, list[Difference]]:
+    """Return the destination that is there, what of the target its files hold, and what is wrong
+    with the files as such. Collective.
+
+    Only what is to be compared is left in its indexes.
+    """
+    dst_source = described or _open_ranks(target, team)
+    needed_paths = {f: p for f, p in dst_source.paths.items() if f in dst_source.needed_files}
+    dst_source = replace(
+        dst_source, paths=needed_paths, notices=dst_source.notices if described else ()
+    )
+    differences = [
+        unreadable_file(needed_paths[fault.file], fault.file, fault.text)
+        for fault in dst_source.faults
+        if fault.file is not None and fault.file in needed_paths
+    ]
+    if described is None:
+        return dst_source, target, differences + _extra_ranks(target.planner, dst_source, team)
+    return team.agree(lambda: _matched(target, dst_source, differences))
+
+
+def check_apart(source: Source, dst_source: Source, team: Team) -> None:
+    """Refuse to compare files with themselves, under whatever names. Collective.
+
+    Raises UsageError.
+    """
+
+    def mine() -> None:
+        paths_by_inode = {inode(Path(p)): p for p in source.paths.values() if is_path(p)}
+        paths_by_inode.pop(None, None)
+        for file in dst_source.reach.partition(dst_source.indexes)[team.rank]:
+            src_path = paths_by_inode.get(inode(Path(dst_source.paths[file])))
+            if src_path is not None:
+                raise UsageError(
+                    f"is the same file as {src_path}, and compared with itself it proves nothing",
+                    "name another folder as DST",
+                    where=dst_source.paths[file],
+                )
+
+    team.agree(mine)
+
+
+def _matched(
+    target: Target, dst_source: Source, differences: list[Difference]
+) -> tuple[Source, Target, list[Difference]]:
+    """Compare which files a self-describing destination has, and what they hold; pure."""
+    indexes = dict(dst_source.indexes)
+    description = dst_source.selected.description
+    assert description is not None
+    if not description.is_whole and description.boxes:
+        indexes = {file: index.unplaced() for file, index in indexes.items()}
+        description = replace(description, ranks=_ranks_of(target.planner, description))
+    schemas = schemas_without_repeats(description, indexes)
+    for file, schema in schemas.items():
+        if schema is not indexes[file].schema:
+            indexes[file] = indexes[file].only(schema)
+    planner, faults = _compare(target, dst_source, description, schemas)
+    dst_source = replace(dst_source, indexes=indexes)
+    return dst_source, replace(target, planner=planner, files=tuple(indexes)), differences + faults
+
+
+def _ranks_of(planner: Planner, description: Description) -> dict[int, int]:
+    """Return whose slices each file of boxes holds, by a strategy; a file of another's holds rank
+    0's. Raises UsageError for files with several boxes of a tensor, which no rank has."""
+    boxes_by_file: dict[int, dict[str, Box]] = {}
+    for name, boxes in description.boxes.items():
+        for file_box in boxes:
+            if (
+                file_box.box.size
+                and boxes_by_file.setdefault(file_box.file, {}).setdefault(name, file_box.box)
+                != file_box.box
+            ):
+                raise UsageError(
+                    f"a file has several boxes of {name}, as no rank of {planner.dst.label} has",
+                    _AS_WHOLE,
+                    where=description.source,
+                )
+    ours = (Path(description.source).parent / MANIFEST_NAME).is_file()  # which knows the options
+    if isinstance(planner.dst, WholeStrategy) and not ours:
+        for name, boxes in description.boxes.items():
+            if len({file_box.box for file_box in boxes if file_box.box.size}) > 1:
+                raise UsageError(
+                    f"shards {name}, and no --dst-strategy says how",
+                    "--dst-strategy FILE or FOLDER of the job that wrote it",
+                    _AS_WHOLE,
+                    where=description.source,
+                )
+    box_cache: dict[tuple[int, str], Box | None] = {}
+
+    def box_of(rank: int, name: str) -> Box | None:
+        if (rank, name) not in box_cache:
+            layout = planner.names_of(rank).get(name)
+            shape = planner.parameter(name).shape if layout is not None else ()
+            local = rank % planner.dst.stage_size
+            box_cache[rank, name] = layout.grid(shape).box(layout.cell(local)) if layout else None
+        return box_cache[rank, name]
+
+    def is_held(rank: int, boxes: Mapping[str, Box]) -> bool:
+        return all(box_of(rank, name) == box for name, box in boxes.items())
+
+    ranks = range(planner.dst.ranks)
+    return {
+        f: next((rank for rank in ranks if is_held(rank, b)), 0) for f, b in boxes_by_file.items()
+    }
+
+
+def _extra_ranks(planner: Planner, dst_source: Source, team: Team) -> list[Difference]:
+    """Return what is wrong with rank folders beyond the destination's ranks. Collective."""
+    last = planner.dst.ranks - 1
+    reason = f"should not be here: {planner.dst.label} has rank{f's 0 to {last}' if last else ' 0'}"
+
+    def look() -> list[Difference]:
+        if dst_source.listing is None:
+            return []
+        return [
+            Difference(dst_source.listing.at(name), rank, f"{reason} only", whole_file=True)
+            for rank, names in by_rank(dst_source.listing, DEFAULT_PATTERN).items()
+            for name in names
+            if rank > last
+        ]
+
+    return team.bcast(look)
+
+
+def _open_ranks(target: Target, team: Team) -> Source:
+    """Open the rank folders of a destination. Raises CheckpointError if a file is missing."""
+    dst, ranks = target.planner.dst, target.ranks
+    names = {rank: relpath(path, target.folder) for rank, path in target.paths.items()}
+    where = CheckpointRef(str(target.folder), target.form.name, strategy=dst)
+    dst_source = open_source(
+        where, team, SourceScope(lambda strategy: ranks, preferred=names, manifest=False)
+    )
+
+    def check() -> None:
+        missing = [rank for rank in ranks if rank not in dst_source.selected.names]
+        if missing and dst_source.selected.names:
+            raise CheckpointError(
+                f"{target.folder}: has no file of destination rank {missing[0]}"
+                + (f" and of {len(missing) - 1} more" if missing[1:] else "")
+                + f"{dst_source.searched}; {dst.label} has ranks 0 to {dst.ranks - 1}"
+            )
+        _require_files(dst_source)
+
+    team.agree(check)
+    return dst_source
+
+
+def _require_files(dst_source: Source) -> None:
+    """Raise the first fault of which files there are; what they hold is to be compared."""
+    replace(
+        dst_source, faults=tuple(finding for finding in dst_source.faults if not finding.inside)
+    ).require()
+
+
+def _compare(
+    target: Target, dst_source: Source, description: Description, schemas: Mapping[int, Schema]
+) -> tuple[Planner, list[Difference]]:
+    planner = target.planner
+    differences: list[Difference] = []
+    source = Path(description.source).name
+    faults = [
+        *(
+            (source, fault.line)
+            for fault in check_files(description, schemas, dst_source.paths, lambda name: False)
+        ),
+        *(
+            (Path(path).name, f"is missing, though {source} lists it")
+            for path in description.missing_files.values()
+        ),
+        *((target.form.training or "", text) for text in _training_faults(target, description)),
+    ]
+    differences += (
+        Difference(n, -number, text, whole_file=True) for number, (n, text) in enumerate(faults, 1)
+    )
+    parts: dict[int, FileContent] = {}
+    ranks = set(target.ranks)
+    shared_names: dict[frozenset[str], frozenset[str]] = {}
+    present_cells: set[tuple[str, Cell]] = set()
+    for file, schema in schemas.items():
+        rank = description.ranks.get(file, 0)
+        if rank >= planner.dst.ranks:
+            reason = f"is rank {rank}'s, and {planner.dst.label} has {planner.dst.ranks}"
+            differences.append(
+                Difference(basename(dst_source.paths[file]), file, reason, whole_file=True)
+            )
+            parts[file] = FileContent(0, frozenset())
+            continue
+        names = frozenset(schema.names)
+        parts[file] = FileContent(rank, shared_names.setdefault(names, names))
+        layouts_by_name = planner.names_of(rank)
+        differences += [
+            Difference(name, file, "should not be here")
+            for name in schema.names
+            if name not in layouts_by_name
+        ]
+    dst_planner = planner.with_parts(parts)
+    for file in schemas:
+        present_cells |= {
+            (name, dst_planner.cell(file_layout, file))
+            for name, file_layout in dst_planner.names(file).items()
+        }
+    missing: dict[str, None] = {}
+    for rank in ranks:
+        local = rank % planner.dst.stage_size
+        for name, layout in planner.names_of(rank).items():
+            if (name, layout.cell(local)) not in present_cells:
+                missing[name] = None
+    differences += [Difference(n, -1, "is missing, or some of its slices are") for n in missing]
+    if description.strategy is not None:
+        differences += _stated(planner, description, missing)
+    return dst_planner, differences
+
+
+def _training_faults(target: Target, description: Description) -> Iterator[str]:
+    """Yield what is wrong with the facts on the training, of a form that states some."""
+    if target.form.training is None:
+        return
+    if not description.training and not target.form.counters:
+        yield "is missing; a training job knows its step by it"
+    for name in COMMON:
+        want, have = (training.get(name) for training in (target.training, description.training))
+        must = name == "global_step" and not target.form.counters and description.training
+        if want is not None and have != want and (have is not None or must):
+            yield f"states {name} {have}, and the source's is {want}"
+
+
+def _stated(
+    planner: Planner, description: Description, missing: Mapping[str, None]
+) -> Iterator[Difference]:
+    """Yield parameters that metadata does not state, or states otherwise: loaders believe it."""
+    assert description.strategy is not None
+    declared_strategy, stating = description.strategy, Path(description.source).name
+    for stage in range(len(planner.dst.stages)):
+        for name, layout in planner.names_of(stage * planner.dst.stage_size).items():
+            shape = planner.parameter(name).shape
+            if name in missing or not shape or not is_in_metadata(planner, name):
+                continue
+            if name not in declared_strategy.stages_of:
+                yield Difference(name, -1, f"is not stated in {stating}")
+                continue
+            declared = declared_strategy.stages[declared_strategy.stages_of[name][0]][name]
+            ranks = range(planner.dst.stage_size)
+            if description.declared[name][1] != shape or any(
+                declared.grid(shape).box(declared.cell(r)) != layout.grid(shape).box(layout.cell(r))
+                for r in ranks
+            ):
+                yield Difference(name, -1, f"is stated otherwise in {stating}")
+
+
+def compare_beside(
+    request: Request, source: Source, target: Target, dst_source: Source, team: Team
+) -> tuple[list[Difference], list[str]]:
+    """Compare what a destination consists of beside its tensors; return differences, and notices.
+    Collective.
+
+    What another tool wrote is asked for what its form needs, and no more.
+    """
+    return team.bcast(lambda: _compare_companions(request, source, target, dst_source))
+
+
+def _compare_companions(
+    request: Request, source: Source, target: Target, dst_source: Source
+) -> tuple[list[Difference], list[str]]:
+    if not target.form.described:
+        return [], []
+    folder, record, notices = Path(dst_source.folder), None, list[str]()
+    with suppress(StorageError):
+        record = read_manifest(folder) if (folder / MANIFEST_NAME).is_file() else None
+    if record is not None and record.get("form") == target.form.name:
+        wrong = list(wrong_companions(folder, record).items())
+        wrong += _tracker(target, folder)
+        notices += changed_model_files(folder, record)
+    else:
+        wrong = [*_without_record(target, dst_source, folder)]
+    if target.form.configured:
+        shapes = {
+            name: shape
+            for index in dst_source.indexes.values()
+            for name, shape in zip(index.schema.names, index.schema.shapes)
+        }
+        if (folder / CONFIG).is_file():
+            model_config = own_config(request, source, target)
+            is_part = bool(request.include or request.exclude)
+            mismatch = of_another(folder, model_config, shapes, is_part=is_part)
+            wrong += [(CONFIG, f"is of another model: {mismatch}")] if mismatch else []
+        wrong_names = {name for name, _ in wrong}
+        for name, content in target.companions.items():
+            path = folder / name
+            if name not in wrong_names and not (path.is_file() and read_bytes(path) == content):
+                state = "is not what it would be" if path.is_file() else "is not there"
+                notices.append(f"{path}: {state}, by --like or --config")
+    return [Difference(name, -1, reason, whole_file=True) for name, reason in wrong], notices
+
+
+def _without_record(target: Target, dst_source: Source, folder: Path) -> Iterator[tuple[str, str]]:
+    """Yield the companions without which no reader finds a destination's files.
+
+    Those that readers can do without are not asked for; others, the opening of it has asked for.
+    """
+    names = [relpath(path, folder) for path in dst_source.paths.values()]
+    if target.form.configured and len(names) > 1:
+        for name in target.form.companion_names(names):
+            if not (folder / name).is_file():
+                yield name, "is missing, and readers find the files by it"
+
+
+def _tracker(target: Target, folder: Path) -> Iterator[tuple[str, str]]:
+    """Yield that the file by which readers find a destination is missing or means another."""
+    if target.arrangement.mark is None or target.dst is None:
+        return
+    name, content = target.arrangement.mark
+    path = Path(target.dst) / name
+    if folder.resolve() == Path(target.dst).resolve():
+        return  # one step's folder was named itself
+    if not path.is_file():
+        yield name, "is missing, and readers find the newest checkpoint by it"
+    elif not means(read_bytes(path), content):
+        yield name, f"does not say {content.decode().strip()}, and readers find the newest by it"

@@ -1,0 +1,326 @@
+"""What each process has to do, and how files are read.
+
+The costs of reading, sending and copying are measured briefly, if a choice depends on them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+from time import perf_counter
+from typing import Any
+
+from rankxform.errors import UsageError
+from rankxform.formats.container import Container
+from rankxform.planning.assign import Assignment
+from rankxform.planning.catalog import Parameter
+from rankxform.planning.exchange import (
+    PendingExchanges,
+    WorkPlan,
+    assign_readers,
+    bytes_with_several_readers,
+    estimate_reads,
+    find_exchanges,
+    operand_moves,
+    order_transfers,
+)
+from rankxform.planning.plan import Planner
+from rankxform.planning.reads import (
+    AUTO,
+    READ_METHODS,
+    AutoReadMethod,
+    Costs,
+    ReadPolicy,
+    bytes_to_read,
+)
+from rankxform.planning.transfers import Reach, SliceRange, Transfer, bytes_to_write
+from rankxform.request import Request
+from rankxform.source.open import Source
+from rankxform.storage.bandwidth import ReadTimer, measure_copying, measure_reading
+from rankxform.storage.posix import OnProgress
+from rankxform.target.target import Target
+from rankxform.transport import Team
+
+_WORTH_A_LOOK = 1.05
+"""How much more one method must read than another for a choice to be worth measuring."""
+
+_WORTH_MEASURING = 128 << 20
+"""Bytes of a process from which on the time to measure is negligible."""
+
+_LATENCIES = AutoReadMethod(0.0), AutoReadMethod(1e6)
+"""The read method for a latency of zero, and for a high one."""
+
+_READING_SECONDS = 0.12
+_NOISE = 1.5
+_TOGETHER = 0.05, 0.3
+"""Seconds to read, at least and at most, so that what several nodes share is seen to be shared."""
+_BOTH_SECONDS = 0.1
+_MESSAGE, _TILE, _ROUNDS = 2 << 20, 256 << 10, 4
+
+
+def plan_work(
+    request: Request,
+    source: Source,
+    target: Target,
+    assignment: Assignment,
+    team: Team,
+    ascending: bool = False,
+) -> WorkPlan:
+    """Return what this process has to do if process p makes ``assignment[p]``. Collective.
+
+    In the order of destination files, as far as can be; strictly so, file by file, if `ascending`.
+    Raises UsageError where that cannot be.
+    """
+    planner, reach, order = target.planner, source.reach, file_order(target.container)
+    visible = None if reach.is_full else reach.of(team.rank)
+
+    def own() -> tuple[WorkPlan | None, list[Transfer]]:
+        first = _plan_operands(request, source, target, assignment, team.rank)
+        return first, planner.transfers(assignment[team.rank], visible)
+
+    first, separate = team.agree(own)
+    memory = request.memory
+    if first is not None:
+        # The tiles of an exchange follow from memory, and must be the same on all of its processes.
+        operand_bytes = first.nbytes
+        memory -= max(team.allgather(lambda: operand_bytes))
+        first = replace(first, memory=memory)
+    policy, speeds = choose_policy(request, source, planner, assignment, separate, team)
+    requests = PendingExchanges((), ())
+    if not ascending:
+        requests = team.agree(lambda: find_exchanges(planner, assignment, reach, policy))
+    if bytes_with_several_readers(requests, reach) < _WORTH_MEASURING * team.size:
+        speeds = []
+    elif not speeds:
+        speeds = _measured_speeds(source, team)
+
+    def plan() -> WorkPlan:
+        if ascending:
+            transfers = _file_by_file(request, source, target, assignment[team.rank])
+            return WorkPlan(transfers, policy, False, memory, ascending=True)
+        exchanges = assign_readers(requests, reach, _significant(speeds), order)
+        transfers = order_transfers(team.rank, separate, exchanges, order)
+        return WorkPlan(transfers, policy, bool(exchanges), memory)
+
+    work = team.agree(plan)
+    nbytes = sum(team.allgather(lambda: bytes_to_write(work.transfers)))
+    exchanges = work.exchanges or (first is not None and first.exchanges)
+    return replace(work, nbytes=nbytes, operands=first, exchanges=exchanges)
+
+
+def _plan_operands(
+    request: Request, source: Source, target: Target, assignment: Assignment, process: int
+) -> WorkPlan | None:
+    """Return what brings a process its operands, where not every process sees their files.
+
+    Raises UsageError where they leave too little memory for the rest.
+    """
+    operand_source, policy = target.adapter or source, ReadPolicy(READ_METHODS[request.read_method])
+    moves = operand_moves(
+        target.planner, assignment, operand_source.table, operand_source.reach, policy.method
+    )
+    if moves is None:
+        return None
+    separate = moves.planner.transfers(moves.assignment[process], operand_source.reach.of(process))
+    transfers = order_transfers(process, separate, moves.exchanges)
+    nbytes = bytes_to_write(transfers)
+    if nbytes > request.memory // 2:
+        raise UsageError(
+            f"process {process} needs {nbytes:,} bytes of factors or adapters, which are whole",
+            f"raise --memory to {-(-2 * nbytes >> 20)}M",
+            "put their files where all nodes see them",
+            details="some of them are on one node only",
+        )
+    return WorkPlan(transfers, policy, bool(moves.exchanges), request.memory - nbytes, nbytes)
+
+
+def _file_by_file(
+    request: Request, source: Source, target: Target, slice_ranges: Sequence[SliceRange]
+) -> list[Transfer]:
+    """Return what a process moves if it makes one file after the other, each in its order.
+
+    Raises UsageError where that takes messages of other processes, whose order is their own.
+    """
+    if READ_METHODS[request.read_method].exchanges:
+        raise UsageError(
+            f"{request.dst} takes each file from its first byte to its last, and "
+            "processes exchange in another order",
+            f"leave out --read-method {request.read_method}",
+        )
+    if not source.reach.is_full:
+        raise UsageError(
+            f"{request.dst} takes each file from its first byte to its last, and nodes send in "
+            "another order",
+            "put the checkpoint where all nodes see it",
+        )
+    planner, order = target.planner, file_order(target.container)
+    of_file: dict[int, list[SliceRange]] = {}
+    for slice_range in slice_ranges:
+        of_file.setdefault(slice_range.rank, []).append(slice_range)
+    return [
+        transfer
+        for file_ranges in of_file.values()
+        for transfer in sorted(
+            planner.transfers(file_ranges), key=lambda file_transfer: order(file_transfer.parameter)
+        )
+    ]
+
+
+def file_order(container: Container) -> Callable[[Parameter], Any]:
+    """Return the order of parameters in files, as a key to sort by."""
+    return lambda parameter: container.order(parameter.name, parameter.dtype)
+
+
+def choose_policy(
+    request: Request,
+    source: Source,
+    planner: Planner,
+    assignment: Assignment,
+    separate: Sequence[Transfer],
+    team: Team,
+) -> tuple[ReadPolicy, list[float]]:
+    """Return how files are read, and how fast each process reads, if that was measured.
+
+    The method is the one that was asked for, or the cheapest by costs that are given or measured;
+    speeds are in bytes a second. assignment: by process; if it is not for as many processes as the
+    team has, they are taken to be on one node. separate: the transfers of this process, or some of
+    them, if each process reads for itself. Collective; the same on every process.
+    """
+    reach, method = source.reach, READ_METHODS[request.read_method]
+    policy = ReadPolicy(method, request.costs)
+    imagined = request.shapes is not None and request.costs is None
+    if request.read_method != AUTO or imagined:
+        return policy, []
+    may_exchange = team.nodes.count > 1 and reach.is_full and len(assignment) == team.size
+    exchanges = may_exchange and _repeats(planner, assignment, reach)
+    if not exchanges and not any(team.allgather(lambda: _depends_on_latency(separate))):
+        return policy, []
+    costs, speeds = request.costs, list[float]()
+    if costs is None:
+        costs, speeds = measure_costs(source, team, network=exchanges)
+    return ReadPolicy(method.with_latency(costs.latency_bytes), costs, exchanges), speeds
+
+
+def _depends_on_latency(separate: Sequence[Transfer]) -> bool:
+    """Tell whether the latency of a read makes a difference to how much is read."""
+    least_bytes, most_bytes = (bytes_to_read(separate, method) for method in _LATENCIES)
+    return most_bytes > _WORTH_A_LOOK * least_bytes
+
+
+def _repeats(planner: Planner, assignment: Assignment, reach: Reach) -> bool:
+    """Tell whether nodes that read for themselves would read the same rows."""
+    estimate = estimate_reads(planner, assignment, reach, _LATENCIES[1])
+    return estimate.separate.nbytes > _WORTH_A_LOOK * estimate.once.nbytes
+
+
+def _measured_speeds(source: Source, team: Team) -> list[float]:
+    """Return how fast each process reads, in bytes a second; 0 if it sees no file. Collective."""
+    visible_file = min(source.reach.of(team.rank), default=None)
+    return team.allgather(
+        lambda: (
+            measure_reading(source.paths[visible_file], _READING_SECONDS)
+            if visible_file is not None
+            else 0.0
+        )
+    )
+
+
+def _significant(speeds: Sequence[float]) -> list[float]:
+    """Set speeds to the median, except those that are lower by more than the measurement noise.
+
+    In bytes a second, by process; none of the result is below a thousandth of the median.
+
+    >>> _significant([4.0, 5.0, 6.0, 1.0, 0.0])
+    [5.0, 5.0, 5.0, 1.0, 0.005]
+    """
+    nonzero_speeds = sorted(speed for speed in speeds if speed)
+    usual = nonzero_speeds[len(nonzero_speeds) // 2] if nonzero_speeds else 0.0
+    return [usual if speed > usual / _NOISE else max(speed, usual / 1e3) for speed in speeds]
+
+
+def measure_costs(source: Source, team: Team, *, network: bool = True) -> tuple[Costs, list[float]]:
+    """Read a little on every process, and, with `network`, send and copy a little. Collective.
+
+    With `network`, all processes must see all of the source. Also how fast each process reads, in
+    bytes a second; 0 if it sees no file.
+    """
+    path, place = _sample_of(source.paths, sorted(source.reach.of(team.rank)), team)
+    team.barrier()  # so that all read at the same time
+    with ReadTimer(path, place) if path else nullcontext() as timer:
+        costs_by_process = team.allgather(
+            lambda: timer.speed(*(_TOGETHER if network else ())) if timer else None
+        )
+        measured_costs = [c for c in costs_by_process if c is not None]
+        speeds = [c.read if c else 0.0 for c in costs_by_process]
+        read, latency = (
+            sum(column) / len(measured_costs)
+            for column in zip(*((s.read, s.read_latency) for s in measured_costs))
+        )
+        if not network:
+            return Costs(read, read_latency=latency), speeds
+        assert timer is not None
+        copy = min(team.allgather(measure_copying))
+        costs = Costs(read, copy=copy, read_latency=latency)
+        return _network(costs, timer, speeds[team.rank], team), speeds
+
+
+def _sample_of(
+    paths: Mapping[int, str], visible_files: Sequence[int], team: Team
+) -> tuple[str | None, float]:
+    """Return a file and a place in it, as a part of the whole, that no other process samples."""
+    number = team.rank * len(visible_files) / team.size
+    return (paths[visible_files[int(number)]] if visible_files else None), number % 1
+
+
+def _network(costs: Costs, timer: ReadTimer, speed: float, team: Team) -> Costs:
+    """Measure what every node sends to the next while it receives, the latency of a message, and
+    how much of that goes on beside reading. Collective.
+
+    speed: of this process, in bytes that it reads a second.
+    """
+    nodes = team.nodes
+    leader, node = nodes.is_leader(team.rank), nodes.node_of[team.rank]
+    p2p = team.p2p()
+    after = nodes.processes[(node + 1) % nodes.count][0]
+    previous_leader = nodes.processes[node - 1][0]
+
+    send_buffer, room = (memoryview(bytearray(b"." * _MESSAGE)) for _ in range(2))
+
+    def exchange(
+        nbytes: int, on_progress: OnProgress, extra_read_bytes: int = 0, rounds: int = _ROUNDS
+    ) -> float:
+        """Return the mean seconds of some rounds, each of which reads `extra_read_bytes` too.
+
+        One more round comes first, to connect and to begin at once.
+        """
+        began = 0.0
+        for number in range(-1, rounds):
+            began = perf_counter() if number == 0 else began
+            messages = [
+                p2p.receive(previous_leader, room[:nbytes]),
+                p2p.send(after, send_buffer[:nbytes]),
+            ]
+            for _ in range(0, extra_read_bytes if number >= 0 else 0, _TILE):
+                timer.more(_TILE)
+                p2p.progress()
+            p2p.wait_all(messages, on_progress)
+        return (perf_counter() - began) / rounds
+
+    def sending(on_progress: OnProgress) -> tuple[float, float] | None:
+        return (exchange(_MESSAGE, on_progress), exchange(1, on_progress)) if leader else None
+
+    def both(on_progress: OnProgress) -> float | None:
+        """Return how much of the shorter of reading and sending the longer hides."""
+        if not leader:
+            timer.more(rounds * _MESSAGE)
+            return None
+        reading = _MESSAGE / speed
+        seconds = exchange(_MESSAGE, on_progress, _MESSAGE, rounds)
+        return min(1.0, max(-1.0, (reading + full - seconds) / min(reading, full)))
+
+    sent = [timing for timing in team.allgather_work(sending) if timing is not None]
+    full, empty = max(timing[0] for timing in sent), max(timing[1] for timing in sent)
+    rounds = max(1, min(_ROUNDS, int(_BOTH_SECONDS / (_MESSAGE / costs.read + full))))
+    hidden = [overlap for overlap in team.allgather_work(both) if overlap is not None]
+    return replace(costs, network=_MESSAGE / full, latency=empty, overlap=sum(hidden) / len(hidden))
