@@ -7,6 +7,7 @@ and the docstrings.
 from __future__ import annotations
 
 import argparse
+import ast
 import inspect
 import re
 import textwrap
@@ -144,15 +145,46 @@ def _signature(name: str, one: object) -> str:
 
 
 def _members(one: type) -> Iterator[str]:
-    found = {n: m for n, m in vars(one).items() if not n.startswith("_") and _is_member(m)}
-    if not found:
+    members = {n: m for n, m in vars(one).items() if not n.startswith("_") and _is_member(m)}
+    fields = _fields(one)
+    if not members and not fields:
         return
     yield from ("", "| | |", "|---|---|")
-    for name, member in found.items():
+    for name, comment in fields.items():
+        yield _cells(f"`{name}`", comment)
+    for name, member in members.items():
         made = member.__func__ if isinstance(member, (classmethod, staticmethod)) else member
         shown = name if isinstance(member, property) else f"{name}{inspect.signature(made)}"
         shown = shown.replace("'", "").replace("self, ", "").replace("(self)", "()")
         yield _cells(f"`{shown}`", _line(made))
+
+
+def _fields(kind: type) -> dict[str, str]:
+    """Return name -> comment of a class's public fields; the comment is behind a field or above it.
+
+    One that begins with several names ("src, dst: ...") is of all of them.
+    """
+    source = inspect.getsource(kind).splitlines()
+    body = ast.parse(textwrap.dedent("\n".join(source))).body[0].body
+    comments: dict[str, str] = {}
+    shared: dict[str, str] = {}
+    for node in body:
+        if not isinstance(node, ast.AnnAssign) or node.target.id.startswith("_"):
+            continue
+        name = node.target.id
+        behind = source[node.end_lineno - 1].partition("  # ")[2]
+        above = []
+        for text in reversed(source[: node.lineno - 1]):
+            if not text.strip().startswith("# "):
+                break
+            above.insert(0, text.strip().removeprefix("# "))
+        comment = behind or " ".join(above)
+        names, colon, rest = comment.partition(": ")
+        if above and colon and name in names.split(", "):
+            shared |= dict.fromkeys(names.split(", "), rest)
+            comment = ""
+        comments[name] = (comment or shared.get(name, "")).replace("``", "`")
+    return comments
 
 
 def _is_member(one: object) -> bool:

@@ -121,25 +121,17 @@ def _decimal(text: str) -> float:
 
 @dataclass(frozen=True)
 class OptionType:
-    """A kind of values.
+    """A kind of values."""
 
-    item: the type of a value, or of each of several; title: what messages call a value that a
-    program gives; hint: the type for editors. read: makes a value of a text, or raises ValueError;
-    example: what messages say was expected ("": the error's own words). is_tuple: values are
-    tuples; repeated: on the command line the option is, and each time gives one. stands_for: what
-    an option without a value means. choices: the values that there are, or a registry of them;
-    none: any.
-    """
-
-    item: type = str
-    title: str = "a text"
-    hint: str = "str"
-    read: Callable[[str], Any] = str
-    example: str = ""
-    is_tuple: bool = False
-    repeated: bool = False
-    stands_for: bool | None = None
-    choices: Any = ()
+    item: type = str  # the type of a value, or of each of several
+    title: str = "a text"  # what messages call a value that a program gives
+    hint: str = "str"  # the type for editors
+    read: Callable[[str], Any] = str  # makes a value of a text, or raises ValueError
+    example: str = ""  # what messages say was expected ("": the error's own words)
+    is_tuple: bool = False  # values are tuples
+    repeated: bool = False  # on the command line the option is, and each time gives one
+    stands_for: bool | None = None  # what an option without a value means
+    choices: Any = ()  # the values that there are, or a registry of them; none: any
 
     def parse(self, text: str) -> Any:
         """Return the value that a text means. Raises ValueError, which says what was expected."""

@@ -35,18 +35,18 @@ class Request(
 ):
     """What to convert, and how. Paths are resolved by process 0.
 
-    src, dst: source folder or file; destination folder (None: nothing is written).
-    files: the source file of each rank, in place of those that are found in `src`.
-    src_strategy, dst_strategy: a file, a folder of stage files, "none" for whole tensors,
-        ``shard:REGEX=AXIS@RANKS``; or a Strategy, as it comes from a network. None: none was given,
-        which means whole tensors, but is an error where the source holds files of several ranks.
-    The other fields are options; see their help. Raises UsageError for what they cannot be.
+    The fields that it inherits are options; see the help of each. Raises UsageError if one has a
+    value that it cannot have.
     """
 
-    src: str
-    dst: str | None
+    src: str  # a folder or a file
+    dst: str | None  # a folder; None: nothing is written
+    # A file, a folder of stage files, "none" for whole tensors, ``shard:REGEX=AXIS@RANKS``; or a
+    # Strategy, as it comes from a network. None: not given, which means whole tensors, but is an
+    # error if the source has files of several ranks.
     src_strategy: str | Strategy | None = None
     dst_strategy: str | Strategy | None = None
+    # rank -> its source file, instead of those in `src`.
     files: Mapping[int, str] | None = None
 
     def __new__(cls, *_: Any, **__: Any) -> Request:

@@ -49,16 +49,12 @@ def _not_before(a: tuple[int, ...], b: tuple[int, ...]) -> bool:
 
 
 class StatementKind(NamedTuple):
-    """A kind of facts. words: what is stated, of `{of}`; remedy: what to do where two disagree, or
-    for a warning what it may mean.
+    """A kind of facts."""
 
-    refused: whether that is a fault; otherwise it is a warning.
-    """
-
-    words: str
-    remedy: str
+    words: str  # what is stated, of `{of}`
+    remedy: str  # what to do where two disagree, or for a warning what it may mean
     agree: Callable[[Any, Any], bool] = _same
-    refused: bool = True
+    refused: bool = True  # whether that is a fault; otherwise it is a warning
 
 
 STEP, ITERATION, NAMED_STEP, COMMIT = "step", "iteration", "named-step", "commit"

@@ -28,22 +28,19 @@ DEFAULT_PATTERN = "rank_{rank}/*"
 
 @dataclass(frozen=True)
 class CheckpointRef:
-    """Names a checkpoint: a place, and which of the files there are meant.
+    """Names a checkpoint: a place, and which of the files there are meant."""
 
-    path: a folder or a file. form: the convention; None: it is recognized. pattern: of rank
-    folders, relative to the place, with ``{rank}`` for the rank's number and ``*``. step: ``E_S``,
-    a step or iteration alone, or ``latest``, which accepts no older step than the newest of all.
-    suffix: the end of the files' names before their extension. files: the file of each rank, in
-    place of those that are found. strategy: how ranks shard; None: nobody says so.
-    """
-
-    path: str = ""
-    form: str | None = None
+    path: str = ""  # a folder or a file
+    form: str | None = None  # the convention; None: it is recognized
+    # Of rank folders, relative to the place, with ``{rank}`` for the rank's number and ``*``.
     pattern: str = DEFAULT_PATTERN
+    # ``E_S``, a step or iteration alone, or ``latest``, which accepts no older step than the newest
+    # of all.
     step: str | None = None
-    suffix: str | None = None
+    suffix: str | None = None  # the end of the files' names before their extension
+    # The file of each rank, in place of those that are found.
     files: Mapping[int, str] | None = None
-    strategy: Strategy | None = None
+    strategy: Strategy | None = None  # how ranks shard; None: nobody says so
 
 
 @dataclass(frozen=True)
@@ -61,19 +58,16 @@ class RankFilter:
 
 @dataclass(frozen=True)
 class SelectedFiles:
-    """The chosen files: their names by id, "" for the place itself, and their (epoch, step).
-
-    ranks: by id the rank that a file is of, where ranks have several files; {}: ids are ranks.
-    skipped_steps: other steps that exist. incomplete: of this step and newer ones, those that some
-    ranks lack, with these ranks. description: what the checkpoint says of itself; None of rank
-    folders, which say nothing.
-    """
+    """The chosen files: their names by id, "" for the place itself, and their (epoch, step)."""
 
     names: Mapping[int, str]
     step: TrainingStep | None = None
-    skipped_steps: tuple[TrainingStep, ...] = ()
+    skipped_steps: tuple[TrainingStep, ...] = ()  # other steps that exist
+    # Of this step and newer ones, those that some ranks lack, with these ranks.
     incomplete: Mapping[TrainingStep, tuple[int, ...]] = field(default_factory=dict)
+    # What the checkpoint says of itself; None of rank folders, which say nothing.
     description: Description | None = None
+    # By id the rank that a file is of, where ranks have several files; {}: ids are ranks.
     ranks: Mapping[int, int] = field(default_factory=dict)
 
     def rank_of(self, file: int) -> int:
@@ -108,31 +102,25 @@ class SelectedFiles:
 
 @dataclass(frozen=True)
 class FileNaming:
-    """How a destination's files are to be made, as the user says.
+    """How a destination's files are to be made, as the user says."""
 
-    prefix: start of their names (None: the form's own). suffix: of the container, with a dot.
-    step: of the training, as the source states it; None if it does not. options: the values of the
-    form's own, by name.
-    """
-
-    prefix: str | None
-    suffix: str
-    step: int | None
-    options: Mapping[str, Any]
+    prefix: str | None  # start of their names (None: the form's own)
+    suffix: str  # of the container, with a dot
+    step: int | None  # of the training, as the source states it; None if it does not
+    options: Mapping[str, Any]  # the values of the form's own, by name
 
 
 @dataclass(frozen=True)
 class DestinationFiles:
-    """The files of a destination.
+    """The files of a destination."""
 
-    names: of each, by id, relative to `folder`, which is relative to the destination. parts: what
-    each holds; {}: a file holds all slices of the rank that is its id. mark: a small file, relative
-    to the destination, with its content, by which readers find `folder`; it is written last.
-    """
-
+    # Of each, by id, relative to `folder`, which is relative to the destination.
     names: Mapping[int, str]
+    # What each holds; {}: a file holds all slices of the rank that is its id.
     parts: Mapping[int, FileContent] = field(default_factory=dict)
     folder: str = ""
+    # A small file, relative to the destination, with its content, by which readers find `folder`;
+    # it is written last.
     mark: tuple[str, bytes] | None = None
 
 

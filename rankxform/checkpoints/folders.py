@@ -281,19 +281,16 @@ def is_repeated_slice(
 
 @dataclass(frozen=True)
 class StepFolders:
-    """How a form names the folders of steps.
+    """How a form names the folders of steps."""
 
-    word: what a step is called. expression: of a folder's name, with the number as its group; name:
-    the same, to be filled in. tracker: the file that names the last complete one. files: picks
-    checkpoint files among names, which lie in a step's own folder. is_complete: tells by the names
-    in its folder whether a step is complete, where that does not depend on the tracker.
-    """
-
-    word: str
-    expression: re.Pattern[str]
-    name: str
-    tracker: str
+    word: str  # what a step is called
+    expression: re.Pattern[str]  # of a folder's name, with the number as its group
+    name: str  # the same, to be filled in
+    tracker: str  # the file that names the last complete one
+    # Picks checkpoint files among names, which lie in a step's own folder.
     files: Callable[[Iterable[str]], list[str]]
+    # Tells by the names in its folder whether a step is complete, where that does not depend on the
+    # tracker.
     is_complete: Callable[[Iterable[str]], bool] | None = None
 
 

@@ -62,14 +62,11 @@ class Refusals:
 
 @dataclass(frozen=True)
 class NetworkParameter:
-    """A parameter of a network, as a strategy or a checkpoint lists it.
+    """A parameter of a network, as a strategy or a checkpoint lists it."""
 
-    layout: None where no strategy says. stages: that list it. states: the names of the optimizer
-    states that follow it, gradients that are never saved included.
-    """
-
-    layout: Layout | None
-    stages: tuple[int, ...]
+    layout: Layout | None  # None where no strategy says
+    stages: tuple[int, ...]  # that list it
+    # The names of the optimizer states that follow it, gradients that are never saved included.
     states: tuple[str, ...] = ()
 
     @property

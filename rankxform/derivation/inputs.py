@@ -55,21 +55,18 @@ _SEMI_AUTO = (1, "1", "semi", "semi_auto", "semi_auto_parallel")
 
 @dataclass(frozen=True)
 class JobConfig:
-    """What a configuration says of a job.
-
-    predict: it trains nothing. offset, interleave: of its layers over pipeline stages.
-    load_checkpoint, src_strategy: what it loads, and that checkpoint's strategy. auto_trans:
-    whether MindFormers is to convert it. output_dir: where MindFormers puts what it writes.
-    """
+    """What a configuration says of a job."""
 
     parallel: Parallel
-    predict: bool
+    predict: bool  # it trains nothing
+    # offset, interleave: of its layers over pipeline stages.
     offset: tuple[int, ...] = ()
     interleave: int = 1
+    # load_checkpoint, src_strategy: what it loads, and that checkpoint's strategy.
     load_checkpoint: str | None = None
     src_strategy: str | None = None
-    auto_trans: bool = False
-    output_dir: str = "./output"
+    auto_trans: bool = False  # whether MindFormers is to convert it
+    output_dir: str = "./output"  # where MindFormers puts what it writes
 
 
 def parse_job_config(data: bytes, label: str) -> JobConfig:

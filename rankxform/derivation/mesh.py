@@ -47,24 +47,18 @@ _WORDS = {"true": True, "false": False, "on": True, "off": False, "1": True, "0"
 
 @dataclass(frozen=True)
 class Parallel:
-    """The sizes of a job's parallel axes, and what else its layouts depend on.
+    """The sizes of a job's parallel axes, and what else its layouts depend on."""
 
-    dp, mp, pp, cp, ep: data, model (tensor), pipeline, context and expert parallel.
-    vocab_emb_dp: whether the vocabulary is replicated; use_seq_parallel: whether sequences are
-        sharded over mp. None: not known.
-    optimizer_shard: whether the optimizer shards parameters over data-parallel ranks, or into how
-        many shards (optimizer_weight_shard_size). None: not known.
-    threshold: parameters of fewer KiB are not sharded by the optimizer. None: 64, MindSpore's.
-    """
-
-    dp: int = 1
-    mp: int = 1
-    pp: int = 1
-    cp: int = 1
-    ep: int = 1
-    vocab_emb_dp: bool | None = None
-    use_seq_parallel: bool | None = None
+    dp: int = 1  # data parallel size
+    mp: int = 1  # tensor (model) parallel size
+    pp: int = 1  # number of pipeline stages
+    cp: int = 1  # context parallel size
+    ep: int = 1  # expert parallel size
+    vocab_emb_dp: bool | None = None  # whether the vocabulary is replicated; None: not known
+    use_seq_parallel: bool | None = None  # whether sequences are sharded over mp; None: not known
+    # Whether the optimizer shards parameters, or into how many shards; None: not known.
     optimizer_shard: bool | int | None = None
+    # The optimizer shards no parameter of fewer KiB; None: 64, MindSpore's default.
     threshold: int | None = None
 
     def __post_init__(self) -> None:

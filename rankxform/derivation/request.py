@@ -26,32 +26,28 @@ class Extent(NamedTuple):
 
 @dataclass(frozen=True)
 class DeriveRequest:
-    """All that a strategy is derived from.
+    """All that a strategy is derived from."""
 
-    source: None where every parameter is whole. src: the source's sizes; with `keep_mesh` only its
-    threshold counts. keep_mesh: the ranks of a stage stay arranged as they are; only the
-    optimizer's shard and the pipeline change, and with `keep_stages` not even the latter. extents:
-    of the parameters, as far as they are known. rules: the user's, before the preset's. opt_on,
-    opt_off: which parameters take part in the optimizer's shard, or do not. unsharded: axes that
-    shard no parameter. predict: the job trains nothing. src_flag, dst_flag: the
-    options that the sizes come from. places: what is said of the pipeline.
-    """
-
-    source: Strategy | None
+    source: Strategy | None  # None where every parameter is whole
     dst: Parallel
-    src: Parallel | None = None
+    src: Parallel | None = None  # the source's sizes; with `keep_mesh` only its threshold counts
+    # The ranks of a stage stay arranged as they are; only the optimizer's shard and the pipeline
+    # change, and with `keep_stages` not even the latter.
     keep_mesh: bool = False
     keep_stages: bool = False
+    # Of the parameters, as far as they are known.
     extents: Mapping[str, Extent] = field(default_factory=dict)
     preset: Preset | None = None
-    rules: tuple[ShardingRule, ...] = ()
+    rules: tuple[ShardingRule, ...] = ()  # the user's, before the preset's
+    # opt_on, opt_off: which parameters take part in the optimizer's shard, or do not.
     opt_on: tuple[re.Pattern[str], ...] = ()
     opt_off: tuple[re.Pattern[str], ...] = ()
-    unsharded: frozenset[str] = frozenset()
-    predict: bool = False
+    unsharded: frozenset[str] = frozenset()  # axes that shard no parameter
+    predict: bool = False  # the job trains nothing
+    # src_flag, dst_flag: the options that the sizes come from.
     src_flag: str = SRC_SIZES
     dst_flag: str = DST_SIZES
-    places: StageLayers = field(default_factory=StageLayers)
+    places: StageLayers = field(default_factory=StageLayers)  # what is said of the pipeline
 
     @property
     def all_rules(self) -> tuple[ShardingRule, ...]:
@@ -73,22 +69,17 @@ class DeriveRequest:
 
 @dataclass(frozen=True)
 class ShardingRow:
-    """Parameters that are sharded alike: a row of the table that is printed.
+    """Parameters that are sharded alike: a row of the table that is printed."""
 
-    pattern: their names, numbers as ``*``; parameters: how many. spec: which mesh axes shard them.
-    optimizer: whether they take part in the optimizer's shard ("yes", "no"; "-": not known, or
-    there is none). src_layout, dst_layout: as device matrix, tensor map, step and size of the
-    optimizer's shard; src_holds, dst_holds: what a rank holds by these, in words.
-    """
-
-    pattern: str
-    parameters: int
-    spec: str
+    pattern: str  # their names, with numbers as ``*``
+    parameters: int  # number of parameters
+    spec: str  # mesh axes that shard them, by axis
+    # Whether the optimizer shards them: "yes", "no", or "-" (not known, or it shards none)
     optimizer: str
-    src_layout: str
-    dst_layout: str
-    src_holds: str
-    dst_holds: str
+    src_layout: str  # device matrix, tensor map, and the optimizer shard's step and size
+    dst_layout: str  # device matrix, tensor map, and the optimizer shard's step and size
+    src_holds: str  # what one rank holds, for people
+    dst_holds: str  # what one rank holds, for people
 
 
 @dataclass(frozen=True, repr=False)
@@ -98,9 +89,9 @@ class Derived(Result):
     roles: how the parameters are sharded. assumptions: what it depends on, in sentences.
     """
 
-    strategy: Strategy
-    roles: tuple[ShardingRow, ...]
-    assumptions: tuple[str, ...]
+    strategy: Strategy  # the derived strategy
+    roles: tuple[ShardingRow, ...]  # rows of the table that is printed
+    assumptions: tuple[str, ...]  # what was assumed, for people
 
     def in_short(self) -> str:
         return self.strategy.in_short()

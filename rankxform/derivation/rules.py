@@ -60,22 +60,17 @@ divide by mp * cp."""
 
 @dataclass(frozen=True)
 class ShardingRule:
-    """What is known of the parameters whose name matches.
+    """What is known of the parameters whose name matches."""
 
-    names: searched for in the parameter's name. label: the rule as it was written. mesh, spec: None
-    if the rule does not say. optimizer: whether the parameter takes part in the optimizer's shard.
-    stage: one of `STAGES`. shape: for each axis a product of sizes, such as ``2 * ffn``.
-    replicated_if: of `CONDITIONS`.
-    """
-
-    names: re.Pattern[str]
-    label: str
+    names: re.Pattern[str]  # searched for in the parameter's name
+    label: str  # the rule as it was written
+    # mesh, spec: None if the rule does not say.
     mesh: str | None = None
     spec: Spec | None = None
-    optimizer: bool | None = None
-    stage: str | None = None
-    shape: tuple[str, ...] = ()
-    replicated_if: tuple[str, ...] = ()
+    optimizer: bool | None = None  # whether the parameter takes part in the optimizer's shard
+    stage: str | None = None  # one of `STAGES`
+    shape: tuple[str, ...] = ()  # for each axis a product of sizes, such as ``2 * ffn``
+    replicated_if: tuple[str, ...] = ()  # of `CONDITIONS`
 
     def __post_init__(self) -> None:
         if self.mesh is not None and self.mesh not in MESHES:
@@ -131,27 +126,22 @@ class ShardingRule:
 
 @dataclass(frozen=True)
 class Preset:
-    """The rules of a network, with what they were proven on.
+    """The rules of a network, with what they were proven on."""
 
-    requires: values that fields of `Parallel` must have if the network is sharded over mp, with the
-    reason. layers: the numbered list that the pipeline divides; offset, interleave: how, as in
-    MindFormers (0: it is not said). complete: whether every parameter of the network matches a
-    rule. label: where it came from. own_rule_count: how many of the rules, the first ones, are a
-    file's own.
-    """
-
-    label: str
+    label: str  # where it came from
     version: int
     proven: bool
     networks: str
     evidence: str
     rules: tuple[ShardingRule, ...]
+    # Values that fields of `Parallel` must have if the network is sharded over mp, with the reason.
     requires: tuple[tuple[str, bool, str], ...] = ()
-    layers: str | None = None
-    complete: bool = True
+    layers: str | None = None  # the numbered list that the pipeline divides
+    complete: bool = True  # whether every parameter of the network matches a rule
+    # offset, interleave: how, as in MindFormers (0: it is not said)
     offset: tuple[int, ...] = ()
     interleave: int = 0
-    own_rule_count: int = 0
+    own_rule_count: int = 0  # how many of the rules, the first ones, are a file's own
 
     @property
     def placed(self) -> tuple[ShardingRule, ...]:

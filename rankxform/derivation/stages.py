@@ -121,19 +121,16 @@ def _text(numbers: Sequence[int]) -> str:
 
 @dataclass(frozen=True)
 class StageLayers:
-    """What the user says of the pipeline.
+    """What the user says of the pipeline."""
 
-    layers: the numbered list that the stages divide, such as ``model.layers``. counts: layers of
-    each stage; or offset and interleave, as MindFormers has them. from_config: whether a
-    configuration says these, so that the source's stages are no guide. placed: rules of the user's
-    own that say the stage of parameters outside the list.
-    """
-
-    layers: str | None = None
+    layers: str | None = None  # the numbered list that the stages divide, such as ``model.layers``
+    # Layers of each stage; or offset and interleave, as MindFormers has them.
     counts: tuple[int, ...] = ()
     offset: tuple[int, ...] = ()
     interleave: int = 1
+    # Whether a configuration says these, so that the source's stages are no guide.
     from_config: bool = False
+    # Rules of the user's own that say the stage of parameters outside the list.
     placed: tuple[ShardingRule, ...] = ()
 
     def of(self, name: str) -> str | None:

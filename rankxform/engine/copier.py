@@ -128,13 +128,10 @@ _WIDER = {"Float16": "bf16 or fp32", "BFloat16": "fp32", "Float32": "Float64", "
 
 
 class ValueStats(NamedTuple):
-    """What was seen of a parameter's values when they were changed.
+    """What was seen of a parameter's values when they were changed."""
 
-    not_finite: how many are infinite or no number, in all copies. had_values, has_values: whether
-    any was not zero before, and after.
-    """
-
-    not_finite: int = 0
+    not_finite: int = 0  # how many are infinite or no number, in all copies
+    # had_values, has_values: whether any was not zero before, and after.
     had_values: bool = False
     has_values: bool = False
 

@@ -145,19 +145,17 @@ class TileWrite(NamedTuple):
 
 @dataclass(frozen=True)
 class TileMessages:
-    """What crosses between this process and others in one tile, as (process, message).
+    """What crosses between this process and others in one tile, as (process, message)."""
 
-    packs: copies to do before sending. sends, recvs: messages sent by the process that reads.
-    repacks, forwards: copies and messages for other processes of the node, once the received
-    messages are there; forwarded: such messages that this process receives.
-    """
-
-    packs: Sequence[View]
+    packs: Sequence[View]  # copies to do before sending
+    # sends, recvs: messages sent by the process that reads.
     sends: Sequence[tuple[int, Buffer]]
     recvs: Sequence[tuple[int, Buffer]]
+    # repacks, forwards: copies and messages for other processes of the node, once the received
+    # messages are there.
     repacks: Sequence[View]
     forwards: Sequence[tuple[int, Buffer]]
-    forwarded: Sequence[tuple[int, Buffer]]
+    forwarded: Sequence[tuple[int, Buffer]]  # such messages that this process receives
 
 
 @dataclass(frozen=True)
@@ -165,24 +163,23 @@ class TileWork:
     """What is done for one tile of a parameter, and `count` - 1 times more further on.
 
     All `writes` are assembled one after another in the same memory, which therefore stays in the
-    cache. sources, targets: what is read and wanted, and what is stored, for the integrity check;
-    the sources' parts tile what the targets tile. They are those of the first tile, and move on by
-    `step` elements of `axis` with every repetition. messages: None of a local transfer. convert:
-    makes each copy, if that is more than an assignment. arena: tells apart the arenas; 0
-    where what is read is of no use to the next tile. direct: if every store is just what one fetch
-    reads, these pairs.
+    cache.
     """
 
     count: int
     fetches: Sequence[TileRead]
     writes: Sequence[TileWrite]
+    # sources, targets: what is read and wanted, and what is stored, for the integrity check; the
+    # sources' parts tile what the targets tile. They are those of the first tile, and move on by
+    # `step` elements of `axis` with every repetition.
     sources: Sequence[Region] = ()
     targets: Sequence[Region] = ()
     axis: int = 0
     step: int = 0
-    messages: TileMessages | None = None
-    convert: Convert | None = None
-    arena: int = 0
+    messages: TileMessages | None = None  # None of a local transfer
+    convert: Convert | None = None  # makes each copy, if that is more than an assignment
+    arena: int = 0  # tells apart the arenas; 0 where what is read is of no use to the next tile
+    # If every store is just what one fetch reads, these pairs.
     direct: Sequence[tuple[TileRead, TileWrite]] = ()
 
     def at(self, repeat: int, box: Box) -> Box:

@@ -315,20 +315,16 @@ _BLOCK = 1 << 20
 
 @dataclass
 class Difference:
-    """Where one rank's slice is not what it should be.
+    """Where one rank's slice is not what it should be."""
 
-    index: of the first element that differs, in the full parameter; None where there is nothing to
-    compare, which `why` then says. count: of elements that differ; size: of all in the slice.
-    whole_file: what differs is the file `name` as a whole.
-    """
-
-    name: str
-    rank: int
-    why: str
+    name: str  # the parameter, or the file
+    rank: int  # rank or file id of the slice
+    why: str  # what is different, for people
+    # Of the first element that differs, in the full parameter; None: nothing was compared.
     index: tuple[int, ...] | None = None
-    count: int = 0
-    size: int = 0
-    whole_file: bool = False
+    count: int = 0  # number of elements that differ
+    size: int = 0  # number of elements of the slice
+    whole_file: bool = False  # the difference is of the file `name` as a whole
 
 
 @dataclass(frozen=True)

@@ -134,19 +134,17 @@ BOX_MARK = " at ("
 
 
 class EntryView(NamedTuple):
-    """An entry of a file's own table of contents, or a part of it, under another name.
+    """An entry of a file's own table of contents, or a part of it, under another name."""
 
-    entry: its own name. entry_shape: the shape that it is stated to have, in elements; None if only
-    where a part of it lies is stated. name, shape: as it is known. first: the element at which a
-    part begins. raw: what is stated is all of its bytes, whatever they are.
-    """
-
-    entry: str
+    entry: str  # its own name
+    # The shape that it is stated to have, in elements; None if only where a part of it lies is
+    # stated.
     entry_shape: Shape | None
+    # name, shape: as it is known.
     name: str
     shape: Shape
-    first: int = 0
-    raw: bool = False
+    first: int = 0  # the element at which a part begins
+    raw: bool = False  # what is stated is all of its bytes, whatever they are
 
     def unplaced(self) -> EntryView:
         """Return the same of a box under its tensor's name."""
@@ -164,34 +162,26 @@ class DeclaredFile(NamedTuple):
 
 @dataclass
 class Index:
-    """Table of contents of one checkpoint file.
-
-    offsets: for each entry the byte at which its content starts.
-    pieces: entries whose content lies in several spans of the file, by position.
-    size, modified: the file's bytes and modification time (ns) when it was read; inode, changed:
-        its number then, and when anything of it was changed (ns), if that is known.
-    checksum_at: byte at which a checksum behind the content starts, or None. has_checksum: whether
-        the file states a checksum, there or elsewhere.
-    metadata: texts that the container keeps beside tensors.
-    wrong: by name why an entry's bytes are not its elements in row-major order. sums: by position
-        the CRC-32 that is stated of an entry's content. starts: for each entry the byte at which
-        all that belongs to it starts, if that is not its content. views: what they were called.
-    """
+    """Table of contents of one checkpoint file."""
 
     schema: Schema
-    offsets: array[int]
-    pieces: dict[int, tuple[Span, ...]]
-    size: int
-    modified: int = 0
-    inode: int = 0
-    changed: int = 0
-    checksum_at: int | None = None
-    has_checksum: bool = False
+    offsets: array[int]  # for each entry the byte at which its content begins
+    pieces: dict[int, tuple[Span, ...]]  # position -> spans of content that lies in several places
+    size: int  # bytes of the file
+    modified: int = 0  # modification time when it was read, in nanoseconds
+    inode: int = 0  # its inode then; 0: not known
+    changed: int = 0  # its time of change (ctime) then, in nanoseconds; 0: not known
+    checksum_at: int | None = None  # byte at which a checksum behind the content begins
+    has_checksum: bool = False  # whether the file has a checksum, there or elsewhere
+    # Texts that the container keeps beside tensors.
     metadata: Mapping[str, str] = field(default_factory=dict)
+    # Name -> why an entry's bytes are not its elements in row-major order.
     wrong: Mapping[str, str] = field(default_factory=dict)
+    # Position -> CRC-32 that is declared of an entry's content.
     sums: Mapping[int, int] = field(default_factory=dict)
+    # For each entry the byte at which all that belongs to it begins; empty: at its content.
     starts: array[int] | None = None
-    views: tuple[EntryView, ...] = ()
+    views: tuple[EntryView, ...] = ()  # names that entries got
 
     def __contains__(self, name: str) -> bool:
         return name in self.schema.position
@@ -290,19 +280,15 @@ class ContentTail(NamedTuple):
 
 @dataclass(frozen=True)
 class FileLayout:
-    """The bytes of a destination file, planned; the same for all ranks with slices of one shape.
+    """The bytes of a destination file, planned; the same for all ranks with slices of one shape."""
 
-    headers: (offset, bytes) of everything that is not tensor content, ascending. Each is followed
-        by the content of some tensor, and written with it.
-    spans: where the content of each tensor goes, in order.
-    size: the bytes of the complete file; the last `trailer` of them are a checksum.
-    tails: by tensor what stands right behind its content, and is written with it.
-    """
-
+    # (offset, bytes) of everything that is not tensor content, ascending. Each is followed by the
+    # content of some tensor, and written with it.
     headers: tuple[tuple[int, bytes], ...]
-    spans: Mapping[str, tuple[Span, ...]]
-    size: int
+    spans: Mapping[str, tuple[Span, ...]]  # where the content of each tensor goes, in order
+    size: int  # the bytes of the complete file; the last `trailer` of them are a checksum
     trailer: int = 0
+    # By tensor what stands right behind its content, and is written with it.
     tails: Mapping[str, ContentTail] = field(default_factory=dict)
 
     @cached_property
@@ -323,16 +309,13 @@ class FileLayout:
 
 
 class Container(Protocol):
-    """One container. Pure but for the functions it is given; it knows no paths.
+    """One container. Pure but for the functions it is given; it knows no paths."""
 
-    name: what ``--format`` calls it, and the suffix of its files. alone: whether a file of it may
-    be a checkpoint, or a rank's; otherwise files are told by what speaks of them.
-    has_equal_headers: whether most files of a checkpoint differ in content alone.
-    """
-
-    name: str
+    name: str  # what ``--format`` calls it, and the suffix of its files
+    # Whether a file of it may be a checkpoint, or a rank's; otherwise files are told by what speaks
+    # of them.
     alone: bool
-    has_equal_headers: bool
+    has_equal_headers: bool  # whether most files of a checkpoint differ in content alone
 
     def read_index(self, read_at: ReadAt, size: int) -> Index:
         """Find every tensor of a file of `size` bytes from its headers; read no content.

@@ -77,12 +77,13 @@ class StoredItem(NamedTuple):
 
 @dataclass
 class DcpMetadata:
-    """What a ``.metadata`` says. tensors: type and full shape, by name. items: by name where each
-    box of a tensor lies, or what is no tensor. flattened: names whose shards are flattened."""
+    """What a ``.metadata`` says."""
 
+    # Type and full shape, by name.
     tensors: dict[str, tuple[str, Shape]] = field(default_factory=dict)
+    # By name where each box of a tensor lies, or what is no tensor.
     items: dict[str, tuple[StoredItem, ...]] = field(default_factory=dict)
-    flattened: tuple[str, ...] = ()
+    flattened: tuple[str, ...] = ()  # names whose shards are flattened
 
 
 def parse_dcp_metadata(data: bytes) -> DcpMetadata:

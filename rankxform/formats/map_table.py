@@ -157,25 +157,19 @@ class NameBlock:
 
 @dataclass(frozen=True)
 class MapRule:
-    """One kind of tensor: the one tensor `whole` of side `side`, and its parts on the other.
-
-    parts: by name, the shape. blocks: names in the table, none for a rule of its own. steps: as
-    (name, argument). ranges: of variables that only the parts have. condition: where it holds, a
-    block's variable among its names; where: in which variant. optional: whether its tensors may
-    lack, or where they may.
-    """
+    """One kind of tensor: the one tensor `whole` of side `side`, and its parts on the other."""
 
     side: str
     whole: str
-    parts: Mapping[str, tuple[SizeExpression, ...]]
-    blocks: tuple[str, ...] = ()
-    steps: tuple[tuple[str, str], ...] = ()
-    ranges: tuple[VariableRange, ...] = ()
-    condition: SizeExpression | None = None
-    optional: bool | SizeExpression = False
+    parts: Mapping[str, tuple[SizeExpression, ...]]  # by name, the shape
+    blocks: tuple[str, ...] = ()  # names in the table, none for a rule of its own
+    steps: tuple[tuple[str, str], ...] = ()  # as (name, argument)
+    ranges: tuple[VariableRange, ...] = ()  # of variables that only the parts have
+    condition: SizeExpression | None = None  # where it holds, a block's variable among its names
+    optional: bool | SizeExpression = False  # whether its tensors may lack, or where they may
     vocabulary: bool = False
     keep_dtype: bool = False
-    where: Mapping[str, str] = field(default_factory=dict)
+    where: Mapping[str, str] = field(default_factory=dict)  # in which variant
 
 
 @dataclass(frozen=True)

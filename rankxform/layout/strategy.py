@@ -32,22 +32,14 @@ _PREFIXED = re.compile(r"(\d{1,9})-(.*)", re.DOTALL)
 
 @dataclass(frozen=True)
 class StrategyRecord:
-    """What one strategy file says, before stages are merged.
+    """What one strategy file says, before stages are merged."""
 
-    label: where it came from, for messages.
-    current_stage: the file's own field; 1 after merging, never the pipeline stage.
-    operator_stages: stage of each operator strategy, in file order.
-    layouts: by name as written, in file order.
-    json: whether the file is JSON, which lists nested maps in their expanded form.
-    derived: whether rankxform derived it, and no compiler wrote it.
-    """
-
-    label: str
-    current_stage: int
-    operator_stages: tuple[int, ...]
-    layouts: Mapping[str, Layout]
-    json: bool = False
-    derived: bool = False
+    label: str  # where it came from, for messages
+    current_stage: int  # the file's own field; 1 after merging, never the pipeline stage
+    operator_stages: tuple[int, ...]  # stage of each operator strategy, in file order
+    layouts: Mapping[str, Layout]  # by name as written, in file order
+    json: bool = False  # whether the file is JSON, which lists nested maps in their expanded form
+    derived: bool = False  # whether rankxform derived it, and no compiler wrote it
 
     @property
     def merged(self) -> bool:
@@ -77,19 +69,14 @@ class StrategyRecord:
 
 @dataclass(frozen=True, repr=False)
 class Strategy(Result):
-    """The layouts of all parameters of a job, by pipeline stage.
+    """The layouts of all parameters of a job, by pipeline stage."""
 
-    stages: for each stage its layouts by parameter name.
-    stage_size: ranks of a stage; global rank = stage * stage_size + stage-local rank.
-    label: where it came from, for messages.
-    derived: whether rankxform derived it, and no compiler wrote it. shapes: full shapes, in
-    elements, as far as it states any; JSON states one axis for each device axis of a nested map.
-    """
-
-    stages: tuple[Mapping[str, Layout], ...]
-    stage_size: int
-    label: str
-    derived: bool = False
+    stages: tuple[Mapping[str, Layout], ...]  # for each stage its layouts by parameter name
+    stage_size: int  # ranks of a stage; global rank = stage * stage_size + stage-local rank
+    label: str  # where it came from, for messages
+    derived: bool = False  # whether rankxform derived it, and no compiler wrote it
+    # Full shapes, in elements, as far as it states any; JSON states one axis for each device axis
+    # of a nested map.
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict, compare=False)
 
     def in_short(self) -> str:

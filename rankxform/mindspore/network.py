@@ -27,16 +27,12 @@ NETWORK = "network"
 
 @dataclass(frozen=True)
 class LoadReport:
-    """What `load_into` did with the network's parameters and the checkpoint's, by name.
+    """What `load_into` did with the network's parameters and the checkpoint's, by name."""
 
-    loaded: got their values. missing: of the network, in no source file. left_over: of the
-    checkpoint, not in the network. bytes_read: those that this process read.
-    """
-
-    loaded: tuple[str, ...]
-    missing: tuple[str, ...]
-    left_over: tuple[str, ...]
-    bytes_read: int
+    loaded: tuple[str, ...]  # got their values
+    missing: tuple[str, ...]  # of the network, in no source file
+    left_over: tuple[str, ...]  # of the checkpoint, not in the network
+    bytes_read: int  # those that this process read
 
 
 def load_into(

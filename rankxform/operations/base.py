@@ -25,17 +25,16 @@ NO_STATES = States()
 
 @dataclass(frozen=True)
 class LowRankUpdate:
-    """A product to be added to a matrix: ``scale * (b @ a)``.
+    """A product to be added to a matrix: ``scale * (b @ a)``."""
 
-    a, b: names of tensors of the adapter, of shapes (r, in) and (out, r). transposed: the matrix is
-    stored as (in, out), so that the transposed product is added. is_stacked: to a stack of matrices
-    of shape (E, in, out) ``scale * (a @ b)`` is added, of shapes (E, in, r) and (E, r, out).
-    """
-
+    # a, b: names of tensors of the adapter, of shapes (r, in) and (out, r)
     a: str
     b: str
     scale: float
+    # The matrix is stored as (in, out), so that the transposed product is added.
     transposed: bool = False
+    # To a stack of matrices of shape (E, in, out) ``scale * (a @ b)`` is added, of shapes (E, in,
+    # r) and (E, r, out)
     is_stacked: bool = False
 
     @property
@@ -80,22 +79,17 @@ class SourceTensor:
 
 @dataclass(frozen=True)
 class Tensor(Related):
-    """A tensor being derived: its name, type and full shape at the destination.
-
-    sources: the source tensors that it is made of. assembly: how; None: it is the one source as it
-    is. dropped: why it is not written, or "". keeps_dtype: it is never cast. vocabulary: its rows
-    are the vocabulary's. same_as: the source tensor that one which is dropped repeats.
-    """
+    """A tensor being derived: its name, type and full shape at the destination."""
 
     name: str
     dtype: str
     shape: Shape
-    sources: tuple[SourceTensor, ...]
-    assembly: Assembly | None = None
-    dropped: str = ""
-    keeps_dtype: bool = False
-    vocabulary: bool = False
-    same_as: str = ""
+    sources: tuple[SourceTensor, ...]  # the source tensors that it is made of
+    assembly: Assembly | None = None  # how; None: it is the one source as it is
+    dropped: str = ""  # why it is not written, or ""
+    keeps_dtype: bool = False  # it is never cast
+    vocabulary: bool = False  # its rows are the vocabulary's
+    same_as: str = ""  # the source tensor that one which is dropped repeats
     related: State | None = None  # what it is to another parameter
     is_weight: bool = True  # neither a state nor a counter
 

@@ -53,23 +53,19 @@ _REFUSED = {
 
 @dataclass(frozen=True)
 class LoraScaling:
-    """How much of the product is added, module by module.
+    """How much of the product is added, module by module."""
 
-    alpha, rank: the usual; alphas, ranks: by expression of modules' names. root: divide by the root
-    of the rank. transposed: matrices are stored as (in, out). targets: names that modules end with,
-    as far as they are listed; partial: whether some layers are left out on purpose. label: what
-    states it.
-    """
-
+    # alpha, rank: the usual.
     alpha: float
     rank: int
+    # alphas, ranks: by expression of modules' names.
     alphas: Mapping[str, float] = field(default_factory=dict)
     ranks: Mapping[str, int] = field(default_factory=dict)
-    root: bool = False
-    transposed: bool = False
-    targets: tuple[str, ...] = ()
-    partial: bool = False
-    label: str = "--lora-rank"
+    root: bool = False  # divide by the root of the rank
+    transposed: bool = False  # matrices are stored as (in, out)
+    targets: tuple[str, ...] = ()  # names that modules end with, as far as they are listed
+    partial: bool = False  # whether some layers are left out on purpose
+    label: str = "--lora-rank"  # what states it
 
     @classmethod
     def of(cls, config: Mapping[str, Any], label: str) -> LoraScaling:

@@ -43,36 +43,29 @@ class DeclaredBox(NamedTuple):
 
 @dataclass(frozen=True)
 class Description:
-    """What is stated of a checkpoint, beside its files' headers.
+    """What is stated of a checkpoint, beside its files' headers."""
 
-    source: what states it, for messages. strategy: the rule by which ranks hold slices; None if
-    there is none. boxes: by tensor what each file holds of it, where that is stated box by box.
-    With neither, all tensors are whole, each in one file. ranks: by file the global rank that it is
-    of; {}: ids are ranks, or files are of no rank. declared_files: by file the entries of its own
-    table of contents under the names that boxes have. items: the kind of what is no tensor, which
-    is carried to checkpoints that have the same. listed: by file the names that it is said to hold.
-    declared: by name type and full shape, in elements. untracked: the file with values that are
-    listed nowhere, if there is one. training: facts such as its global_step. refused: tensors that
-    cannot be read, and why, which is a fault unless they are left out. missing_files: by rank a
-    file that is spoken of and not there. facts: statements that others may contradict. warnings:
-    what may not be what was meant; notices: what to know.
-    """
-
-    source: str = ""
-    strategy: Strategy | None = None
+    source: str = ""  # what declares it, for messages
+    strategy: Strategy | None = None  # how ranks shard; None: no strategy declares it
+    # Tensor -> boxes of it in files, if it is declared box by box.
     boxes: Mapping[str, tuple[DeclaredBox, ...]] = field(default_factory=dict)
+    # File id -> entries of its table of contents, under the names that boxes have.
     declared_files: Mapping[int, DeclaredFile] = field(default_factory=dict)
-    items: str = ""
+    items: str = ""  # kind of entries that are no tensors; other checkpoints of that kind get them
+    # File id -> rank that it is of; {}: ids are ranks, or files are of no rank.
     ranks: Mapping[int, int] = field(default_factory=dict)
+    # File id -> names that it is declared to hold.
     listed: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
+    # Tensor -> type and full shape, in elements.
     declared: Mapping[str, tuple[str, Shape]] = field(default_factory=dict)
-    untracked: int | None = None
-    training: Mapping[str, Any] = field(default_factory=dict)
+    untracked: int | None = None  # id of the file with tensors that are listed nowhere
+    training: Mapping[str, Any] = field(default_factory=dict)  # facts such as its global_step
+    # Rank -> a file that is named and missing.
     missing_files: Mapping[int, str] = field(default_factory=dict)
-    refused: Mapping[str, str] = field(default_factory=dict)
-    facts: tuple[Statement, ...] = ()
-    warnings: tuple[str, ...] = ()
-    notices: tuple[str, ...] = ()
+    refused: Mapping[str, str] = field(default_factory=dict)  # tensors that cannot be read -> why
+    facts: tuple[Statement, ...] = ()  # statements that others may contradict
+    warnings: tuple[str, ...] = ()  # what may be wrong
+    notices: tuple[str, ...] = ()  # what was assumed
 
     @property
     def lists_files(self) -> bool:
@@ -106,17 +99,15 @@ IdsByCell = IdentityDict[Cell, "tuple[int, ...]"]
 
 @dataclass(frozen=True, eq=False)
 class Holders:
-    """Which files hold each cell, whatever the tensor's shape.
+    """Which files hold each cell, whatever the tensor's shape."""
 
-    files: by cell, ids of files, ascending. suffixes: by (cell, file) what stands behind the
-    tensor's name in that file's table of contents, where anything does. lacking: by cell that no
-    file holds the ranks whose files should. is_per_rank: whether each holder may have a value of
-    its own, as of a counter; otherwise they agree.
-    """
-
-    files: IdsByCell
+    files: IdsByCell  # by cell, ids of files, ascending
+    # By (cell, file) what stands behind the tensor's name in that file's table of contents, where
+    # anything does.
     suffixes: Mapping[tuple[Cell, int], str] = field(default_factory=dict)
+    # By cell that no file holds the ranks whose files should.
     lacking: Mapping[Cell, tuple[int, ...]] = field(default_factory=dict)
+    # Whether each holder may have a value of its own, as of a counter; otherwise they agree.
     is_per_rank: bool = False
 
     @cached_property
@@ -204,21 +195,20 @@ class ComposedSharding:
 
 @dataclass(frozen=True)
 class Parameter(Related):
-    """One tensor, under the name and type that it has in the files, or gets at the destination.
-
-    src_name, src_dtype: what the files call it, and their type. Of a tensor that is made of others:
-    the first of these; src_names are all, by number. steps: what is done to the elements of each
-    before their type is changed, if anything is. follows: of an optimizer state that the
-    description does not list, the parameter like which it is taken to be sharded.
-    """
+    """One tensor, under the name and type that it has in the files, or gets at the destination."""
 
     name: str
     dtype: str
     sharding: Sharding | ComposedSharding = field(compare=False)
+    # src_name, src_dtype: what the files call it, and their type. Of a tensor that is made of
+    # others: the first of these; src_names are all, by number.
     src_name: str
     src_dtype: str
     src_names: tuple[str, ...] = ()
+    # What is done to the elements of each before their type is changed, if anything is.
     steps: tuple[Computation | None, ...] = ()
+    # Of an optimizer state that the description does not list, the parameter like which it is taken
+    # to be sharded.
     follows: str | None = None
     related: State | None = None  # what it is to another parameter
     is_weight: bool = True  # neither a state nor a counter
@@ -273,26 +263,22 @@ class FileGroup:
 
 @dataclass(frozen=True)
 class Catalog:
-    """All tensors of a source checkpoint.
+    """All tensors of a source checkpoint."""
 
-    description: what states it. strategy: the rule by which its ranks hold slices, patterns and
-    optimizer states written out; None where there is none. paths: for messages, of each file.
-    groups: by pipeline stage, those with the highest ranks first.
-    declared: tensors that description and files both know, by name. undeclared: tensors of the
-    files that the description does not list, by name. unreachable: names that no file holds while
-    files that could hold them are missing, with the missing ranks; without gradients that are
-    accumulated, if no file has any. searched: for messages, on which nodes files were searched for,
-    if on several.
-    """
-
-    description: Description
+    description: Description  # what states it
+    # The rule by which its ranks hold slices, patterns and optimizer states written out; None where
+    # there is none.
     strategy: Strategy | None
-    paths: Mapping[int, str]
+    paths: Mapping[int, str]  # for messages, of each file
+    # By pipeline stage, those with the highest ranks first.
     groups: tuple[tuple[FileGroup, ...], ...]
-    declared: Mapping[str, Parameter]
+    declared: Mapping[str, Parameter]  # tensors that description and files both know, by name
+    # Tensors of the files that the description does not list, by name.
     undeclared: Mapping[str, Parameter]
+    # Names that no file holds while files that could hold them are missing, with the missing ranks;
+    # without gradients that are accumulated, if no file has any.
     unreachable: Mapping[str, tuple[int, ...]]
-    searched: str = ""
+    searched: str = ""  # for messages, on which nodes files were searched for, if on several
     states: States = NO_STATES  # of all names that files or the strategy have
 
     @property

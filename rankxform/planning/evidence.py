@@ -47,28 +47,24 @@ DigestsByFile = Mapping[int, Mapping[str, ContentDigest]]
 
 @dataclass(frozen=True)
 class Evidence:
-    """What ranks were found to hold.
+    """What ranks were found to hold."""
 
-    per_rank_tensors: source tensors of which the holders have values of their own. names: of those
-    that were compared whole, and nbytes of them. samples: comparisons of tensors' samples, and
-    sampled, of which tensors; percent: how much of the source is of their kinds, by bytes, rounded
-    down, None if nothing was asked. reads, bytes_read: what that took; digests_by_file: the samples
-    of the source. steps: how far the training was, by what files hold. warnings: what may not be
-    what was meant; notices: what to know.
-    """
-
+    # Tensors of which each rank has values of its own.
     per_rank_tensors: frozenset[str] = frozenset()
-    names: tuple[str, ...] = ()
-    nbytes: int = 0
-    samples: int = 0
-    sampled: frozenset[str] = frozenset()
+    names: tuple[str, ...] = ()  # tensors of which every byte was compared
+    nbytes: int = 0  # bytes of these
+    samples: int = 0  # number of comparisons of samples
+    sampled: frozenset[str] = frozenset()  # tensors whose samples were compared
+    # Share of the source's bytes in tensors like the sampled ones, rounded down; None: nothing to
+    # compare.
     percent: int | None = None
-    reads: int = 0
-    bytes_read: int = 0
+    reads: int = 0  # number of reads
+    bytes_read: int = 0  # bytes that were read
+    # Digests of samples.
     digests_by_file: DigestsByFile = field(default_factory=dict, compare=False)
-    steps: tuple[Statement, ...] = ()
-    warnings: tuple[str, ...] = ()
-    notices: tuple[str, ...] = ()
+    steps: tuple[Statement, ...] = ()  # training steps that files declare
+    warnings: tuple[str, ...] = ()  # what may be wrong
+    notices: tuple[str, ...] = ()  # what was assumed
 
     @property
     def facts(self) -> dict[str, int | None]:

@@ -46,18 +46,14 @@ class SharedRead:
 
 @dataclass(frozen=True, eq=False)
 class ExchangeGroup:
-    """What the exchanges of all tensors of a movement have in common.
-
-    receivers: the part of the movement's that the exchange serves; local_readers: by source cell
-    those of them that read it for themselves; required: what one process reads for them, by source
-    cell; sender_cache: to whom, by the place of a requirement and its reader, as far as that was
-    asked for.
-    """
+    """What the exchanges of all tensors of a movement have in common."""
 
     movement: TransferGroup
-    receivers: Receivers
+    receivers: Receivers  # the part of the movement's that the exchange serves
+    # By source cell those of them that read it for themselves.
     local_readers: Mapping[Cell, Sequence[int]]
-    required: Sequence[tuple[Cell, SharedRead]]
+    required: Sequence[tuple[Cell, SharedRead]]  # what one process reads for them, by source cell
+    # To whom, by the place of a requirement and its reader, as far as that was asked for.
     sender_cache: dict[object, dict[int, tuple[int, int]]] = field(default_factory=dict)
 
     @cached_property
@@ -466,19 +462,15 @@ def order_transfers(
 
 @dataclass(frozen=True)
 class WorkPlan:
-    """What one process has to do, in order.
-
-    exchanges: whether any process sends to another. memory: bytes for its buffers. nbytes: that all
-    processes write. ascending: whether a file's bytes come strictly in their order. operands: what
-    brings the operands of its steps first, into memory, where it may not see their files.
-    """
+    """What one process has to do, in order."""
 
     transfers: Sequence[Transfer]
     policy: ReadPolicy
-    exchanges: bool
-    memory: int
-    nbytes: int = 0
-    ascending: bool = False
+    exchanges: bool  # whether any process sends to another
+    memory: int  # bytes for its buffers
+    nbytes: int = 0  # that all processes write
+    ascending: bool = False  # whether a file's bytes come strictly in their order
+    # What brings the operands of its steps first, into memory, where it may not see their files.
     operands: WorkPlan | None = None
 
 
@@ -491,15 +483,14 @@ Peers = dict[int, list[CellPair]]
 
 @dataclass
 class Routes:
-    """Which pieces one process reads for itself, and exchanges with each other process.
+    """Which pieces one process reads for itself, and exchanges with each other process."""
 
-    read_here: read for itself. sends, recvs: sent by the process that reads them. forwards,
-    forwarded: sent by the process of the same node that received them from another node.
-    """
-
-    read_here: list[CellPair] = field(default_factory=list)
+    read_here: list[CellPair] = field(default_factory=list)  # read for itself
+    # sends, recvs: sent by the process that reads them.
     sends: Peers = field(default_factory=dict)
     recvs: Peers = field(default_factory=dict)
+    # forwards, forwarded: sent by the process of the same node that received them from another
+    # node.
     forwards: Peers = field(default_factory=dict)
     forwarded: Peers = field(default_factory=dict)
 

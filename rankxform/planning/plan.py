@@ -450,18 +450,15 @@ class Planner:
 
 @dataclass(frozen=True, eq=False)
 class TransferGroup:
-    """Tensors that go from one source sharding to the cells of one destination layout.
+    """Tensors that go from one source sharding to the cells of one destination layout."""
 
-    parameters: the tensors, each with its place in the order of destination files. layout, grid:
-    the destination's. files: by source cell the files that may be read. receivers: by destination
-    cell the processes that write it, each with its ranks.
-    """
-
+    # The tensors, each with its place in the order of destination files.
     parameters: tuple[tuple[int, Parameter], ...]
+    # layout, grid: the destination's.
     layout: Layout
     grid: Grid
-    files: IdsByCell
-    receivers: Receivers
+    files: IdsByCell  # by source cell the files that may be read
+    receivers: Receivers  # by destination cell the processes that write it, each with its ranks
 
     @property
     def first(self) -> Parameter:

@@ -213,20 +213,16 @@ _LEAST_LATENCY = 4 << 10
 
 @dataclass(frozen=True)
 class Costs:
-    """Bandwidths in bytes a second, and latencies in seconds.
+    """Bandwidths in bytes a second, and latencies in seconds."""
 
-    read, write: of one process, while all are at work; network: out of one node, and into it; copy:
-    in memory, by one process. read_latency: of a read; latency: of a message. overlap: which part
-    of the shorter of reading and sending the longer hides; 0 where one link carries both, and less
-    where they hinder each other, as on too few cores.
-    """
-
-    read: float = 1e9
-    write: float = 1e9
-    network: float = 10e9
-    copy: float = 5e9
-    read_latency: float = 100e-6
-    latency: float = 30e-6
+    read: float = 1e9  # bytes per second that one process reads while all read
+    write: float = 1e9  # bytes per second that one process writes while all write
+    network: float = 10e9  # bytes per second out of one node, and into it
+    copy: float = 5e9  # bytes per second that one process copies in memory
+    read_latency: float = 100e-6  # seconds of one read
+    latency: float = 30e-6  # seconds of one message
+    # Which part of the shorter of reading and sending the longer hides; 0 where one link carries
+    # both, and less where they hinder each other, as on too few cores.
     overlap: float = 1.0
 
     def __post_init__(self) -> None:
@@ -330,15 +326,11 @@ class IoVolume:
 
 @dataclass(frozen=True)
 class IoEstimate:
-    """What separate reads and an exchange of the same parameters come to.
+    """What separate reads and an exchange of the same parameters come to."""
 
-    separate: read where every node reads for itself; once: where each byte is read by one process;
-    crossing: sent from node to node then.
-    """
-
-    separate: IoVolume = IoVolume()
-    once: IoVolume = IoVolume()
-    crossing: IoVolume = IoVolume()
+    separate: IoVolume = IoVolume()  # read where every node reads for itself
+    once: IoVolume = IoVolume()  # where each byte is read by one process
+    crossing: IoVolume = IoVolume()  # sent from node to node then
 
     def __add__(self, other: IoEstimate) -> IoEstimate:
         return IoEstimate(

@@ -330,14 +330,12 @@ class ReplicaContradiction(NamedTuple):
 
 @dataclass(frozen=True)
 class ReplicaAgreement:
-    """What samples of replicas say.
+    """What samples of replicas say."""
 
-    compared: how many tensors were; differing: of these, one contradiction each. doubted: files of
-    which every sample differs from other holders', and there are several.
-    """
-
-    compared: list[SampledTensor] = field(default_factory=list)
+    compared: list[SampledTensor] = field(default_factory=list)  # how many tensors were
+    # Of these, one contradiction each.
     differing: list[ReplicaContradiction] = field(default_factory=list)
+    # Files of which every sample differs from other holders', and there are several.
     doubted: tuple[int, ...] = ()
 
     @property

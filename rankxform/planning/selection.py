@@ -211,23 +211,18 @@ class OmittedParameters:
 
 @dataclass(frozen=True)
 class Selection:
-    """The parameters to convert, by the names that they get.
+    """The parameters to convert, by the names that they get."""
 
-    sharded: converted from the source's layout to the destination's.
-    replicated: whole on every destination rank, as one source rank holds it.
-    left_out: what is not written.
-    absent: names that the strategies list and no file holds.
-    made_of: by name of a source tensor, which parameters come where it stands in the files.
-    composed: whether tensors may be made of several, or under names that others have.
-    name_of: tells what a source tensor is called at the destination, as far as its name tells.
-    """
-
-    sharded: Mapping[str, Parameter]
+    sharded: Mapping[str, Parameter]  # converted from the source's layout to the destination's
+    # Whole on every destination rank, as one source rank holds it.
     replicated: Mapping[str, Parameter]
-    left_out: tuple[OmittedParameters, ...]
-    absent: tuple[str, ...]
+    left_out: tuple[OmittedParameters, ...]  # what is not written
+    absent: tuple[str, ...]  # names that the strategies list and no file holds
+    # By name of a source tensor, which parameters come where it stands in the files.
     made_of: Mapping[str, tuple[str, ...]]
+    # Whether tensors may be made of several, or under names that others have.
     composed: bool = False
+    # Tells what a source tensor is called at the destination, as far as its name tells.
     name_of: Callable[[str], str] = field(default=str, compare=False)
 
     def in_place_of(self, name: str) -> tuple[str, ...]:

@@ -90,21 +90,15 @@ class NodeTraffic:
 
 @dataclass(frozen=True)
 class Simulation:
-    """What a simulation found, for each process and node.
+    """What a simulation found, for each process and node."""
 
-    workloads: by process; seconds: what each process would take by itself; network: by node, the
-    seconds to send or receive all that it must; between: what nodes send each other; methods: how
-    files are read; costs: those that were assumed; memory: most bytes that a process takes, if
-    that is known.
-    """
-
-    workloads: tuple[Workload, ...]
-    seconds: tuple[float, ...]
-    network: tuple[float, ...]
-    between: tuple[NodeTraffic, ...]
-    methods: tuple[MethodUse, ...]
-    costs: Costs
-    memory: int = 0
+    workloads: tuple[Workload, ...]  # by process
+    seconds: tuple[float, ...]  # what each process would take by itself
+    network: tuple[float, ...]  # by node, the seconds to send or receive all that it must
+    between: tuple[NodeTraffic, ...]  # what nodes send each other
+    methods: tuple[MethodUse, ...]  # how files are read
+    costs: Costs  # those that were assumed
+    memory: int = 0  # most bytes that a process takes, if that is known
 
     @property
     def total(self) -> float:

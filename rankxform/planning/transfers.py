@@ -35,20 +35,16 @@ class SliceRange:
 
 @dataclass(frozen=True)
 class Exchange:
-    """One parameter's movement between processes: who reads it, and who puts it into files.
-
-    grid: the destination's. node: by process its node. forwarder: which of a node's processes that
-    want the same piece receives it for all, modulo their number. position: when it is made, from 0
-    to 1 of the whole.
-    """
+    """One parameter's movement between processes: who reads it, and who puts it into files."""
 
     parameter: Parameter
-    grid: Grid
+    grid: Grid  # the destination's
     receivers: Receivers
     senders: Senders
-    node: tuple[int, ...]
+    node: tuple[int, ...]  # by process its node
+    # Which of a node's processes that want the same piece receives it for all, modulo their number.
     forwarder: int = 0
-    position: float = 0.0
+    position: float = 0.0  # when it is made, from 0 to 1 of the whole
 
     @property
     def nbytes(self) -> int:
@@ -71,17 +67,13 @@ class Exchange:
 
 @dataclass(frozen=True)
 class Transfer:
-    """One process's part in one parameter's movement from its source grid to a destination grid.
-
-    targets: by cell of the destination's grid the global ranks that this process makes. readers: by
-    cell of the source's grid the id of the file to read it from. exchange: all processes' part, if
-    any takes part beside this one; `process` is this one's number there.
-    """
+    """One process's part in one parameter's movement from its source grid to a destination grid."""
 
     parameter: Parameter
     grid: Grid
-    targets: IdsByCell
-    readers: Mapping[Cell, int]
+    targets: IdsByCell  # by cell of the destination's grid the global ranks that this process makes
+    readers: Mapping[Cell, int]  # by cell of the source's grid the id of the file to read it from
+    # All processes' part, if any takes part beside this one; `process` is this one's number there.
     exchange: Exchange | None = None
     process: int = 0
 

@@ -161,18 +161,15 @@ class PartFile(NamedTuple):
 
 @dataclass
 class CompletedSlices:
-    """What journals say is on the device.
+    """What journals say is on the device."""
 
-    parts: the part file of each destination rank. names_by_rank: names whose slices are complete in
-    it. sums: fingerprints of these, by rank, modulo 2**64. sizes: bytes that the part file of a
-    rank has at least. durable: whether all was synced.
-    """
-
-    parts: dict[int, PartFile] = field(default_factory=dict)
+    parts: dict[int, PartFile] = field(default_factory=dict)  # rank -> its part file
+    # Rank -> names whose slices are complete.
     names_by_rank: dict[int, set[str]] = field(default_factory=dict)
+    # Rank -> sum of their fingerprints, modulo 2**64.
     sums: dict[int, int] = field(default_factory=dict)
-    sizes: dict[int, int] = field(default_factory=dict)
-    durable: bool = True
+    sizes: dict[int, int] = field(default_factory=dict)  # rank -> least bytes of its part file
+    durable: bool = True  # whether all of it was synced
 
     def only(self, ranks: Iterable[int]) -> CompletedSlices:
         """Return what is said of `ranks`."""
@@ -275,17 +272,13 @@ def _journal(data: bytes) -> tuple[str, list[str], CompletedSlices] | None:
 
 @dataclass(frozen=True)
 class FolderState:
-    """What was found in a target when it was opened; every process gets it.
-
-    complete_files: ranks whose files are complete. completed: of those that are not. seed: of
-    fingerprints.
-    """
+    """What was found in a target when it was opened; every process gets it."""
 
     folder: Path
     token: str
-    seed: int
-    complete_files: frozenset[int]
-    completed: CompletedSlices
+    seed: int  # of fingerprints
+    complete_files: frozenset[int]  # ranks whose files are complete
+    completed: CompletedSlices  # of those that are not
 
     def with_all(self, states: Iterable[FolderState]) -> FolderState:
         """Return this folder's state with what is complete in all folders, of which it is one."""

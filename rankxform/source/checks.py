@@ -326,26 +326,21 @@ def _named(names: list[str]) -> str:
 
 @dataclass(frozen=True)
 class SourceManifest:
-    """What a manifest states of a checkpoint. label: the manifest's path.
+    """What a manifest states of a checkpoint."""
 
-    strategy: how its ranks shard; None where it does not say so of all pipeline stages, or the form
-    does. dtypes: by name. files: what is noted of each, by name relative to the folder. steps: how
-    far the training was; applied: digests of the adapters that were added. wrong: companion files
-    that are not as written, and missing_files: files that are not there, of a form that describes
-    itself, in words; doubts: a model's small files that are not as they were copied. notice: why
-    the manifest could not be read.
-    """
-
-    label: str
+    label: str  # the manifest's path
+    # How its ranks shard; None where it does not say so of all pipeline stages, or the form does.
     strategy: Strategy | None = None
-    dtypes: Mapping[str, str] = field(default_factory=dict)
+    dtypes: Mapping[str, str] = field(default_factory=dict)  # by name
+    # What is noted of each, by name relative to the folder.
     files: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    steps: Mapping[str, int] = field(default_factory=dict)
-    applied: tuple[str, ...] = ()
-    wrong: tuple[Message, ...] = ()
+    steps: Mapping[str, int] = field(default_factory=dict)  # how far the training was
+    applied: tuple[str, ...] = ()  # digests of the adapters that were added
+    wrong: tuple[Message, ...] = ()  # companion files that are not as written
+    # Files that are not there, of a form that describes itself, in words.
     missing_files: tuple[Message, ...] = ()
-    doubts: tuple[str, ...] = ()
-    notice: str = ""
+    doubts: tuple[str, ...] = ()  # a model's small files that are not as they were copied
+    notice: str = ""  # why the manifest could not be read
 
     @property
     def facts(self) -> Iterator[Statement]:

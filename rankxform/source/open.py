@@ -185,31 +185,24 @@ _NOTHING = DeclaredFile()
 
 @dataclass(frozen=True)
 class Source:
-    """A checkpoint opened for reading.
+    """A checkpoint opened for reading."""
 
-    where: which; its path is absolute. form: its convention. selected: which files were chosen.
-    paths: of these, by id. indexes: of those that belong to it and can be read; extra: of one file
-    beyond the strategy's ranks, if any is there. catalog: None where nothing states how files are
-    sharded, or it cannot be made. reach: which process can open which file. needed_files: ids that
-    were looked for. faults: what is wrong. notices: what to know; warnings: what may not be what
-    was meant. manifest: what rankxform noted when it wrote the files, if it did. listing: what lies
-    at the place; on process 0, or where there are several nodes, alone.
-    """
-
-    where: CheckpointRef
-    form: Form
-    selected: SelectedFiles
-    paths: Mapping[int, str]
-    indexes: Mapping[int, Index]
-    extra: Mapping[int, Index]
-    catalog: Catalog | None
-    reach: Reach
-    needed_files: tuple[int, ...] = ()
-    faults: tuple[Finding, ...] = ()
-    notices: tuple[str, ...] = ()
-    warnings: tuple[str, ...] = ()
+    where: CheckpointRef  # the checkpoint; its path is absolute
+    form: Form  # its form
+    selected: SelectedFiles  # the files that were selected
+    paths: Mapping[int, str]  # file id -> path
+    indexes: Mapping[int, Index]  # file id -> index of each file that belongs to it and can be read
+    extra: Mapping[int, Index]  # file id -> index of one file beyond the strategy's ranks
+    catalog: Catalog | None  # None: nothing declares how files are sharded, or a fault prevents it
+    reach: Reach  # which process can open which file
+    needed_files: tuple[int, ...] = ()  # ids of the files that were looked for
+    faults: tuple[Finding, ...] = ()  # errors, the first of which refuses
+    notices: tuple[str, ...] = ()  # what was assumed
+    warnings: tuple[str, ...] = ()  # what may be wrong
     searched: str = ""
+    # What rankxform noted when it wrote the files; None: it did not.
     manifest: SourceManifest | None = None
+    # What lies at the place; on process 0, or on one process of each node.
     listing: Listing | None = field(default=None, compare=False)
 
     def require(self) -> Source:

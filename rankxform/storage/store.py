@@ -38,20 +38,16 @@ RANK = "{rank}"
 
 @dataclass(frozen=True)
 class Listing:
-    """What lies at a place: a file, or a folder with entries, or nothing.
+    """What lies at a place: a file, a folder with entries, or nothing."""
 
-    path: the place, for messages. files: names relative to a folder, of those that were asked for.
-    entries, folders: what lies directly in it, and which of these are folders. searched: for
-    messages, which nodes were searched. inside: where no file matches, how many do
-    so in each folder, if that were the place.
-    """
-
-    path: str
+    path: str  # of the place, for messages
     kind: str = NOTHING
-    files: tuple[str, ...] = ()
+    files: tuple[str, ...] = ()  # names relative to a folder, of those that were asked for
+    # Names that lie directly in it, and those of them that are folders.
     entries: tuple[str, ...] = ()
     folders: frozenset[str] = frozenset()
-    searched: str = ""
+    searched: str = ""  # for messages, which nodes were searched
+    # If no file matches: folder -> number of its files that would, if it were the place.
     inside: Mapping[str, int] = field(default_factory=dict)
 
     @property
@@ -74,17 +70,12 @@ class Listing:
 
 
 class FileVersion(NamedTuple):
-    """What tells a version of a file from another: `size` in bytes; modified: when, in nanoseconds,
-    or another number that no later version has.
+    """What tells a version of a file from another one: `size` and `modified`."""
 
-    inode, changed: its number, and when anything of it was changed, its name or mode too; these
-    alone do not make it another version.
-    """
-
-    size: int
-    modified: int
+    size: int  # bytes
+    modified: int  # its time in nanoseconds, or another number that no later version has
     inode: int = 0
-    changed: int = 0
+    changed: int = 0  # when its content, name or mode changed last, in nanoseconds
 
 
 class HeaderReader(NamedTuple):

@@ -53,30 +53,32 @@ if TYPE_CHECKING:
 
 
 class Destination(Protocol):
-    """A destination while it is made, as one process has it.
-
-    source, target, request: what it is made of, and as it was asked for. remaining_slices: by
-    process the slices that are to be written. files_linked, files_kept, files_continued: how many
-    files share another's bytes, were complete before, and had been begun by an earlier run;
-    bytes_before: of tensors that it had written. placement: in words, where the files are, if not
-    at one place, and whose processes write them, if of one node each.
-    """
+    """A destination while it is made, as one process has it."""
 
     source: Source
     target: Target
     request: Request
-    remaining_slices: Assignment
+    remaining_slices: Assignment  # by process the slices that it writes
 
     @property
-    def files_linked(self) -> int: ...
+    def files_linked(self) -> int:
+        """How many files share another one's bytes."""
+
     @property
-    def files_kept(self) -> int: ...
+    def files_kept(self) -> int:
+        """How many files were complete before."""
+
     @property
-    def files_continued(self) -> int: ...
+    def files_continued(self) -> int:
+        """How many files an earlier run had begun."""
+
     @property
-    def bytes_before(self) -> int: ...
+    def bytes_before(self) -> int:
+        """Bytes of tensors that an earlier run had written."""
+
     @property
-    def placement(self) -> str | None: ...
+    def placement(self) -> str | None:
+        """Which nodes have which files, or write them, for people. None: all have one folder."""
 
     def begin(self, team: Team) -> None:
         """Prepare what is to be written, before the first byte. Collective."""

@@ -217,23 +217,20 @@ def _locked(request: Request, source: Source, target: Target, root: NodeFolder) 
 
 @dataclass
 class FolderDestination:
-    """A destination folder while it is made, as one process has it (`destination.Destination`).
-
-    places: which nodes have which folder; root: the one of this process; folder: its records, on
-    the first of its processes. state: what was there, in all folders. groups: files whose bytes are
-    equal, by the one that is written. remaining_slices: by process the slices that are to be
-    written. outputs: the files of this process's part.
-    """
+    """A destination folder while it is made, as one process has it (`destination.Destination`)."""
 
     request: Request
     source: Source
     target: Target
-    places: Placement
-    root: NodeFolder
-    folder: FolderRecords | None
-    state: FolderState
+    places: Placement  # which nodes have which folder
+    root: NodeFolder  # the folder of this process
+    folder: FolderRecords | None  # its records; None: this is not its first process
+    state: FolderState  # what was found in all folders
+    # Id of the file that is written -> ids of files with equal bytes.
     groups: Mapping[int, Sequence[int]] = field(default_factory=dict)
+    # By process the slices that it writes.
     remaining_slices: Assignment = field(default_factory=list)
+    # Destination files of this process.
     outputs: Mapping[int, OutputFile] = field(default_factory=dict)
     _journal: Journal | None = None
 

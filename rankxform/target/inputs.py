@@ -39,19 +39,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ResolvedRequest:
-    """A request, with what the files that it names say.
+    """A request, with what the files that it names say."""
 
-    request: with absolute paths. operation: what operations need. src: the source's strategy, if
-    one is stated. dst: the destination's, or what it is to be derived from. shapes: full shapes and
-    types in the place of a source. doubts: what may not be what was meant.
-    """
-
-    request: Request
-    operation: OperationInputs
-    src: Strategy | None
-    dst: Strategy | DeriveRequest
+    request: Request  # with absolute paths
+    operation: OperationInputs  # what operations need
+    src: Strategy | None  # the source's strategy, if one is stated
+    dst: Strategy | DeriveRequest  # the destination's, or what it is to be derived from
+    # Full shapes and types in the place of a source.
     shapes: dict[str, tuple[Shape, str]] | None = None
-    doubts: tuple[str, ...] = ()
+    doubts: tuple[str, ...] = ()  # what may not be what was meant
 
     @property
     def where(self) -> CheckpointRef:

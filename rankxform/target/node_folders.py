@@ -37,15 +37,11 @@ PLACEMENT_AUTO, PLACEMENT_SHARED, PLACEMENT_NODE = PLACEMENTS = ("auto", "shared
 
 @dataclass(frozen=True)
 class NodeFolder:
-    """A destination folder as some nodes have it.
+    """A destination folder as some nodes have it."""
 
-    processes: those of these nodes; the first one keeps the folder's records. ranks: whose files
-    are made there. hosts: the nodes' names.
-    """
-
-    processes: tuple[int, ...]
-    ranks: frozenset[int]
-    hosts: tuple[str, ...]
+    processes: tuple[int, ...]  # those of these nodes; the first one keeps the folder's records
+    ranks: frozenset[int]  # whose files are made there
+    hosts: tuple[str, ...]  # the nodes' names
 
 
 @dataclass(frozen=True)

@@ -52,23 +52,19 @@ CHOICES = ("qkv", "gate_up")
 
 @dataclass(frozen=True)
 class OperationInputs:
-    """What files say of the operations: a mapping table, and the sizes of the model.
-
-    label: what messages call the configuration. lora: an adapter's folder or file; scaling: how
-    much of it is added; lora_strategy: how it is sharded; inside: its tensors are the source's own.
-    companions: files of the reference that belong to the model too; doubts: why one is not made.
-    documents: what other operations read, by their names.
-    """
+    """What files say of the operations: a mapping table, and the sizes of the model."""
 
     table: MapTable | None = None
     config: Mapping[str, Any] = field(default_factory=dict)
-    label: str = ""
-    lora: str | None = None
-    scaling: LoraScaling | None = None
-    lora_strategy: str | Strategy | None = None
-    inside: bool = False
+    label: str = ""  # what messages call the configuration
+    lora: str | None = None  # an adapter's folder or file
+    scaling: LoraScaling | None = None  # how much of it is added
+    lora_strategy: str | Strategy | None = None  # how it is sharded
+    inside: bool = False  # its tensors are the source's own
+    # Files of the reference that belong to the model too.
     companions: Mapping[str, bytes] = field(default_factory=dict)
-    doubts: tuple[str, ...] = ()
+    doubts: tuple[str, ...] = ()  # why one is not made
+    # What other operations read, by their names.
     documents: Mapping[str, Any] = field(default_factory=dict)
 
 

@@ -31,39 +31,29 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Target:
-    """What a conversion makes of a source. The same on every process.
+    """What a conversion makes of a source. The same on every process."""
 
-    planner: what each file holds, and of what it is made. ranks: the destination ranks that are
-    made; files: the ids of their files. dst: the folder or other address that was named (None:
-    nothing is written); place: in which the files' names are; form, container, arrangement: how
-    they are made. derived: how the destination's strategy came about, if it was derived. adapter:
-    what is added to the source's matrices, if anything is. training: facts such as its global_step.
-    companions: small files that go with the destination, by name. truncated_vocab: source tensors
-    that lose rows of the vocabulary; tied_duplicates: those that are left out, because each is said
-    to be the same as another. map_in_words: the map that is applied, with what it takes. warnings:
-    what may not be what was meant, to be said first and last; notices: what to know. evidence: what
-    bytes were found to say of the source. accepted: doubts that do not refuse it.
-    """
-
-    planner: Planner
-    ranks: tuple[int, ...]
-    files: tuple[int, ...]
-    dst: str | None
-    place: str
-    form: Form
-    container: Container
-    arrangement: DestinationFiles
-    derived: Derived | None = None
-    adapter: Source | None = None
-    training: Mapping[str, Any] = field(default_factory=dict)
+    planner: Planner  # what each file holds, and of what it is made
+    ranks: tuple[int, ...]  # destination ranks that are made
+    files: tuple[int, ...]  # ids of their files
+    dst: str | None  # the destination that was named; None: nothing is written
+    place: str  # folder or address that the files' names are relative to
+    form: Form  # form of the destination
+    container: Container  # container of its files
+    arrangement: DestinationFiles  # names and contents of its files
+    derived: Derived | None = None  # how its strategy was derived; None: it was given
+    adapter: Source | None = None  # checkpoint that is added to the source's matrices
+    training: Mapping[str, Any] = field(default_factory=dict)  # facts such as its global_step
+    # Name -> content of small files that go with it.
     companions: Mapping[str, bytes] = field(default_factory=dict)
-    truncated_vocab: tuple[str, ...] = ()
+    truncated_vocab: tuple[str, ...] = ()  # source tensors that lose rows of the vocabulary
+    # Tensors that are left out because each repeats another one.
     tied_duplicates: tuple[tuple[str, str], ...] = ()
-    map_in_words: str | None = None
-    notices: tuple[str, ...] = ()
-    warnings: tuple[str, ...] = ()
-    evidence: Evidence = Evidence()
-    accepted: tuple[str, ...] = ()
+    map_in_words: str | None = None  # the map that is applied, for people
+    notices: tuple[str, ...] = ()  # what was assumed
+    warnings: tuple[str, ...] = ()  # what may be wrong, printed first and last
+    evidence: Evidence = Evidence()  # what the bytes of the source say about its strategy
+    accepted: tuple[str, ...] = ()  # doubts that do not refuse the source
 
     def address(self, file: int) -> str:
         """Return the address of a file."""

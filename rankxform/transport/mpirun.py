@@ -147,18 +147,12 @@ _NO_CONNECTION = 255
 
 
 class HostSetup(NamedTuple):
-    """What this host has, and the others must have.
+    """What this host has, and the others must have."""
 
-    version: of rankxform.
-    library: what the MPI library says of its version.
-    setup: Python that finds this rankxform.
-    passed_on: the part of the environment that processes get.
-    """
-
-    version: str
-    library: str
-    setup: str
-    passed_on: Mapping[str, str] = {}
+    version: str  # of rankxform
+    library: str  # what the MPI library says of its version
+    setup: str  # Python that finds this rankxform
+    passed_on: Mapping[str, str] = {}  # the part of the environment that processes get
 
 
 def check_hosts(

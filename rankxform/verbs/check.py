@@ -48,21 +48,17 @@ class CheckRow(NamedTuple):
 
 @dataclass(frozen=True, repr=False)
 class Check(Result):
-    """What a check of a checkpoint found.
+    """What a check of a checkpoint found."""
 
-    full: whether every byte was read. reads, bytes_read: of content, by all processes; seconds: of
-    the whole call. rows: what was checked, each with its state (right, doubtful, wrong, not
-    checked).
-    """
-
-    src: str
-    form: str
-    full: bool
-    files_compared: int
+    src: str  # the checkpoint, as it was named
+    form: str  # its form
+    full: bool  # whether every byte was read
+    files_compared: int  # number of files
+    # What was checked, each with its state: right, doubtful, wrong, or not checked.
     rows: tuple[CheckRow, ...]
-    reads: int
-    bytes_read: int
-    seconds: float
+    reads: int  # number of reads of content, by all processes
+    bytes_read: int  # content read, by all processes
+    seconds: float  # of the whole call
 
     @property
     def same(self) -> bool | None:
@@ -311,18 +307,14 @@ def _leftovers(source: Source) -> Iterator[CheckRow]:
 
 @dataclass(frozen=True)
 class ReplicaVerdict:
-    """What a comparison of replicas found.
+    """What a comparison of replicas found."""
 
-    differences: regions that not all ranks hold alike. files_compared: source files;
-    bytes_compared: read by all processes; seconds: of the whole call. warnings: what may not be
-    what was meant.
-    """
-
+    # Replicas of which not all ranks hold the same bytes.
     differences: tuple[ReplicaDifference, ...]
-    files_compared: int
-    bytes_compared: int
-    seconds: float
-    warnings: tuple[str, ...]
+    files_compared: int  # number of source files
+    bytes_compared: int  # bytes read, by all processes
+    seconds: float  # of the whole call
+    warnings: tuple[str, ...]  # what may be wrong
 
     @property
     def same(self) -> bool | None:

@@ -31,22 +31,17 @@ _MOST_BANDS = 16
 
 @dataclass(frozen=True)
 class FlowMatrix:
-    """Bytes that destination files or ranks take from source ranks, or groups of both.
+    """Bytes that destination files or ranks take from source ranks, or groups of both."""
 
-    row, column: whose bytes they are: "rank", "stage", "file", or "ranks by N". cells: by (row,
-    column). stages, row_stages: of each column and row, its pipeline stage, if it is of one.
-    sizes, written: how many files a row stands for, and how many bytes they get.
-    """
-
-    row: str
-    column: str
+    row: str  # what a row is: "rank", "file", "stage", or "ranks by N"
+    column: str  # what a column is
     rows: tuple[str, ...]
     columns: tuple[str, ...]
-    cells: Mapping[tuple[int, int], int]
-    stages: tuple[int, ...]
-    sizes: tuple[int, ...]
-    written: tuple[int, ...]
-    row_stages: tuple[int, ...] = ()
+    cells: Mapping[tuple[int, int], int]  # (row, column) -> bytes
+    stages: tuple[int, ...]  # column -> its pipeline stage
+    sizes: tuple[int, ...]  # row -> number of files
+    written: tuple[int, ...]  # row -> bytes that its files get
+    row_stages: tuple[int, ...] = ()  # row -> its pipeline stage
 
     def as_dict(self) -> dict[str, Any]:
         """Return the matrix for JSON: its cells as rows of numbers."""
@@ -84,25 +79,22 @@ class DrawnSharding:
 
 @dataclass(frozen=True)
 class TensorKind:
-    """Tensors of one shape that are sharded alike on both sides.
+    """Tensors of one shape that are sharded alike on both sides."""
 
-    name: the commonest pattern of their names, and how many more there are. states: optimizer
-    states that are among them; count: of parameters; nbytes: of all. src_holds, dst_holds: what
-    each rank holds of one, in words; src_holds is None if it is made of several. runs: contiguous
-    bytes of a copy in the source's slice, and in the destination's; the shortest of a slice. src is
-    None for a tensor that is made of several.
-    """
-
-    name: str
-    states: tuple[str, ...]
-    count: int
-    nbytes: int
+    name: str  # the commonest pattern of their names, and how many more there are
+    states: tuple[str, ...]  # optimizer states that are among them
+    count: int  # of parameters
+    nbytes: int  # of all
     dtype: str
     shape: Shape
     src: DrawnSharding | None
     dst: DrawnSharding
+    # src_holds, dst_holds: what each rank holds of one, in words; src_holds is None if it is made
+    # of several.
     src_holds: str | None
     dst_holds: str
+    # Contiguous bytes of a copy in the source's slice, and in the destination's; the shortest of a
+    # slice. src is None for a tensor that is made of several.
     runs: tuple[int, int] | None
 
     @property
@@ -399,17 +391,14 @@ _CALLS = {"reading": ("read",), "writing": ("write", "fsync")}
 
 
 class ResourceUse(NamedTuple):
-    """What a move did with one resource.
+    """What a move did with one resource."""
 
-    name: what was done. must, moved: bytes that had to be, and that were. rate: of all processes
-    while they did it, in bytes a second. seconds: of all processes at that rate, for what must be.
-    """
-
-    name: str
+    name: str  # what was done
+    # must, moved: bytes that had to be, and that were.
     must: int
     moved: int
-    rate: float
-    seconds: float
+    rate: float  # of all processes while they did it, in bytes a second
+    seconds: float  # of all processes at that rate, for what must be
 
 
 @dataclass(frozen=True)

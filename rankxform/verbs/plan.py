@@ -200,64 +200,50 @@ def _by_node(home: Mapping[int, int], nodes: int) -> tuple[frozenset[int], ...]:
 
 @dataclass(frozen=True)
 class FileSummary:
-    """One destination file.
+    """One destination file."""
 
-    rank: whose slices it holds; file: its name, in a form with other files than one of each rank.
-    writers: the processes that write it; parameters, copies: how many. bytes_needed: of source
-    ranks, and bytes_from: of each; bytes_written: its tensors' content.
-    """
-
-    rank: int
-    file: str | None
-    writers: tuple[int, ...]
-    parameters: int
-    copies: int
-    bytes_needed: int
-    bytes_written: int
-    bytes_from: Mapping[str, int]
+    rank: int  # the rank whose slices it holds, or the file's id
+    file: str | None  # its name; None in rank folders
+    writers: tuple[int, ...]  # processes that write it
+    parameters: int  # number of its parameters
+    copies: int  # number of regions that are copied into it
+    bytes_needed: int  # bytes of source files that it needs
+    bytes_written: int  # content of its tensors
+    bytes_from: Mapping[str, int]  # source rank -> bytes of it
 
 
 @dataclass(frozen=True, repr=False)
 class Plan(Result):
-    """A whole plan, for so many `processes`. Sizes are bytes.
+    """A whole plan, for so many `processes`. Sizes are bytes."""
 
-    bytes_needed: distinct source bytes; bytes_read: all that is read; bytes_sent: from one process
-    to another; between_nodes: of these, by pair of nodes. shards: by destination file.
-    read_latency_bytes: bytes that could be read in the latency of one read, by which ranges or
-    whole rows were chosen. buffer_bytes: of each process. bytes_stored: least that its files take,
-    where equal ones are linked; bytes_free: where the destination is, or will be, with what they
-    take already; written_by: "node" where the processes that write a file must be of one node
-    there, or "any". derivation: how the destination's strategy was derived, if it was. src_layers,
-    dst_layers: of each pipeline stage, such as "0-15". left_out:
-    what is not written, and why; absent: names that the
-    strategies list and no file holds.
-    """
-
-    src: str
-    src_ranks: int
-    dst_ranks: int
-    processes: int
-    step: str | None
-    parameters: int
-    bytes_needed: int
-    bytes_read: int
-    bytes_sent: int
-    bytes_written: int
-    between_nodes: tuple[NodeTraffic, ...]
-    methods: tuple[MethodUse, ...]
+    src: str  # the source, as it was named
+    src_ranks: int  # ranks of the source's strategy
+    dst_ranks: int  # ranks of the destination's strategy
+    processes: int  # number of processes that it is for
+    step: str | None  # training step; None: no name declares one
+    parameters: int  # number of parameters, optimizer states included
+    bytes_needed: int  # distinct bytes of the source
+    bytes_read: int  # by all processes
+    bytes_sent: int  # from one process to another
+    bytes_written: int  # by all processes
+    between_nodes: tuple[NodeTraffic, ...]  # part of `bytes_sent`, by pair of nodes
+    methods: tuple[MethodUse, ...]  # how files are read
+    # Bytes that could be read in the latency of one read; it decides between ranges and whole rows.
     read_latency_bytes: int | None
-    buffer_bytes: int
-    shards: tuple[FileSummary, ...]
-    left_out: tuple[OmittedParameters, ...]
-    absent: tuple[str, ...]
-    notices: tuple[str, ...]
-    warnings: tuple[str, ...]
+    buffer_bytes: int  # buffers of each process
+    shards: tuple[FileSummary, ...]  # one for each destination file
+    left_out: tuple[OmittedParameters, ...]  # parameters that are not written, and why
+    absent: tuple[str, ...]  # names that the strategies list and no file holds
+    notices: tuple[str, ...]  # what was assumed
+    warnings: tuple[str, ...]  # what may be wrong
+    # Least that its files take, with equal ones linked; None: no destination was named.
     bytes_stored: int | None = None
-    bytes_free: int | None = None
+    bytes_free: int | None = None  # free at the destination, and taken there by what it replaces
+    # "node": processes that write one file must be of one node; or "any".
     written_by: str | None = None
-    derivation: Mapping[str, Any] | None = None
-    src_layers: tuple[str, ...] = ()
-    dst_layers: tuple[str, ...] = ()
+    derivation: Mapping[str, Any] | None = None  # how the destination's strategy was derived
+    src_layers: tuple[str, ...] = ()  # for each pipeline stage its layers, such as "0-15"
+    dst_layers: tuple[str, ...] = ()  # for each pipeline stage its layers, such as "0-15"
 
     @property
     def reads_again(self) -> bool:

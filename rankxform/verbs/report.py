@@ -23,69 +23,49 @@ from rankxform.values import dataclass
 
 @dataclass(frozen=True, repr=False)
 class Report(Result):
-    """What a transform did, over all processes. Sizes are bytes, times seconds.
+    """What a transform did, over all processes. Sizes are bytes, times seconds."""
 
-    src, dst: the folders, with the step that was taken and the ranks that their strategies have.
-    parameters: how many, states included.
-    files: all destination files; files_linked: how many of them share another's bytes; files_kept:
-    how many were complete before; files_continued: how many an earlier run had begun,
-    and bytes_before: what it had written of them.
-
-    bytes_read, bytes_written: tensor content and files; bytes_sent: from one process to another;
-    bytes_needed: distinct source bytes; bytes_fetched: what storage gave, and not memory, headers
-    and samples included; None where the system does not count it. bytes_compared: parameters that
-    were read whole to compare ranks, and compared_names, their patterns. evidence: samples of
-    tensors that were compared between files, and the reads and bytes that this took; accepted:
-    doubts that did not
-    refuse the source. seconds: of the whole call;
-    move_seconds: from the finished plan to the last file's name. peak_memory_bytes: of the largest
-    process.
-    phases: seconds of each process, by name.
-    placement: which ranks are on which nodes, if these have folders of their own, or whose
-    processes write a file. strategy: the
-    file of the destination's strategy, if it was derived; derivation: how. form: the destination's;
-    fingerprints: whether they are kept, for `verify DST`. src_layers, dst_layers: of each pipeline
-    stage, such as "0-15". left_out: what was
-    not written, and why; absent: names that the strategies list and no file holds. warnings: what
-    may not be what was meant; notices: what to know.
-    """
-
-    src: str
-    dst: str
-    step: str | None
-    src_ranks: int
-    dst_ranks: int
-    parameters: int
-    files: tuple[str, ...]
-    files_linked: int
-    files_kept: int
-    files_continued: int
-    bytes_read: int
-    bytes_needed: int
-    bytes_written: int
-    bytes_sent: int
+    src: str  # the source, as it was named
+    dst: str  # the destination, as it was named
+    step: str | None  # training step that was converted; None: no name declares one
+    src_ranks: int  # ranks of the source's strategy
+    dst_ranks: int  # ranks of the destination's strategy
+    parameters: int  # number of parameters, optimizer states included
+    files: tuple[str, ...]  # paths of all destination files
+    files_linked: int  # number of files that share another one's bytes
+    files_kept: int  # number of files that were complete before
+    files_continued: int  # number of files that an earlier run had begun
+    bytes_read: int  # tensor content read, by all processes
+    bytes_needed: int  # distinct bytes of the source that were needed
+    bytes_written: int  # content of destination files that was written
+    bytes_sent: int  # content sent from one process to another
+    # Patterns of the parameters that were read whole to compare ranks.
     compared_names: tuple[str, ...]
-    seconds: float
-    processes: int
-    peak_memory_bytes: int
-    phases: tuple[Mapping[str, float], ...]
-    left_out: tuple[OmittedParameters, ...]
-    absent: tuple[str, ...]
-    bytes_before: int = 0
+    seconds: float  # of the whole call
+    processes: int  # number of processes that it ran on
+    peak_memory_bytes: int  # of the largest process
+    phases: tuple[Mapping[str, float], ...]  # for each process: phase -> seconds
+    left_out: tuple[OmittedParameters, ...]  # parameters that were not written, and why
+    absent: tuple[str, ...]  # names that the strategies list and no file holds
+    bytes_before: int = 0  # content that an earlier run had written
+    # What storage gave, headers and samples included, without what was in memory; None: the system
+    # does not count it.
     bytes_fetched: int | None = None
-    bytes_compared: int = 0
+    bytes_compared: int = 0  # content that was read to compare ranks
+    # Samples of tensors that were compared between files, with the reads and bytes that it took.
     evidence: Mapping[str, int | None] = field(default_factory=dict)
-    accepted: tuple[str, ...] = ()
-    move_seconds: float = 0.0
+    accepted: tuple[str, ...] = ()  # doubts that did not refuse the source
+    move_seconds: float = 0.0  # from the finished plan to the last file's name
+    # Which nodes have which ranks, or write them; None: all have one folder.
     placement: str | None = None
-    strategy: str | None = None
-    derivation: Mapping[str, Any] | None = None
-    form: str = "ranks"
-    fingerprints: bool = False
-    src_layers: tuple[str, ...] = ()
-    dst_layers: tuple[str, ...] = ()
-    notices: tuple[str, ...] = ()
-    warnings: tuple[str, ...] = ()
+    strategy: str | None = None  # path of the destination's strategy, if it was derived
+    derivation: Mapping[str, Any] | None = None  # how the destination's strategy was derived
+    form: str = "ranks"  # form of the destination
+    fingerprints: bool = False  # whether fingerprints are kept, for `verify DST`
+    src_layers: tuple[str, ...] = ()  # for each pipeline stage its layers, such as "0-15"
+    dst_layers: tuple[str, ...] = ()  # for each pipeline stage its layers, such as "0-15"
+    notices: tuple[str, ...] = ()  # what was assumed
+    warnings: tuple[str, ...] = ()  # what may be wrong
 
     def as_dict(self) -> dict[str, Any]:
         """Return the report as ``transform --json`` prints it: names by pattern."""

@@ -31,7 +31,7 @@ _PLACES, _BLOCK = 64, 16
 """Places where rows of large tensors are compared, and rows at each."""
 _ALL, _AT_ONCE = 64 << 20, 4 << 20
 """Bytes of two tensors all of whose rows are compared, and of rows that are read at once."""
-_FEW = 4
+_FEW_ROWS = 4
 _MOST_UNLIKE = 0.5
 """Part of the values that stochastic rounding may round otherwise."""
 
@@ -72,7 +72,7 @@ def _masters(target: Target) -> list[tuple[Parameter, Parameter]]:
         and len(parameter.shape) > 1
         and parameters_by_name[parameter.base_name].src_dtype in (FLOAT16, BFLOAT16)
     ]
-    return pairs[:: max(1, len(pairs) // _FEW)][:_FEW]
+    return pairs[:: max(1, len(pairs) // _FEW_ROWS)][:_FEW]
 
 
 def _compare_masters(

@@ -44,33 +44,25 @@ _SHOWN = 5
 
 @dataclass(frozen=True, repr=False)
 class Verdict(Result):
-    """What a verification found, over all processes.
+    """What a verification found, over all processes."""
 
-    src, dst: what was compared; src is None with a manifest. differences: by parameter and rank.
-    files_compared, bytes_compared: how many destination files, and how many bytes of them, were
-    compared. seconds: of the whole call. by_manifest: differences are of files, not of parameters;
-    with `sizes_only` headers and samples alone were compared, and `command` is what would compare
-    all. step: of the source, if its files' names state one. evidence: on how many comparisons of
-    samples the source's strategy stands, and the reads and bytes that this took. names: of
-    destination files by id, where a difference's rank is the id of a file (in rank folders it is a
-    rank). warnings: what may not be what was meant; notices: what to know.
-    """
-
-    src: str | None
-    dst: str
-    differences: tuple[Difference, ...]
-    files_compared: int
-    bytes_compared: int
-    seconds: float
-    processes: int
-    notices: tuple[str, ...]
+    src: str | None  # the source, as it was named; None: compared with the manifest
+    dst: str  # the destination
+    differences: tuple[Difference, ...]  # by parameter and rank
+    files_compared: int  # number of destination files
+    bytes_compared: int  # bytes of destination files, by all processes
+    seconds: float  # of the whole call
+    processes: int  # number of processes that it ran on
+    notices: tuple[str, ...]  # what was assumed
+    # Compared with fingerprints of the manifest: differences are of files.
     by_manifest: bool = False
-    sizes_only: bool = False
-    warnings: tuple[str, ...] = ()
-    command: str | None = None
-    step: str | None = None
+    sizes_only: bool = False  # headers and samples alone were compared
+    warnings: tuple[str, ...] = ()  # what may be wrong
+    command: str | None = None  # what would compare all
+    step: str | None = None  # training step of the source; None: no name declares one
+    # Samples of the source that were compared, with the reads and bytes that it took.
     evidence: Mapping[str, int | None] = field(default_factory=dict)
-    names: Mapping[int, str] = field(default_factory=dict)
+    names: Mapping[int, str] = field(default_factory=dict)  # file id -> its name; {}: ids are ranks
 
     @property
     def checked(self) -> str:
