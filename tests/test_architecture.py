@@ -204,7 +204,7 @@ READERS = ("checkpoints", "source", "storage", "target", "verbs")
 WITHIN_ONE = {
     "checkpoints/torch_dist.py": "what a backend says of itself against what can be read",
     "checkpoints/folders.py": "an option against the folder that it was to choose; a name against its normal form",
-    "verbs/rows.py": "rows of one tensor, which are values",
+    "verbs/evidence.py": "rows of one tensor, which are values",
     "verbs/verdict.py": "a destination that was written against what it was to be",
     "source/choose.py": "a number of ranks; boxes are compared by facts after it",
     "source/checks.py": "one name in two files, which no value tells apart",

@@ -17,18 +17,19 @@ from rankxform.formats.container import (
     BOX_MARK,
     BYTES,
     CONTAINERS,
+    FIRST_BYTES,
     INT4,
     DeclaredFile,
     EntryView,
     TensorSpec,
     content_bytes,
+    file_signature,
     item_size,
 )
 from rankxform.formats.container import container_suffixes as suffixes_of_files
 from rankxform.formats.dcp_containers import items_of
 from rankxform.formats.dcp_metadata import DcpMetadata, StoredItem
 from rankxform.formats.documents import decode_json
-from rankxform.formats.signatures import FIRST_BYTES, file_signature
 from rankxform.geometry.box import Box, Shape
 from rankxform.layout.layout import Layout
 from rankxform.layout.names import STEPS, format_ranges, natural_sort_key

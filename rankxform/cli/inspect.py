@@ -125,8 +125,9 @@ def _check_page(options: argparse.Namespace) -> None:
 
 def _write_page(options: argparse.Namespace, team: Team, screen: Screen) -> int:
     """Write a page of what one checkpoint holds, or two."""
-    from rankxform.cli.page.file import check_page_path, save_page
     from rankxform.verbs.contents import contents
+
+    from .page import check_page_path, save_page
 
     def asked() -> list[Request]:
         first = _request(options, "none")

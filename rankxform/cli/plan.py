@@ -119,7 +119,7 @@ def _write_page(
     options: argparse.Namespace, source: Source, target: Target, plan: Plan, **outcome: Any
 ) -> None:
     if options.report:
-        from rankxform.cli.page.file import write_page
+        from .page import write_page
 
         write_page(options, source, target, plan, **outcome)
 

@@ -343,7 +343,7 @@ class Screen:
         def read() -> Request:
             request = build_request(self._options)
             if self._page is not None:
-                from rankxform.cli.page.file import check_page_path
+                from .page import check_page_path
 
                 check_page_path(self._page, request)
             return request
@@ -428,7 +428,7 @@ class Screen:
     def page_of_work(self, request: Request, **outcome: Any) -> None:
         """Write the page of what was begun, done and told, if one is asked for. Collective."""
         if self._page is not None:
-            from rankxform.cli.page.file import write_page_of_work
+            from .page import write_page_of_work
 
             source, target = self.begun
             write_page_of_work(self._options, request, source, target, self._team, **outcome)

@@ -12,11 +12,10 @@ from rankxform.derivation.request import Derived, ShardingRow
 from rankxform.derivation.stages import lists_of, places_in_lists
 from rankxform.display.text import shown_path, table, width, wrap_text
 from rankxform.errors import DifferenceError, UsageError
-from rankxform.layout.differences import StrategyDifference, describe_layout
 from rankxform.layout.layout import Layout
 from rankxform.layout.names import and_more_patterns, format_ranges, patterns
 from rankxform.layout.states import NEVER_SAVED, States, find_states
-from rankxform.layout.strategy import Strategy
+from rankxform.layout.strategy import Strategy, StrategyDifference, describe_layout
 from rankxform.options import GROUP_DERIVATION, option_info
 from rankxform.request import Request, all_options
 from rankxform.transport import Team
@@ -171,7 +170,7 @@ def _convert(options: argparse.Namespace) -> ActionResult:
 
 
 def _diff(options: argparse.Namespace) -> ActionResult:
-    from rankxform.layout.differences import strategy_differences
+    from rankxform.layout.strategy import strategy_differences
     from rankxform.storage.user_files import load_strategy
 
     first, second = (

@@ -16,11 +16,10 @@ from dataclasses import replace
 from functools import cache
 
 from rankxform.errors import DerivationError, RequestError
-from rankxform.layout.differences import describe_layout
 from rankxform.layout.layout import Layout, same_boxes, without_optimizer
 from rankxform.layout.names import pattern_of
 from rankxform.layout.states import NEVER_SAVED
-from rankxform.layout.strategy import Strategy
+from rankxform.layout.strategy import Strategy, describe_layout
 
 from .explain import (
     NetworkParameter,

@@ -1,6 +1,6 @@
 """Steps between source tensors and the destination tensors made of them; each is one module."""
 
-from rankxform.operations import cast, counters, rename, select, vocabulary
+from rankxform.operations import cast, rename, select, vocabulary
 
 from .base import OPERATIONS, operation_from_options
 
@@ -19,7 +19,7 @@ OPERATIONS.update(
     items=select.drop_items,
     vocabulary=vocabulary.vocabulary,
     cast=cast.cast,
-    counters=counters.counters,
+    counters=select.counters,
 )
 
 __all__ = ["cast", "counters", "dequantize", "drop", "naming", "rename", "vocabulary", "weights"]

@@ -15,8 +15,7 @@ from rankxform.checkpoints.rank_folders import LATEST
 from rankxform.errors import FormatError, Message, RankxformError, StorageError
 from rankxform.formats.container import Index, Schema
 from rankxform.geometry.box import Shape
-from rankxform.layout.folded import repair_misstated_layout
-from rankxform.layout.layout import Layout
+from rankxform.layout.layout import Layout, repair_misstated_layout
 from rankxform.layout.states import NEVER_SAVED, find_states, is_never_saved
 from rankxform.layout.strategy import Strategy
 from rankxform.planning.build_catalog import following

@@ -32,10 +32,9 @@ from rankxform.checkpoints.rank_folders import by_rank
 from rankxform.errors import CheckpointError, Message, RankxformError, StrategyError, UsageError
 from rankxform.formats.container import Index
 from rankxform.geometry.box import Shape
-from rankxform.layout.differences import first_differing_name
 from rankxform.layout.names import format_ranges, summarize_names
 from rankxform.layout.states import NEVER_SAVED, States
-from rankxform.layout.strategy import PatternStrategy, Strategy, WholeStrategy
+from rankxform.layout.strategy import PatternStrategy, Strategy, WholeStrategy, first_differing_name
 from rankxform.planning.build_catalog import with_uneven_states
 from rankxform.planning.catalog import Description
 from rankxform.publish.folder_records import FOLDER_NAME, JOB_NAME

@@ -13,8 +13,7 @@ from rankxform.checkpoints.base import DEFAULT_PATTERN, CheckpointRef, SelectedF
 from rankxform.checkpoints.rank_folders import by_rank
 from rankxform.display.text import format_count
 from rankxform.errors import Message, RankxformError, UsageError
-from rankxform.formats.container import container_suffixes
-from rankxform.formats.signatures import folder_signature
+from rankxform.formats.container import container_suffixes, folder_signature
 from rankxform.layout.names import natural_sort_key
 from rankxform.layout.strategy import Strategy
 from rankxform.storage.posix import suggest_similar_path

@@ -22,8 +22,7 @@ from rankxform.formats.checkpoint2_metadata import (
 )
 from rankxform.formats.container import ReadAt
 from rankxform.geometry.box import Shape
-from rankxform.layout.folded import fold_optimizer_shard
-from rankxform.layout.layout import Layout, whole_layout
+from rankxform.layout.layout import Layout, fold_optimizer_shard, whole_layout
 from rankxform.layout.states import NEVER_SAVED
 from rankxform.layout.strategy import Strategy
 from rankxform.planning.plan import Planner

@@ -15,16 +15,17 @@ from zlib import crc32
 
 from rankxform.errors import CheckpointError, FormatError
 from rankxform.formats.container import (
+    FIRST_BYTES,
     Container,
     DeclaredFile,
     Index,
     ReadAt,
     container_of,
+    file_signature,
     item_size,
     non_tensor_spans,
     spans_of_range,
 )
-from rankxform.formats.signatures import FIRST_BYTES, file_signature
 from rankxform.planning.evidence import ContentDigest
 
 from .posix import AnyPath, Buffer, OnProgress, Position, blocks, open_for_reading

@@ -27,15 +27,18 @@ from rankxform.layout.names import format_ranges, summarize_names
 from rankxform.layout.states import States, is_never_saved, state_of_name
 from rankxform.layout.strategy import Strategy, WholeStrategy
 from rankxform.operations.base import OperationChain, Tensor
-from rankxform.operations.counters import is_added
 from rankxform.operations.rename import AS_STORED, rules_without_match
-from rankxform.operations.select import NOT_WEIGHTS, copies_pattern, patterns_without_match
+from rankxform.operations.select import (
+    NOT_WEIGHTS,
+    copies_pattern,
+    is_added,
+    patterns_without_match,
+)
 from rankxform.options import flag_of
 from rankxform.planning.build_catalog import catalog_of
 from rankxform.planning.catalog import Catalog, Description
 from rankxform.planning.evidence import Evidence, sharded_by_pattern
-from rankxform.planning.selection import Selection
-from rankxform.planning.unusual import types_by_file, unusual_tensors
+from rankxform.planning.selection import Selection, types_by_file, unusual_tensors
 from rankxform.request import Request
 from rankxform.source.choose import earlier_step, ranks_at
 from rankxform.source.hints import option_for, short_path

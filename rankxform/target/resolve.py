@@ -24,8 +24,8 @@ from rankxform.layout.layout import whole_layout
 from rankxform.layout.names import summarize_names
 from rankxform.layout.strategy import PatternStrategy, Strategy, WholeStrategy
 from rankxform.operations.base import OperationChain, Tensor
-from rankxform.operations.counters import is_added
 from rankxform.operations.rename import AS_STORED, MINDSPORE, rename_strategy
+from rankxform.operations.select import is_added
 from rankxform.operations.vocabulary import is_vocabulary
 from rankxform.options import is_default
 from rankxform.planning.build_catalog import catalog_of, expand_patterns

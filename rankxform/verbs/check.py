@@ -8,7 +8,7 @@ from dataclasses import asdict
 from typing import Any, NamedTuple
 
 from rankxform.display.text import format_count, format_seconds, format_size
-from rankxform.engine.scan import FileScan, bytes_to_scan, scan
+from rankxform.engine.checksum import FileScan, bytes_to_scan, scan
 from rankxform.errors import DifferenceError, RankxformError, UsageError
 from rankxform.formats.container import BOX_MARK
 from rankxform.layout.names import format_ranges, summarize_names
@@ -19,8 +19,7 @@ from rankxform.planning.evidence import (
     replicas_to_compare,
     unequal_replicas,
 )
-from rankxform.planning.selection import missing_slices
-from rankxform.planning.unusual import types_by_file, unusual_tensors
+from rankxform.planning.selection import missing_slices, types_by_file, unusual_tensors
 from rankxform.request import Request
 from rankxform.results import Result
 from rankxform.source.open import Source, open_source

@@ -11,8 +11,8 @@ from rankxform.display.text import format_count, format_seconds, format_size
 from rankxform.formats.container import content_bytes, item_size
 from rankxform.geometry.box import Box, Shape, count_runs
 from rankxform.geometry.tiling import Cell
-from rankxform.layout.differences import describe_layout
 from rankxform.layout.names import and_more_patterns, format_ranges, pattern_of, patterns
+from rankxform.layout.strategy import describe_layout
 from rankxform.planning.catalog import Parameter, Sharding
 from rankxform.planning.plan import Planner
 from rankxform.planning.simulate import NodeTraffic

@@ -22,11 +22,10 @@ from rankxform.derivation.request import Derived, DeriveRequest, Extent, Shardin
 from rankxform.derivation.rules import ShardingRule, load_preset, parse_rule
 from rankxform.errors import CheckpointError, DerivationError, UsageError
 from rankxform.formats.container import Schema, content_bytes
-from rankxform.layout.differences import describe_layout
 from rankxform.layout.layout import Layout
 from rankxform.layout.names import compile_regex, pattern_of
 from rankxform.layout.states import NEVER_SAVED
-from rankxform.layout.strategy import PatternStrategy, Strategy, WholeStrategy
+from rankxform.layout.strategy import PatternStrategy, Strategy, WholeStrategy, describe_layout
 from rankxform.request import Request
 from rankxform.source.choose import list_and_select
 from rankxform.storage.source_reader import Indexer

@@ -8,8 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from rankxform.errors import RankxformError
-from rankxform.layout.folded import fold_optimizer_shard, repair_misstated_layout
-from rankxform.layout.layout import Layout
+from rankxform.layout.layout import Layout, fold_optimizer_shard, repair_misstated_layout
 
 strategy = pytest.importorskip(
     "mindspore.parallel.strategy", reason="MindSpore has no wheel for this Python"

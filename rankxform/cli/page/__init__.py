@@ -1,1 +1,0 @@
-"""The page of --report: a template and data; imported only where one is asked for."""
