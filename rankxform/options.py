@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import Any
 
 from .errors import UsageError
-from .values import dataclass
+from .values import Registry, dataclass
 
 AFFECTS_BYTES, AFFECTS_COMPARISON, AFFECTS_FIT, AFFECTS_LOAD = "bytes", "compare", "fit", "load"
 """What depends on an option: the bytes of the output; the `verify` that compares it; whether a
@@ -169,13 +169,14 @@ TYPE_DECIMAL = OptionType(float, "a number", "float", _decimal, "a number above 
 
 
 class _RegisteredNames:
-    """The names in a registry whose entries pass a test, whenever one looks."""
+    """The names in a registry whose objects have a true attribute, whenever one looks."""
 
-    def __init__(self, registry: Mapping[str, Any], is_meant: Callable[[Any], bool]) -> None:
-        self._registry, self._is_meant = registry, is_meant
+    def __init__(self, registry: Registry[Any], attribute: str) -> None:
+        self._registry, self._attribute = registry, attribute
 
     def __iter__(self) -> Iterator[str]:
-        return (name for name, entry in self._registry.items() if self._is_meant(entry))
+        registry = self._registry
+        return (name for name in registry if registry.attribute(name, self._attribute))
 
     def __contains__(self, name: object) -> bool:
         return name in [*self]
@@ -183,14 +184,14 @@ class _RegisteredNames:
 
 def choice_of(
     choices: Any,
-    is_meant: Callable[[Any], bool] | None = None,
+    attribute: str | None = None,
     also: Mapping[str, str] = MappingProxyType({}),
 ) -> OptionType:
-    """Return the kind of these texts, or of those of a registry; of all, or of some entries.
+    """Return the type of options that take one of `choices`, texts or names in a registry.
 
-    also: other words for some of them.
+    `attribute`: of the registry's objects, those that have it. `also`: other words for some.
     """
-    allowed_choices = choices if is_meant is None else _RegisteredNames(choices, is_meant)
+    allowed_choices = choices if attribute is None else _RegisteredNames(choices, attribute)
     return OptionType(
         choices=allowed_choices, read=(lambda text: also.get(text, text)) if also else str
     )

@@ -75,7 +75,7 @@ def _remade(values: Mapping[str, Any]) -> Request:
 
 def _declared() -> tuple[type, ...]:
     """Return the classes of options that registered forms and operations have of their own."""
-    registered = (*FORMS.values(), *OPERATIONS.values())
+    registered = (*FORMS.loaded(), *OPERATIONS.values())
     options = (getattr(entry, "own_options", None) for entry in registered)
     return tuple(part for part in options if part is not None)
 

@@ -10,14 +10,24 @@ from __future__ import annotations
 
 import dataclasses
 import gc
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
+from functools import cache
+from importlib import import_module
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
     from dataclasses import dataclass as dataclass
+    from hashlib import blake2b as blake2b
 else:
+    try:  # hashlib would load OpenSSL, which takes 3 ms
+        import _blake2 as hashes
+    except ImportError:
+        import hashlib as hashes
+    blake2b = hashes.blake2b
 
     def dataclass(cls=None, /, *, frozen=False, eq=True, repr=True, kw_only=False):
         """Make a class a dataclass. The options are the standard library's of these names."""
@@ -36,6 +46,67 @@ else:
             return dataclass_
 
         return decorated if cls is None else decorated(cls)
+
+
+T = TypeVar("T")
+
+
+class Registry(MutableMapping[str, T]):
+    """Objects by name. Those of rankxform are imported when they are first looked up.
+
+    `places`: name -> "module:class". `early`: name -> attributes of the object that are asked for
+    before it is imported, with their values.
+    """
+
+    def __init__(
+        self,
+        places: Mapping[str, str],
+        early: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
+    ) -> None:
+        self._places, self._early = dict(places), early
+        self._objects: dict[str, T] = {}
+
+    def __getitem__(self, name: str) -> T:
+        if name not in self._objects:
+            module, _, class_name = self._places[name].partition(":")
+            self._objects[name] = getattr(import_module(module), class_name)()
+        return self._objects[name]
+
+    def __setitem__(self, name: str, value: T) -> None:
+        self._places.setdefault(name, "")
+        self._objects[name] = value
+
+    def __delitem__(self, name: str) -> None:
+        del self._places[name]
+        self._objects.pop(name, None)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._places)
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._places
+
+    def loaded(self) -> Collection[T]:
+        """Return the objects that are imported, or were added."""
+        return self._objects.values()
+
+    def attribute(self, name: str, attribute: str) -> Any:
+        """Return an attribute of an object, without importing it if it is an early one."""
+        early = self._early.get(name, {})
+        if name not in self._objects and attribute in early:
+            return early[attribute]
+        return getattr(self[name], attribute)
+
+
+def pattern_on_use(text: Any, flags: int = 0) -> Callable[[], re.Pattern[Any]]:
+    """Return a function that returns the pattern, compiled when it is first called.
+
+    The patterns of all modules take 6 ms to compile, and a conversion uses few of them.
+    """
+    return cache(lambda: re.compile(text, flags))
 
 
 @contextmanager

@@ -7,6 +7,7 @@ which ranks each holds, or that all tensors are whole.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import field
 from typing import Any, Protocol
@@ -17,7 +18,7 @@ from rankxform.layout.strategy import Strategy
 from rankxform.planning.catalog import Description
 from rankxform.planning.plan import FileContent, Planner
 from rankxform.storage.store import Listing, Store
-from rankxform.values import dataclass
+from rankxform.values import Registry, dataclass
 
 TrainingStep = tuple[int, ...]
 """Epoch and step, or an iteration alone."""
@@ -231,17 +232,50 @@ class ReadOnlyForm:
         return []
 
 
-FORMS: dict[str, Form] = {}
-"""All forms by name; filled in the package's `__init__`."""
+_PACKAGE = "rankxform.checkpoints"
+FORMS: Registry[Form] = Registry(
+    {
+        "ranks": f"{_PACKAGE}.rank_folders:RankFoldersForm",
+        "checkpoint2": f"{_PACKAGE}.checkpoint2:Checkpoint2Form",
+        "unified": f"{_PACKAGE}.unified:UnifiedForm",
+        "huggingface": f"{_PACKAGE}.huggingface:HuggingFaceForm",
+        "dcp": f"{_PACKAGE}.dcp:DcpForm",
+        "hyperparallel": f"{_PACKAGE}.dcp:HyperParallelForm",
+        "dcp_safetensors": f"{_PACKAGE}.dcp:DcpSafetensorsForm",
+        "torch_dist": f"{_PACKAGE}.torch_dist:TorchDistForm",
+    },
+    {
+        "checkpoint2": {"is_written": True, "options": ("dedup", "iteration", "prefix")},
+        "unified": {"is_written": True, "options": ("max_part",)},
+        "huggingface": {"is_written": True, "options": ("max_shard", "prefix")},
+        "dcp": {"is_written": True, "options": ("max_part",)},
+        "hyperparallel": {"is_written": True, "options": ("iteration", "max_part")},
+        "dcp_safetensors": {"is_written": False, "options": ()},
+        "torch_dist": {"is_written": False, "options": ()},
+    },
+)
+"""All forms by name."""
+
+_MARKS = {
+    "checkpoint2": r"latest_checkpointed_iteration\.txt|common\.json|metadata\.json|iteration_\d+"
+    r"|.*\.safetensors",
+    "unified": r"param_name_map\.json|part0\.safetensors",
+    "huggingface": r".*\.safetensors|.*\.safetensors\.index\.json",
+    "dcp": r"\.metadata|.*\.distcp",
+    "hyperparallel": r".*metadata|latest_checkpoint_iteration\.txt|global_step_\d+|_rank\d+_.*",
+    "dcp_safetensors": r".*\.safetensors",
+    "torch_dist": r"metadata\.json|iter_\d+",
+}
+"""Without one of these names a form recognizes no folder, so that it need not be imported."""
 
 DEFAULT_FORM = "ranks"
 
 
 def recognize_form(listing: Listing, store: Store, option: str = "--src-form") -> Form:
     """Return the form of what lies at a place. Raises UsageError where two are recognized."""
-    marks = {
-        form.name: mark for form in FORMS.values() if (mark := form.recognizes(listing, store))
-    }
+    names = {*listing.entries, *listing.files}
+    possible = (n for n in FORMS if n not in _MARKS or _has_one(_MARKS[n], names))
+    marks = {name: mark for name in possible if (mark := FORMS[name].recognizes(listing, store))}
     if len(marks) > 1:
         (a, mark_a), (b, mark_b), *_ = marks.items()
         raise UsageError(
@@ -250,6 +284,10 @@ def recognize_form(listing: Listing, store: Store, option: str = "--src-form") -
             where=listing.path,
         )
     return FORMS[next(iter(marks), DEFAULT_FORM)]
+
+
+def _has_one(pattern: str, names: Iterable[str]) -> bool:
+    return any(map(re.compile(pattern).fullmatch, names))
 
 
 def form_named(name: str) -> Form:

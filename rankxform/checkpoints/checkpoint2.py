@@ -14,7 +14,6 @@ a rank: metadata.json says which it is. What is written here can be loaded by ev
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -32,6 +31,7 @@ from rankxform.storage.checkpoint2_metadata import (
     parse_checkpoint2,
 )
 from rankxform.storage.store import FOLDER, Listing, Store
+from rankxform.values import pattern_on_use
 
 from .base import CheckpointRef, DestinationFiles, FileNaming, RankFilter, SelectedFiles
 from .folders import COMMON, SelectedIteration, StepFolders, iteration_of
@@ -40,9 +40,9 @@ from .unified import FIRST, MAP
 TRACKER, METADATA = "latest_checkpointed_iteration.txt", "metadata.json"
 OTHERS_STEPS = "iter_"
 """How the folders of Megatron-Core's iterations begin, whose tracker has the same name."""
-_ITERATION = re.compile(r"iteration_(\d{8,18})")
-STEPS_OF = StepFolders("iteration", _ITERATION, "iteration_{:08}", TRACKER, folders.tensor_files)
-_FILE = re.compile(
+_ITERATION = pattern_on_use(r"iteration_(\d{8,18})")
+STEPS_OF = StepFolders("iteration", _ITERATION(), "iteration_{:08}", TRACKER, folders.tensor_files)
+_FILE = pattern_on_use(
     r"(?P<prefix>.*-)?(?P<kind>model|opt)-(?P<rank>[0-9]{7,9})-(?P<of>[0-9]{7,9})\.safetensors"
 )
 _END = len("-0000008.safetensors")
@@ -82,7 +82,7 @@ class Checkpoint2Form:
                 if begins_metadata(file.read_at):
                     return METADATA
         return next(
-            (n for n in listing.entries if _ITERATION.fullmatch(n) or _FILE.fullmatch(n)), None
+            (n for n in listing.entries if _ITERATION().fullmatch(n) or _FILE().fullmatch(n)), None
         )
 
     def select(
@@ -93,7 +93,7 @@ class Checkpoint2Form:
         iteration = iteration_of(listing, where, store, STEPS_OF)
         if METADATA not in iteration.names:  # a job of one device has none
             _check_one_device(iteration)
-            if COMMON not in iteration.names and not any(map(_FILE.fullmatch, iteration.names)):
+            if COMMON not in iteration.names and not any(map(_FILE().fullmatch, iteration.names)):
                 raise UsageError(
                     "has no file of a Checkpoint 2.0", "leave out the form", where=iteration.path
                 )
@@ -154,7 +154,7 @@ class Checkpoint2Form:
         return folders.plain_metadata(source, "ms")
 
     def owns(self, name: str, file: int) -> bool:
-        match = _FILE.fullmatch(name)
+        match = _FILE().fullmatch(name)
         if match is None or "/" in name or "\0" in name:
             return False
         return 2 * int(match["rank"]) + KINDS.index(match["kind"]) == file
@@ -198,7 +198,7 @@ def _kinds(planner: Planner, names: Iterable[str]) -> tuple[frozenset[str], ...]
 def _check_one_device(iteration: SelectedIteration) -> None:
     """Refuse files of several ranks without metadata, which alone says how they are sharded."""
     for name in folders.tensor_files(iteration.names):
-        match = _FILE.fullmatch(name)
+        match = _FILE().fullmatch(name)
         if match and int(match["of"]) > 1:
             raise CheckpointError(
                 f"has no {METADATA}, and {name} is one of {int(match['of'])} ranks'",
@@ -237,7 +237,7 @@ def _more_of_ranks(ranks: Mapping[str, int], named: Collection[str]) -> dict[str
 
     Such a file has counters. Only where the numbers in the files' names are ranks can that be told.
     """
-    matches = {name: match for name in named if (match := _FILE.fullmatch(name))}
+    matches = {name: match for name in named if (match := _FILE().fullmatch(name))}
     if any(name not in matches or int(matches[name]["rank"]) != ranks[name] for name in ranks):
         return {}
     ends = {(matches[name]["prefix"], name[-_END:]) for name in ranks}

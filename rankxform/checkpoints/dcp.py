@@ -50,6 +50,7 @@ from rankxform.planning.catalog import Description
 from rankxform.planning.plan import FileContent, Planner
 from rankxform.statements import HEADER, SHAPE, TYPE, Statement
 from rankxform.storage.store import FOLDER, Listing, Store
+from rankxform.values import pattern_on_use
 
 from .base import (
     CheckpointRef,
@@ -77,7 +78,7 @@ from .folders import SUFFIX as TENSORS
 
 DISTCP_SUFFIX = ".distcp"
 BACKEND = "metadata.json"
-_FILE = re.compile(r"__([0-9]{1,9})_0\.distcp")
+_FILE = pattern_on_use(r"__([0-9]{1,9})_0\.distcp")
 
 
 class DcpForm:
@@ -124,7 +125,7 @@ class DcpForm:
         return {}
 
     def owns(self, name: str, file: int) -> bool:
-        match = _FILE.fullmatch(name)
+        match = _FILE().fullmatch(name)
         return match is not None and int(match[1]) == file
 
     def companion_names(self, names: Collection[str]) -> tuple[str, ...]:
@@ -320,20 +321,20 @@ def _gaps(listing: Listing, names: Iterable[str]) -> tuple[str, ...]:
 
 TRACKER = "latest_checkpoint_iteration.txt"
 ITEMS = ".bytes"
-_STEP = re.compile(r"global_step_([0-9]{1,18})")
-_RANK_FILE = re.compile(r"_rank([0-9]{1,9})_(\.safetensors|\.bytes)")
-_OWN_TABLE = re.compile(r"(?:([0-9]{1,9})\.metadata|\.rank([0-9]{1,9})_metadata)")
+_STEP = pattern_on_use(r"global_step_([0-9]{1,18})")
+_RANK_FILE = pattern_on_use(r"_rank([0-9]{1,9})_(\.safetensors|\.bytes)")
+_OWN_TABLE = pattern_on_use(r"(?:([0-9]{1,9})\.metadata|\.rank([0-9]{1,9})_metadata)")
 
 
 def _files(names: Iterable[str]) -> list[str]:
-    return [name for name in names if name == DCP_METADATA or _RANK_FILE.fullmatch(name)]
+    return [name for name in names if name == DCP_METADATA or _RANK_FILE().fullmatch(name)]
 
 
 def _is_complete(names: Iterable[str]) -> bool:
-    return any(name == DCP_METADATA or _OWN_TABLE.fullmatch(name) for name in names)
+    return any(name == DCP_METADATA or _OWN_TABLE().fullmatch(name) for name in names)
 
 
-STEPS_OF = StepFolders("step", _STEP, "global_step_{}", TRACKER, _files, _is_complete)
+STEPS_OF = StepFolders("step", _STEP(), "global_step_{}", TRACKER, _files, _is_complete)
 
 
 class HyperParallelForm:
@@ -362,7 +363,7 @@ class HyperParallelForm:
                 for name in listing.entries
                 if name == TRACKER
                 or (name == DCP_METADATA and begins_with(store, DCP_METADATA, b"hyper_parallel"))
-                or any(pattern.fullmatch(name) for pattern in (_RANK_FILE, _STEP, _OWN_TABLE))
+                or any(pattern.fullmatch(name) for pattern in (_RANK_FILE(), _STEP(), _OWN_TABLE()))
             ),
             None,
         )
@@ -413,7 +414,7 @@ class HyperParallelForm:
         return {}
 
     def owns(self, name: str, file: int) -> bool:
-        match = _RANK_FILE.fullmatch(name)
+        match = _RANK_FILE().fullmatch(name)
         return match is not None and 2 * int(match[1]) + (match[2] == ITEMS) == file
 
     def companion_names(self, names: Collection[str]) -> tuple[str, ...]:
@@ -439,7 +440,7 @@ def _tables_of_ranks(iteration: SelectedIteration, store: Store) -> tuple[DcpMet
     tables_by_rank = {
         int(match[1] or match[2]): name
         for name in iteration.names
-        if (match := _OWN_TABLE.fullmatch(name))
+        if (match := _OWN_TABLE().fullmatch(name))
     }
     if DCP_METADATA in iteration.names or not tables_by_rank:
         name, unused_tables = iteration.below + DCP_METADATA, [*tables_by_rank.values()][:1]

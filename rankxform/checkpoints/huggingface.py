@@ -11,7 +11,6 @@ Any other folder of safetensors files of whole tensors is read alike, if no name
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -25,6 +24,7 @@ from rankxform.layout.names import format_ranges
 from rankxform.planning.plan import FileContent, Planner
 from rankxform.statements import COMMIT, Statement
 from rankxform.storage.store import FOLDER, Listing, Store
+from rankxform.values import pattern_on_use
 
 from .base import CheckpointRef, DestinationFiles, FileNaming, RankFilter, SelectedFiles
 from .dcp import SHARD, holds_boxes
@@ -33,7 +33,7 @@ from .folders import DCP_METADATA
 INDEX = "model.safetensors.index.json"
 DEFAULT_BYTES = 5 * 10**9
 _DOWNLOADED = ".cache/huggingface/download/{name}.metadata"
-_SHARD = re.compile(
+_SHARD = pattern_on_use(
     r"(?P<prefix>[^/\0]*?)model(-(?P<number>[0-9]{5,9})-of-(?P<of>[0-9]{5,9}))?\.safetensors"
 )
 
@@ -61,13 +61,15 @@ class HuggingFaceForm:
         if listing.kind != FOLDER or listing.name.startswith("rank_") or _is_sharded(names):
             return None
         for name in names:
-            if name.endswith(INDEX) or _SHARD.fullmatch(name):
+            if name.endswith(INDEX) or _SHARD().fullmatch(name):
                 return None if holds_boxes(listing, store) else name
         if any(not name.startswith(".") for name in listing.folders):
             return None
         if holds_boxes(listing, store):
             return None
-        if any(name.endswith(".ckpt") or name in _OTHERS or _OTHER.search(name) for name in names):
+        if any(
+            name.endswith(".ckpt") or name in _OTHERS or _OTHER().search(name) for name in names
+        ):
             return None
         return next((name for name in names if name.endswith(folders.SUFFIX)), None)
 
@@ -105,12 +107,12 @@ class HuggingFaceForm:
         return folders.plain_metadata(source, "pt")
 
     def owns(self, name: str, file: int) -> bool:
-        match = _SHARD.fullmatch(name)
+        match = _SHARD().fullmatch(name)
         return match is not None and int(match["number"] or 1) == file + 1
 
     def companion_names(self, names: Collection[str]) -> tuple[str, ...]:
         """The index belongs to one file too: left from several, it would be believed."""
-        prefixes = {match["prefix"] for name in names if (match := _SHARD.fullmatch(name))}
+        prefixes = {match["prefix"] for name in names if (match := _SHARD().fullmatch(name))}
         return tuple(prefix + INDEX for prefix in sorted(prefixes))
 
     def companions(
@@ -153,7 +155,7 @@ def _commits(selected: SelectedFiles, store: Store) -> Iterator[Statement]:
 def _check_clear(listing: Listing, indexed: bool) -> None:
     """Refuse files of which it is not clear which are the model."""
     files = folders.tensor_files(listing.files)
-    matches = {name: match for name in files if (match := _SHARD.fullmatch(name))}
+    matches = {name: match for name in files if (match := _SHARD().fullmatch(name))}
     alone = [name for name, match in matches.items() if match["number"] is None]
     other_files = [name for name in files if name not in alone]
     if alone and (indexed or other_files or len(alone) > 1):
@@ -181,11 +183,11 @@ def _check_clear(listing: Listing, indexed: bool) -> None:
 def _is_sharded(names: Iterable[str]) -> bool:
     """Tell whether files hold boxes of tensors, of which a table or the files themselves tell."""
     return any(
-        name == DCP_METADATA or SHARD.fullmatch(name) or _OF_RANK.match(name) for name in names
+        name == DCP_METADATA or SHARD.fullmatch(name) or _OF_RANK().match(name) for name in names
     )
 
 
-_OF_RANK = re.compile(r"_rank[0-9]+_|[0-9]+\.metadata$|\.rank[0-9]+_metadata$")
+_OF_RANK = pattern_on_use(r"_rank[0-9]+_|[0-9]+\.metadata$|\.rank[0-9]+_metadata$")
 _OTHERS = ("param_name_map.json", "part0.safetensors", "metadata.json", "common.json")
-_OTHER = re.compile(r"(^|-)(model|opt)-\d{7}-\d{7}\.safetensors$")
+_OTHER = pattern_on_use(r"(^|-)(model|opt)-\d{7}-\d{7}\.safetensors$")
 """Files by which a folder of safetensors is of another form."""

@@ -26,7 +26,7 @@ class FormOptions:
     dst_form: str | None = option(
         None, GROUP_DESTINATION, "form of DST (default: ranks; of verify: recognized)",
         AFFECTS_BYTES, AFFECTS_COMPARISON, AFFECTS_FIT,
-        kind=choice_of(FORMS, lambda form: form.is_written, {"hf": "huggingface"}),
+        kind=choice_of(FORMS, "is_written", {"hf": "huggingface"}),
     )  # fmt: skip
     prefix: str | None = option(
         None, GROUP_DESTINATION, "start of each file's name (default: checkpoint_ in rank folders)",
@@ -54,5 +54,5 @@ class FormOptions:
     format: str | None = option(
         None, GROUP_DESTINATION, "container of the files (default: the source's if MindSpore "
         "loads it, else safetensors)", AFFECTS_COMPARISON,
-        kind=choice_of(CONTAINERS, lambda container: container.alone),
+        kind=choice_of(CONTAINERS, "alone"),
     )  # fmt: skip

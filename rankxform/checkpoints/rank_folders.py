@@ -18,7 +18,7 @@ from rankxform.errors import CheckpointError, UsageError
 from rankxform.formats.container import container_suffixes
 from rankxform.planning.plan import Planner
 from rankxform.storage.store import FILE, FOLDER, RANK, Listing, Store, expression_of
-from rankxform.values import dataclass
+from rankxform.values import dataclass, pattern_on_use
 
 from .base import (
     DEFAULT_FORM,
@@ -33,9 +33,9 @@ from .base import (
 
 DEFAULT_PREFIX = "checkpoint_"
 LATEST = "latest"
-_STEP = re.compile(r"(?P<family>.*?)-(?P<epoch>\d+)_(?P<step>\d+)")
+_STEP = pattern_on_use(r"(?P<family>.*?)-(?P<epoch>\d+)_(?P<step>\d+)")
 _SHOWN = 2
-_FOLDER = re.compile(r"rank_(\d+)")
+_FOLDER = pattern_on_use(r"rank_(\d+)")
 
 
 class RankFoldersForm:
@@ -60,7 +60,7 @@ class RankFoldersForm:
 
     def recognizes(self, listing: Listing, store: Store) -> str | None:
         """Rank folders; a source is taken for some that are spelled otherwise if nothing else."""
-        return next((name for name in listing.entries if _FOLDER.fullmatch(name)), None)
+        return next((name for name in listing.entries if _FOLDER().fullmatch(name)), None)
 
     def select(
         self, listing: Listing, where: CheckpointRef, store: Store, rank_filter: RankFilter
@@ -78,7 +78,7 @@ class RankFoldersForm:
             rank: [_candidate(name, rank, listing) for name in names]
             for rank, names in by_rank(listing, where.pattern).items()
         }
-        if not candidates and _FOLDER.fullmatch(listing.name):
+        if not candidates and _FOLDER().fullmatch(listing.name):
             raise CheckpointError(
                 "is one rank's folder", f"name the folder above it, {dirname(path)}", where=path
             )
@@ -139,11 +139,11 @@ class RankFoldersForm:
         """Other files in rank folders, among which MindSpore chooses by name or time, and ranks
         beyond the last, which would be taken for ranks of this checkpoint."""
         own_names, folders = set(dst_names), {dirname(name) for name in dst_names}
-        numbers = [int(match[1]) for folder in folders if (match := _FOLDER.fullmatch(folder))]
+        numbers = [int(match[1]) for folder in folders if (match := _FOLDER().fullmatch(folder))]
         last_rank = max(numbers, default=-1)
 
         def is_taken(folder: str) -> bool:
-            match = _FOLDER.fullmatch(folder)
+            match = _FOLDER().fullmatch(folder)
             return folder in folders or (match is not None and int(match[1]) > last_rank >= 0)
 
         return [
@@ -195,7 +195,7 @@ def by_rank(listing: Listing, pattern: str) -> dict[int, list[str]]:
 
 def _candidate(name: str, rank: int, listing: Listing) -> _Candidate:
     stem, suffix = splitext(basename(name))
-    match = _STEP.fullmatch(stem)
+    match = _STEP().fullmatch(stem)
     family = match["family"] if match else stem
     step = (int(match["epoch"]), int(match["step"])) if match else None
     starred = re.sub(rf"(rank_?){rank}(?!\d)", r"\1*", family)

@@ -14,7 +14,6 @@ stored under two names are one tensor again.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Iterable
 from math import prod
 
@@ -24,6 +23,7 @@ from rankxform.formats.documents import decode_json
 from rankxform.geometry.box import Box
 from rankxform.planning.catalog import Description
 from rankxform.storage.store import FOLDER, Listing, Store
+from rankxform.values import pattern_on_use
 
 from .base import CheckpointRef, RankFilter, ReadOnlyForm, SelectedFiles
 from .dcp import BACKEND, DISTCP_SUFFIX, entry_of, is_megatrons, read_table
@@ -38,9 +38,9 @@ from .folders import (
 )
 
 TRACKER = "latest_checkpointed_iteration.txt"
-_STEP = re.compile(r"iter_([0-9]{7,18})")
-_STACKED = re.compile(r"\blayers\.(?![0-9])")
-_HALF = re.compile(r"(.*\.weight)_([wv])")
+_STEP = pattern_on_use(r"iter_([0-9]{7,18})")
+_STACKED = pattern_on_use(r"\blayers\.(?![0-9])")
+_HALF = pattern_on_use(r"(.*\.weight)_([wv])")
 _RAW = "optimizer.distributed."
 _SUPPORTED = {"sharded_backend": "torch_dist", "sharded_backend_version": 1}
 
@@ -49,7 +49,7 @@ def _files(names: Iterable[str]) -> list[str]:
     return [name for name in names if name == DCP_METADATA or name.endswith(DISTCP_SUFFIX)]
 
 
-STEPS_OF = StepFolders("iteration", _STEP, "iter_{:07}", TRACKER, _files)
+STEPS_OF = StepFolders("iteration", _STEP(), "iter_{:07}", TRACKER, _files)
 
 
 class TorchDistForm(ReadOnlyForm):
@@ -67,7 +67,7 @@ class TorchDistForm(ReadOnlyForm):
             return None
         if is_megatrons(listing, store):
             return BACKEND
-        return next((name for name in listing.folders if _STEP.fullmatch(name)), None)
+        return next((name for name in listing.folders if _STEP().fullmatch(name)), None)
 
     def select(
         self, listing: Listing, where: CheckpointRef, store: Store, rank_filter: RankFilter
@@ -126,10 +126,10 @@ def _of_model(table: DcpMetadata, refused: Collection[str]) -> BoxTable:
     stored_boxes = box_table(DcpMetadata(model_tensors, lying))
     tensors, boxes_by_name = dict(stored_boxes.tensors), dict(stored_boxes.boxes)
     for name in stored_boxes.tensors:
-        if _STACKED.search(name):
+        if _STACKED().search(name):
             _take_apart(name, tensors, boxes_by_name)
     for name in [*tensors]:
-        match = _HALF.fullmatch(name)
+        match = _HALF().fullmatch(name)
         if (
             match
             and match[2] == "w"
@@ -158,7 +158,7 @@ def _take_apart(
             first = (number - placed.box.start[0]) * prod(box.shape)
             layers[number].append(BoxInItem(placed.item, box, placed.item_shape, first))
     for number, layer_boxes in layers.items():
-        layer = _STACKED.sub(f"layers.{number}.", name, count=1)
+        layer = _STACKED().sub(f"layers.{number}.", name, count=1)
         if layer in tensors:
             raise CheckpointError(f"{layer} is stored by itself, and as a layer of {name}")
         tensors[layer], boxes_by_name[layer] = (dtype, shape[1:]), tuple(layer_boxes)

@@ -14,7 +14,6 @@ out.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from heapq import heapreplace
@@ -28,13 +27,14 @@ from rankxform.formats.container import TensorSpec, content_bytes
 from rankxform.layout.names import format_ranges, natural_sort_key
 from rankxform.planning.plan import FileContent, Planner
 from rankxform.storage.store import Listing, Store
+from rankxform.values import pattern_on_use
 
 from .base import CheckpointRef, DestinationFiles, FileNaming, RankFilter, SelectedFiles
 from .folders import COMMON
 
 MAP, FIRST, LOOSE = "param_name_map.json", "part0.safetensors", "hyper_param.safetensors"
 DEFAULT_BYTES = 3 << 30
-_PART = re.compile(r"part(0|[1-9][0-9]{0,8})\.safetensors")
+_PART = pattern_on_use(r"part(0|[1-9][0-9]{0,8})\.safetensors")
 
 
 class UnifiedForm:
@@ -151,7 +151,7 @@ def _balanced(sizes: Mapping[str, int], count: int) -> list[list[str]]:
 
 def _check_no_gap(listing: Listing) -> None:
     """Refuse parts without a map if one of them is not there."""
-    matches = (_PART.fullmatch(name) for name in listing.files)
+    matches = (_PART().fullmatch(name) for name in listing.files)
     numbers = {int(match[1]) for match in matches if match}
     missing_parts = sorted(set(range(max(numbers, default=0))) - numbers)
     if missing_parts:

@@ -23,14 +23,13 @@ mesh axes that shard it, most significant first, as in ``(tp, None)``.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import fields, replace
 from typing import NamedTuple
 
 from rankxform.errors import RequestError, UsageError
 from rankxform.layout.layout import MOST_RANKS, Layout
-from rankxform.values import dataclass
+from rankxform.values import dataclass, pattern_on_use
 
 Spec = tuple[tuple[str, ...], ...]
 
@@ -180,8 +179,8 @@ def print_spec(spec: Spec) -> str:
     return f"({', '.join(parts)}{',' if len(parts) == 1 else ''})"
 
 
-_SPEC = re.compile(r"\(\s*((?:\([\w\s,]*\)|[\w\s,])*)\)")
-_DIM = re.compile(r"\(([\w\s,]*)\)|(\w+)")
+_SPEC = pattern_on_use(r"\(\s*((?:\([\w\s,]*\)|[\w\s,])*)\)")
+_DIM = pattern_on_use(r"\(([\w\s,]*)\)|(\w+)")
 
 
 def parse_spec(text: str, where: str | None = None) -> Spec:
@@ -190,11 +189,11 @@ def parse_spec(text: str, where: str | None = None) -> Spec:
     Raises UsageError, which names `where`, by default the text.
     """
     where = where or repr(text)
-    match = _SPEC.fullmatch(text.strip())
+    match = _SPEC().fullmatch(text.strip())
     if not match:
         raise UsageError("expected a spec such as (tp, None)", where=where)
     dims: list[object] = []
-    for axes_text, axis_name in _DIM.findall(match[1]):
+    for axes_text, axis_name in _DIM().findall(match[1]):
         dims.append(
             axis_name or tuple(part.strip() for part in axes_text.split(",") if part.strip())
         )

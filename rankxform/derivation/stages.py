@@ -7,18 +7,17 @@ stage, what comes after it on the last.
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from rankxform.errors import RequestError
 from rankxform.layout.names import pattern_of, patterns
-from rankxform.values import dataclass
+from rankxform.values import dataclass, pattern_on_use
 
 from .explain import NetworkParameter, Refusals, rule_for
 from .rules import FIRST, LAST, SHARED, ShardingRule
 
-_NUMBERED = re.compile(r"\.(\d{1,9})\.")
+_NUMBERED = pattern_on_use(r"\.(\d{1,9})\.")
 
 
 def places_in_lists(name: str) -> dict[str, int]:
@@ -28,7 +27,7 @@ def places_in_lists(name: str) -> dict[str, int]:
     {'model.layers': 12, 'model.layers.12.experts': 3}
     """
     numbers_by_list, position = {}, 0
-    while match := _NUMBERED.search(name, position):
+    while match := _NUMBERED().search(name, position):
         numbers_by_list[name[: match.start()]] = int(match[1])
         position = match.end() - 1
     return numbers_by_list

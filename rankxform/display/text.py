@@ -13,6 +13,7 @@ from contextlib import suppress
 from functools import lru_cache
 
 from rankxform.transport.launcher import terminal
+from rankxform.values import pattern_on_use
 
 _STAMP = "%Y-%m-%d %H:%M:%S%z"
 
@@ -174,7 +175,7 @@ _UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
 _MANY_ROWS = 40
 _LEAST_LAST = 12
 _BELOW = " " * 4
-_NUMBER = re.compile(r"\d+(,\d{3})*(\.\d+)?( |$)")
+_NUMBER = pattern_on_use(r"\d+(,\d{3})*(\.\d+)?( |$)")
 
 
 def format_size(nbytes: float) -> str:
@@ -247,7 +248,7 @@ def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     below the other columns.
     """
     cells = [[printable(str(c)) for c in row] for row in rows]
-    right = [all(_NUMBER.match(row[i]) for row in cells) for i in range(len(head))]
+    right = [all(_NUMBER().match(row[i]) for row in cells) for i in range(len(head))]
     widths = [max(map(len, column)) for column in zip(head, *cells)]
     before = sum(widths[:-1]) + 2 * (len(widths) - 1)
     columns = width()

@@ -19,7 +19,6 @@ from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import field, replace
 from functools import lru_cache, partial
-from hashlib import blake2b
 from math import gcd, prod
 from typing import TYPE_CHECKING, Any
 from zlib import crc32
@@ -34,7 +33,7 @@ from rankxform.planning.transfers import Transfer
 from rankxform.storage.posix import Buffer, OnProgress, blocks
 from rankxform.storage.source_reader import SAMPLE, check_checksums, check_same, find_holes
 from rankxform.storage.store import storage_of
-from rankxform.values import dataclass
+from rankxform.values import blake2b, dataclass
 
 from .cast import cast_function, not_finite, transport_dtype, word_type
 from .piece_schedule import PieceRegion, source_indices

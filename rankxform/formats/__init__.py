@@ -1,13 +1,5 @@
 """Bytes to values and back: strategy files, and the containers of checkpoints.
 
-Readers find things in bytes that they are handed; they open nothing and import no MindSpore.
+Readers find things in bytes that they are handed; they open nothing and import no MindSpore. The
+table of all containers is `container.CONTAINERS`.
 """
-
-from .ckpt import Ckpt
-from .container import CONTAINERS
-from .dcp_containers import Distcp, Raw
-from .safetensors import Safetensors
-
-CONTAINERS.update(
-    {container.name: container for container in (Ckpt(), Safetensors(), Distcp(), Raw())}
-)

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import ast
 import json
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import field
 from math import isfinite, prod
@@ -25,7 +24,7 @@ from typing import Any
 from rankxform.errors import FormatError, StrategyError
 from rankxform.geometry.box import Shape
 from rankxform.layout.layout import MOST_RANKS, Layout
-from rankxform.values import dataclass
+from rankxform.values import dataclass, pattern_on_use
 
 from .container import ITEM_SIZE, TEXT, ReadAt
 from .documents import decode_json, read_members
@@ -38,7 +37,7 @@ CONSUMED = "consumed_samples"
 """What MindFormers states since 2.1.0, and earlier versions refuse to read."""
 
 _DTYPES = {name.lower(): name for name in ITEM_SIZE if name != TEXT}
-_KEY = re.compile(r"\('([^'\\]*)', \((\d{1,15}),\)\)")
+_KEY = pattern_on_use(r"\('([^'\\]*)', \((\d{1,15}),\)\)")
 
 _WRONG = (KeyError, TypeError, ValueError, AttributeError, IndexError)
 """What a document of another structure leads to."""
@@ -113,7 +112,7 @@ def _why(error: Exception) -> str:
 
 def _slice_of(key: str) -> tuple[str, int]:
     """Return name and slice number of a key, which is a Python tuple's repr."""
-    match = _KEY.fullmatch(key)
+    match = _KEY().fullmatch(key)
     if match:
         return match[1], int(match[2])
     try:

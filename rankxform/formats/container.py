@@ -20,13 +20,12 @@ from array import array
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import field, replace
 from functools import cached_property
-from hashlib import blake2b
 from math import prod
 from typing import Any, NamedTuple, Protocol
 
 from rankxform.errors import FormatError
 from rankxform.geometry.box import Shape
-from rankxform.values import dataclass
+from rankxform.values import Registry, blake2b, dataclass
 
 INT4, TEXT, BYTES = "Int4", "str", "bytes"
 
@@ -353,8 +352,22 @@ class Container(Protocol):
         """Return the checksums that a file states: of what, in words, the stated, the actual."""
 
 
-CONTAINERS: dict[str, Container] = {}
-"""All containers by name, which is their files' suffix too; filled in the package's `__init__`."""
+_PACKAGE = "rankxform.formats"
+CONTAINERS: Registry[Container] = Registry(
+    {
+        "ckpt": f"{_PACKAGE}.ckpt:Ckpt",
+        "safetensors": f"{_PACKAGE}.safetensors:Safetensors",
+        "distcp": f"{_PACKAGE}.dcp_containers:Distcp",
+        "bytes": f"{_PACKAGE}.dcp_containers:Raw",
+    },
+    {
+        "ckpt": {"alone": True},
+        "safetensors": {"alone": True},
+        "distcp": {"alone": False},
+        "bytes": {"alone": False},
+    },
+)
+"""All containers by name, which is their files' suffix too."""
 
 DEFAULT_CONTAINER = "ckpt"
 
@@ -367,7 +380,7 @@ BLOCK = 4096
 
 def container_suffixes() -> tuple[str, ...]:
     """Return the suffixes of files that may be checkpoints, with the dot."""
-    return tuple("." + name for name, container in CONTAINERS.items() if container.alone)
+    return tuple("." + name for name in CONTAINERS if CONTAINERS.attribute(name, "alone"))
 
 
 def container_of(suffix: str) -> Container:

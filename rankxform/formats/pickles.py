@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from rankxform.errors import FormatError
+from rankxform.values import pattern_on_use
 
 Permitted = Callable[[str], bool]
 """Tells the names, such as ``torch.Size``, that a pickle may have."""
@@ -70,7 +71,9 @@ _FIELD = (
     rb"|(%(int)s|N)|(%(ref)s))" % {b"ref": _REF, b"int": _INT}
 )
 _FIELDS = 3
-_RECORD = re.compile(rb"[)]\x81\x94}\x94[(]%s(?:%s)?(?:%s)?ub" % ((_FIELD,) * _FIELDS), re.DOTALL)
+_RECORD = pattern_on_use(
+    rb"[)]\x81\x94}\x94[(]%s(?:%s)?(?:%s)?ub" % ((_FIELD,) * _FIELDS), re.DOTALL
+)
 """The words that make an object of up to three members which are known texts, numbers or sizes. A
 table of a million boxes is three million of these; what they mean is in `_PickleReader.record`."""
 
@@ -98,7 +101,7 @@ class _PickleReader:
         """Return the value. The words that tables are full of are here, the others in `_WORDS`."""
         data, stack, memo, marks = self.data, self.stack, self.memo, self.marks
         push, pop, keep = stack.append, stack.pop, memo.append
-        u4, rare, match, position = struct.Struct("<I").unpack_from, _WORDS, _RECORD.match, 0
+        u4, rare, match, position = struct.Struct("<I").unpack_from, _WORDS, _RECORD().match, 0
         while True:
             word = data[position]
             position += 1

@@ -6,11 +6,12 @@ import re
 from collections.abc import Iterable
 
 from rankxform.errors import UsageError
+from rankxform.values import pattern_on_use
 
 STEPS = ("global_step", "step_num", "epoch_num")
 """Those that say how far a training was, the same in every file of a checkpoint."""
 
-_NUMBERED = re.compile(r"(?:^|\.)(\d{1,9})\.")
+_NUMBERED = pattern_on_use(r"(?:^|\.)(\d{1,9})\.")
 
 
 def natural_sort_key(name: str) -> list[str | tuple[int, str]]:
@@ -76,7 +77,7 @@ def layers_by_stage(stages: Iterable[Iterable[str]]) -> tuple[str, ...]:
     """
     layers = []
     for names in stages:
-        numbers = {int(match[1]) for name in names if (match := _NUMBERED.search(name))}
+        numbers = {int(match[1]) for name in names if (match := _NUMBERED().search(name))}
         layers.append(format_ranges(sorted(numbers)))
     return tuple(layers)
 

@@ -27,7 +27,7 @@ from math import prod
 from typing import NamedTuple
 
 from rankxform.geometry.box import Shape
-from rankxform.values import dataclass
+from rankxform.values import dataclass, pattern_on_use
 
 MASTER = "main_param"
 """The Float32 copy of a parameter that an optimizer keeps."""
@@ -87,10 +87,10 @@ COUNTERS = frozenset((
 ))  # fmt: skip
 """What MindSpore and MindFormers save beside parameters and their optimizer states."""
 
-_COUNTER = re.compile(r"learning_rate_group_\d+|Parameter\$\d+")
+_COUNTER = pattern_on_use(r"learning_rate_group_\d+|Parameter\$\d+")
 """Learning rates of groups, and values of an optimizer that got no name."""
 
-_NUMBERED_MATRIX = re.compile(r"matrix_(?:[ag]_inv_|max)\d+")
+_NUMBERED_MATRIX = pattern_on_use(r"matrix_(?:[ag]_inv_|max)\d+")
 """What THOR keeps for each layer, by number."""
 
 _MOST_COUNTER_AXES = 1  # a learning rate may have a value for each step
@@ -112,10 +112,10 @@ _RUN_TIME = frozenset((
 OPTIMIZER, MODEL = "optimizer", "model."
 """The kind of what is an optimizer's and no parameter's; what stands before a model's names."""
 
-_ROOT = re.compile(
+_ROOT = pattern_on_use(
     r"(?:^|\.)(?:opt_states?|optim(?:izer)?s?(?:_states?(?:_dict)?)?(?:_?\d+)?)\.", re.IGNORECASE
 )
-_GROUP = re.compile(r"(?:\d+\.)?(?:_mixed_precision_optimizer\.)?")
+_GROUP = pattern_on_use(r"(?:\d+\.)?(?:_mixed_precision_optimizer\.)?")
 _MODULE = "module."
 _FP32 = "fp32_from_fp16_params."
 """What HyperParallel puts before a parameter's name for its master."""
@@ -294,7 +294,7 @@ def _families(
             state = State(prefix, parameter, prefix + dot)
             families.setdefault(f"{prefix}.*", {})[name] = state
             continue
-        if "opt" in name.lower() and (match := _ROOT.search(name)):
+        if "opt" in name.lower() and (match := _ROOT().search(name)):
             names_by_root.setdefault(name[: match.end()], []).append(name)
             continue
         if name.startswith(_JOINED_PREFIXES):
@@ -337,7 +337,7 @@ def is_never_saved(name: str) -> bool:
 
 def is_below_root(name: str) -> bool:
     """Tell whether a name is spelled as those are that other frameworks' optimizers have."""
-    return _ROOT.search(name) is not None
+    return _ROOT().search(name) is not None
 
 
 # -- below an optimizer's root --------------------------------------------------------------------
@@ -364,8 +364,8 @@ def _parsed(name: str, root: str, shapes: Mapping[str, Shape | None]) -> tuple[S
     ``state.exp_avg.w`` is Megatron's spelling and ``state.w.exp_avg`` PyTorch's; which of them a
     name has, its parameter tells, or else a word that optimizers use.
     """
-    start = len(root) + (match.end() if (match := _GROUP.match(name[len(root) :])) else 0)
-    parent = root[: match.start() + 1] if (match := _ROOT.search(root)) and match.start() else ""
+    start = len(root) + (match.end() if (match := _GROUP().match(name[len(root) :])) else 0)
+    parent = root[: match.start() + 1] if (match := _ROOT().search(root)) and match.start() else ""
     if name.startswith("state.", start):
         start += len("state.")
     path, before = name[start:], name[:start]
@@ -410,7 +410,7 @@ def _wrapper(
 
     One whose shape a state of `shape` relates to comes first.
     """
-    existing = [w for w in wrappers if w + name in shapes and not _ROOT.search(w + name)]
+    existing = [w for w in wrappers if w + name in shapes and not _ROOT().search(w + name)]
     relating = [w for w in existing if _relates(shape, w + name, shapes)]
     return next(iter(relating or existing), None)
 
@@ -439,9 +439,9 @@ def _is_placeholder(state: State, shape: Shape | None) -> bool:
 
 def _is_counter(name: str, shape: Shape | None) -> bool:
     """Tell whether a tensor is a counter, or kept for a run, by its name and its few axes."""
-    if name in COUNTERS or _COUNTER.fullmatch(name):
+    if name in COUNTERS or _COUNTER().fullmatch(name):
         return shape is None or len(shape) <= _MOST_COUNTER_AXES
-    if name.startswith("matrix_") and _NUMBERED_MATRIX.fullmatch(name):
+    if name.startswith("matrix_") and _NUMBERED_MATRIX().fullmatch(name):
         return True
     return name.rpartition(".")[2] in _RUN_TIME
 

@@ -18,7 +18,7 @@ from math import prod
 from rankxform.errors import RequestError, StrategyError
 from rankxform.geometry.box import Shape
 from rankxform.results import Result
-from rankxform.values import dataclass
+from rankxform.values import dataclass, pattern_on_use
 
 from .layout import MOST_RANKS, Layout, same_boxes, whole_layout, without_optimizer
 from .names import pattern_of
@@ -28,7 +28,7 @@ SHARD_PREFIX = "shard:"
 DERIVED = "rankxform-derived"
 """The operator in a strategy file that no compiler wrote, which has no other."""
 
-_PREFIXED = re.compile(r"(\d{1,9})-(.*)", re.DOTALL)
+_PREFIXED = pattern_on_use(r"(\d{1,9})-(.*)", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class StrategyRecord:
         return (
             self.current_stage == 1
             and bool(self.layouts)
-            and all(_PREFIXED.fullmatch(name) for name in self.layouts)
+            and all(_PREFIXED().fullmatch(name) for name in self.layouts)
         )
 
     @property
@@ -62,7 +62,7 @@ class StrategyRecord:
             return {self.stage: dict(self.layouts)}
         stages: dict[int, dict[str, Layout]] = {}
         for written, layout in self.layouts.items():
-            match = _PREFIXED.fullmatch(written)
+            match = _PREFIXED().fullmatch(written)
             assert match
             stages.setdefault(int(match[1]), {})[match[2]] = layout
         return stages

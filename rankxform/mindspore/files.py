@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from rankxform.storage.source_reader import index_file
 from rankxform.storage.user_files import is_none, load_strategy
 from rankxform.target.resolve import prepare
 from rankxform.transport import SerialTeam, Team, team
+from rankxform.values import blake2b
 from rankxform.verbs.load import Parameters, load
 from rankxform.verbs.transform import transform_one_rank
 

@@ -16,6 +16,7 @@ from typing import Any
 from rankxform.errors import CheckpointError, UsageError
 from rankxform.formats.container import FLOAT8, FLOATS
 from rankxform.layout.names import compile_regex
+from rankxform.values import pattern_on_use
 
 from .base import BlockScale, ModelOperation, SourceTensor, Tensor, TensorOperation
 
@@ -59,11 +60,11 @@ APPLIED = "factors of 8-bit matrices, which are applied"
 OF_ACTIVATIONS = "factors of activations, which numbers need not"
 
 _INTEGERS = ("Int4", "Int8", "UInt8", "Int32", "UInt32")
-_PACKED = re.compile(r"weight[^.]*$|_blocks$")
+_PACKED = pattern_on_use(r"weight[^.]*$|_blocks$")
 """Last parts of names of quantized matrices; other integers are tables and indexes."""
 _FACTOR_TYPES = ("Float32", "BFloat16", "F8_E8M0")
-_ACTIVATION = re.compile(r"(.*[._])?(input|output|activation|[qkv]|kv)_scale(_ub)?")
-_INTEGER_FACTOR = re.compile(
+_ACTIVATION = pattern_on_use(r"(.*[._])?(input|output|activation|[qkv]|kv)_scale(_ub)?")
+_INTEGER_FACTOR = pattern_on_use(
     r"(weight_?)?(scales?|scale_inv|qzeros|zero_points?|g_idx|deq_scale|quant_(bias|scale|map|state).*"
     r"|offsets?|absmax|nested_.*|scb)",
     re.IGNORECASE,
@@ -109,14 +110,14 @@ class DequantizeOperation(ModelOperation):
         matrices = [
             tensor
             for tensor in tensors_by_name.values()
-            if tensor.dtype in _INTEGERS and len(tensor.shape) > 1 and _PACKED.search(tensor.name)
+            if tensor.dtype in _INTEGERS and len(tensor.shape) > 1 and _PACKED().search(tensor.name)
         ]
         if not matrices:
             return
         factors_by_stem: dict[str, list[str]] = {}
         for name in tensors_by_name:
             stem, _, last_part = name.rpartition(".")
-            if _INTEGER_FACTOR.fullmatch(last_part):
+            if _INTEGER_FACTOR().fullmatch(last_part):
                 factors_by_stem.setdefault(stem, []).append(name)
         for matrix in matrices:
             stem = matrix.name.rpartition(".")[0]
@@ -186,7 +187,7 @@ def _left_out(tensor: Tensor, scale_names: set[str], matrices: Sequence[str]) ->
     """
     if tensor.name in scale_names:
         return APPLIED
-    if prod(tensor.shape) != 1 or not _ACTIVATION.fullmatch(tensor.name):
+    if prod(tensor.shape) != 1 or not _ACTIVATION().fullmatch(tensor.name):
         return ""
     module = tensor.name.rpartition(".")[0] + "."
     return OF_ACTIVATIONS if any(name.startswith(module) for name in matrices) else ""

@@ -37,7 +37,7 @@ from rankxform.geometry.pieces import (
 )
 from rankxform.layout.names import summarize_names
 from rankxform.layout.states import COUNTERS, State
-from rankxform.values import dataclass
+from rankxform.values import dataclass, pattern_on_use
 
 from .base import ModelOperation, SourceTensor, Tensor
 
@@ -115,7 +115,7 @@ class ModelSizes:
 # the pieces. Names are worked out from the sizes, not matched by patterns, so that what is
 # missing or too much is known by name.
 
-_PLACE = re.compile(r"\{([^{}]+)\}")
+_PLACE = pattern_on_use(r"\{([^{}]+)\}")
 _MOST = 1_000_000
 """Values of a variable."""
 
@@ -265,7 +265,7 @@ class NameMap(ModelOperation):
                 self.sizes.number(parse_size_expression(match[1], self.table.label), variables)
             )
 
-        return _PLACE.sub(number, text)
+        return _PLACE().sub(number, text)
 
     def _assembled(self, rule: MapRule, shapes: Sequence[Shape]) -> Assembly:
         """Return the one tensor, made of its parts as the rule's steps say."""
@@ -693,7 +693,7 @@ class NameMap(ModelOperation):
                     full = text.replace("{block}", block.names[side]) if block else text
                     pattern = "".join(
                         r"(\d+)" if position % 2 else re.escape(part)
-                        for position, part in enumerate(_PLACE.split(full))
+                        for position, part in enumerate(_PLACE().split(full))
                     )
                     match = re.fullmatch(pattern, name)
                     if match is None:

@@ -19,7 +19,7 @@ from rankxform.formats.container import Index, Schema, content_bytes
 from rankxform.geometry.box import Box
 from rankxform.geometry.tiling import Cell
 from rankxform.layout.names import format_ranges, pattern_of, summarize_names
-from rankxform.values import dataclass
+from rankxform.values import dataclass, pattern_on_use
 
 from .build_catalog import layout_with_uneven_rows
 from .catalog import Catalog, Parameter
@@ -300,8 +300,8 @@ def _one_of_each(schema: Schema) -> list[str]:
 
 
 _MATRIX = 2
-_EXPERTS = re.compile("expert|moe", re.IGNORECASE)
-_REPEATED = re.compile(
+_EXPERTS = pattern_on_use("expert|moe", re.IGNORECASE)
+_REPEATED = pattern_on_use(
     r"expert|moe|grouped|ffn\.|kv|attn|mask|rope|rotary|freqs|(?<![a-z])(key|value)(?!_head)"
     r"|(?<![a-z0-9])w?[kv](?![a-z0-9])",
     re.IGNORECASE,
@@ -314,7 +314,7 @@ def may_repeat(name: str, axes: int, *, is_weight: bool = True) -> bool:
     Of experts that are made of one, which may be stacked, and of heads of keys and values, which
     are repeated where there are fewer than ranks; of vectors, tables, and optimizer states.
     """
-    return axes != _MATRIX or not is_weight or bool(_REPEATED.search(name))
+    return axes != _MATRIX or not is_weight or bool(_REPEATED().search(name))
 
 
 # -- what samples say -----------------------------------------------------------------------------
@@ -475,7 +475,7 @@ def check_boxes_differ(
         t.name
         for t in (*equal, *copied)
         if not may_repeat(t.name, len(t.parameter.shape), is_weight=t.parameter.is_weight)
-        or (_is_derived(catalog) and not _EXPERTS.search(t.name) and t.parameter.is_weight)
+        or (_is_derived(catalog) and not _EXPERTS().search(t.name) and t.parameter.is_weight)
     ]
     if refused_names:
         raise CheckpointError(

@@ -10,7 +10,6 @@ import fcntl
 import os
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from hashlib import blake2b
 from pathlib import Path
 from stat import S_ISREG
 from typing import Any
@@ -33,6 +32,7 @@ from rankxform.storage.posix import (
 )
 from rankxform.storage.store import store_at
 from rankxform.transport.team import Nodes
+from rankxform.values import blake2b
 
 from .records import PartFile
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, field, replace
-from hashlib import blake2b
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,7 +16,7 @@ from rankxform.geometry.box import Shape
 from rankxform.layout.layout import Layout
 from rankxform.layout.strategy import Strategy
 from rankxform.planning.plan import Planner
-from rankxform.values import dataclass
+from rankxform.values import blake2b, dataclass
 
 VERSION = 3
 MANIFEST, JOB = "rankxform manifest", "rankxform job"

@@ -19,12 +19,13 @@ from rankxform.layout.strategy import Strategy
 from rankxform.storage.posix import suggest_similar_path
 from rankxform.storage.store import FOLDER, RANK, Listing, is_litter, is_path, store_at
 from rankxform.storage.user_files import load_readable, strategies_near
+from rankxform.values import pattern_on_use
 
 _SHOWN = 2
 _MOST_CHILDREN, _MOST_LOOKED_AT = 3, 300
-_FOLDER = re.compile(r"rank_(\d+)")
-_RANK = re.compile(r"(rank[-_]?)\d+", re.IGNORECASE)
-_NUMBER = re.compile(r"\d+(?=\D)")
+_FOLDER = pattern_on_use(r"rank_(\d+)")
+_RANK = pattern_on_use(r"(rank[-_]?)\d+", re.IGNORECASE)
+_NUMBER = pattern_on_use(r"\d+(?=\D)")
 
 
 _LOST = "--src-config FILE and --preset NAME, that job's YAML, if its strategy is lost"
@@ -70,10 +71,10 @@ def as_ranks(paths: Iterable[str]) -> str:
     >>> as_ranks(["model-rank-0-part-1.pt", "model-rank-1-part-0.pt"]).partition(" if ")[0]
     "--src-pattern 'model-rank-{rank}-part-*.pt'"
     """
-    numbered = (_RANK.sub(r"\g<1>{rank}", basename(path)) for path in paths)
+    numbered = (_RANK().sub(r"\g<1>{rank}", basename(path)) for path in paths)
     split = (name.rpartition(RANK) for name in numbered)
     patterns = {
-        prefix + rank + _NUMBER.sub("*", suffix) if rank else "" for prefix, rank, suffix in split
+        prefix + rank + _NUMBER().sub("*", suffix) if rank else "" for prefix, rank, suffix in split
     }
     pattern = patterns.pop() if len(patterns) == 1 else ""
     return f"--src-pattern {quote(pattern)} if these are ranks' files" if pattern else ""
@@ -208,11 +209,11 @@ def _is_checkpoint(folder: Path) -> bool:
 def siblings_of(path: Path) -> list[int]:
     """Return the ranks of the folder of `path` and of those beside it; none if it is alone."""
     path = path.resolve()
-    if not _FOLDER.fullmatch(path.parent.name):
+    if not _FOLDER().fullmatch(path.parent.name):
         return []
     ranks = []
     for folder in path.parent.parent.glob("rank_*"):
-        match = _FOLDER.fullmatch(folder.name)
+        match = _FOLDER().fullmatch(folder.name)
         with suppress(OSError):  # skip a folder that cannot be listed
             if match and any(file.suffix in container_suffixes() for file in folder.iterdir()):
                 ranks.append(int(match[1]))

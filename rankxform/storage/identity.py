@@ -10,12 +10,11 @@ import os
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from functools import cache, partial
-from hashlib import blake2b
 from pathlib import Path
 from time import monotonic, sleep
 
 from rankxform.formats.container import Span
-from rankxform.values import dataclass
+from rankxform.values import blake2b, dataclass
 
 from .posix import (
     OnProgress,

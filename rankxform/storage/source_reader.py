@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing, suppress
 from dataclasses import replace
 from functools import lru_cache, partial
-from hashlib import blake2b
 from typing import NamedTuple
 from zlib import crc32
 
@@ -27,6 +26,7 @@ from rankxform.formats.container import (
     spans_of_range,
 )
 from rankxform.planning.evidence import ContentDigest
+from rankxform.values import blake2b
 
 from .posix import AnyPath, Buffer, OnProgress, Position, blocks, open_for_reading
 from .store import FileVersion, RangeReader, is_path, storage_of, store_at

@@ -10,7 +10,6 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
-from hashlib import blake2b
 from pathlib import Path
 from posixpath import basename
 from typing import Any
@@ -37,6 +36,7 @@ from rankxform.storage.user_files import (
     path_of,
     strategy_files_at,
 )
+from rankxform.values import blake2b
 
 from .target import Target
 

@@ -22,10 +22,11 @@ from rankxform.source.options import ACCEPT_CONTRADICTIONS
 from rankxform.storage.posix import read_bytes
 from rankxform.storage.store import is_path, scheme_of
 from rankxform.storage.user_files import CONFIG, companion_names, parse_config
+from rankxform.values import pattern_on_use
 
 from .target import Target
 
-_EMBEDDING = re.compile(r"(?P<parent>(?:.*\.)?)(?:embed_tokens|wte|word_embeddings)\.weight")
+_EMBEDDING = pattern_on_use(r"(?P<parent>(?:.*\.)?)(?:embed_tokens|wte|word_embeddings)\.weight")
 _OTHER_WIDTH = ("word_embed_proj_dim", "embedding_size")
 """Keys of models whose embedding is not as wide as their layers."""
 _MANY_WORDS = 1000
@@ -98,7 +99,7 @@ def is_of(
     of the size of their embedding."""
     if not (folder / CONFIG).is_file() or of_another(folder, model_config, shapes, is_part=True):
         return False
-    return bool(model_config[0]) or any(_EMBEDDING.fullmatch(name) for name in shapes)
+    return bool(model_config[0]) or any(_EMBEDDING().fullmatch(name) for name in shapes)
 
 
 def own_config(request: Request, source: Source, target: Target) -> tuple[Mapping[str, Any], str]:
@@ -148,7 +149,7 @@ def refuted(config: Mapping[str, Any], shapes: Mapping[str, Shape], *, is_part: 
     """
     inner = config.get("text_config")
     text_config = inner if isinstance(inner, Mapping) else config
-    embeddings = {name: shape for name, shape in shapes.items() if _EMBEDDING.fullmatch(name)}
+    embeddings = {name: shape for name, shape in shapes.items() if _EMBEDDING().fullmatch(name)}
     if _has_parts(config) or len({*embeddings.values()}) != 1:
         return ""
     name, shape = next(iter(embeddings.items()))
@@ -160,7 +161,7 @@ def refuted(config: Mapping[str, Any], shapes: Mapping[str, Shape], *, is_part: 
         return f"vocab_size is {words}, and {name!r} has shape {list(shape)}"
     if isinstance(width, int) and width != columns and not any(map(text_config.get, _OTHER_WIDTH)):
         return f"hidden_size is {width}, and {name!r} has shape {list(shape)}"
-    match = _EMBEDDING.fullmatch(name)
+    match = _EMBEDDING().fullmatch(name)
     assert match is not None
     layer = re.compile(re.escape(match["parent"]) + r"(?:layers|h|blocks)\.(\d+)\.")
     layer_numbers = {number[1] for tensor_name in shapes if (number := layer.match(tensor_name))}

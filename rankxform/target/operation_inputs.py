@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import field, replace
@@ -28,7 +27,7 @@ from rankxform.statements import CONFIGURATION, MODEL_SIZE, Statement, contradic
 from rankxform.storage import user_files
 from rankxform.storage.posix import is_same_file
 from rankxform.storage.store import address_of, is_path, store_at
-from rankxform.values import dataclass
+from rankxform.values import dataclass, pattern_on_use
 
 if TYPE_CHECKING:
     from rankxform.formats.map_table import MapTable
@@ -37,7 +36,7 @@ if TYPE_CHECKING:
     from rankxform.source.open import Source
 
 _MOST_BLOCK = 1 << 20
-_IS_SIZE = re.compile(
+_IS_SIZE = pattern_on_use(
     r"hidden_size|num_(?!nextn).*(heads|layers)|.*head_dim|.*intermediate_size|.*_lora_rank|.*experts"
 )
 """Keys of a config.json whose values say how tensors are taken apart."""
@@ -146,7 +145,7 @@ def _check_sizes(request: Request, where: str, config: Mapping[str, Any], path: 
         Statement(MODEL_SIZE, key, value, CONFIGURATION, label)
         for label, declared_config in configs_by_label.items()
         for key, value in declared_config.items()
-        if type(value) is int and _IS_SIZE.fullmatch(key)
+        if type(value) is int and _IS_SIZE().fullmatch(key)
     )
     for contradiction in contradictions(facts):
         raise UsageError.of_parts(contradiction.parts)

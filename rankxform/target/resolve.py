@@ -358,11 +358,11 @@ def _naming(
     request: Request, form: Form, container: Container, training: Mapping[str, Any]
 ) -> FileNaming:
     """Return how a destination's files are to be made. Raises UsageError for others' options."""
-    for other_form in FORMS.values():
-        for name in other_form.options:
+    for other_form in FORMS:
+        for name in FORMS.attribute(other_form, "options"):
             if name not in form.options and not is_default(request, name):
                 raise UsageError(
-                    f"--{name.replace('_', '-')} is for --dst-form {other_form.name}, and the "
+                    f"--{name.replace('_', '-')} is for --dst-form {other_form}, and the "
                     f"destination is {form.name}"
                 )
     form_options = {name: getattr(request, name) for name in form.options}

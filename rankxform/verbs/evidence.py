@@ -81,6 +81,7 @@ from rankxform.target.resolve import prepare
 from rankxform.target.target import Target
 from rankxform.transport import Team
 from rankxform.transport.team import ShowProgress, show_nothing
+from rankxform.values import pattern_on_use
 
 _ROWS, _COLUMNS = 64, 8192
 """Rows that are looked at at once, and columns of masters."""
@@ -640,7 +641,7 @@ def _ranks(ranks: tuple[int, ...]) -> str:
 _LOOKED_AT = 32
 _COUNTER = 8
 """Bytes of a counter, which may be a rank's own."""
-_STEP = re.compile(r"-\d+_\d+(?=\.\w+$)")
+_STEP = pattern_on_use(r"-\d+_\d+(?=\.\w+$)")
 
 
 def check_neighbour(source: Source) -> None:
@@ -686,12 +687,12 @@ def _neighbour(path: Path) -> Path | None:
     for rank in ranks:
         if str(rank) != rank_digits:
             folder = path.resolve().parent.parent / f"rank_{rank}"
-            step = _STEP.search(path.name)
+            step = _STEP().search(path.name)
             matches = [
                 candidate
                 for candidate in folder.iterdir()
                 if candidate.suffix == path.suffix and candidate.is_file()
-                and ((theirs := _STEP.search(candidate.name)) and theirs[0]) == (step and step[0])
+                and ((theirs := _STEP().search(candidate.name)) and theirs[0]) == (step and step[0])
             ]  # fmt: skip
             return matches[0] if len(matches) == 1 else None
     return None
