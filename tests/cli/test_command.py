@@ -46,7 +46,7 @@ def command(*arguments, processes=None, **options):
 def test_a_verb_from_outside(place):
     program = (
         "import sys; from rankxform.cli.main import main; from rankxform.cli.parser import COMMANDS\n"
-        "VERBS['tally'] = 'tests.cli.toy_verb'\n"
+        "COMMANDS['tally'] = 'tests.cli.toy_verb'\n"
         "sys.exit(main())"
     )
 
