@@ -237,12 +237,16 @@ class FormatError(_MessageError):
 
 
 @contextmanager
-def raising_storage_errors() -> Iterator[None]:
-    """Turn an OSError raised inside the block into a StorageError."""
+def raising_storage_errors(path: object = None, action: str = "use") -> Iterator[None]:
+    """Turn an OSError raised inside the block into a StorageError.
+
+    `path`: what the block uses; None: the error knows, or it is some file. `action`: the verb of
+    the message "cannot <action>".
+    """
     try:
         yield
     except OSError as error:
-        raise StorageError.of(error, error.filename or "a file", "use") from error
+        raise StorageError.of(error, path or error.filename or "a file", action) from error
 
 
 class DifferenceError(RankxformError):

@@ -8,9 +8,10 @@ which ranks each holds, or that all tensors are whole.
 from __future__ import annotations
 
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import field
-from typing import Any, Protocol
+from typing import Any
 
 from rankxform.errors import UsageError
 from rankxform.layout.names import format_ranges
@@ -125,41 +126,37 @@ class DestinationFiles:
     mark: tuple[str, bytes] | None = None
 
 
-class Form(Protocol):
+class Form(ABC):
     """One folder convention. It sees listings of plain names, and opens no checkpoint file.
 
-    name: what ``--src-form`` and ``--dst-form`` call it; title: what people do.
+    The defaults are those of a form that is read, and never written.
     """
 
-    name: str
-    title: str
-    options: tuple[str, ...]
-    """The options of a destination that this form has, and not every other, by name. A form that is
-    no part of rankxform declares them in a class `own_options`, as `FormOptions` does."""
-    container: str | None
-    """The container of its files, if it has but one."""
-    described: bool
-    """Whether a checkpoint says itself how it is sharded, so that no strategy is needed."""
-    training: str | None
-    """The companion file that states facts on the training, such as global_step, if any does."""
-    counters: bool
-    """Whether such facts are tensors among the others, as MindSpore's `append_dict` makes them."""
-    configured: bool
-    """Whether a model's config.json, and its tokenizer's files, belong to a folder."""
-    items: str
-    """How it keeps what is no tensor, which is carried to a form that keeps it alike; "": not."""
-    is_written: bool
-    """Whether there can be destinations of it."""
+    name: str  # what ``--src-form`` and ``--dst-form`` call it
+    title: str  # what people call it
+    # Names of the options of destinations that not every form has. A form from outside declares
+    # them in a class `own_options`, as `FormOptions` does.
+    options: tuple[str, ...] = ()
+    container: str | None = None  # the container of its files, if it has one only
+    described: bool = True  # a checkpoint declares how it is sharded: no strategy is needed
+    training: str | None = None  # the companion file with facts such as global_step
+    counters: bool = False  # such facts are tensors, as MindSpore's `append_dict` makes them
+    configured: bool = False  # a model's config.json and its tokenizer's files belong to a folder
+    items: str = ""  # kind of what is no tensor, which other forms of that kind get; "": none
+    is_written: bool = False  # there can be destinations of it
 
+    @abstractmethod
     def pattern(self, where: CheckpointRef) -> str:
         """Return which files it wants to be listed, as `rankxform.storage.store.Store.list`."""
 
+    @abstractmethod
     def recognizes(self, listing: Listing, store: Store) -> str | None:
         """Return the file or folder by which a place is known to be of this form, or None.
 
         `listing` has what lies directly there, and all files among it.
         """
 
+    @abstractmethod
     def select(
         self, listing: Listing, where: CheckpointRef, store: Store, rank_filter: RankFilter
     ) -> SelectedFiles:
@@ -173,15 +170,19 @@ class Form(Protocol):
 
         Raises RequestError for what the form cannot hold, UsageError for what it has to be told.
         """
+        raise UsageError(f"{self.name} is read only", "choose another --dst-form")
 
     def metadata(self, source: Mapping[str, str]) -> Mapping[str, str]:
         """Return the metadata of a destination file, of which the source file had `source`."""
+        return {}
 
     def owns(self, name: str, file: int) -> bool:
         """Tell whether `name`, relative to a destination, may be that file, whatever its prefix."""
+        return False
 
     def companion_names(self, names: Collection[str]) -> tuple[str, ...]:
         """Return what else belongs to a destination whose files have these `names`."""
+        return ()
 
     def companions(
         self, planner: Planner, arrangement: DestinationFiles, training: Mapping[str, Any]
@@ -191,44 +192,13 @@ class Form(Protocol):
         The content comes in parts, one after another. They are written when all its files are
         complete. `training` are facts on the training, as in `Description`.
         """
+        return {}
 
     def foreign_files(self, listing: Listing, dst_names: Collection[str]) -> list[str]:
         """Return names of checkpoint files that a reader may take for one of a destination's.
 
         `listing` is of the destination, by `pattern`; `dst_names` are the names of its own files.
         """
-
-
-class ReadOnlyForm:
-    """What a form has to say of destinations if there can be none."""
-
-    name: str
-    options: tuple[str, ...] = ()
-    described = True
-    training: str | None = None
-    counters = False
-    configured = False
-    items = ""
-    is_written = False
-
-    def arrange(self, planner: Planner, naming: FileNaming) -> DestinationFiles:
-        raise UsageError(f"{self.name} is read only", "choose another --dst-form")
-
-    def metadata(self, source: Mapping[str, str]) -> Mapping[str, str]:
-        return {}
-
-    def owns(self, name: str, file: int) -> bool:
-        return False
-
-    def companion_names(self, names: Collection[str]) -> tuple[str, ...]:
-        return ()
-
-    def companions(
-        self, planner: Planner, arrangement: DestinationFiles, training: Mapping[str, Any]
-    ) -> Mapping[str, Iterable[bytes]]:
-        return {}
-
-    def foreign_files(self, listing: Listing, dst_names: Collection[str]) -> list[str]:
         return []
 
 

@@ -33,7 +33,7 @@ from rankxform.storage.checkpoint2_metadata import (
 from rankxform.storage.store import FOLDER, Listing, Store
 from rankxform.values import pattern_on_use
 
-from .base import CheckpointRef, DestinationFiles, FileNaming, RankFilter, SelectedFiles
+from .base import CheckpointRef, DestinationFiles, FileNaming, Form, RankFilter, SelectedFiles
 from .folders import COMMON, SelectedIteration, StepFolders, iteration_of
 from .unified import FIRST, MAP
 
@@ -49,18 +49,14 @@ _END = len("-0000008.safetensors")
 KINDS = ("model", "opt")
 
 
-class Checkpoint2Form:
+class Checkpoint2Form(Form):
     """A Checkpoint 2.0 (`checkpoints.base.Form`): the root of its iterations, or one of them."""
 
     name = "checkpoint2"
     title = "Checkpoint 2.0"
-    options: tuple[str, ...] = ("dedup", "iteration", "prefix")
-    container: str | None = "safetensors"
-    described = True
-    training: str | None = COMMON
-    counters = False
-    configured = False
-    items = ""
+    options = ("dedup", "iteration", "prefix")
+    container = "safetensors"
+    training = COMMON
     is_written = True
 
     def pattern(self, where: CheckpointRef) -> str:

@@ -56,8 +56,8 @@ from .base import (
     CheckpointRef,
     DestinationFiles,
     FileNaming,
+    Form,
     RankFilter,
-    ReadOnlyForm,
     SelectedFiles,
 )
 from .folders import (
@@ -81,17 +81,13 @@ BACKEND = "metadata.json"
 _FILE = pattern_on_use(r"__([0-9]{1,9})_0\.distcp")
 
 
-class DcpForm:
+class DcpForm(Form):
     """A folder of PyTorch's DCP (`checkpoints.base.Form`)."""
 
     name = "dcp"
     title = "PyTorch DCP"
-    options: tuple[str, ...] = ("max_part",)
-    container: str | None = "distcp"
-    described = True
-    training: str | None = None
-    counters = False
-    configured = False
+    options = ("max_part",)
+    container = "distcp"
     items = "torch"
     is_written = True
 
@@ -120,9 +116,6 @@ class DcpForm:
         parts = parts_of(planner, naming.options["max_part"] or DEFAULT_BYTES)
         names = {number: f"__{number}_0{DISTCP_SUFFIX}" for number in range(len(parts))}
         return DestinationFiles(names, dict(enumerate(parts)))
-
-    def metadata(self, source: Mapping[str, str]) -> Mapping[str, str]:
-        return {}
 
     def owns(self, name: str, file: int) -> bool:
         match = _FILE().fullmatch(name)
@@ -193,12 +186,12 @@ _LOOKED_AT = 4
 SHARD = re.compile(r"shard-([0-9]{5,9})-model-[0-9]{5,9}-of-[0-9]{5,9}\.safetensors")
 
 
-class DcpSafetensorsForm(ReadOnlyForm):
+class DcpSafetensorsForm(Form):
     """A folder of safetensors files with boxes of tensors (`checkpoints.base.Form`)."""
 
     name = "dcp_safetensors"
     title = "sharded safetensors of DCP"
-    container: str | None = "safetensors"
+    container = "safetensors"
 
     def pattern(self, where: CheckpointRef) -> str:
         return "*"
@@ -337,17 +330,13 @@ def _is_complete(names: Iterable[str]) -> bool:
 STEPS_OF = StepFolders("step", _STEP(), "global_step_{}", TRACKER, _files, _is_complete)
 
 
-class HyperParallelForm:
+class HyperParallelForm(Form):
     """A step of HyperParallel's, or the root of its steps (`checkpoints.base.Form`)."""
 
     name = "hyperparallel"
     title = "HyperParallel"
-    options: tuple[str, ...] = ("iteration", "max_part")
-    container: str | None = "safetensors"
-    described = True
-    training: str | None = None
-    counters = False
-    configured = False
+    options = ("iteration", "max_part")
+    container = "safetensors"
     items = "hyperparallel"
     is_written = True
 
@@ -409,9 +398,6 @@ class HyperParallelForm:
             return DestinationFiles(names, parts)
         mark = TRACKER, f"{step}\n".encode()
         return DestinationFiles(names, parts, f"global_step_{step}", mark)
-
-    def metadata(self, source: Mapping[str, str]) -> Mapping[str, str]:
-        return {}
 
     def owns(self, name: str, file: int) -> bool:
         match = _RANK_FILE().fullmatch(name)

@@ -26,7 +26,7 @@ from rankxform.statements import COMMIT, Statement
 from rankxform.storage.store import FOLDER, Listing, Store
 from rankxform.values import pattern_on_use
 
-from .base import CheckpointRef, DestinationFiles, FileNaming, RankFilter, SelectedFiles
+from .base import CheckpointRef, DestinationFiles, FileNaming, Form, RankFilter, SelectedFiles
 from .dcp import SHARD, holds_boxes
 from .folders import DCP_METADATA
 
@@ -38,18 +38,14 @@ _SHARD = pattern_on_use(
 )
 
 
-class HuggingFaceForm:
+class HuggingFaceForm(Form):
     """A Hugging Face folder (`checkpoints.base.Form`)."""
 
     name = "huggingface"
     title = "Hugging Face"
-    options: tuple[str, ...] = ("max_shard", "prefix")
-    container: str | None = "safetensors"
-    described = True
-    training: str | None = None
-    counters = False
+    options = ("max_shard", "prefix")
+    container = "safetensors"
     configured = True
-    items = ""
     is_written = True
 
     def pattern(self, where: CheckpointRef) -> str:

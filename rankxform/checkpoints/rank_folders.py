@@ -12,7 +12,6 @@ import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from posixpath import basename, dirname, normpath, splitext
-from typing import Any
 
 from rankxform.errors import CheckpointError, UsageError
 from rankxform.formats.container import container_suffixes
@@ -26,6 +25,7 @@ from .base import (
     CheckpointRef,
     DestinationFiles,
     FileNaming,
+    Form,
     RankFilter,
     SelectedFiles,
     TrainingStep,
@@ -38,7 +38,7 @@ _SHOWN = 2
 _FOLDER = pattern_on_use(r"rank_(\d+)")
 
 
-class RankFoldersForm:
+class RankFoldersForm(Form):
     """A folder for each rank, with its files; or one complete file (`checkpoints.base.Form`).
 
     A single file stands for rank 0.
@@ -46,13 +46,9 @@ class RankFoldersForm:
 
     name = DEFAULT_FORM
     title = "rank folders"
-    options: tuple[str, ...] = ("prefix",)
-    container: str | None = None
+    options = ("prefix",)
     described = False
-    training: str | None = None
     counters = True
-    configured = False
-    items = ""
     is_written = True
 
     def pattern(self, where: CheckpointRef) -> str:
@@ -126,14 +122,6 @@ class RankFoldersForm:
             and file_name not in ("", ".", "..")
             and not set("/\0") & {*file_name}
         )
-
-    def companion_names(self, names: Collection[str]) -> tuple[str, ...]:
-        return ()
-
-    def companions(
-        self, planner: Planner, arrangement: DestinationFiles, training: Mapping[str, Any]
-    ) -> Mapping[str, Iterable[bytes]]:
-        return {}
 
     def foreign_files(self, listing: Listing, dst_names: Collection[str]) -> list[str]:
         """Other files in rank folders, among which MindSpore chooses by name or time, and ranks

@@ -25,7 +25,7 @@ from rankxform.planning.catalog import Description
 from rankxform.storage.store import FOLDER, Listing, Store
 from rankxform.values import pattern_on_use
 
-from .base import CheckpointRef, RankFilter, ReadOnlyForm, SelectedFiles
+from .base import CheckpointRef, Form, RankFilter, SelectedFiles
 from .dcp import BACKEND, DISTCP_SUFFIX, entry_of, is_megatrons, read_table
 from .folders import (
     DCP_METADATA,
@@ -52,12 +52,12 @@ def _files(names: Iterable[str]) -> list[str]:
 STEPS_OF = StepFolders("iteration", _STEP(), "iter_{:07}", TRACKER, _files)
 
 
-class TorchDistForm(ReadOnlyForm):
+class TorchDistForm(Form):
     """An iteration of Megatron-Core's, or the root of its iterations (`checkpoints.base.Form`)."""
 
     name = "torch_dist"
     title = "Megatron torch_dist"
-    container: str | None = "distcp"
+    container = "distcp"
 
     def pattern(self, where: CheckpointRef) -> str:
         return "iter_*/*"

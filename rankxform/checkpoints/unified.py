@@ -29,7 +29,7 @@ from rankxform.planning.plan import FileContent, Planner
 from rankxform.storage.store import Listing, Store
 from rankxform.values import pattern_on_use
 
-from .base import CheckpointRef, DestinationFiles, FileNaming, RankFilter, SelectedFiles
+from .base import CheckpointRef, DestinationFiles, FileNaming, Form, RankFilter, SelectedFiles
 from .folders import COMMON
 
 MAP, FIRST, LOOSE = "param_name_map.json", "part0.safetensors", "hyper_param.safetensors"
@@ -37,18 +37,15 @@ DEFAULT_BYTES = 3 << 30
 _PART = pattern_on_use(r"part(0|[1-9][0-9]{0,8})\.safetensors")
 
 
-class UnifiedForm:
+class UnifiedForm(Form):
     """A folder of unified safetensors (`checkpoints.base.Form`)."""
 
     name = "unified"
     title = "unified safetensors"
-    options: tuple[str, ...] = ("max_part",)
-    container: str | None = "safetensors"
-    described = True
-    training: str | None = COMMON
+    options = ("max_part",)
+    container = "safetensors"
+    training = COMMON
     counters = True
-    configured = False
-    items = ""
     is_written = True
 
     def pattern(self, where: CheckpointRef) -> str:

@@ -22,7 +22,7 @@ from typing import Any
 
 from rankxform.checkpoints.base import DEFAULT_FORM, FORMS
 from rankxform.engine.sinks import part_of
-from rankxform.errors import FormatError, StorageError
+from rankxform.errors import FormatError, StorageError, raising_storage_errors
 from rankxform.storage.posix import (
     free_bytes,
     random_hex,
@@ -474,10 +474,8 @@ class FolderRecords:
 
 
 def _read_record(path: Path) -> bytes:
-    try:
+    with raising_storage_errors(path, "read, as a file of its own"):
         return read_own_record(path)
-    except OSError as error:
-        raise StorageError.of(error, path, "read, as a file of its own") from error
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:

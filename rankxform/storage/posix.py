@@ -22,7 +22,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from time import monotonic, sleep
 
-from rankxform.errors import CheckpointError, StorageError
+from rankxform.errors import CheckpointError, StorageError, raising_storage_errors
 from rankxform.formats.container import BLOCK, Blocks, ReadAt, Span
 
 Buffer = memoryview
@@ -39,10 +39,8 @@ _CACHED_SECONDS, _PAUSE_SECONDS = 3.0, 0.1
 
 def read_bytes(path: Path) -> bytes:
     """Return all bytes of a small file, such as a strategy."""
-    try:
+    with raising_storage_errors(path, "read"):
         return path.read_bytes()
-    except OSError as error:
-        raise StorageError.of(error, path, "read") from error
 
 
 Inode = tuple[int, int]
@@ -89,10 +87,8 @@ def read_own_record(path: Path) -> bytes:
 @contextmanager
 def open_for_reading(path: AnyPath) -> Iterator[tuple[int, os.stat_result]]:
     """Open `path` for reading; yield its descriptor and status."""
-    try:
+    with raising_storage_errors(path, "open"):
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError as error:
-        raise StorageError.of(error, path, "open") from error
     try:
         yield fd, status_of(fd, path)
     finally:
@@ -109,10 +105,8 @@ def status_of(fd: int, path: AnyPath) -> os.stat_result:
 @contextmanager
 def open_for_writing(path: Path) -> Iterator[int]:
     """Open a file that is there for writing; yield its descriptor."""
-    try:
+    with raising_storage_errors(path, "open"):
         fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
-    except OSError as error:
-        raise StorageError.of(error, path, "open") from error
     try:
         yield fd
     except BaseException:
@@ -123,10 +117,8 @@ def open_for_writing(path: Path) -> Iterator[int]:
 
 def close(fd: int, path: AnyPath) -> None:
     """Close what was written to; network file systems tell only then that there was no room."""
-    try:
+    with raising_storage_errors(path, "close"):
         os.close(fd)
-    except OSError as error:
-        raise StorageError.of(error, path, "close") from error
 
 
 def _let_go(fd: int) -> None:
@@ -172,10 +164,8 @@ class Descriptors:
         while len(self._open) >= self._most:
             oldest, fd = self._open.popitem(last=False)
             close(fd, oldest)
-        try:
+        with raising_storage_errors(path, "open"):
             fd = os.open(path, self._flags)
-        except OSError as error:
-            raise StorageError.of(error, path, "open") from error
         if self._advice:
             advise(fd, self._advice)
         self._open[path] = fd
@@ -317,10 +307,8 @@ def remove(path: Path) -> None:
 
 def size_of(path: Path) -> int:
     """Return the bytes of a file that is there."""
-    try:
+    with raising_storage_errors(path, "look at"):
         return path.stat().st_size
-    except OSError as error:
-        raise StorageError.of(error, path, "look at") from error
 
 
 def nearest_existing(folder: Path) -> Path:
@@ -332,26 +320,20 @@ def nearest_existing(folder: Path) -> Path:
 
 def free_bytes(folder: Path) -> int:
     """Return the bytes that are free where `folder` is, or will be."""
-    try:
+    with raising_storage_errors(folder, "ask how much is free in"):
         room = os.statvfs(nearest_existing(folder))
-    except OSError as error:
-        raise StorageError.of(error, folder, "ask how much is free in") from error
     return room.f_bavail * room.f_frsize
 
 
 def make_folder(path: Path) -> None:
-    try:
+    with raising_storage_errors(path, "make the folder"):
         path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise StorageError.of(error, path, "make the folder") from error
 
 
 def fsync(fd: int, path: Path) -> None:
     """Wait until an open file's contents are on the device."""
-    try:
+    with raising_storage_errors(path, "sync"):
         os.fsync(fd)
-    except OSError as error:
-        raise StorageError.of(error, path, "sync") from error
 
 
 def suggest_similar_path(path: Path) -> list[str]:
@@ -376,10 +358,8 @@ def preallocate(path: Path, nbytes: int) -> None:
 
 def truncate(path: Path, nbytes: int) -> None:
     """Let a file end after so many bytes."""
-    try:
+    with raising_storage_errors(path, "truncate"):
         os.truncate(path, nbytes)
-    except OSError as error:
-        raise StorageError.of(error, path, "truncate") from error
 
 
 def sync(path: Path) -> None:
@@ -396,10 +376,8 @@ def sync(path: Path) -> None:
 
 def publish_file(part: Path, final: Path, *, durable: bool) -> None:
     """Give a complete file its final name, in one step."""
-    try:
+    with raising_storage_errors(final, "rename the finished file to this name"):
         os.replace(part, final)
-    except OSError as error:
-        raise StorageError.of(error, final, "rename the finished file to this name") from error
     if durable:
         sync(final.parent)
 
