@@ -301,6 +301,11 @@ VAGUE = {
 }  # fmt: skip
 """Words that say nothing of what is bound."""
 
+NEARLY_VAGUE = {
+    "other", "others", "seen", "kept", "left", "lost", "mine", "chosen", "needed", "by", "of", "why", "before", "behind",
+    "beside", "noted", "meant", "taken", "looked", "whole", "same", "each", "thing", "things",
+}  # fmt: skip
+
 PUBLIC_NAMES = {("errors.py", "what"), ("api.py", "wanted")}
 """Vague names that programs use: the text of a message, and the ranks that `ranks` is asked for."""
 
@@ -317,6 +322,46 @@ def bindings(path):
 def test_names_say_what_they_hold():
     vague = {(path.name, name) for path in files() for name in bindings(path) if name in VAGUE}
     assert vague <= PUBLIC_NAMES
+
+
+def test_few_names_are_nearly_empty():
+    """`other`, `seen`, `left` and the like are right beside a noun, and vague alone."""
+    names = [name for path in files() for name in bindings(path)]
+    assert 100 * sum(name in NEARLY_VAGUE for name in names) / len(names) <= 0.5
+
+
+def test_fields_have_comments_and_no_paragraphs():
+    described = []
+    for path in files():
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef):
+                fields = {
+                    f.target.id
+                    for f in node.body
+                    if isinstance(f, ast.AnnAssign) and isinstance(f.target, ast.Name)
+                }
+                items = re.findall(r"(?:^|[.;,]\s+)([a-z_]\w*): \S", ast.get_docstring(node) or "")
+                described += [node.name] * (len(fields & {*items}) >= 3)
+    assert not described
+
+
+def test_the_house_has_few_rooms():
+    paths = [path for path in files() if path.name != "__init__.py"]
+    assert len(paths) <= 145
+    assert sum(len(path.read_text().splitlines()) for path in files()) <= 46_400
+
+
+def test_a_conversion_imports_what_it_uses():
+    """Of rank folders: no other form, no map, no derivation."""
+    program = (
+        "import sys, rankxform.cli.main, rankxform.verbs.transform; "
+        "print(*(m for m in sys.modules if m.startswith('rankxform.')))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    loaded = done.stdout.split()
+    assert len(loaded) <= 113, len(loaded)
 
 
 def test_a_class_has_a_name_of_its_own():

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from importlib import import_module
 from pathlib import Path
 
@@ -42,16 +40,3 @@ def test_a_form_recognizes_nothing_without_one_of_its_marks(folder):
         listing, store = listing_at(str(folder), form, where), store_at(str(folder))
         if form.recognizes(listing, store) and name in base._MARKS:
             assert base._has_one(base._MARKS[name], {*listing.entries, *listing.files}), name
-
-
-def test_rank_folders_import_no_other_form():
-    text = (
-        "import sys, rankxform.cli.main, rankxform.verbs.transform; "
-        "print(*(m for m in sys.modules if m.startswith(('rankxform.checkpoints.', 'rankxform.formats.'))))"
-    )
-    loaded = subprocess.run(
-        [sys.executable, "-c", text], capture_output=True, text=True, check=True
-    )
-    assert not {"rankxform.checkpoints.dcp", "rankxform.checkpoints.torch_dist"} & {
-        *loaded.stdout.split()
-    }
