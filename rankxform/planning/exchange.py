@@ -46,10 +46,10 @@ class SharedRead:
 
 @dataclass(frozen=True, eq=False)
 class ExchangeGroup:
-    """What the exchanges of all tensors of a movement have in common."""
+    """What the exchanges of all tensors of a transfer group have in common."""
 
-    movement: TransferGroup
-    receivers: Receivers  # the part of the movement's that the exchange serves
+    transfers: TransferGroup
+    receivers: Receivers  # those of the group that the exchange serves
     # By source cell those of them that read it for themselves.
     local_readers: Mapping[Cell, Sequence[int]]
     required: Sequence[tuple[Cell, SharedRead]]  # what one process reads for them, by source cell
@@ -59,7 +59,7 @@ class ExchangeGroup:
     @cached_property
     def nbytes(self) -> Sequence[int]:
         """The bytes of the source cell of each requirement."""
-        src, item = self.movement.src, self.movement.item
+        src, item = self.transfers.src, self.transfers.item
         return [src.box(cell).size * item for cell, _ in self.required]
 
 
@@ -73,7 +73,7 @@ class PendingExchange:
 
     @property
     def grid(self) -> Grid:
-        return self.group.movement.grid
+        return self.group.transfers.grid
 
 
 @dataclass(frozen=True)
@@ -99,26 +99,26 @@ def find_exchanges(
     if len(assignment) == 1 or (reach.is_full and not may_exchange):
         return PendingExchanges((), loads)
     counter, placed_requests = ReadCounter(policy.method), []
-    for movement in transfer_groups(planner, assignment):
-        group = _group(planner, movement, reach, policy, counter)
-        _add_own(movement, group, loads, counter)
+    for transfers in transfer_groups(planner, assignment):
+        group = _group(planner, transfers, reach, policy, counter)
+        _add_own(transfers, group, loads, counter)
         if group is not None:
             placed_requests += [
                 (place, PendingExchange(parameter, planner.replica(parameter), group))
-                for place, parameter in movement.parameters
+                for place, parameter in transfers.parameters
             ]
     ordered = sorted(placed_requests, key=lambda placed: placed[0])
     return PendingExchanges([request for _, request in ordered], loads)
 
 
 def _add_own(
-    movement: TransferGroup, group: ExchangeGroup | None, loads: list[float], counter: ReadCounter
+    transfers: TransferGroup, group: ExchangeGroup | None, loads: list[float], counter: ReadCounter
 ) -> None:
-    """Add what each process reads for itself of a movement, whoever reads for others."""
-    src, dst, item = movement.src, movement.grid, movement.item
-    number = len(movement.parameters)
+    """Add what each process reads for itself of a transfer group, whoever reads for others."""
+    src, dst, item = transfers.src, transfers.grid, transfers.item
+    number = len(transfers.parameters)
     cells_of: dict[int, list[Cell]] = {}
-    for cell, ranks_by_process in movement.receivers.items():
+    for cell, ranks_by_process in transfers.receivers.items():
         for process in ranks_by_process:
             cells_of.setdefault(process, []).append(cell)
     receivers_by_cell: dict[Cell, set[int]] = {}
@@ -158,27 +158,27 @@ def estimate_reads(
 ) -> IoEstimate:
     """Return what it comes to if every node reads for itself, and if each byte is read once."""
     counter, total = ReadCounter(method), IoEstimate()
-    for movement in transfer_groups(planner, assignment):
-        estimate = estimate_io(movement, reach.node, counter)
-        total += estimate.times(len(movement.parameters))
+    for transfers in transfer_groups(planner, assignment):
+        estimate = estimate_io(transfers, reach.node, counter)
+        total += estimate.times(len(transfers.parameters))
     return total
 
 
 def _group(
     planner: Planner,
-    movement: TransferGroup,
+    transfers: TransferGroup,
     reach: Reach,
     policy: ReadPolicy,
     counter: ReadCounter,
 ) -> ExchangeGroup | None:
     """Sort out who receives, who reads for itself, and what is required of others."""
-    needs, files_by_cell = movement.needs, movement.files
+    needs, files_by_cell = transfers.needs, transfers.files
     for cell in needs:
         if not files_by_cell.get(cell):
-            planner.raise_lost(movement.first, cell)
+            planner.raise_lost(transfers.first, cell)
     always = policy.method.exchanges
     if policy.may_exchange and policy.costs and not always:
-        estimate = estimate_io(movement, reach.node, counter)
+        estimate = estimate_io(transfers, reach.node, counter)
         sizes = len(reach.node), len(reach.files)
         always = estimate.exchange_is_cheaper(policy.costs, *sizes)
     required: list[tuple[Cell, SharedRead]] = []
@@ -190,7 +190,7 @@ def _group(
                 (cell, SharedRead(tuple(elements_by_process), files_by_cell[cell], readers))
             )
         else:
-            required += ((cell, requirement) for requirement in _required(movement, cell, reach))
+            required += ((cell, requirement) for requirement in _required(transfers, cell, reach))
     receivers_by_cell: dict[Cell, set[int]] = {}
     for cell, requirement in required:
         receivers_by_cell.setdefault(cell, set()).update(requirement.receivers)
@@ -205,17 +205,17 @@ def _group(
         ]
         for cell, elements_by_process in needs.items()
     }
-    return ExchangeGroup(movement, _only(movement.receivers, members), local_readers, required)
+    return ExchangeGroup(transfers, _only(transfers.receivers, members), local_readers, required)
 
 
-def _required(movement: TransferGroup, cell: Cell, reach: Reach) -> Iterator[SharedRead]:
+def _required(transfers: TransferGroup, cell: Cell, reach: Reach) -> Iterator[SharedRead]:
     """Yield who must be sent what they need of a source cell.
 
     Those that do not see it; their neighbours too where one node alone has it, for it is read there
     in any case; and those of one node that want the same of it. A second read of a byte on a node
     costs more than a message between neighbours.
     """
-    elements_by_process, files = movement.needs[cell], movement.files[cell]
+    elements_by_process, files = transfers.needs[cell], transfers.files[cell]
     if reach.is_full:
         return
     nodes = reach.nodes_with(files)
@@ -227,14 +227,14 @@ def _required(movement: TransferGroup, cell: Cell, reach: Reach) -> Iterator[Sha
     for process in elements_by_process:
         if reach.node[process] in nodes:
             processes_by_node.setdefault(reach.node[process], []).append(process)
-    size = movement.src.box(cell).size
+    size = transfers.src.box(cell).size
     groups = [
         (node, processes)
         for node, processes in processes_by_node.items()
         if sum(elements_by_process[process] for process in processes) > size
     ]
     if far and groups:  # one of the nodes that read it anyway; tensors take turns
-        groups[(movement.parameters[0][0] + sum(cell)) % len(groups)][1].extend(far)
+        groups[(transfers.parameters[0][0] + sum(cell)) % len(groups)][1].extend(far)
     elif far:
         yield SharedRead(tuple(far), files, reach.processes_seeing(files))
     for node, processes in groups:
@@ -327,31 +327,31 @@ def _with_readers(
     too, so that it reads what it needs in the same pass.
     """
     group, senders = request.group, _senders(request, readers, reach)
-    movement = group.movement
+    transfers = group.transfers
     members = {
         process for ranks_by_process in group.receivers.values() for process in ranks_by_process
     }
     extra_members = {
         process
         for process in set(readers) - members
-        if any(process in ranks_by_process for ranks_by_process in movement.receivers.values())
+        if any(process in ranks_by_process for ranks_by_process in transfers.receivers.values())
     }
     if not extra_members:
         return group.receivers, senders
-    for cell, elements_by_process in movement.needs.items():
+    for cell, elements_by_process in transfers.needs.items():
         for process in extra_members.intersection(elements_by_process):
-            files, cell_senders = reach.seen(process, movement.files[cell]), senders.get(cell, {})
+            files, cell_senders = reach.seen(process, transfers.files[cell]), senders.get(cell, {})
             read = {file for reader, file in cell_senders.values() if reader == process}
             file = min(read) if read else files[request.replica % len(files)]
             senders[cell] = {**cell_senders, process: (process, file)}
-    return _only(movement.receivers, members | extra_members), senders
+    return _only(transfers.receivers, members | extra_members), senders
 
 
 def _senders(request: PendingExchange, readers: Sequence[int], reach: Reach) -> Senders:
     """Return who sends what to whom, or reads it for itself."""
     senders: Senders = IdentityDict()
     for cell, processes in request.group.local_readers.items():
-        holders = request.group.movement.files[cell]
+        holders = request.group.transfers.files[cell]
         if processes:
             cell_senders = senders[cell] = {}
             for process in processes:

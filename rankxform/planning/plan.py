@@ -15,7 +15,7 @@ In rank folders a file holds all slices of the rank that is its id. Other forms 
 slices among files, or leave out those that another file holds.
 
 A model has thousands of tensors and a few hundred pairs of a source sharding and a destination
-layout. What is planned for one tensor of a movement holds for all of them.
+layout. What is planned for one tensor of a transfer group holds for all of them.
 """
 
 from __future__ import annotations

@@ -354,15 +354,17 @@ class IoEstimate:
         return costs.overlapped(reading(self.once), sending) + work < _GAIN * reading(self.separate)
 
 
-def estimate_io(movement: TransferGroup, node: tuple[int, ...], counter: ReadCounter) -> IoEstimate:
-    """Estimate reads and messages of one tensor of a movement: bytes and counts, not seconds.
+def estimate_io(
+    transfers: TransferGroup, node: tuple[int, ...], counter: ReadCounter
+) -> IoEstimate:
+    """Estimate reads and messages of one tensor of a transfer group: bytes and counts, not seconds.
 
     If every node reads for itself, and if each byte is read once. node: by process its node.
     """
-    src, dst, item = movement.src, movement.grid, movement.item
+    src, dst, item = transfers.src, transfers.grid, transfers.item
     cells_of: dict[int, list[Cell]] = {}
     elements_by_cell: dict[Cell, dict[int, int]] = {}
-    for cell, ranks_by_process in movement.receivers.items():
+    for cell, ranks_by_process in transfers.receivers.items():
         nodes = {node[process] for process in ranks_by_process}
         for node_number in nodes:
             cells_of.setdefault(node_number, []).append(cell)
@@ -370,7 +372,7 @@ def estimate_io(movement: TransferGroup, node: tuple[int, ...], counter: ReadCou
             by_node = elements_by_cell.setdefault(src_cell, {})
             for node_number in nodes:
                 by_node[node_number] = by_node.get(node_number, 0) + box.size
-    once = _volume(counter.of_cells(src, dst, tuple(movement.receivers), item))
+    once = _volume(counter.of_cells(src, dst, tuple(transfers.receivers), item))
     separate = crossing = IoVolume()
     for cells in cells_of.values():
         separate += _volume(counter.of_cells(src, dst, cells, item))

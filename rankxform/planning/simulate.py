@@ -132,11 +132,11 @@ def simulate_work(
         _add_exchanges(moves.exchanges, workloads, crossing, bytes_by_method[TWO_PHASE], counter)
         exchanged = ExchangeCoverage(moves.exchanges)
         local: list[tuple[int, str, str, int]] = []
-        for movement in transfer_groups(moves.planner, moves.assignment):
+        for transfers in transfer_groups(moves.planner, moves.assignment):
             if moves is moved:
-                _add_written(movement, workloads)
-            for names, cells_by_process in _local(movement, exchanged):
-                by_method = _add_local(movement, cells_by_process, len(names), workloads, counter)
+                _add_written(transfers, workloads)
+            for names, cells_by_process in _local(transfers, exchanged):
+                by_method = _add_local(transfers, cells_by_process, len(names), workloads, counter)
                 local += [
                     (*name, method_name, n)
                     for method_name, n in by_method.items()
@@ -164,35 +164,35 @@ Cells = dict[int, list[Cell]]
 
 
 def _local(
-    movement: TransferGroup, exchanged: ExchangeCoverage
+    transfers: TransferGroup, exchanged: ExchangeCoverage
 ) -> Iterator[tuple[list[tuple[int, str]], Cells]]:
     """Yield (place and name of tensors, what each process makes of each by itself)."""
     groups_by_receivers: dict[tuple[int, ...], tuple[list[tuple[int, str]], Parameter]] = {}
-    for place, parameter in movement.parameters:
-        receiver_ids = tuple(map(id, exchanged.receivers(parameter, movement.grid)))
+    for place, parameter in transfers.parameters:
+        receiver_ids = tuple(map(id, exchanged.receivers(parameter, transfers.grid)))
         groups_by_receivers.setdefault(receiver_ids, ([], parameter))[0].append(
             (place, parameter.name)
         )
     for names, first in groups_by_receivers.values():
         cells_by_process: Cells = {}
-        for cell, ranks_by_process in movement.receivers.items():
+        for cell, ranks_by_process in transfers.receivers.items():
             for process, ranks in ranks_by_process.items():
-                if not exchanged.covers(first, movement.grid, cell, process, ranks[0]):
+                if not exchanged.covers(first, transfers.grid, cell, process, ranks[0]):
                     cells_by_process.setdefault(process, []).append(cell)
         yield names, cells_by_process
 
 
-def _add_written(movement: TransferGroup, workloads: Sequence[Workload]) -> None:
-    number, item = len(movement.parameters), item_size(movement.first.dtype)
-    for cell, ranks_by_process in movement.receivers.items():
-        nbytes = movement.grid.box(cell).size * item * number
+def _add_written(transfers: TransferGroup, workloads: Sequence[Workload]) -> None:
+    number, item = len(transfers.parameters), item_size(transfers.first.dtype)
+    for cell, ranks_by_process in transfers.receivers.items():
+        nbytes = transfers.grid.box(cell).size * item * number
         for process, ranks in ranks_by_process.items():
             workloads[process].written += nbytes * len(ranks)
             workloads[process].slices += number * len(ranks)
 
 
 def _add_local(
-    movement: TransferGroup,
+    transfers: TransferGroup,
     cells_by_process: Cells,
     number: int,
     workloads: Sequence[Workload],
@@ -202,7 +202,7 @@ def _add_local(
     method."""
     by_method: dict[str, int] = {}
     for process, cells in cells_by_process.items():
-        for read in counter.of_cells(movement.src, movement.grid, cells, movement.item):
+        for read in counter.of_cells(transfers.src, transfers.grid, cells, transfers.item):
             workloads[process].read += read.nbytes * number
             workloads[process].reads += read.reads * number
             _add(by_method, read.method, read.nbytes)

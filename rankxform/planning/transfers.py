@@ -35,7 +35,7 @@ class SliceRange:
 
 @dataclass(frozen=True)
 class Exchange:
-    """One parameter's movement between processes: who reads it, and who puts it into files."""
+    """One parameter's way between processes: who reads it, and who puts it into files."""
 
     parameter: Parameter
     grid: Grid  # the destination's
@@ -67,7 +67,7 @@ class Exchange:
 
 @dataclass(frozen=True)
 class Transfer:
-    """One process's part in one parameter's movement from its source grid to a destination grid."""
+    """One process's part in one parameter's way from its source grid to a destination grid."""
 
     parameter: Parameter
     grid: Grid
