@@ -39,10 +39,10 @@ _LONG = rf"""(?<!\w)'[^'\n]*'(?!\w)|"[^"\n]*"|[^\s/]{{{_QUOTED},}}"""
 """Texts in quotes, and words that are no path; compiled where there is an error."""
 
 
-def _shortened(text: str) -> str:
+def _shorten_quotations(text: str) -> str:
     """Return a message with the middle of its long quotations left out.
 
-    >>> _shortened(f"x.json: 'w' is {[7] * 900}, no number").count("7")
+    >>> _shorten_quotations(f"x.json: 'w' is {[7] * 900}, no number").count("7")
     40
     """
     fragments, position = [], 0
@@ -98,8 +98,11 @@ class _MessageError(Exception):
 
     def say(self, parts: Message) -> None:
         """Replace the message."""
-        what, details = _shortened(parts.what), _shortened(parts.details)
-        tries, where = tuple(map(_shortened, parts.tries)), _shortened(parts.where)
+        what, details = _shorten_quotations(parts.what), _shorten_quotations(parts.details)
+        tries, where = (
+            tuple(map(_shorten_quotations, parts.tries)),
+            _shorten_quotations(parts.where),
+        )
         self.parts = Message(what, tries, where, details)
         self.args = (str(self.parts),)
 

@@ -49,10 +49,10 @@ def inspect(place: str, pattern: str = DEFAULT_PATTERN) -> dict[str, Any]:
     and CheckpointError or StrategyError for one file that cannot be read; in a folder, such a file
     is listed with its error.
     """
-    looks: tuple[Look, ...] = (_described, _ranks)
+    looks: tuple[Look, ...] = (_describe_self_describing, _ranks)
     if is_path(place):
         place = str(Path(place))
-        looks = (_file, _destination, _described, _rank_folders, _folder)
+        looks = (_file, _destination, _describe_self_describing, _rank_folders, _folder)
     descriptions = (look(place, pattern) for look in looks)
     return next(description for description in descriptions if description is not None)
 
@@ -65,7 +65,7 @@ def described_form_at(place: str) -> Form | None:
     return None
 
 
-def _described(place: str, pattern: str) -> Found:
+def _describe_self_describing(place: str, pattern: str) -> Found:
     """Describe a checkpoint that describes itself, with all that it says wrongly of its files."""
     form = described_form_at(place) if pattern == DEFAULT_PATTERN else None  # else they are ranks'
     if form is None:

@@ -50,7 +50,7 @@ class Request(
     files: Mapping[int, str] | None = None
 
     def __new__(cls, *_: Any, **__: Any) -> Request:
-        return super().__new__(_class_of(_declared()) if cls is Request else cls)
+        return super().__new__(_class_of(_own_option_classes()) if cls is Request else cls)
 
     def __reduce__(self) -> Any:
         return _remade, (vars(self),)
@@ -73,7 +73,7 @@ def _remade(values: Mapping[str, Any]) -> Request:
     return Request(**values)
 
 
-def _declared() -> tuple[type, ...]:
+def _own_option_classes() -> tuple[type, ...]:
     """Return the classes of options that registered forms and operations have of their own."""
     registered = (*FORMS.loaded(), *OPERATIONS.values())
     options = (getattr(entry, "own_options", None) for entry in registered)
@@ -88,7 +88,7 @@ def _class_of(parts: tuple[type, ...]) -> type[Request]:
 
 def all_options() -> tuple[Field[Any], ...]:
     """Return all options, in the order in which help shows them."""
-    return _table(_declared())
+    return _table(_own_option_classes())
 
 
 @cache

@@ -25,7 +25,7 @@ ORIGINS = (
 """What states facts."""
 
 
-def _same(a: Any, b: Any) -> bool:
+def _is_equal(a: Any, b: Any) -> bool:
     return bool(a == b)
 
 
@@ -53,7 +53,7 @@ class StatementKind(NamedTuple):
 
     words: str  # what is stated, of `{of}`
     remedy: str  # what to do where two disagree, or for a warning what it may mean
-    agree: Callable[[Any, Any], bool] = _same
+    agree: Callable[[Any, Any], bool] = _is_equal
     refused: bool = True  # whether that is a fault; otherwise it is a warning
 
 

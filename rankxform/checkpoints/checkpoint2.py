@@ -105,7 +105,7 @@ class Checkpoint2Form(Form):
             return SelectedFiles(
                 selected.names, iteration.step, iteration.skipped_steps, description=description
             )
-        return _described(iteration, store)
+        return _select_by_metadata(iteration, store)
 
     def arrange(self, planner: Planner, naming: FileNaming) -> DestinationFiles:
         """Two files for each rank; with `dedup` each slice in that of the lowest rank with it."""
@@ -246,7 +246,7 @@ def _more_of_ranks(ranks: Mapping[str, int], named: Collection[str]) -> dict[str
     }
 
 
-def _described(iteration: SelectedIteration, store: Store) -> SelectedFiles:
+def _select_by_metadata(iteration: SelectedIteration, store: Store) -> SelectedFiles:
     """Return the files that metadata.json speaks of, and what it says of them."""
     path, name = iteration.at(METADATA), iteration.below + METADATA
     if not store.has(name):

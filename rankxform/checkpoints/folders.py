@@ -357,7 +357,7 @@ def iteration_of(
         names_by_number = {
             n: names for n, names in names_by_number.items() if kind.is_complete(names)
         } or names_by_number
-        tracker_number = _stated(listing, store, kind)
+        tracker_number = _tracked_number(listing, store, kind)
         number, notices = (
             tracker_number if tracker_number in names_by_number else max(names_by_number),
             _doubts(listing, kind, names_by_number, tracker_number),
@@ -386,7 +386,7 @@ def _doubts(
     )
 
 
-def _stated(listing: Listing, store: Store, kind: StepFolders) -> int:
+def _tracked_number(listing: Listing, store: Store, kind: StepFolders) -> int:
     """Return the number that a tracker states; -1 if it states none."""
     if kind.tracker not in listing.entries:
         return -1
@@ -545,7 +545,10 @@ def describe_boxes(
                 ids[f]: DeclaredFile(tuple(v.values()), ends[f], DCP_METADATA)
                 for f, v in views.items()
             },
-            notices=(*description.notices, *_unused(listing, below, ids, source, suffixes)),
+            notices=(
+                *description.notices,
+                *_unused_file_notices(listing, below, ids, source, suffixes),
+            ),
         ),
     )
 
@@ -590,7 +593,7 @@ def _files(
     return names
 
 
-def _unused(
+def _unused_file_notices(
     listing: Listing,
     below: str,
     listed_files: Collection[str],

@@ -276,7 +276,7 @@ def _choose(
             raise CheckpointError(f"rank {rank}: several files of one step; {_listing(match)}")
         if match:
             names_by_rank[rank] = [c.name for c in match[: None if has_parts else 1]]
-    names, ranks = _identified(
+    names, ranks = _files_by_id(
         names_by_rank, 1 + max((*candidates, *needed_ranks, *among), default=0)
     )
     skipped_steps = sorted(
@@ -302,7 +302,7 @@ def _whole_steps(files: Sequence[_Candidate]) -> list[_Candidate]:
     return [file for file in files if families_by_step[file.step] == kinds or file.step is None]
 
 
-def _identified(
+def _files_by_id(
     names_by_rank: Mapping[int, Sequence[str]], free: int
 ) -> tuple[dict[int, str], dict[int, int]]:
     """Return files by id, and the rank of each where some rank has several.

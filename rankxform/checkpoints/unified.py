@@ -89,12 +89,12 @@ class UnifiedForm(Form):
         }
         max_bytes = naming.options["max_part"] or DEFAULT_BYTES
         count = max(1, min(-(-sum(sizes.values()) // max_bytes), len(sizes)))
-        parts = _balanced(sizes, count)
+        parts = _distribute_by_bytes(sizes, count)
         while count < len(sizes) and any(
             part[1:] and sum(sizes[name] for name in part) > max_bytes for part in parts
         ):
             count += 1
-            parts = _balanced(sizes, count)
+            parts = _distribute_by_bytes(sizes, count)
         names = {number: f"part{number}.safetensors" for number, part in enumerate(parts) if part}
         contents_by_id = {number: FileContent(0, frozenset(parts[number])) for number in names}
         if untracked:
@@ -135,7 +135,7 @@ class UnifiedForm(Form):
         return folders.foreign_files(listing, dst_names)
 
 
-def _balanced(sizes: Mapping[str, int], count: int) -> list[list[str]]:
+def _distribute_by_bytes(sizes: Mapping[str, int], count: int) -> list[list[str]]:
     """Return names by part: the largest tensor first, each to the part with the fewest bytes."""
     parts: list[list[str]] = [[] for _ in range(count)]
     loads = [(0, number) for number in range(count)]

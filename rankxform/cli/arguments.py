@@ -38,7 +38,7 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
         raise UsageError("the verb comes first", "rankxform transform -n P ...")
     if argv and not argv[0].startswith("-"):
         _check_known(argv[0], COMMANDS, "there is no verb", "rankxform --help")
-    options, unplaced_words = _parsed(
+    options, unplaced_words = _parse_known(
         main_parser, [w if w != EVERYTHING else "--help" for w in argv]
     )
     default_options = (
@@ -49,7 +49,7 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     if default_options:
         argv[1:1] = [word for default in default_options for word in default.words]
         try:
-            options, unplaced_words = _parsed(main_parser, argv)
+            options, unplaced_words = _parse_known(main_parser, argv)
         except UsageError as error:
             origins_text = "; ".join(
                 f"{' '.join(default.words)} is of {default.origin}" for default in default_options
@@ -78,15 +78,15 @@ def _takes_defaults(options: argparse.Namespace) -> bool:
     return options.verb in CONVERSIONS and not alone
 
 
-def _parsed(
+def _parse_known(
     main_parser: argparse.ArgumentParser, argv: Sequence[str]
 ) -> tuple[argparse.Namespace, list[str]]:
     """Return the options, and the words that are none and have no place."""
     options, extra_words = main_parser.parse_known_args(argv)
-    return options, _placed(main_parser, options, extra_words) if extra_words else []
+    return options, _place_extra_words(main_parser, options, extra_words) if extra_words else []
 
 
-def _placed(
+def _place_extra_words(
     main_parser: argparse.ArgumentParser, options: argparse.Namespace, extra_words: Sequence[str]
 ) -> list[str]:
     """Give arguments that stand behind options their places; return what has none.
@@ -172,10 +172,10 @@ def build_request(options: argparse.Namespace) -> Request:
         src = ""
     else:
         src_argument = _SRC_OR_SHAPES if "shapes" in facts else "SRC"
-        src = _one(src_argument, options.verb, facts["src"], facts.get("src_option"))
+        src = _single_argument(src_argument, options.verb, facts["src"], facts.get("src_option"))
     dst = facts.get("dst") or facts.get("dst_option")
     if options.verb == "verify" or (options.verb == "transform" and not options.dry_run):
-        dst = _one("DST", options.verb, facts["dst"], facts["dst_option"])
+        dst = _single_argument("DST", options.verb, facts["dst"], facts["dst_option"])
     return Request(
         src=src,
         dst=dst,
@@ -261,7 +261,7 @@ _WHAT = {
 }
 
 
-def _one(argument: str, verb: str, positional: str | None, option: str | None) -> str:
+def _single_argument(argument: str, verb: str, positional: str | None, option: str | None) -> str:
     if positional and option:
         raise UsageError(f"{argument} is given twice: {positional} and {option}")
     if not positional and not option:

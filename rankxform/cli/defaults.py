@@ -58,7 +58,7 @@ def defaults(
         names = {action.dest for action in group._group_actions}
         given_dests |= names if names & given_dests else set()
     file = os.environ.get(f"{_PREFIX}CONFIG_FILE") if file is None else file
-    path = Path(file) if file is not None else _found()
+    path = Path(file) if file is not None else _find_file()
     declared_options = [
         *_environment(verb_parser),
         *(_options(words[0], verb_parser, path) if path is not None else ()),
@@ -72,7 +72,7 @@ def defaults(
     return [default for default in default_options if default.words]
 
 
-def _found() -> Path | None:
+def _find_file() -> Path | None:
     current_folder = Path.cwd()
     return next(
         (

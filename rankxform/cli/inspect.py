@@ -190,13 +190,13 @@ def _check(options: argparse.Namespace, team: Team, screen: Screen) -> int:
 
     request = team.bcast(lambda: _request(options, "none"))
     check_result = check(request, options.full, team, screen.progress)
-    screen.result("check", check_result.as_dict, partial(_checked, check_result))
+    screen.result("check", check_result.as_dict, partial(_describe_check, check_result))
     if check_result.same is None:
         return DifferenceError.exit_code
     return 0 if check_result.same else CheckpointError.exit_code
 
 
-def _checked(check: Check) -> str:
+def _describe_check(check: Check) -> str:
     """Write what a check found, what is wrong first."""
     order = ("wrong", "doubtful", "right", "not checked")
     rows = sorted(check.rows, key=lambda row: order.index(row.state))

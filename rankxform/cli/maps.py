@@ -50,7 +50,7 @@ def run(options: argparse.Namespace, team: Team) -> int:
     screen = Screen(options, team)
     if options.action == CHECK:
         return show_names(team.bcast(lambda: _request(options)), team, screen)
-    show = partial(_shown, options.map) if options.action == SHOW else _listed
+    show = partial(_shown, options.map) if options.action == SHOW else _list_maps
     text, facts = team.bcast(show)
     screen.result(f"maps {options.action}", lambda: facts, lambda: text)
     return 0
@@ -67,13 +67,13 @@ def show_names(request: Request, team: Team, screen: Screen) -> int:
     from rankxform.target.resolve import prepare
 
     _, source, target = prepare(request, team)
-    text, facts = _checked(source, target)
+    text, facts = _apply_to_checkpoint(source, target)
     lines = [text, *notice_lines(target.notices), *warning_lines(target.warnings)]
     screen.result("maps check", lambda: facts, lambda: "\n".join(lines))
     return 0
 
 
-def _listed() -> tuple[str, Any]:
+def _list_maps() -> tuple[str, Any]:
     """Return the tables that come with rankxform, as text and as facts."""
     from rankxform.display.text import table
     from rankxform.storage.user_files import load_map_table, map_names
@@ -150,7 +150,7 @@ def _rules(table: MapTable) -> Iterable[dict[str, Any]]:
             }
 
 
-def _checked(source: Source, target: Target) -> tuple[str, Any]:
+def _apply_to_checkpoint(source: Source, target: Target) -> tuple[str, Any]:
     """Return what becomes of a checkpoint's tensors, as text and as facts."""
     selection = target.planner.selection
     parameters_by_pattern: dict[tuple[str, ...], list[Parameter]] = {}

@@ -77,7 +77,7 @@ def page_document(
         "kinds": _kinds(target),
         "time": _time(outcome),
         "nodes": between,
-        "made": _made(source, target, plan, command),
+        "made": _describe_conversion(source, target, plan, command),
         "results": {name: result_facts for name, result_facts in results.items() if result_facts},
     }
     return {"result": "page", **{name: section for name, section in facts.items() if section}}
@@ -175,7 +175,9 @@ def _time(outcome: PageResults) -> dict[str, Any]:
     }
 
 
-def _made(source: Source, target: Target, plan: Plan, command: Sequence[str]) -> dict[str, Any]:
+def _describe_conversion(
+    source: Source, target: Target, plan: Plan, command: Sequence[str]
+) -> dict[str, Any]:
     from rankxform.target.manifest import description_digest, strategy_digest
 
     src, dst = source.table, target.planner.dst

@@ -88,7 +88,7 @@ def header(source: Source, target: Target, processes: int, verdict: Sequence[str
             f"rankxform {rankxform.__version__}, {format_count(processes, 'process')}",
             labelled_lines(
                 "from",
-                f"{shown_path(src) or 'shapes alone'}: {_found(source)}{_step(source)}"
+                f"{shown_path(src) or 'shapes alone'}: {_describe_source(source)}{_step(source)}"
                 + (f", {format_size(total)}" if src else ""),
                 catalog_words(target.planner.catalog),
             ),
@@ -135,7 +135,7 @@ def describe_samples(evidence: Mapping[str, int | None]) -> str:
     )
 
 
-def _found(source: Source) -> str:
+def _describe_source(source: Source) -> str:
     description = source.selected.description
     if description is None:
         selected, files = source.selected, f", {format_count(len(source.indexes), 'file')}"
@@ -187,7 +187,7 @@ def summary(
     verify: returns the command that compares every byte. verbose: with names; quiet: the last line
     alone.
     """
-    detail_lines = [] if quiet else _told(report, verbose)
+    detail_lines = [] if quiet else _detail_lines(report, verbose)
     if report.files_kept == len(report.files):
         last_line = (
             f"{format_count(report.files_kept, 'file')} complete already; nothing was written"
@@ -209,7 +209,7 @@ def summary(
     return "\n".join(lines + warning_lines(report.warnings))
 
 
-def _told(report: Report, verbose: bool) -> list[str]:
+def _detail_lines(report: Report, verbose: bool) -> list[str]:
     """Say what was read, what was not written, and what to know."""
     if report.files_kept == len(report.files):
         return []
@@ -247,7 +247,7 @@ def left_out(
 ) -> list[str]:
     """Say what is not written; the names of all patterns only if `verbose`."""
     lines = [
-        _some(
+        _describe_names(
             "left out",
             group.names,
             group.families,
@@ -260,11 +260,11 @@ def left_out(
         states = {name: state for name in absent if (state := state_of_name(name)) is not None}
         families = {name: state.family for name, state in states.items()}
         reason = "in the strategies, not in the checkpoint"
-        lines.append(_some("absent", absent, families, reason, verbose))
+        lines.append(_describe_names("absent", absent, families, reason, verbose))
     return lines
 
 
-def _some(
+def _describe_names(
     label: str, names: Sequence[str], families: Mapping[str, str], reason: str, verbose: bool
 ) -> str:
     """Say what names there are: states by their family, the others by pattern."""

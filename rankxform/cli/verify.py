@@ -103,7 +103,9 @@ def _verdict(verdict: Verdict, verbose: bool = False, quiet: bool = False) -> st
 
     verbose: each slice that differs has a row; quiet: the last line alone.
     """
-    compared_text = _compared(verdict.files_compared, verdict.bytes_compared, verdict.seconds)
+    compared_text = _describe_compared(
+        verdict.files_compared, verdict.bytes_compared, verdict.seconds
+    )
     notices = [] if quiet else notice_lines(verdict.notices)
     doubts = warning_lines(verdict.warnings)
     if verdict.same is None:
@@ -144,7 +146,7 @@ def _verdict(verdict: Verdict, verbose: bool = False, quiet: bool = False) -> st
     return "\n".join([*notices, rows, *doubts, last_line])
 
 
-def _compared(files: int, nbytes: int, duration: float) -> str:
+def _describe_compared(files: int, nbytes: int, duration: float) -> str:
     return f"{format_size(nbytes)} in {format_count(files, 'file')}, {format_seconds(duration)}"
 
 

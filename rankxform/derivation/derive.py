@@ -89,11 +89,11 @@ def optimizer_shards(
         value = shown_by_name.get(name)
         if value is None and len(pattern_flags) == 1:
             value = next(iter(pattern_flags))
-        takes_part[name] = _stated(request, name, value, refusals)
+        takes_part[name] = _takes_part(request, name, value, refusals)
     return takes_part
 
 
-def _stated(
+def _takes_part(
     request: DeriveRequest, name: str, src_takes_part: bool | None, refusals: Refusals
 ) -> bool | None:
     """Return what the user or a rule says of a parameter, or else what was seen."""

@@ -307,7 +307,7 @@ def parse_rules(data: bytes, label: str, preset: Callable[[str], Preset] | None 
         evidence=facts.get("evidence", base.evidence),
         rules=(*rules, *base.rules),
         requires=(
-            *(_required(requirement, label) for requirement in facts.get("requires", [])),
+            *(_parse_requirement(requirement, label) for requirement in facts.get("requires", [])),
             *base.requires,
         ),
         layers=facts.get("layers", base.layers),
@@ -339,7 +339,7 @@ def _interleave(facts: Mapping[str, Any], label: str) -> int:
     return rounds
 
 
-def _required(facts: Any, label: str) -> tuple[str, bool, str]:
+def _parse_requirement(facts: Any, label: str) -> tuple[str, bool, str]:
     flag_names = ("vocab_emb_dp", "use_seq_parallel")
     if (
         not isinstance(facts, Mapping)

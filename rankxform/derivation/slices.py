@@ -69,8 +69,8 @@ def derive_of_slices(
     free, size = _without_shapes(request), request.dst.stage_size
     largest = {n: tuple(k * size for k in s) if _is_cut(s) else s for n, (s, _) in slices.items()}
     try:
-        full = _settled(free, slices, largest)
-        full = _decided(free, request.all_rules, slices, full, slice_bytes)
+        full = _shapes_that_fit(free, slices, largest)
+        full = _decide_ambiguous(free, request.all_rules, slices, full, slice_bytes)
         derived = derive(replace(request, extents=_extents(slices, full)), label)
         _check_bytes(request, derived.strategy, slices, slice_bytes)
     except DerivationError as error:
@@ -119,7 +119,7 @@ def _layouts(
     return {name: layout for name, layout in layouts_by_name.items() if name in slices}
 
 
-def _made(slices: Slices, counts: Mapping[str, Shape]) -> dict[str, Shape]:
+def _full_shapes(slices: Slices, counts: Mapping[str, Shape]) -> dict[str, Shape]:
     """Return the full shapes that slices make, each so many times along each axis."""
     return {
         name: tuple(e * t for e, t in zip(shape, counts.get(name, (1,) * len(shape))))
@@ -127,12 +127,16 @@ def _made(slices: Slices, counts: Mapping[str, Shape]) -> dict[str, Shape]:
     }
 
 
-def _settled(free: DeriveRequest, slices: Slices, first: Mapping[str, Shape]) -> dict[str, Shape]:
+def _shapes_that_fit(
+    free: DeriveRequest, slices: Slices, first: Mapping[str, Shape]
+) -> dict[str, Shape]:
     """Return full shapes that are sharded into these slices, by the optimizer where it may be."""
     shapes = dict(first)
     for _ in range(_ROUNDS):
         layouts = _layouts(free, slices, shapes)
-        full_shapes = _made(slices, {name: layout.counts for name, layout in layouts.items()})
+        full_shapes = _full_shapes(
+            slices, {name: layout.counts for name, layout in layouts.items()}
+        )
         if full_shapes == shapes:
             return shapes
         shapes = full_shapes
@@ -142,7 +146,7 @@ def _settled(free: DeriveRequest, slices: Slices, first: Mapping[str, Shape]) ->
     )
 
 
-def _decided(
+def _decide_ambiguous(
     free: DeriveRequest,
     rules: Sequence[ShardingRule],
     slices: Slices,
@@ -162,7 +166,7 @@ def _decided(
         {n: slices[n] for n in sharded},
         {n: a.map_counts for n, a in sharded.items()},
     )
-    plain = _made(sharded_slices, counts)
+    plain = _full_shapes(sharded_slices, counts)
     plain_layouts = _layouts(free, slices, {**full, **plain})
     unsure: dict[_LayerPattern, list[str]] = {}
     for name in sharded:

@@ -91,15 +91,15 @@ def width(stream: int = STDOUT) -> int | None:
 
 def bold(text: str, stream: int = STDOUT) -> str:
     """Return `text` in bold, if a terminal shows it and NO_COLOR is not set."""
-    return _styled(text, "1", stream)
+    return _style(text, "1", stream)
 
 
 def red(text: str, stream: int = STDOUT) -> str:
     """Return `text` in red, under the conditions of `bold`."""
-    return _styled(text, "1;31", stream)
+    return _style(text, "1;31", stream)
 
 
-def _styled(text: str, code: str, stream: int) -> str:
+def _style(text: str, code: str, stream: int) -> str:
     if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb" or width(stream) is None:
         return text
     return f"\x1b[{code}m{text}\x1b[0m"
@@ -120,11 +120,11 @@ def wrap_text(text: str, columns: int | None, indent: int = 2) -> str:
     lines: list[str] = []
     for line in text.splitlines():
         start = len(line) - len(line.lstrip())
-        lines += _wrapped(line.lstrip(), columns, " " * start, " " * max(indent, start))
+        lines += _wrap_lines(line.lstrip(), columns, " " * start, " " * max(indent, start))
     return "\n".join(lines)
 
 
-def _wrapped(text: str, columns: int, first: str, others: str) -> list[str]:
+def _wrap_lines(text: str, columns: int, first: str, others: str) -> list[str]:
     from textwrap import wrap
 
     return wrap(
@@ -148,7 +148,7 @@ def labelled_lines(label: str, *texts: str) -> str:
             lines.append(start + text)
         else:
             assert columns is not None
-            lines += _wrapped(text, columns, start, blank)
+            lines += _wrap_lines(text, columns, start, blank)
     lines[0] = bold(label) + lines[0][len(label) :]
     return "\n".join(lines)
 

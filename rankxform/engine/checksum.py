@@ -86,7 +86,7 @@ class Fingerprint:
         if not part.size:
             return 0
         if part.size * item <= _SMALL:
-            return _weighted(*self.may_exchange(shape, item, data_box, data, part))
+            return _weighted_sum(*self.may_exchange(shape, item, data_box, data, part))
         word = _word(shape, item, data_box, part)
         view = _view(data, data_box, part, item, word)
         axis = _row_axis(shape, item)
@@ -140,7 +140,7 @@ class Fingerprint:
         for extent, a, b in zip(shape, start, stop):
             inner = np.arange(a, b, dtype=np.uint64)
             numbers = (numbers[:, None] * np.uint64(extent) + inner).reshape(-1)
-        return _mixed(numbers, self._seed, 1)
+        return _odd_keys(numbers, self._seed, 1)
 
     def _make_columns(self, shape: Shape, item: int, box: Box, word: int) -> _Keys:
         """Return the keys of a box of the trailing axes, which all are within one unit."""
@@ -150,7 +150,7 @@ class Fingerprint:
 
     def _keys_at(self, places: npt.NDArray[Any], word: int) -> _Keys:
         unit = _UNIT * _WORD // word
-        scale = _mixed((places // unit).astype(np.uint64), self._seed, 2)
+        scale = _odd_keys((places // unit).astype(np.uint64), self._seed, 2)
         keys: _Keys = self._table(word)[places % unit] * scale
         return keys
 
@@ -161,7 +161,7 @@ class Fingerprint:
             number, position = divmod(first + column, unit)
             count = min(unit - position, table.shape[1] - column)
             part = table[:, column : column + count]
-            scale = _mixed(np.array([number], np.uint64), self._seed, 2)
+            scale = _odd_keys(np.array([number], np.uint64), self._seed, 2)
             total += _total(part, self._table(word)[position : position + count], rows * scale)
             column += count
         return total % MODULUS
@@ -169,7 +169,7 @@ class Fingerprint:
     def _table(self, word: int) -> _Keys:
         """Return the keys of a unit's words, or of the halves or bytes that they are made of."""
         if word not in self._tables:
-            keys = _mixed(np.arange(_UNIT, dtype=np.uint64), self._seed, 3)
+            keys = _odd_keys(np.arange(_UNIT, dtype=np.uint64), self._seed, 3)
             shifts = np.arange(0, 8 * _WORD, 8 * word, dtype=np.uint64)
             self._tables[word] = np.left_shift.outer(keys, shifts).reshape(-1)
         return self._tables[word]
@@ -194,7 +194,7 @@ def _view(data: Bytes, data_box: Box, part: Box, item: int, word: int) -> npt.ND
     return words[_words(part.relative_to(data_box), item, word)]
 
 
-def _weighted(words: npt.NDArray[Any], keys: npt.NDArray[Any]) -> int:
+def _weighted_sum(words: npt.NDArray[Any], keys: npt.NDArray[Any]) -> int:
     """Return the sum of words times their keys, of a region that is small: views are copied."""
     return int(np.vdot(words, keys))
 
@@ -209,7 +209,7 @@ def _total(table: npt.NDArray[Any], columns: _Keys, rows: _Keys) -> int:
     return int(np.multiply(sums, rows).sum(dtype=np.uint64))
 
 
-def _mixed(numbers: _Keys, seed: int, level: int) -> _Keys:
+def _odd_keys(numbers: _Keys, seed: int, level: int) -> _Keys:
     """Return an odd number for each of `numbers` (SplitMix64's finaliser; Steele et al., 2014)."""
     offset = (seed + level * 0x9E3779B97F4A7C15) % MODULUS
     x = numbers * np.uint64(0xD1342543DE82EF95) + np.uint64(offset)
@@ -281,7 +281,7 @@ class IntegrityChecker:
         """
         ready = self._ready.get((id(region), repeat))
         if ready is not None:
-            return _weighted(ready[1], ready[2])
+            return _weighted_sum(ready[1], ready[2])
         parameter = transfer.parameter
         shape, item = parameter.shape, item_size(parameter.dtype)
         data_box, part = work.at(repeat, region.box), work.at(repeat, region.part)
@@ -300,7 +300,7 @@ class IntegrityChecker:
             self._kept = 0
         self._ready[id(region), repeat] = region, words, keys  # `region` keeps its id
         self._kept += keys.nbytes
-        return _weighted(words, keys)
+        return _weighted_sum(words, keys)
 
     def _sum_of_piece(
         self, transfer: Transfer, work: TileWork, region: PieceRegion, copy: Copier
@@ -406,11 +406,11 @@ class FileScan:
 
 def bytes_to_scan(index: Index) -> int:
     """Return how many bytes `scan` reads of a file where it does not read all."""
-    names = (index.schema.names[number] for number in _chosen(index))
+    names = (index.schema.names[number] for number in _choose_tensors(index))
     return sum(min(SAMPLE, index.spans(name)[0].nbytes) for name in names)
 
 
-def _chosen(index: Index) -> list[int]:
+def _choose_tensors(index: Index) -> list[int]:
     """Return the tensors of which a little is read."""
     floats = [n for n, dtype in enumerate(index.schema.dtypes) if dtype in FLOATS]
     return floats[:: max(1, len(floats) // _FEW)][:_FEW]
@@ -420,7 +420,7 @@ def scan(path: str, index: Index, full: bool, on_progress: OnProgress) -> FileSc
     """Look through a file: every byte, or a little of some tensors. Raises CheckpointError."""
     file_scan = FileScan(holes=dict(find_holes(path, index)))
     schema = index.schema
-    numbers = range(len(schema.names)) if full else _chosen(index)
+    numbers = range(len(schema.names)) if full else _choose_tensors(index)
     with closing(storage_of(path).ranges()) as ranges:
         check_same(path, ranges.version(path), index)
         read = blocks(partial(ranges.read, path))

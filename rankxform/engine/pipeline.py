@@ -361,7 +361,7 @@ def execute(
     copier = Copier(operands)
     pipeline = Pipeline(sinks, sources, on_progress, on_complete, checker, p2p, copier)
     scheduling = {"plan": 0.0}
-    turns = _timed(_turns(work, schedules, depth), scheduling)
+    turns = _time_turns(_turns(work, schedules, depth), scheduling)
     if sources.ahead:
         turns, coming = tee(turns)
         sources.expect(coming_reads(coming), work.memory // 2)
@@ -400,7 +400,7 @@ def _turns(work: WorkPlan, schedules: ScheduleCache, depth: int) -> Iterator[Tur
             yield transfer, None, 0
 
 
-def _timed(turns: Iterator[Turn], seconds: dict[str, float]) -> Iterator[Turn]:
+def _time_turns(turns: Iterator[Turn], seconds: dict[str, float]) -> Iterator[Turn]:
     """Yield turns, and add up what it takes to work them out."""
     while True:
         began = perf_counter()

@@ -76,9 +76,9 @@ def parse_checkpoint2_metadata(read_at: ReadAt) -> Checkpoint2Metadata:
 
     def parameter(name: str, facts: Any) -> None:
         try:
-            metadata.parameters[name] = _stated(facts, shared_values)
+            metadata.parameters[name] = _parse_parameter(facts, shared_values)
         except (*_WRONG, FormatError, StrategyError) as error:
-            raise FormatError(f"{_why(error)}", where=f"{name!r}") from None
+            raise FormatError(f"{_describe_error(error)}", where=f"{name!r}") from None
 
     def entry(key: str, entries: Any) -> None:
         try:
@@ -87,7 +87,7 @@ def parse_checkpoint2_metadata(read_at: ReadAt) -> Checkpoint2Metadata:
             if not all(isinstance(file, str) for file, _ in places):
                 raise FormatError("a file_name is no text")
         except (*_WRONG, FormatError) as error:
-            raise FormatError(f"{_why(error)}", where=f"{key!r}") from None
+            raise FormatError(f"{_describe_error(error)}", where=f"{key!r}") from None
         slices = metadata.storage.setdefault(name, {})
         if number in slices:
             raise FormatError(f"slice {number} of {name!r} is stated twice", where=f"{key!r}")
@@ -104,7 +104,7 @@ def parse_checkpoint2_metadata(read_at: ReadAt) -> Checkpoint2Metadata:
     return metadata
 
 
-def _why(error: Exception) -> str:
+def _describe_error(error: Exception) -> str:
     if isinstance(error, KeyError):
         return f"lacks {error}"
     return str(error) if isinstance(error, (FormatError, StrategyError)) else "makes no sense"
@@ -140,7 +140,7 @@ def _storage_rank(entry: Mapping[str, Any]) -> int:
     return rank
 
 
-def _stated(facts: Any, shared_values: dict[Any, Any]) -> Checkpoint2Parameter:
+def _parse_parameter(facts: Any, shared_values: dict[Any, Any]) -> Checkpoint2Parameter:
     dtype = _DTYPES.get(str(facts["properties"]["dtype"]).lower())
     if dtype is None:
         raise FormatError(f"dtype {facts['properties']['dtype']!r} is not one of MindSpore's")
@@ -263,7 +263,7 @@ class Written:
             },
             "chunk": [{"global_offset": [n], "local_shape": local} for n in dict.fromkeys(numbers)],
         }
-        return _indented(facts, 2)
+        return _indent_json(facts, 2)
 
 
 def _alias(number: int) -> str:
@@ -279,7 +279,7 @@ def _ravel(cell: Sequence[int], counts: Sequence[int]) -> int:
     return number
 
 
-def _indented(value: Any, depth: int) -> str:
+def _indent_json(value: Any, depth: int) -> str:
     text = json.dumps(value, indent=4, ensure_ascii=False)
     return text.replace("\n", "\n" + "    " * depth)
 
@@ -311,7 +311,7 @@ def format_metadata(
     for key, places in storage.items():
         if places not in text_cache:
             holders, group = places
-            text_cache[places] = _indented(
+            text_cache[places] = _indent_json(
                 [
                     {"file_name": file, "storage_rank": rank, "rank_group": list(group)}
                     for file, rank in holders

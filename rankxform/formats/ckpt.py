@@ -85,7 +85,7 @@ def read_index(read_at: ReadAt, size: int) -> Index:
             raise FormatError(f"byte {start}: no parameter starts here; the file is {defect}")
         entry = _value(window, offset, end)
         if entry.name == previous_name:
-            entry = _joined(entries[previous_name], entry)
+            entry = _join_entries(entries[previous_name], entry)
         elif entry.name in entries:
             raise FormatError(
                 f"names {entry.name!r} twice: at byte {start} another checkpoint begins",
@@ -94,7 +94,7 @@ def read_index(read_at: ReadAt, size: int) -> Index:
         entries[entry.name] = entry
         offset, previous_name = end, entry.name
     return build_index(
-        [_finished(e) for e in entries.values()],
+        [_finish_entry(e) for e in entries.values()],
         size,
         checksum_at=at_checksum,
         has_checksum=at_checksum is not None,
@@ -205,7 +205,7 @@ def _tensor(window: _Window, name: str, offset: int, end: int) -> ParsedEntry:
     return ParsedEntry(name, dtype, tuple(dims), (span,))
 
 
-def _joined(first: ParsedEntry, second: ParsedEntry) -> ParsedEntry:
+def _join_entries(first: ParsedEntry, second: ParsedEntry) -> ParsedEntry:
     if (first.dtype, first.shape) != (second.dtype, second.shape):
         raise FormatError(
             f"{first.name!r} is split into pieces that disagree: {first.dtype} {list(first.shape)} "
@@ -214,7 +214,7 @@ def _joined(first: ParsedEntry, second: ParsedEntry) -> ParsedEntry:
     return ParsedEntry(first.name, first.dtype, first.shape, first.spans + second.spans)
 
 
-def _finished(entry: ParsedEntry) -> ParsedEntry:
+def _finish_entry(entry: ParsedEntry) -> ParsedEntry:
     """Give dims [0] the meaning they have: a scalar of older writers, a text, or nothing."""
     have = sum(span.nbytes for span in entry.spans)
     if entry.dtype == TEXT:

@@ -180,7 +180,7 @@ def type_of(value: Any) -> str:
 
 
 @lru_cache(maxsize=1 << 16)
-def _checked(value: Shape) -> Shape:
+def _check_shape(value: Shape) -> Shape:
     if not all(type(n) is int and 0 <= n < _MOST for n in value):
         raise FormatError("states sizes that are none")
     return value
@@ -191,7 +191,7 @@ def _shape(value: Any) -> Shape:
     if type(value) is list:
         value = tuple(value)
     try:
-        return _checked(value)
+        return _check_shape(value)
     except TypeError:
         raise FormatError("states sizes that are none") from None
 

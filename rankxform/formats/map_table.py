@@ -95,7 +95,7 @@ class SizeExpression:
             return values_by_name[self.text]
         try:
             # only arithmetic on names and numbers; see `expression`
-            return eval(_compiled(self.text), {"__builtins__": {}}, values_by_name)
+            return eval(_compile_expression(self.text), {"__builtins__": {}}, values_by_name)
         except (TypeError, ZeroDivisionError, IndexError) as error:
             missing = [name for name in self.names if values_by_name[name] is None]
             reason = f"{', '.join(missing)} is missing" if missing else str(error)
@@ -105,7 +105,7 @@ class SizeExpression:
 
 
 @cache
-def _compiled(text: str) -> CodeType:
+def _compile_expression(text: str) -> CodeType:
     return compile(text, "<expression>", "eval")
 
 
@@ -256,7 +256,9 @@ def parse_map_table(data: bytes, label: str, bases: tuple[MapTable, ...] = ()) -
         rules.append(_rule(_table(table, where), where))
     copies = [tied_tensor for base in bases for tied_tensor in base.copies]
     for number, table in enumerate(_list(document.get("copies", []), f"{label}: copies"), 1):
-        copies.append(_copied(_table(table, f"{label}, copy {number}"), f"{label}, copy {number}"))
+        copies.append(
+            _parse_tied(_table(table, f"{label}, copy {number}"), f"{label}, copy {number}")
+        )
     ignored = [entry for base in bases for entry in base.ignored]
     ignored += _read_ignored(document, label)
     _check_where(rules, variants, label)
@@ -301,7 +303,7 @@ def _check_where(
 def _read_ignored(document: Mapping[str, Any], label: str) -> Iterator[Ignored]:
     for number, table in enumerate(_list(document.get("ignored", []), f"{label}: ignored"), 1):
         where = f"{label}, ignored {number}"
-        yield _ignored(_table(table, where), where)
+        yield _parse_ignored(_table(table, where), where)
 
 
 def _rule(facts: Mapping[str, Any], where: str) -> MapRule:
@@ -340,7 +342,7 @@ def _rule(facts: Mapping[str, Any], where: str) -> MapRule:
     )
 
 
-def _ignored(facts: Mapping[str, Any], where: str) -> Ignored:
+def _parse_ignored(facts: Mapping[str, Any], where: str) -> Ignored:
     side = next((side for side in NAMINGS if isinstance(facts.get(side), str)), None)
     if side is None or set(facts) - {side, "blocks"}:
         raise UsageError("expected mindformers or huggingface, and blocks", where=where)
@@ -354,7 +356,7 @@ def _step(text: str, where: str) -> tuple[str, str]:
     return name.strip(), argument[:-1].strip()
 
 
-def _copied(facts: Mapping[str, Any], where: str) -> TiedTensor:
+def _parse_tied(facts: Mapping[str, Any], where: str) -> TiedTensor:
     side = next((side for side in NAMINGS if side in facts), None)
     unknown = set(facts) - {"mindformers", "huggingface", "of", "made", "if", "for"}
     texts = side is not None and isinstance(facts[side], str) and isinstance(facts.get("of"), str)

@@ -118,7 +118,7 @@ class _PickleReader:
                 position += 1
             elif word == 0x52 or word == 0x81:  # REDUCE, NEWOBJ
                 args = pop()
-                stack[-1] = _made(stack[-1], args)
+                stack[-1] = _build_plain(stack[-1], args)
             elif word == 0x29:  # EMPTY_TUPLE
                 record_match = match(data, position - 1)
                 if record_match is None:
@@ -299,7 +299,7 @@ class _PickleReader:
             raise FormatError(f"is a pickle of protocol {number}, and not of 2 to 5")
 
 
-def _made(kind: Any, args: Any) -> Any:
+def _build_plain(kind: Any, args: Any) -> Any:
     """Return what a name makes of arguments: sizes and ordered dicts are plain values."""
     if type(kind) is not GlobalName or type(args) is not tuple:
         raise TypeError
@@ -353,7 +353,7 @@ def _check_depth(values: tuple[Any, ...]) -> None:
             raise FormatError("is nested deeper than any table")
 
 
-def _refused(machine: _PickleReader) -> None:
+def _refuse_opcode(machine: _PickleReader) -> None:
     word = machine.data[machine.at - 1]
     raise FormatError(f"is no pickle of a table: word {word:#04x} at byte {machine.at - 1:,}")
 
@@ -361,7 +361,7 @@ def _refused(machine: _PickleReader) -> None:
 def _words() -> Iterator[tuple[int, Callable[[_PickleReader], None]]]:
     """Yield what the rarer words do."""
     reader = _PickleReader
-    yield from ((word, _refused) for word in range(256))
+    yield from ((word, _refuse_opcode) for word in range(256))
     yield from {
         0x80: reader.protocol,
         0x95: lambda m: m.take(8) and None,  # FRAME

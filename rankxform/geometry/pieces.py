@@ -65,7 +65,7 @@ class Piece:
 
     def dst_box(self, box: Box) -> Box:
         """Return the smallest box of the composed tensor that contains elements of the piece."""
-        return _spanned(box, self.dst_start, self.dst_step)
+        return _spanned_box(box, self.dst_start, self.dst_step)
 
     def inside_source(self, box: Box) -> Box | None:
         """Return the elements that lie in a box of the source. None: there are none."""
@@ -132,7 +132,7 @@ def _within(shape: Shape, first: Shape, step: Shape, box: Box) -> Box | None:
     return Box(tuple(start), tuple(stop))
 
 
-def _spanned(box: Box, first: Shape, step: Shape) -> Box:
+def _spanned_box(box: Box, first: Shape, step: Shape) -> Box:
     return Box(
         tuple(origin + stride * a for origin, stride, a in zip(first, step, box.start)),
         tuple(origin + stride * (b - 1) + 1 for origin, stride, b in zip(first, step, box.stop)),
@@ -184,7 +184,7 @@ class Assembly:
         for piece in self.pieces:
             inside = piece.inside(box)
             if inside is not None:
-                pieces.append(_moved(_cropped(piece, inside), -start))
+                pieces.append(_move_by_rows(_crop(piece, inside), -start))
         return Assembly((stop - start, *self.shape[1:]), tuple(pieces))
 
     def resized_rows(self, rows: int, *, repeat_last: bool = False) -> Assembly:
@@ -195,7 +195,7 @@ class Assembly:
             for piece in self.pieces:
                 inside = piece.inside(last_row)
                 if inside is not None:
-                    row = _cropped(piece, inside)
+                    row = _crop(piece, inside)
                     added.append(
                         replace(
                             row,
@@ -209,7 +209,7 @@ class Assembly:
         return Assembly((rows, *self.shape[1:]), (*self.pieces, *added))
 
 
-def _cropped(piece: Piece, box: Box) -> Piece:
+def _crop(piece: Piece, box: Box) -> Piece:
     """Return the part of a piece that is in `box`, which counts in the piece."""
     src_start = list(piece.src_start)
     for axis, step, a in zip(piece.axes, piece.src_step, box.start):
@@ -220,7 +220,7 @@ def _cropped(piece: Piece, box: Box) -> Piece:
     return replace(piece, shape=box.shape, dst_start=tuple(dst_start), src_start=tuple(src_start))
 
 
-def _moved(piece: Piece, rows: int) -> Piece:
+def _move_by_rows(piece: Piece, rows: int) -> Piece:
     return replace(piece, dst_start=(piece.dst_start[0] + rows, *piece.dst_start[1:]))
 
 
@@ -229,7 +229,7 @@ def concatenate(parts: Sequence[Assembly]) -> Assembly:
     pieces: list[Piece] = []
     rows = 0
     for part in parts:
-        pieces += [_moved(piece, rows) for piece in part.pieces]
+        pieces += [_move_by_rows(piece, rows) for piece in part.pieces]
         rows += part.shape[0]
     return Assembly((rows, *parts[0].shape[1:]), tuple(pieces))
 

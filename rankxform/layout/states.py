@@ -278,7 +278,7 @@ def state_of_name(name: str) -> State | None:
     """
     families, names_by_root = _families({name: None})
     for root in names_by_root:
-        return _parsed(name, root, {})[0]
+        return _parse_below_root(name, root, {})[0]
     return next((state for states in families.values() for state in states.values()), None)
 
 
@@ -349,7 +349,7 @@ def _below_root(
     """Return all `names` as states, if `root` is an optimizer's; none if it is a module's."""
     states, is_optimizer = {}, False
     for name in names:
-        states[name], is_resolved = _parsed(name, root, shapes)
+        states[name], is_resolved = _parse_below_root(name, root, shapes)
         words = name[len(root) :].split(".")
         is_spelled = "state" in words[:-1] or not _SPELLED.isdisjoint(words) or _FP32 in name
         is_spelled = is_spelled or not _UNMISTAKABLE.isdisjoint(words)
@@ -358,7 +358,9 @@ def _below_root(
     return states if is_optimizer else {}
 
 
-def _parsed(name: str, root: str, shapes: Mapping[str, Shape | None]) -> tuple[State, bool]:
+def _parse_below_root(
+    name: str, root: str, shapes: Mapping[str, Shape | None]
+) -> tuple[State, bool]:
     """Return the state that a name below an optimizer's root is, and whether its parameter exists.
 
     ``state.exp_avg.w`` is Megatron's spelling and ``state.w.exp_avg`` PyTorch's; which of them a

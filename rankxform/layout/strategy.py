@@ -273,7 +273,7 @@ def merge_records(records: Sequence[StrategyRecord], label: str) -> Strategy:
     _check_one_job(stages, [chosen[s][1].label for s in range(len(chosen))])
     derived = any(record.derived for record in records)
     shapes = {
-        name: _joined(layout.expanded_shape, chosen[stage][0][name])
+        name: _join_axes(layout.expanded_shape, chosen[stage][0][name])
         for record in records
         for stage, layouts in record.by_stage().items()
         for name, layout in layouts.items()
@@ -316,10 +316,10 @@ def _check_one_job(stages: Sequence[Mapping[str, Layout]], labels: Sequence[str]
         )
 
 
-def _joined(expanded: tuple[int, ...], layout: Layout) -> tuple[int, ...]:
+def _join_axes(expanded: tuple[int, ...], layout: Layout) -> tuple[int, ...]:
     """Return a shape without the axes that JSON adds for a nested map, if the layout has that.
 
-    >>> _joined((2, 4, 8), Layout((2, 4), ((1, 0), ())))
+    >>> _join_axes((2, 4, 8), Layout((2, 4), ((1, 0), ())))
     (8, 8)
     """
     sizes = layout.device_matrix[::-1]

@@ -108,7 +108,7 @@ def rank_list_for_transform(
 
         return list(mindspores(rank_id, src_strategy_file, dst_strategy_file))
     except (ImportError, ValueError, IndexError, RuntimeError, TypeError, OSError):
-        return _needed(src, dst, rank_id)  # MindSpore is not there, or refuses
+        return _ranks_needed(src, dst, rank_id)  # MindSpore is not there, or refuses
 
 
 # MindSpore 2.10's other names of the three.
@@ -117,7 +117,7 @@ convert_checkpoint_by_rank = transform_checkpoint_by_rank
 rank_list_for_convert = rank_list_for_transform
 
 
-def _needed(src: Strategy, dst: Strategy, rank: int) -> list[int]:
+def _ranks_needed(src: Strategy, dst: Strategy, rank: int) -> list[int]:
     stages = needed_stages(src, dst, dst.stage_of(rank))
     return sorted((r for stage in stages for r in src.ranks_in(stage)), reverse=True)
 

@@ -173,7 +173,7 @@ def save_slices(
     strategy = load_strategy(dst_strategy)
     processes = team(None)
     local_ranks = range(strategy.ranks)[processes.rank :: processes.size]
-    listed = _listed(src, options)
+    listed = _list_parameters(src, options)
     unwanted = [] if is_none(dst_strategy) else [n for n in listed if n not in strategy]
     for rank in local_ranks if rank_id is None else (rank_id,):
         request = Request(
@@ -190,7 +190,7 @@ def save_slices(
     processes.free()
 
 
-def _listed(src: str, options: Mapping[str, Any]) -> list[str]:
+def _list_parameters(src: str, options: Mapping[str, Any]) -> list[str]:
     """Return the parameters of a folder of unified safetensors, without its loose values."""
     from rankxform.operations.base import OperationChain
 

@@ -176,12 +176,12 @@ def strategy_of(
                 net if isinstance(net, Mapping) else net.parameter_layout_dict, group_size
             )
         )
-        return _staged(layouts_by_rank) if any(layouts_by_rank) else WholeStrategy()
+        return _merge_by_stage(layouts_by_rank) if any(layouts_by_rank) else WholeStrategy()
     finally:
         team.free()
 
 
-def _staged(layouts_by_rank: Sequence[Mapping[str, Layout]]) -> Strategy:
+def _merge_by_stage(layouts_by_rank: Sequence[Mapping[str, Layout]]) -> Strategy:
     """Merge the layouts that processes know, in rank order, by pipeline stage."""
     size = max(layout.ranks for layouts in layouts_by_rank for layout in layouts.values())
     records = [
@@ -265,7 +265,7 @@ def merge_sliced_parameter(
     arrays, first = _arrays(sliced_parameters)
     name, dtype = first.name, str(first.dtype)
     if not strategy:
-        return _made(first, dtype, np.concatenate(arrays))
+        return _make_parameter(first, dtype, np.concatenate(arrays))
     if name not in strategy:
         raise KeyError(f"the strategy has no parameter {name!r}")
     layout = _layout(strategy[name])
@@ -274,7 +274,7 @@ def merge_sliced_parameter(
             f"{name!r}: {len(arrays)} slices, and the strategy has {layout.ranks} ranks"
         )
     try:
-        return _made(first, dtype, _join(arrays, layout))
+        return _make_parameter(first, dtype, _join(arrays, layout))
     except RankxformError as error:
         raise ValueError(f"{name!r}: {error}") from error
 
@@ -304,7 +304,7 @@ def _arrays(slices: Sequence[Any]) -> tuple[list[Array], Any]:
     return arrays, first
 
 
-def _made(first: Any, dtype: str, value: Array) -> Any:
+def _make_parameter(first: Any, dtype: str, value: Array) -> Any:
     merged = parameter(first.name, dtype, value)
     merged.requires_grad, merged.layerwise_parallel = first.requires_grad, first.layerwise_parallel
     return merged

@@ -40,10 +40,10 @@ def rename(options: Mapping[str, Any]) -> TensorOperation | None:
 
     def renamed(tensor: Tensor) -> Tensor:
         base = tensor.base_name
-        name = _applied(rules, base)
+        name = _apply_rules(rules, base)
         if name == base and tensor.state is None and tensor.related is not None:
             # A copy that no rule names goes where its parameter goes.
-            parameter = _applied(rules, tensor.related.parameter)
+            parameter = _apply_rules(rules, tensor.related.parameter)
             return tensor.renamed(tensor.related.named(parameter), parameter)
         if not name or "\0" in name:
             defect_text = "a NUL in the" if name else "no"
@@ -53,7 +53,7 @@ def rename(options: Mapping[str, Any]) -> TensorOperation | None:
         if name == base:
             return tensor
         if tensor.state is None and tensor.related is not None:
-            return tensor.renamed(name, _applied(rules, tensor.related.parameter))
+            return tensor.renamed(name, _apply_rules(rules, tensor.related.parameter))
         if tensor.state is None:
             return tensor.renamed(name)
         return tensor.renamed(tensor.state.named(name), name)
@@ -61,7 +61,7 @@ def rename(options: Mapping[str, Any]) -> TensorOperation | None:
     return renamed
 
 
-def _applied(rules: Iterable[tuple[re.Pattern[str], str]], name: str) -> str:
+def _apply_rules(rules: Iterable[tuple[re.Pattern[str], str]], name: str) -> str:
     for pattern, replacement in rules:
         name = pattern.sub(replacement, name)
     return name

@@ -89,7 +89,7 @@ def catalog_statements(catalog: Catalog) -> Iterator[Statement]:
             yield Statement(SHAPE, name, parameter.shape, HEADER, slices)
             yield Statement(TYPE, name, parameter.dtype, HEADER, slices)
     if not catalog.is_whole and strategy is not None:
-        yield from _alike(catalog)
+        yield from _shape_statements(catalog)
     for name, parameter in catalog.declared.items() if not catalog.is_whole else ():
         base = catalog.declared.get(
             strategy.states.base_name(name) if strategy else name, parameter
@@ -104,7 +104,7 @@ def catalog_statements(catalog: Catalog) -> Iterator[Statement]:
             )
 
 
-def _alike(catalog: Catalog) -> Iterator[Statement]:
+def _shape_statements(catalog: Catalog) -> Iterator[Statement]:
     """Yield full shapes that a network's parts share: those of one kind, and a bias and its weight.
 
     Layers may differ by design, and their slices then differ as well. Where slices of one shape
@@ -213,7 +213,7 @@ def _of_boxes(
                 )
         key = shape, boxes
         if key not in tilings_by_key:
-            tilings_by_key[key] = _tiled(name, shape, boxes, schemas, description.source)
+            tilings_by_key[key] = _build_sharding(name, shape, boxes, schemas, description.source)
         tiling, placement = tilings_by_key[key]
         sharding = shardings.setdefault((id(tiling), id(placement)), Sharding(tiling, placement))
         declared[name] = Parameter(name, dtype, sharding, name, dtype)
@@ -283,7 +283,7 @@ def _check_entry(
         )
 
 
-def _tiled(
+def _build_sharding(
     name: str,
     shape: Shape,
     boxes: tuple[DeclaredBox, ...],
@@ -481,7 +481,7 @@ class _RankCatalogBuilder:
             pairs = sorted(pair for group in groups for pair in zip(group.files, group.ranks))
             key = layout, ranks, tuple(pairs)
             if key not in self._placements:
-                self._placements[key] = _placed(layout, ranks, pairs)
+                self._placements[key] = _find_holders(layout, ranks, pairs)
             self._placements[placed] = self._placements[key]
         return self._placements[placed]
 
@@ -500,7 +500,7 @@ class _RankCatalogBuilder:
                 )
 
 
-def _placed(layout: Layout, ranks: range | None, pairs: Iterable[tuple[int, int]]) -> Holders:
+def _find_holders(layout: Layout, ranks: range | None, pairs: Iterable[tuple[int, int]]) -> Holders:
     """Return which files hold which cells. `pairs` are (file, global rank)."""
     files: dict[Cell, list[int]] = {}
     for file, rank in pairs:

@@ -190,7 +190,9 @@ def _group(
                 (cell, SharedRead(tuple(elements_by_process), files_by_cell[cell], readers))
             )
         else:
-            required += ((cell, requirement) for requirement in _required(transfers, cell, reach))
+            required += (
+                (cell, requirement) for requirement in _find_shared_reads(transfers, cell, reach)
+            )
     receivers_by_cell: dict[Cell, set[int]] = {}
     for cell, requirement in required:
         receivers_by_cell.setdefault(cell, set()).update(requirement.receivers)
@@ -208,7 +210,7 @@ def _group(
     return ExchangeGroup(transfers, _only(transfers.receivers, members), local_readers, required)
 
 
-def _required(transfers: TransferGroup, cell: Cell, reach: Reach) -> Iterator[SharedRead]:
+def _find_shared_reads(transfers: TransferGroup, cell: Cell, reach: Reach) -> Iterator[SharedRead]:
     """Yield who must be sent what they need of a source cell.
 
     Those that do not see it; their neighbours too where one node alone has it, for it is read there
@@ -271,7 +273,7 @@ def assign_readers(
     if order is not None:
         requests = sorted(requests, key=lambda request: order(request.parameter))
     speeds = speeds or [1.0] * len(reach.node)
-    chosen_of = _chosen(
+    chosen_of = _choose_readers(
         requests, WorkAssigner(balance(_amounts(requests), speeds, pending_exchanges.loads))
     )
     endpoint_cache: dict[object, tuple[Receivers, Senders]] = {}
@@ -294,7 +296,9 @@ def assign_readers(
     return _in_order(exchanges)
 
 
-def _chosen(requests: Sequence[PendingExchange], assigner: WorkAssigner) -> list[tuple[int, ...]]:
+def _choose_readers(
+    requests: Sequence[PendingExchange], assigner: WorkAssigner
+) -> list[tuple[int, ...]]:
     """Return for each request the readers of what it requires.
 
     Large pieces come first, each pass in the order of requests: what is left uneven by pieces that

@@ -108,11 +108,11 @@ def choose_samples(
             sampled_tensors.append(
                 SampledTensor(parameter, files_by_cell, number, parameter.name not in owned)
             )
-    sampled_tensors += _tied(parameters, catalog, all_files, len(kinds), owned)
+    sampled_tensors += _find_tied(parameters, catalog, all_files, len(kinds), owned)
     return tuple(sampled_tensors)
 
 
-def _tied(
+def _find_tied(
     parameters: Sequence[Parameter],
     catalog: Catalog,
     all_files: Collection[int],
@@ -537,7 +537,7 @@ def check_replicas_agree(
             "give the strategy that this checkpoint was saved with",
             "copy its files again",
             "--accept contradictions converts it as it is",
-            details=_observed(catalog, agreement, digests_by_file),
+            details=_describe_observed(catalog, agreement, digests_by_file),
         )
     warnings = (_in_words(catalog, agreement),) if agreement.differing else ()
     return Evidence(warnings=warnings, samples=len(compared), sampled=frozenset(compared))
@@ -570,7 +570,9 @@ def _who(catalog: Catalog, files: Sequence[int]) -> str:
     return "ranks " + " and ".join(str(catalog.rank_of(file)) for file in files)
 
 
-def _observed(catalog: Catalog, agreement: ReplicaAgreement, digests_by_file: DigestsByFile) -> str:
+def _describe_observed(
+    catalog: Catalog, agreement: ReplicaAgreement, digests_by_file: DigestsByFile
+) -> str:
     """Say which ranks do hold the same of the first tensor that contradicts."""
     if len(agreement.doubted) == 1:
         return (

@@ -77,7 +77,7 @@ class ParameterFactory:
         return self._assemblies[tensor.shape]
 
     def _composed(self, assembly: Assembly, sources: Sequence[Parameter]) -> ComposedSharding:
-        shardings = [_stored(source) for source in sources]
+        shardings = [_source_sharding(source) for source in sources]
         key = id(assembly), tuple(map(id, shardings))
         if key not in self._known:
             grid = PieceTiling(assembly, [sharding.grid for sharding in shardings])
@@ -85,7 +85,7 @@ class ParameterFactory:
         return self._known[key]
 
 
-def _stored(parameter: Parameter) -> Sharding:
+def _source_sharding(parameter: Parameter) -> Sharding:
     assert isinstance(parameter.sharding, Sharding), "a tensor of the catalog lies in the files"
     return parameter.sharding
 
@@ -311,7 +311,9 @@ def select_parameters(
         derivation.renames, derivation.name_of,
     )  # fmt: skip
     refused = reasons.get(_UNMATCHED, []) if unmatched == ERROR else []
-    _check(selection, catalog, dst, refused, _lost(catalog, dst, ranks, derivation), derivation)
+    _check(
+        selection, catalog, dst, refused, _find_missing(catalog, dst, ranks, derivation), derivation
+    )
     _check_names(dst, all_tensors)
     return selection
 
@@ -412,7 +414,7 @@ def destination_layout(selection: Selection, dst: Strategy, name: str, stage: in
     return layout_with_uneven_rows(dst, name, stage, len(parameter.shape))
 
 
-def _lost(
+def _find_missing(
     catalog: Catalog, dst: Strategy, ranks: Iterable[int], derivation: OperationChain
 ) -> dict[str, tuple[int, ...]]:
     """Return the names that `ranks` (none: all) should get and that no file holds."""
@@ -542,10 +544,12 @@ def source_ranks_needed(
                 "name SRC",
                 where=f"{strategy.label!r}",
             )
-    return {rank: tuple(sorted(_needed(src, dst, rank))) for rank in check_ranks(ranks, dst)}
+    return {
+        rank: tuple(sorted(_find_source_ranks(src, dst, rank))) for rank in check_ranks(ranks, dst)
+    }
 
 
-def _needed(src: Strategy, dst: Strategy, rank: int) -> set[int]:
+def _find_source_ranks(src: Strategy, dst: Strategy, rank: int) -> set[int]:
     stage, local = dst.stage_of(rank), rank % dst.stage_size
     stages = needed_stages(src, dst, stage)
     if not stages:

@@ -81,7 +81,7 @@ class FolderLock:
         Or else return the holder, the seconds after which it counts as dead, and when it last
         renewed the lock.
         """
-        with _guarded(self._path):
+        with _guarding(self._path):
             holder, settled = _read(self._path), is_coherent(self._path)
             while holder is not None:
                 seconds, renewed = _life(holder, self._path)
@@ -113,7 +113,7 @@ class FolderLock:
         self._ended.set()
         _held.discard(self._mine["token"])
         try:
-            with _guarded(self._path):
+            with _guarding(self._path):
                 self._remove()
         except StorageError:
             self._remove()  # without the guard, rather than not at all
@@ -199,7 +199,7 @@ def is_of_lock(path: Path) -> bool:
 
 
 @contextmanager
-def _guarded(path: Path) -> Iterator[None]:
+def _guarding(path: Path) -> Iterator[None]:
     """Keep others from checking and taking the lock at the same moment, where that is possible.
 
     Makes the lock's folder; on leaving removes it again where nothing is in it.

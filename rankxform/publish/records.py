@@ -100,7 +100,7 @@ def identity_differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list
         was = old.get("options", {}).get(key)
         if was != value:
             flag = "--" + key.replace("_", "-")
-            messages.append(f"{flag} was {_stated(was)} and is {_stated(value)}")
+            messages.append(f"{flag} was {_format_value(was)} and is {_format_value(value)}")
     for side in ("source", "destination"):
         if old.get(f"{side} strategy") != new.get(f"{side} strategy"):
             messages.append(f"the {side} strategy is not the same")
@@ -146,7 +146,7 @@ def _file_difference(key: str, was: Mapping[str, Any], facts: Mapping[str, Any])
     return f"source file {facts['file']} of rank {rank} was changed or is another"
 
 
-def _stated(value: Any) -> str:
+def _format_value(value: Any) -> str:
     """Write an option's value, as JSON has it."""
     return "not given" if value in (None, False, []) else "given" if value is True else f"{value}"
 

@@ -101,7 +101,8 @@ def repair_description(description: Description, schemas: Mapping[int, Schema]) 
     if not names:
         return description
     notice = (
-        f"{description.source}: states wrong layouts of {_named(list(names))}, as MindSpore does "
+        f"{description.source}: states wrong layouts of {_names_text(list(names))}, as MindSpore "
+        "does "
         "where an optimizer shards in groups that are not along device axes; the shapes in the "
         "files decide"
     )
@@ -126,7 +127,7 @@ def check_files(
             paths[description.untracked], schemas[description.untracked], dropped
         )
     present_names = {name for schema in schemas.values() for name in schema.names}
-    misplaced = _misplaced(description, schemas) if description.is_whole else {}
+    misplaced = _find_misplaced(description, schemas) if description.is_whole else {}
     for name, (listed, holder) in misplaced.items():
         a, b = basename(paths[listed]), basename(paths[holder])
         problem_text = f"lists {name!r} in {a}, and {b} holds it"
@@ -145,22 +146,23 @@ def check_files(
             and not dropped(n)
         ]
         if missing_names:
-            problem_text = (
-                f"does not hold {_named(missing_names)}, which {description.source} lists in it"
-            )
+            index = description.source
+            problem_text = f"does not hold {_names_text(missing_names)}, which {index} lists in it"
             yield Message(
                 problem_text, ("copy the file again", "correct the list"), where=paths[file]
             )
         if description.is_whole:
             listed_names = {*names, *misplaced}
-            yield from _unlisted(description, paths[file], schemas[file], listed_names, dropped)
+            yield from _find_unlisted(
+                description, paths[file], schemas[file], listed_names, dropped
+            )
         else:
             yield from _slices(description, file, paths[file], schemas[file], names)
     if description.strategy is not None:
         yield from _copies(description, schemas, paths, dropped)
 
 
-def _misplaced(
+def _find_misplaced(
     description: Description, schemas: Mapping[int, Schema]
 ) -> dict[str, tuple[int, int]]:
     """Return tensors that an index lists in a file other than the one that has them: both files."""
@@ -187,7 +189,7 @@ def _large_among_untracked(path: str, schema: Schema, dropped: Dropped) -> Itera
     ]
     if large:
         yield Message(
-            f"holds {_named(large)}, which may be one rank's slice",
+            f"holds {_names_text(large)}, which may be one rank's slice",
             ("leave it out (--exclude)",),
             where=path,
             details="MindSpore leaves there what it was told not to unify",
@@ -220,9 +222,8 @@ def _copies(
             follows = dict(following(schema, layouts, states, description.declared))
             unlisted_names = [name for name in unlisted_names if name not in follows]
         if unlisted_names:
-            problem_text = (
-                f"holds {_named(unlisted_names)}, which {description.source} does not list in it"
-            )
+            index, names = description.source, _names_text(unlisted_names)
+            problem_text = f"holds {names}, which {index} does not list in it"
             yield Message(problem_text, (_AGAIN,), where=paths[file])
         for name in schema.names:
             first_file = of_rank.setdefault((rank, name), file)
@@ -245,21 +246,23 @@ def _twice(paths: Mapping[int, str], schemas: Mapping[int, Schema]) -> Iterator[
                 names_by_pair.setdefault((first_file, file), []).append(name)
     for (a, b), names in names_by_pair.items():
         yield Message(
-            f"both hold {_named(names)}",
+            f"both hold {_names_text(names)}",
             (as_ranks([paths[a], paths[b]]) or _FOLDERS, "remove one"),
             where=f"{paths[a]} and {paths[b]}",
             details="of whole tensors each is in one file",
         )
 
 
-def _unlisted(
+def _find_unlisted(
     description: Description, path: str, schema: Schema, names: Iterable[str], dropped: Dropped
 ) -> Iterator[Message]:
     """Yield tensors that the index does not list, if they are to be converted."""
     listed = set(names)
     unlisted_names = [n for n in schema.names if n not in listed and not dropped(n)]
     if unlisted_names:
-        problem_text = f"holds {_named(unlisted_names)}, which {description.source} does not list"
+        problem_text = (
+            f"holds {_names_text(unlisted_names)}, which {description.source} does not list"
+        )
         yield Message(problem_text, ("correct the index", "leave it out (--exclude)"), where=path)
 
 
@@ -313,12 +316,13 @@ def in_two_files(
             holders.setdefault((rank, name), file)
     for (a, b), names in pairs.items():
         yield Message(
-            f"{paths[a]} and {paths[b]} are both rank {ranks[a]}'s and both hold {_named(names)}",
+            f"{paths[a]} and {paths[b]} are both rank {ranks[a]}'s and both hold "
+            f"{_names_text(names)}",
             ("--src-pattern that means one of them", "--suffix, the end of one's name"),
         )
 
 
-def _named(names: list[str]) -> str:
+def _names_text(names: list[str]) -> str:
     shown = ", ".join(map(repr, names[:_SHOWN]))
     return shown + (f" and {len(names) - _SHOWN} more" if names[_SHOWN:] else "")
 
@@ -405,7 +409,7 @@ def _read(folder: Path, form: Form, listing: Listing) -> SourceManifest | None:
         tuple(
             Message(r, where=str(folder / n)) for n, r in wrong_companions(folder, record).items()
         ),
-        tuple(_gone(label, names, present_names)),
+        tuple(_find_missing(label, names, present_names)),
         tuple(changed_model_files(folder, record)),
     )
 
@@ -415,10 +419,10 @@ def missing_manifest_files(
 ) -> Iterator[Message]:
     """Yield what a manifest lists and is not there. ranks: those that are needed."""
     needed_names = [n for n, f in src_manifest.files.items() if ranks is None or f["rank"] in ranks]
-    yield from _gone(src_manifest.label, needed_names, present_names)
+    yield from _find_missing(src_manifest.label, needed_names, present_names)
 
 
-def _gone(
+def _find_missing(
     label: str, expected_names: Collection[str], present_names: Collection[str]
 ) -> Iterator[Message]:
     present_set = {*present_names}

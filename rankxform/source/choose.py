@@ -187,7 +187,7 @@ def choose_files(
             listings.append(store.list(form.pattern(where)))
         src_listing = listings[0] if listings else None
         if form.described:
-            chosen_files = _described(where, form, src_listing, store, narrow)
+            chosen_files = _choose_described(where, form, src_listing, store, narrow)
             below = dirname(next(iter(chosen_files.names.values()), ""))
             manifest = (
                 read_source_manifest(where, form, src_listing, below) if narrow.manifest else None
@@ -251,7 +251,7 @@ def _stated_by(manifest: SourceManifest, strategy: Strategy) -> Description:
     return Description(manifest.label, strategy, declared=declared)
 
 
-def _described(
+def _choose_described(
     where: CheckpointRef, form: Form, listing: Listing | None, store: Store, narrow: SourceScope
 ) -> ChosenFiles:
     """Choose the files of a checkpoint that says itself how it is sharded."""
@@ -259,7 +259,7 @@ def _described(
         raise UsageError(
             f"--src-pattern and files are for rank folders; {where.path} is {form.name}"
         )
-    findings = [*_unfinished(where.path)]
+    findings = [*_find_unfinished(where.path)]
     try:
         selected = form.select(listing, where, store, RankFilter())
     except (UsageError, CheckpointError) as error:
@@ -272,7 +272,7 @@ def _described(
     assert description is not None
     names = selected.names
     folder = dirname(address_of(where.path, next(iter(names.values()), "")))
-    findings = findings or [*_unfinished(folder)]
+    findings = findings or [*_find_unfinished(folder)]
     strategy = description.strategy
     if where.strategy is not None:
         findings += _contradictions(description, where.strategy, as_ranks(names.values()))
@@ -302,11 +302,11 @@ def _of_ranks(
     requested_ranks, rank_filter = None if src is None else narrow.ranks(src), RankFilter()
     if src is not None and (requested_ranks is not None or not is_whole):
         rank_filter = RankFilter(requested_ranks or range(src.ranks), range(src.ranks))
-    findings = [*_unfinished(where.path)] if where.files is None else []
+    findings = [*_find_unfinished(where.path)] if where.files is None else []
     if narrow.check_saved_strategy and where.files is None and src is not None:
         findings += _contradicted_beside(where.path, src)
     try:
-        selected = _selected(where, form, listing, store, rank_filter, narrow.preferred)
+        selected = _select_files(where, form, listing, store, rank_filter, narrow.preferred)
     except (UsageError, CheckpointError) as error:
         is_empty = listing is not None and not by_rank(listing, where.pattern)
         is_empty = is_empty and where.pattern == DEFAULT_PATTERN
@@ -382,7 +382,7 @@ def _contradicted_beside(path: str, src_strategy: Strategy) -> Iterator[Finding]
         yield Finding(Message(problem_text, tries, details=details), StrategyError, id=BOXES)
 
 
-def _selected(
+def _select_files(
     where: CheckpointRef,
     form: Form,
     listing: Listing | None,
@@ -408,7 +408,7 @@ def _newer(selected: SelectedFiles) -> tuple[str, ...]:
     )
 
 
-def _unfinished(folder: str) -> Iterator[Finding]:
+def _find_unfinished(folder: str) -> Iterator[Finding]:
     """Yield that a run of rankxform was stopped in a folder, whatever it holds."""
     if store_at(folder).has(f"{FOLDER_NAME}/{JOB_NAME}"):
         tries = ("run its command again to complete it, unless it is at work",)

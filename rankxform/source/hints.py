@@ -143,7 +143,7 @@ def what_lies_at(folder: Path) -> Message | None:
         inside = "a checkpoint" if len(children) == 1 else f"{len(children)} checkpoints"
         return Message(
             f"holds no checkpoint itself, and {inside} in its folders",
-            tuple(map(_named, children[:_MOST_CHILDREN])),
+            tuple(map(_folder_to_try, children[:_MOST_CHILDREN])),
             where=str(folder),
         )
     for place in (folder, *_folders_in(folder)):
@@ -157,7 +157,7 @@ def what_lies_at(folder: Path) -> Message | None:
     return None
 
 
-def _named(child: Path) -> str:
+def _folder_to_try(child: Path) -> str:
     """Return what to try: a folder, with how many ranks it has if these are rank folders."""
     with suppress(RankxformError):
         ranks = by_rank(store_at(str(child)).list(DEFAULT_PATTERN), DEFAULT_PATTERN)

@@ -263,7 +263,7 @@ def open_source(where: CheckpointRef, team: Team, narrow: SourceScope | None = N
         (*filter(None, [inside]), *chosen_files.notices, *notices), chosen_files.warnings,
         listing.searched if listing else "", chosen_files.manifest, src_listing,
     )  # fmt: skip
-    return team.agree(lambda: _tabulated(source, chosen_files, narrow))
+    return team.agree(lambda: _with_catalog(source, chosen_files, narrow))
 
 
 def index_all(
@@ -277,7 +277,7 @@ def index_all(
 
     What cannot be read as a checkpoint is a fault, and what is not as rankxform wrote it.
     """
-    manifest_entries = _noted(paths, manifest)
+    manifest_entries = _manifest_entries(paths, manifest)
 
     def mine() -> tuple[dict[int, Index], list[Finding]]:
         local_indexes, wrong, indexer = {}, list[Finding](), Indexer()
@@ -309,7 +309,7 @@ def index_all(
     return dict(sorted(indexes.items())), wrong
 
 
-def _noted(
+def _manifest_entries(
     paths: Mapping[int, str], manifest: SourceManifest | None
 ) -> dict[int, Mapping[str, Any]]:
     """Return what a manifest says of each file, by id."""
@@ -331,7 +331,7 @@ def _of_ranks(source: Source, strategy: Strategy | None) -> Description:
     return Description(strategy.label if strategy else source.where.path, strategy, ranks=ranks)
 
 
-def _tabulated(source: Source, chosen_files: ChosenFiles, narrow: SourceScope) -> Source:
+def _with_catalog(source: Source, chosen_files: ChosenFiles, narrow: SourceScope) -> Source:
     """Return a source with its catalog, or with what prevents that; pure."""
     findings, description = [*source.faults], chosen_files.selected.description
     strategy, notices = chosen_files.strategy, [*source.notices]

@@ -66,12 +66,12 @@ def read_checkpoint2_metadata(path: Path) -> Checkpoint2Description:
 def parse_checkpoint2(read_at: ReadAt, label: str) -> Checkpoint2Description:
     """Read a metadata.json through a function. Raises CheckpointError."""
     try:
-        return _declared(parse_checkpoint2_metadata(read_at), label)
+        return _describe_parsed(parse_checkpoint2_metadata(read_at), label)
     except FormatError as error:
         raise CheckpointError.of_parts(error.at(label)) from error
 
 
-def _declared(metadata: Checkpoint2Metadata, label: str) -> Checkpoint2Description:
+def _describe_parsed(metadata: Checkpoint2Metadata, label: str) -> Checkpoint2Description:
     size = _stage_size(metadata)
     stages: list[dict[str, Layout]] = []
     ranks: dict[str, int] = {}

@@ -378,13 +378,15 @@ def is_finite(data: bytes, dtype: str) -> bool:
         return True
     width, exponent, lowest = _EXPONENTS[dtype]
     count = len(data) // width
-    exponents = int.from_bytes(data[: count * width], "little") & _repeated(exponent, width, count)
-    overflowing = exponents + _repeated(lowest, width, count)
-    return not overflowing & _repeated(1 << (8 * width - 1), width, count)
+    exponents = int.from_bytes(data[: count * width], "little") & _repeat_word(
+        exponent, width, count
+    )
+    overflowing = exponents + _repeat_word(lowest, width, count)
+    return not overflowing & _repeat_word(1 << (8 * width - 1), width, count)
 
 
 @lru_cache(maxsize=64)
-def _repeated(word: int, width: int, count: int) -> int:
+def _repeat_word(word: int, width: int, count: int) -> int:
     return int.from_bytes(word.to_bytes(width, "little") * count, "little")
 
 

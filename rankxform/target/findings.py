@@ -376,11 +376,11 @@ class _Suggestion(NamedTuple):
 
 def _meant_if_readable(request: Request, source: Source, dst: object) -> _Suggestion | None:
     with suppress(RankxformError, OSError):  # the check's own error is what counts
-        return _meant(request, source, dst)
+        return _find_suggestion(request, source, dst)
     return None
 
 
-def _meant(request: Request, source: Source, dst: object) -> _Suggestion | None:
+def _find_suggestion(request: Request, source: Source, dst: object) -> _Suggestion | None:
     """Return what may be meant."""
     if request.map is not None and (suggestion := _other_map(request, source)) is not None:
         return suggestion

@@ -179,7 +179,7 @@ def claim(
     def lock() -> FolderState | None:
         if team.rank != root.processes[0]:
             return None
-        locked_folders.append(_locked(request, source, target, root))
+        locked_folders.append(_lock_folder(request, source, target, root))
         return locked_folders[0].state
 
     try:
@@ -202,7 +202,9 @@ def claim(
         raise
 
 
-def _locked(request: Request, source: Source, target: Target, root: NodeFolder) -> FolderRecords:
+def _lock_folder(
+    request: Request, source: Source, target: Target, root: NodeFolder
+) -> FolderRecords:
     mark = target.arrangement.mark
     return FolderRecords(
         target.folder,

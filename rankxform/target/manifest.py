@@ -115,7 +115,7 @@ def _files(source: Source, folder: str, digests_by_file: DigestsByFile) -> dict[
             "file": _below(source.paths[file], folder),
             "size": index.size,
             "modified": index.modified,
-            **_sampled(digests_by_file.get(file, {}), index.schema),
+            **_sample_digests(digests_by_file.get(file, {}), index.schema),
         }
         for file, index in source.indexes.items()
     }
@@ -131,7 +131,9 @@ def _key(source: Source, file: int) -> str:
     return f"{source.selected.rank_of(file)}, {basename(source.paths[file])}"
 
 
-def _sampled(digests_by_tensor: Mapping[str, ContentDigest], schema: Schema) -> dict[str, Any]:
+def _sample_digests(
+    digests_by_tensor: Mapping[str, ContentDigest], schema: Schema
+) -> dict[str, Any]:
     """Return a digest of which tensors of a file were looked at, and one of what it holds of them.
 
     Another request may look at others, and then the second says nothing. all: whether every tensor
@@ -351,7 +353,7 @@ def check_strategy_file(request: Request, target: Target) -> None:
     path = _path(target)
     if path is None or (not path.exists() and not path.is_symlink()):
         return
-    ours = _derived(path)
+    ours = _derived_strategy_at(path)
     if target.derived is None:
         if ours is None or _describes(ours, target):
             return
@@ -408,7 +410,7 @@ def _keep_strategy(target: Target) -> None:
         if not path.is_file() or read_bytes(path) != data:
             write_atomically(path, data, shared=True)
     elif path.is_file():
-        ours = _derived(path)
+        ours = _derived_strategy_at(path)
         if ours is not None and not _describes(ours, target):
             remove(path)
 
@@ -436,7 +438,7 @@ def _content(target: Target, path: Path) -> bytes:
     return encode_strategy(target.derived.strategy, path)[path]
 
 
-def _derived(path: Path) -> Strategy | None:
+def _derived_strategy_at(path: Path) -> Strategy | None:
     """Return the strategy at `path` if rankxform derived it and it is a file of its own."""
     try:
         if path.is_symlink() or not path.is_file() or not is_strategy(path):

@@ -49,7 +49,7 @@ def check_model_files(request: Request, source: Source, target: Target) -> list[
         own_config(request, source, target),
         bool(request.include or request.exclude),
     )
-    copied = [name for name in existing_names if name in _copied(folder)]
+    copied = [name for name in existing_names if name in _unchanged_copies(folder)]
     if copied and request.overwrite and not is_of(folder, model_config, shapes):
         return [f"{folder}: {_few(copied)} go with the tensors for which they were copied"]
     existing_names = [name for name in existing_names if name not in copied]
@@ -77,14 +77,14 @@ def stale(request: Request, source: Source, target: Target) -> frozenset[str]:
     shapes = {parameter.name: parameter.shape for parameter in target.planner.selection.parameters}
     if is_of(target.folder, own_config(request, source, target), shapes):
         return frozenset()
-    return _copied(target.folder)
+    return _unchanged_copies(target.folder)
 
 
 def _few(names: Sequence[str]) -> str:
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if names[3:] else "")
 
 
-def _copied(folder: Path) -> frozenset[str]:
+def _unchanged_copies(folder: Path) -> frozenset[str]:
     """Return the small files that an earlier run copied into a folder, and nobody has changed."""
     with suppress(StorageError):
         if (folder / MANIFEST_NAME).is_file():

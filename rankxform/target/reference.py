@@ -86,7 +86,7 @@ def _check(request: Request, operation: OperationInputs, source: Source, referen
                     )
                     for choice in choices
                 }  # fmt: skip
-                best_choice = _decided(name, scores, reference.where.path)
+                best_choice = _decide(name, scores, reference.where.path)
             except UsageError:
                 if getattr(request, name) is None:
                     raise
@@ -235,7 +235,7 @@ def _two_axes(link: MappedGroup) -> bool:
     return len(link.parts) > 1 and len(link.shapes[1]) == 2
 
 
-def _decided(name: str, scores: Mapping[str, tuple[float, str]], reference: str) -> str:
+def _decide(name: str, scores: Mapping[str, tuple[float, str]], reference: str) -> str:
     ordered = sorted(scores, key=lambda choice: -scores[choice][0])
     best, second = ordered[0], ordered[1]
     high, low = scores[best][0], scores[second][0]

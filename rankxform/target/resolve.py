@@ -82,7 +82,7 @@ def open_asked(resolved: ResolvedRequest, team: Team, *, all_files: bool = False
     Raises its first fault, with what else may be meant.
     """
     if resolved.shapes is not None:
-        return team.agree(lambda: _imagined(resolved, resolved.shapes or {}, team))
+        return team.agree(lambda: _imagine_source(resolved, resolved.shapes or {}, team))
     source = open_source(resolved.where, team, SourceScope() if all_files else _needed_of(resolved))
     with adding_suggestions(resolved, source, team):
         return team.agree(source.require)
@@ -122,7 +122,7 @@ def _needed_ranks(
     return [rank for stage in sorted(src_stages) for rank in src.ranks_in(stage)]
 
 
-def _imagined(
+def _imagine_source(
     resolved: ResolvedRequest, shapes_and_types: dict[str, tuple[Shape, str]], team: Team
 ) -> Source:
     """Imagine the checkpoint that a strategy makes of parameters with the given full shapes."""
@@ -180,7 +180,7 @@ def resolve_target(resolved: ResolvedRequest, source: Source, team: Team) -> Tar
     training = training_facts(resolved.request, source, team)
     reference = _check_arrangement(resolved, source, team)
     with adding_suggestions(resolved, source, team):
-        target = team.agree(lambda: _aimed(resolved, source, training, adapter))
+        target = team.agree(lambda: _make_target(resolved, source, training, adapter))
     doubts = [unsafe_writers(resolved.request, target, team)]
     if reference is not None:
         from .reference import check_resemblance
@@ -224,7 +224,7 @@ def _check_arrangement(resolved: ResolvedRequest, source: Source, team: Team) ->
 # -- on every process ---------------------------------------------------------------------------
 
 
-def _aimed(
+def _make_target(
     resolved: ResolvedRequest, source: Source, training: Mapping[str, Any], adapter: Source | None
 ) -> Target:
     """Work out what is made; pure, and the same on every process."""
@@ -238,7 +238,7 @@ def _aimed(
     tensors = apply_operations(catalog, derivation)
     listed = catalog.strategy.stages_of if catalog.strategy is not None else ()
     derivation.check_names([*listed, *(parameter.name for parameter in catalog.parameters)])
-    derived, dst = _wanted(resolved, catalog, tensors, derivation)
+    derived, dst = _destination_strategy(resolved, catalog, tensors, derivation)
     ranks = check_ranks(request.ranks, dst)
     dst, dst_listed_states = add_destination_followers(catalog, dst, derivation)
     selection = select_parameters(
@@ -253,7 +253,7 @@ def _aimed(
             planner.names(rank)  # raises if a shape does not divide, or the rank gets nothing
     except RequestError as error:
         raise _with_vocabulary(error, tensors, dst) from error
-    form, written, arrangement = _arranged(request, planner, source, training)
+    form, written, arrangement = _arrange_files(request, planner, source, training)
     if arrangement.parts:
         planner = planner.with_parts(arrangement.parts)
     findings = absent + target_findings(resolved, source, selection, derivation, tensors)
@@ -329,7 +329,7 @@ def _with_vocabulary(error: RequestError, tensors: Sequence[Tensor], dst: Strate
 # -- the destination's files ----------------------------------------------------------------------
 
 
-def _arranged(
+def _arrange_files(
     request: Request, planner: Planner, source: Source, training: Mapping[str, Any]
 ) -> tuple[Form, Container, DestinationFiles]:
     """Return how the destination's files are made. Raises UsageError for what its form lacks."""
@@ -372,7 +372,7 @@ def _naming(
 # -- the destination's strategy -------------------------------------------------------------------
 
 
-def _wanted(
+def _destination_strategy(
     resolved: ResolvedRequest,
     catalog: Catalog,
     tensors: Sequence[Tensor],

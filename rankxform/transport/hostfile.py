@@ -45,7 +45,7 @@ def parse_rank_table(data: bytes, label: str) -> list[Host]:
     except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
         reason = f"{error} is missing" if isinstance(error, KeyError) else error
         raise UsageError(f"not a rank table: {reason}", where=label) from None
-    return _checked(hosts, label)
+    return _check_hosts(hosts, label)
 
 
 def _version_1(document: dict[str, Any]) -> list[Host]:
@@ -91,7 +91,7 @@ def _version_0(document: dict[str, Any]) -> list[Host]:
     return [Host(str(i["server_id"]), len(i["devices"])) for i in instances]
 
 
-def _checked(hosts: list[Host], label: str) -> list[Host]:
+def _check_hosts(hosts: list[Host], label: str) -> list[Host]:
     if not hosts:
         raise UsageError("lists no host", where=label)
     seen: set[str] = set()
@@ -128,7 +128,7 @@ def parse_hostfile(data: bytes, label: str) -> list[Host]:
         if not match or not all(count.isdecimal() and int(count) for count in counts):
             raise UsageError(f"{label}:{number}: no host of a hostfile: {line.strip()!r}")
         hosts.append(Host(match[1].strip("[]"), int((slots or [match[2] or "1"])[0])))
-    return _checked(hosts, label)
+    return _check_hosts(hosts, label)
 
 
 def format_hostfile(hosts: list[Host], style: str = "openmpi", slots: int | None = None) -> str:

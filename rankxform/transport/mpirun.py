@@ -43,7 +43,7 @@ def command(
         UsageError: there is no MPI library, no mpirun that fits it, or hosts cannot take part.
     """
     library = import_mpi().Get_library_version()
-    mpirun = _found(library)
+    mpirun = _find_mpirun(library)
     data, hosts = _hosts(path) if path else (b"", [])
     number = ["-n", str(processes or sum(host.devices for host in hosts))]
     command = [sys.executable, "-c", _PROGRAM, *words]
@@ -93,7 +93,7 @@ def environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
     return {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", **environ}
 
 
-def _found(library: str) -> str:
+def _find_mpirun(library: str) -> str:
     """Return the path of the mpirun that fits a library, by its version's text."""
     name, beside = name_of(library), Path(sys.executable).parent / "mpirun"
     paths = [str(beside)] if beside.exists() else []

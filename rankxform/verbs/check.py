@@ -122,7 +122,7 @@ def check(
     rows = [*_statements(source), *_ranks(source)]
     evidence = Evidence()
     if not source.faults:
-        judged, evidence = _judged(request, source, team)
+        judged, evidence = _compare_same_elements(request, source, team)
         rows += judged
         shapes = {p.name: p.shape for p in source.table.parameters if p.is_weight}
         noticed = [*unusual_tensors(shapes, [*shapes]), *types_by_file(source.table)]
@@ -218,7 +218,9 @@ def _ranks(source: Source) -> Iterator[CheckRow]:
         yield CheckRow("ranks", DOUBTFUL, f"{message}; others hold all that it should")
 
 
-def _judged(request: Request, source: Source, team: Team) -> tuple[list[CheckRow], Evidence]:
+def _compare_same_elements(
+    request: Request, source: Source, team: Team
+) -> tuple[list[CheckRow], Evidence]:
     """Compare what files hold of the same elements. Collective."""
     try:
         resolved = resolve_request(request, team)
@@ -263,8 +265,8 @@ def _contents(scanned: Iterable[FileScan], full: bool) -> Iterator[CheckRow]:
         "" if full else " looked at"
     )
     nans, infinite = (
-        _joined(file_scan.nans for file_scan in scans),
-        _joined(file_scan.infinite for file_scan in scans),
+        _count_by_tensor(file_scan.nans for file_scan in scans),
+        _count_by_tensor(file_scan.infinite for file_scan in scans),
     )
     if nans:
         values = format_count(sum(nans.values()), "value")
@@ -279,13 +281,13 @@ def _contents(scanned: Iterable[FileScan], full: bool) -> Iterator[CheckRow]:
         yield CheckRow(
             "values", RIGHT if full else NOT_CHECKED, f"finite in {tensors_text}{suffix}"
         )
-    holes = _joined(file_scan.holes for file_scan in scans)
+    holes = _count_by_tensor(file_scan.holes for file_scan in scans)
     if holes:
         text = f"{sum(holes.values()):,} bytes of {summarize_names(holes, 3)} were never written"
         yield CheckRow("holes", DOUBTFUL, text)
 
 
-def _joined(counts_by_box: Iterable[dict[str, int]]) -> dict[str, int]:
+def _count_by_tensor(counts_by_box: Iterable[dict[str, int]]) -> dict[str, int]:
     totals: dict[str, int] = {}
     for counts in counts_by_box:
         for box, number in counts.items():

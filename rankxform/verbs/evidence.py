@@ -102,10 +102,10 @@ def check_values(request: Request, source: Source, target: Target, team: Team) -
     masters = _masters(target)
     if not (target.truncated_vocab or target.tied_duplicates or masters):
         return Evidence()
-    return team.bcast(lambda: _checked(request, source, target, masters))
+    return team.bcast(lambda: _check_values_kept(request, source, target, masters))
 
 
-def _checked(
+def _check_values_kept(
     request: Request, source: Source, target: Target, masters: Sequence[tuple[Parameter, Parameter]]
 ) -> Evidence:
     with open_work_inputs(source, target) as inputs:
@@ -252,7 +252,7 @@ def examine(resolved: ResolvedRequest, source: Source, target: Target, team: Tea
     if resolved.shapes is not None:  # there are no files
         return Evidence()
     with adding_suggestions(resolved, source, team):
-        return _examined(resolved.request, source, target, team)
+        return _examine_target(resolved.request, source, target, team)
 
 
 def examine_source(request: Request, team: Team) -> tuple[Source, Evidence]:
@@ -261,7 +261,7 @@ def examine_source(request: Request, team: Team) -> tuple[Source, Evidence]:
     return source, examine(resolved, source, target, team)
 
 
-def _examined(request: Request, source: Source, target: Target, team: Team) -> Evidence:
+def _examine_target(request: Request, source: Source, target: Target, team: Team) -> Evidence:
     selection, adapter = target.planner.selection, target.adapter
     is_named = len(source.paths) == 1 and request.files is None
     if is_named and not request.accepts(ACCEPT_CONTRADICTIONS):
@@ -279,15 +279,15 @@ def _examined(request: Request, source: Source, target: Target, team: Team) -> E
         rules.append(
             EvidenceRule(TensorsToRead(names, True), partial(_judge_replicas, request, source))
         )
-    evidence = _checksums(request, source) + _judged(request, source, rules, team)
+    evidence = _checksums(request, source) + _apply_rules(request, source, rules, team)
     if adapter is not None:
         adapter_parameters = adapter.table.parameters
         rules = [
             *_comparisons(request, adapter, adapter_parameters, selection.name_of),
-            _untrained(adapter),
+            _untrained_adapter_rule(adapter),
         ]
         evidence += replace(
-            _judged(request, adapter, rules, team),
+            _apply_rules(request, adapter, rules, team),
             per_rank_tensors=frozenset(),
             digests_by_file={},
             steps=(),
@@ -310,7 +310,7 @@ def _percent(states: States, parameters: Iterable[Parameter], sampled: Collectio
     return 100 * compared_bytes // max(1, sum(nbytes for _, nbytes in sizes))
 
 
-def _untrained(adapter: Source) -> EvidenceRule:
+def _untrained_adapter_rule(adapter: Source) -> EvidenceRule:
     """Return what tells an adapter that adds nothing: its second matrices begin with zeros."""
     names = {
         file: [name for name in index.schema.names if "lora_b" in name.lower()][:_SECOND]
@@ -390,7 +390,7 @@ def _comparisons(
     yield EvidenceRule(TensorsToRead(dict.fromkeys(source.indexes, names), True), values)
 
 
-def _judged(
+def _apply_rules(
     request: Request, source: Source, rules: Sequence[EvidenceRule], team: Team
 ) -> Evidence:
     """Read what is to be compared, and judge it by one rule after the other. Collective."""

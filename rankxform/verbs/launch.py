@@ -57,12 +57,12 @@ def already_fits(request: Request, source: Source, target: Target, team: Team) -
             and not _is_choice(request, source, target)
             and _same_slices(target.planner)
             and _at_home(target.planner.dst.ranks, source.reach, team.nodes)
-            and not _others(source)
+            and not _other_files(source)
         )
     )
 
 
-def _others(source: Source) -> list[str]:
+def _other_files(source: Source) -> list[str]:
     """Return other checkpoint files beside the chosen ones."""
     if source.listing is None:
         return []
@@ -165,14 +165,16 @@ def keep_strategy(request: Request, folder: Path, team: Team) -> StrategyFolder:
 
     Raises StorageError where the source's own would be replaced, or another without being told to.
     """
-    strategy_folder = StrategyFolder(folder, team.bcast(lambda: _wanted(request, folder)))
+    strategy_folder = StrategyFolder(
+        folder, team.bcast(lambda: _strategy_contents(request, folder))
+    )
     team.bcast(lambda: strategy_folder.check_source(request))
     if_other = team.nodes.is_leader(team.rank) and not request.overwrite
     team.agree(lambda: strategy_folder.check_others(request) if if_other else None)
     return strategy_folder
 
 
-def _wanted(request: Request, folder: Path) -> dict[Path, bytes]:
+def _strategy_contents(request: Request, folder: Path) -> dict[Path, bytes]:
     """Return what belongs in the folder of strategies, if it is not there already.
 
     Stage files are merged too, as MindFormers does.

@@ -101,7 +101,7 @@ def load(
     for the same. Only the byte ranges that the slices need are read, in the memory that
     `request` allows. Raises UsageError where processes ask otherwise for different things.
     """
-    request, rank_requests = _joined(request, rank, team)
+    request, rank_requests = _join_requests(request, rank, team)
     resolved, source, target = prepare(request, team)
     target = target.with_evidence(examine(resolved, source, target, team))
     assignment = _wanted_of(target.planner, rank_requests, team)
@@ -115,7 +115,7 @@ def load(
     return _parameters(target, arrays, traffic_by_process[team.rank], rank)
 
 
-def _joined(request: Request, rank: int, team: Team) -> tuple[Request, list[RankRequest]]:
+def _join_requests(request: Request, rank: int, team: Team) -> tuple[Request, list[RankRequest]]:
     """Return the request of all processes, and what each of them wants. Collective."""
     by_process = team.allgather(lambda: (RankRequest(rank, request.include), _question(request)))
     rank_requests, questions = zip(*by_process)
@@ -196,10 +196,10 @@ def _question(request: Request) -> str:
 
 def _wanted_of(planner: Planner, rank_requests: Sequence[RankRequest], team: Team) -> Assignment:
     """Return the slices that each process wants. Collective."""
-    return team.agree(lambda: [_wanted(planner, r.rank, r.include) for r in rank_requests])
+    return team.agree(lambda: [_slices_of_names(planner, r.rank, r.include) for r in rank_requests])
 
 
-def _wanted(planner: Planner, rank: int, include: Sequence[str]) -> list[SliceRange]:
+def _slices_of_names(planner: Planner, rank: int, include: Sequence[str]) -> list[SliceRange]:
     """Return which slices of `rank` a process wants that includes only some names."""
     expressions = [compile_regex(pattern, "--include") for pattern in include]
     return runs_of(

@@ -127,7 +127,7 @@ def byte_flow(plan: Plan, target: Target) -> FlowMatrix:
             row, rows = "stage", [str(stage) for stage in stages]
             row_of = [stages.index(dst.stage_of(shard.rank)) for shard in plan.shards]
         else:
-            row, rows, row_of = _grouped(rows, row)
+            row, rows, row_of = _group_neighbours(rows, row)
     ranks = list(range(src.ranks))
     column, columns, column_of = "rank", [str(rank) for rank in ranks], ranks
     stage_of = [src.strategy.stage_of(rank) if src.strategy else 0 for rank in ranks]
@@ -136,7 +136,7 @@ def byte_flow(plan: Plan, target: Target) -> FlowMatrix:
             column, columns = "stage", [str(stage) for stage in range(src.stages)]
             column_of, stage_of = stage_of, list(range(src.stages))
         else:
-            column, columns, column_of = _grouped(columns, column)
+            column, columns, column_of = _group_neighbours(columns, column)
             stage_of = [0] * len(columns)
     cells: dict[tuple[int, int], int] = {}
     for number, shard in enumerate(plan.shards):
@@ -159,7 +159,7 @@ def node_flow(between: Sequence[NodeTraffic], nodes: int) -> FlowMatrix:
     """Return what nodes (columns) send to nodes (rows); above 64, groups of them."""
     unit, names, group_of = "node", [str(node) for node in range(nodes)], list(range(nodes))
     if nodes > _MOST_ROWS:
-        unit, names, group_of = _grouped(names, unit)
+        unit, names, group_of = _group_neighbours(names, unit)
     cells: dict[tuple[int, int], int] = {}
     for traffic in between:
         key = group_of[traffic.dst_node], group_of[traffic.src_node]
@@ -169,7 +169,7 @@ def node_flow(between: Sequence[NodeTraffic], nodes: int) -> FlowMatrix:
     return FlowMatrix(unit, unit, tuple(names), tuple(names), cells, zeros, sizes, zeros)
 
 
-def _grouped(names: Sequence[str], unit: str) -> tuple[str, list[str], list[int]]:
+def _group_neighbours(names: Sequence[str], unit: str) -> tuple[str, list[str], list[int]]:
     """Put so many neighbours into a group that there are few groups."""
     size = 1
     while len(names) > size * _MOST_ROWS:

@@ -214,7 +214,7 @@ def open_existing_files(
     ]
     if described is None:
         return dst_source, target, differences + _extra_ranks(target.planner, dst_source, team)
-    return team.agree(lambda: _matched(target, dst_source, differences))
+    return team.agree(lambda: _match_files(target, dst_source, differences))
 
 
 def check_apart(source: Source, dst_source: Source, team: Team) -> None:
@@ -238,7 +238,7 @@ def check_apart(source: Source, dst_source: Source, team: Team) -> None:
     team.agree(mine)
 
 
-def _matched(
+def _match_files(
     target: Target, dst_source: Source, differences: list[Difference]
 ) -> tuple[Source, Target, list[Difference]]:
     """Compare which files a self-describing destination has, and what they hold; pure."""
@@ -405,7 +405,7 @@ def _compare(
                 missing[name] = None
     differences += [Difference(n, -1, "is missing, or some of its slices are") for n in missing]
     if description.strategy is not None:
-        differences += _stated(planner, description, missing)
+        differences += _find_misstated(planner, description, missing)
     return dst_planner, differences
 
 
@@ -422,7 +422,7 @@ def _training_faults(target: Target, description: Description) -> Iterator[str]:
             yield f"states {name} {have}, and the source's is {want}"
 
 
-def _stated(
+def _find_misstated(
     planner: Planner, description: Description, missing: Mapping[str, None]
 ) -> Iterator[Difference]:
     """Yield parameters that metadata does not state, or states otherwise: loaders believe it."""

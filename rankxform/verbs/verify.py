@@ -65,7 +65,7 @@ def verify_alone(
     began = time.monotonic()
     where = team.bcast(lambda: find_record_folder(Path(folder).absolute()))
     manifests, leaders = _manifests(where, team)
-    declared_by_name = team.bcast(lambda: _stated(where, manifests[0]))
+    declared_by_name = team.bcast(lambda: _declared_files(where, manifests[0]))
     facts_of_all = [facts for record in manifests for facts in record["files"].values()]
     with_digests = all("digest" in facts for facts in facts_of_all)
     local_files = []
@@ -116,16 +116,16 @@ def verify_alone(
         (),
         by_manifest=True,
         sizes_only=not with_digests,
-        command=verify_command(_merged(manifests), folder),
+        command=verify_command(_merge_manifests(manifests), folder),
         names=_names(manifests[0]),
         warnings=(
-            *_incomplete(_merged(manifests)),
+            *_incomplete(_merge_manifests(manifests)),
             *team.bcast(lambda: changed_model_files(where, manifests[0])),
         ),
     )
 
 
-def _stated(folder: Path, record: Mapping[str, Any]) -> dict[str, DeclaredFile]:
+def _declared_files(folder: Path, record: Mapping[str, Any]) -> dict[str, DeclaredFile]:
     """Return what a destination's own table says of its files, of a form that has one.
 
     Each of them has one box of a tensor at most, which the manifest calls as the tensor.
@@ -162,7 +162,7 @@ def notice_of_other_options(
     """
     folder = target.folder
     with suppress(StorageError, UsageError):
-        merged = _merged(_manifests(folder, team)[0])
+        merged = _merge_manifests(_manifests(folder, team)[0])
         src = None if request.files is not None else source.where.path
         request_options = [src, *verify_options(request, source, target)]
         was = [merged["identity"].get("source"), *(merged.get("verify") or ())]
@@ -173,7 +173,7 @@ def notice_of_other_options(
     return []
 
 
-def _merged(manifests: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+def _merge_manifests(manifests: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
     """Return the first of the manifests that nodes have, with the files of all."""
     files = {name: facts for record in manifests for name, facts in record["files"].items()}
     return {**manifests[0], "files": files}
@@ -369,7 +369,10 @@ def compare(
         with SourceReader(dst_source.paths, dst_source.indexes) as destination:
             sinks = {
                 file: ComparingSink(
-                    file, destination, dst_source.indexes[file], _expected(target.planner, file)
+                    file,
+                    destination,
+                    dst_source.indexes[file],
+                    _expected_of_file(target.planner, file),
                 )
                 for file in local_files
             }
@@ -390,7 +393,7 @@ def compare(
     )
 
 
-def _expected(planner: Planner, file: int) -> Mapping[str, ExpectedSlice]:
+def _expected_of_file(planner: Planner, file: int) -> Mapping[str, ExpectedSlice]:
     layouts = planner.names(file).values()
     return {
         p.name: ExpectedSlice(p.dtype, layout.grid(p.shape).box(planner.cell(layout, file)))

@@ -32,10 +32,10 @@ def by_definition(seed, full, item):
     rows = full.reshape(int(np.prod(shape[:axis])), -1)
     total = 0
     for r, row in enumerate(rows):
-        key = int(fingerprint._mixed(np.array([r], np.uint64), seed, 1)[0])
+        key = int(fingerprint._odd_keys(np.array([r], np.uint64), seed, 1)[0])
         for place, value in enumerate(row):
             unit, at = divmod(place // 4, 1 << 16)
-            column = int(fingerprint._mixed(np.array([unit], np.uint64), seed, 2)[0]) * int(
+            column = int(fingerprint._odd_keys(np.array([unit], np.uint64), seed, 2)[0]) * int(
                 prints._table(4)[at]
             )
             total += int(value) * (1 << 8 * (place % 4)) * column * key
