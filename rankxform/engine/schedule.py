@@ -2,13 +2,25 @@
 
 A schedule is one process's part in an exchange; a local transfer is an exchange with oneself. It
 names byte ranges of source and destination slices, messages, and numpy views of the arena between
-them. Every process of an exchange divides the parameter into the same tiles. For each tile it reads
-its part once, packs and sends to every other process what that one wants, receives what is sent to
-it, forwards what others of its node want of that, and assembles its slices. A process sends another
-at most one message for each tile and tag; both know the order of the pieces in it.
+them. Parameters that are sharded alike have one schedule, and tiles that differ only in where they
+begin are one tile, repeated.
 
-Parameters that are sharded alike have one schedule. Tiles that differ only in where they start are
-one tile, repeated.
+A tile has one index on the leading axes, a range on one axis, and all of the rest. Every slice
+holds a tile in one piece, so each tile takes one read from each source file and one write to each
+destination file. All processes of an exchange divide the parameter into the same tiles, small
+enough for the arena of each.
+
+For each tile a process starts its receives, reads its part once, packs and sends at most one
+message to each process and tag, forwards what others of its node need, and assembles its slices.
+Both ends know the order of the parts of a message.
+
+No deadlock: starting a tile never waits; receives are started and messages sent without blocking.
+Only completing a tile waits, for messages of that tile: from its readers (sent when they start it),
+its own (received once the receiver has started it), and forwarded ones (sent when the forwarder has
+its readers' messages). Suppose that some processes wait for ever, and take one whose tile is first
+in the common order. If the process that it waits for has not started that tile, that process is
+completing an earlier one: a contradiction. Otherwise that process waits, in order to forward, for a
+reader that has not started the tile: the same contradiction.
 """
 
 from __future__ import annotations

@@ -1,8 +1,22 @@
-"""`catalog_of`: the table that a description and the files' headers make; nothing else makes boxes.
+"""How a description and the headers of files become a catalog: `catalog_of`, which alone makes
+boxes.
 
-What is stated becomes a table only together with the headers. This is where a checkpoint that does
-not fit its strategy is found, before a byte is written. A strategy may say less than the files
-hold: patterns are written out, and an optimizer state that no strategy lists follows its parameter.
+A strategy knows no shapes, and headers know no sharding. Only both together say which box of which
+parameter a file holds, so this is where a checkpoint that does not fit its strategy is found,
+before a byte is written. A form that declares boxes (metadata, an index) gets the same table of
+them.
+
+What always holds of a catalog:
+
+1. Each parameter's boxes tile it, without gaps and without overlaps, whatever declared them.
+2. Files that hold one cell declare the same type and the shape of that cell.
+3. Parameters that are stored alike share one `Sharding`; what is planned for one is found again by
+   its identity. A model has thousands of parameters and a dozen shardings.
+
+A strategy may list less than the files hold. Patterns (`shard:REGEX=AXIS@RANKS`) are written out,
+and an optimizer state that no strategy lists follows its parameter; later modules need not
+distinguish them. A parameter whose files are missing is kept, with the ranks that would hold it, so
+that the error can name them.
 """
 
 from __future__ import annotations

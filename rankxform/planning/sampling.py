@@ -1,8 +1,17 @@
-"""Samples of what files hold: which are looked at, and what they say of how tensors are sharded.
+"""Samples of what files hold: which tensors are read, and what follows for the declared strategy.
 
-Files that hold one box of a tensor must agree, and files of different boxes differ. A few
-kilobytes of every file are compared both ways. Which, is a fixed rule, the same for any number of
-processes. Bytes that are all equal, such as a moment of zeros, prove nothing.
+A strategy that was given for another job is found by its bytes. Slices that should differ and are
+equal show that ranks hold whole tensors, or that files were copied; replicas that should be equal
+and differ show that ranks are numbered in another way. A few kilobytes of every file are compared
+both ways.
+
+1. Which samples are read is a fixed rule, the same for any number of processes.
+2. Bytes that are all equal, such as an optimizer state of zeros, prove nothing, and are not
+   counted.
+3. A finding is an error only if it cannot be meant: some tensors differ between ranks by design
+   (statistics, counters), and some slices are equal by design (repeated heads of keys and values).
+4. What was compared is stated as a share of the source's bytes: kinds of tensors that no sample
+   belongs to have not been checked.
 """
 
 from __future__ import annotations

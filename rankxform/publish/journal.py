@@ -1,4 +1,12 @@
-"""What one process has written and synced."""
+"""What one process has written and synced: lines that it appends to a file of its own.
+
+Each process syncs its part files, and then appends which slices they hold; after a sync that failed
+it appends nothing more, because a later sync may succeed without the lost bytes. Each line carries
+a digest of itself: if one is damaged, it and all later ones are dropped. No process reads another
+one's journal while it works; process 0 of the next run merges them (`publish.records`).
+Fingerprints in journals are partial sums over slices, so that the manifest of a continued run is
+complete.
+"""
 
 from __future__ import annotations
 

@@ -1,10 +1,19 @@
-"""The only way into a checkpoint; which node sees which file.
+"""`open_source`, the only way into a checkpoint: which files it is, and what each of them holds.
 
-What is found wrong is collected and not raised: `require` raises the first fault, `inspect` and
-`verify` report all. A source is the same on every process.
+A source, an adapter, a reference, a destination that is compared, a folder that is inspected: all
+of them are opened here, so that each is checked in the same way. Nothing wrong with files is raised
+here; it is collected. A conversion requires that there is nothing (`Source.require`), a
+verification makes differences of it, and `inspect` shows all of it.
 
-The first process of every node looks for all. A file that several nodes have under one name must
-be the same on all of them.
+A source is the same on every process. A node is processes with one host name and one mount
+namespace; its first process looks for all of them. Files of one name on several nodes must be the
+same: on network file systems size, time and inode number show it; on local disks inode numbers mean
+nothing, so that 16 samples of the bytes are compared too, and all bytes if only the times differ.
+
+Collective, in this order: process 0 resolves the place and recognizes the form (two broadcasts);
+the first process of each node lists the names (gathered), and process 0 selects the files
+(broadcast); each node says which of them it reaches (gathered); every process reads the headers of
+its share of the files (gathered); then each makes the same catalog, and they agree.
 """
 
 from __future__ import annotations

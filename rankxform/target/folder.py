@@ -1,7 +1,23 @@
 """The destination that is a folder: claimed, filled, published.
 
-Nothing bears its final name before it is complete, and the job is done when the manifest exists.
-What a run has written stays where another can continue it: after a storage failure, or a stop.
+1. **Nothing has a final name before all is complete.** Files are written as part files. When every
+   process has written and synced its own, their inodes, sizes and times are noted in the job; then
+   all are renamed, and the manifest is written last. The job is done when the manifest exists.
+2. **A file with a final name is ours only if the manifest or the job lists it.** Any other is
+   somebody else's, and is refused.
+3. **To continue is to subtract.** Journals say which slices are on the device. A later run merges
+   them, drops what they cannot prove, and shares out the rest among its own processes, however
+   many.
+4. After a failure of storage or a stop, part files and journals stay. After any other failure what
+   this run began is removed; what an earlier run had done stays, unless a fingerprint differs.
+
+Where nodes have folders of their own, each folder has its own lock, job, journals and manifest, and
+is written by the processes of its nodes.
+
+Collective, in this order: `claim` (finds which nodes share a folder, locks each on its first
+process, gathers what lies there, and shares out the work); `begin` (creates part files); `fill`
+(local work); `publish` (gathers the part files' inodes, sizes and times, notes them, renames, reads
+back what other nodes wrote, and writes the manifests, process 0's last).
 """
 
 from __future__ import annotations
