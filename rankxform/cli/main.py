@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import rankxform
 from rankxform.display.progress import PLANNING, await_first_word, clear_pending_output, style_of
-from rankxform.display.text import STDERR, close_log, open_log, red, width, wrap_text, write_log
+from rankxform.display.text import STDERR, append_to_log, close_log, open_log, red, width, wrap_text
 from rankxform.errors import Message, RankxformError, StoppedError, UsageError, exit_code
 from rankxform.options import CONVERSIONS
 from rankxform.process import Signals, seconds_since_start
@@ -68,7 +68,7 @@ def main(argv: Sequence[str] | None = None, signals: Signals | None = None) -> i
         outcome = _print_error(error, argv) if processes.rank == 0 else exit_code(error)
     except BaseException as error:
         message, code = _describe(error)
-        write_log(f"rankxform: error: {message}")
+        append_to_log(f"rankxform: error: {message}")
         if "--json" in argv and processes.rank == 0:
             _print_document({"kind": type(error).__name__, "code": code, "message": message})
         processes.abort(message, code)
@@ -168,7 +168,7 @@ def _in_lines(error: BaseException) -> str:
         wrap_text(text if text.startswith("  ") else f"  {text}", columns, 4) for text in details
     ]
     text = "\n".join(lines) + "\n"
-    write_log(text)
+    append_to_log(text)
     is_given = any(word.startswith(cwd_prefix) or f"={cwd_prefix}" in word for word in sys.argv)
     cwd_pattern = rf"(?<![\w/.~-]){re.escape(cwd_prefix)}"  # not in the middle of another path
     return text if is_given or len(cwd_prefix) < 3 else re.sub(cwd_pattern, "", text)

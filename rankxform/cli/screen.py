@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import rankxform
 from rankxform.display.progress import Progress, clear_pending_output
 from rankxform.display.text import (
+    append_to_log,
     format_buffer,
     format_count,
     format_seconds,
@@ -24,7 +25,6 @@ from rankxform.display.text import (
     read_and_needed,
     shown_path,
     table,
-    write_log,
 )
 from rankxform.errors import StorageError
 from rankxform.layout.names import format_ranges, patterns, summarize_names
@@ -367,7 +367,7 @@ class Screen:
             lines = [header(source, target, self._team.size, verdict), *self.defaults()]
             lines += notice_lines(notes_of_script(self._options))
             if self.is_quiet:
-                write_log("\n".join(lines))
+                append_to_log("\n".join(lines))
             else:
                 self.say("\n".join(lines))
         return self.progress(nbytes)
@@ -397,7 +397,7 @@ class Screen:
         if self._team.rank:
             return
         if self._options.json:
-            write_log(text)
+            append_to_log(text)
             return
         try:
             _print(text)
@@ -437,7 +437,7 @@ class Screen:
 def _print(text: str) -> None:
     """Print a result; a reader that went away, as `head` does, is no error."""
     clear_pending_output()
-    write_log(text)
+    append_to_log(text)
     try:
         sys.stdout.buffer.write((text + "\n").encode(errors="backslashreplace"))
         sys.stdout.buffer.flush()

@@ -15,7 +15,7 @@ from rankxform.transport import Team
 from rankxform.transport.launcher import CLEAR_LINE, terminal
 from rankxform.transport.team import ShowProgress, show_nothing
 
-from .text import columns_of, format_seconds, format_size, is_open, write_log
+from .text import append_to_log, columns_of, format_seconds, format_size, is_open
 
 _BAR_SECONDS, _SIGN_SECONDS = 0.2, 10.0
 _FIRST_SECONDS, _SECOND_SECONDS, _LINE_SECONDS = 2.0, 10.0, 60.0
@@ -184,7 +184,7 @@ def is_notebook() -> bool:
 
 def _say(text: str) -> None:
     """Print a line on standard error, where a notebook shows it too."""
-    write_log(text)
+    append_to_log(text)
     if is_notebook():
         sys.stderr.write(text)
     else:
@@ -234,7 +234,7 @@ class Progress:
         now = time.monotonic()
         if not end and is_open() and now - self._logged >= _LINE_SECONDS:
             self._logged = now
-            write_log(self._in_words(done, max(now - self._began, 1e-6)))
+            append_to_log(self._in_words(done, max(now - self._began, 1e-6)))
         if end:
             clear_pending_output()
             if self._line is not None:

@@ -27,7 +27,7 @@ class _LogFile:
 def open_log(path: str, first: str) -> None:
     """Open the log and write its first line. An existing file is continued. Raises OSError."""
     _LogFile.fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
-    write_log(first)
+    append_to_log(first)
 
 
 def close_log() -> None:
@@ -42,7 +42,7 @@ def is_open() -> bool:
     return _LogFile.fd is not None
 
 
-def write_log(text: str) -> None:
+def append_to_log(text: str) -> None:
     """Append lines to the log, if it is open. If that fails, warn, and go on without a log."""
     if _LogFile.fd is None:
         return
@@ -161,7 +161,7 @@ def printable(text: str) -> str:
 def warn(text: str) -> None:
     """Print a warning on standard error, in one write, so that lines of processes never mix."""
     line = f"rankxform: warning: {text}\n"
-    write_log(line)
+    append_to_log(line)
     os.write(STDERR, line.encode(errors="backslashreplace"))
 
 

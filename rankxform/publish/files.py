@@ -25,7 +25,7 @@ from rankxform.storage.posix import (
     open_for_reading,
     range_reader,
     read_bytes,
-    remove,
+    remove_if_possible,
     sync,
     unique_name,
     write_atomically,
@@ -120,8 +120,8 @@ def can_reflink(folder: Path) -> bool:
         a.write_bytes(bytes(4096))
         return _clone(a, b)
     finally:
-        remove(a)
-        remove(b)
+        remove_if_possible(a)
+        remove_if_possible(b)
 
 
 def _clone(source: Path, target: Path) -> bool:
@@ -138,7 +138,7 @@ def _clone(source: Path, target: Path) -> bool:
 def link(part: Path, target: Path, kind: str) -> None:
     """Make `target` another name of `part`, or a copy that shares its blocks."""
     make_folder(target.parent)
-    remove(target)
+    remove_if_possible(target)
     try:
         if kind == LINK_HARD:
             os.link(part, target)
@@ -197,7 +197,7 @@ def read_back(
     deadline = clock() + _SECONDS
     while (wrong := _wrong(path, facts)) is not None:
         if clock() > deadline:
-            remove(path)  # or a run that goes on would take it for complete
+            remove_if_possible(path)  # or a run that goes on would take it for complete
             raise StorageError(
                 f"{wrong}, {facts['size']:,} bytes were written on {writer}; it was removed",
                 "run again with --writers node",
@@ -303,7 +303,7 @@ def write_companion(path: Path, content: Iterable[bytes], *, durable: bool) -> s
 def remove_all(folder: Path, form: str, files: Iterable[str]) -> None:
     """Remove the companions of files with these names."""
     for name in FORMS[form].companion_names(list(files)):
-        remove(folder / name)
+        remove_if_possible(folder / name)
 
 
 def remove_mark(mark: tuple[Path, bytes] | None) -> None:
@@ -311,7 +311,7 @@ def remove_mark(mark: tuple[Path, bytes] | None) -> None:
     if mark is not None:
         path, content = mark
         if path.is_file() and _number(read_bytes(path)) == _number(content):
-            remove(path)
+            remove_if_possible(path)
 
 
 def set_mark(path: Path, content: bytes, *, durable: bool) -> None:

@@ -28,7 +28,7 @@ from rankxform.storage.posix import (
     random_hex,
     read_bytes,
     read_own_record,
-    remove,
+    remove_if_possible,
     sync,
     write_atomically,
 )
@@ -102,7 +102,7 @@ class FolderRecords:
         self._folder, self._own, self._durable = folder, folder / FOLDER_NAME, durable
         self._form, self._mark = form, mark
         self._companions: dict[str, str] = {}
-        self._stale: dict[str, Any] = {}
+        self._stale_files: dict[str, Any] = {}
         self._finals = output_paths
         self._identity = dict(identity)
         self._files: dict[str, dict[str, Any]] = {}
@@ -124,7 +124,7 @@ class FolderRecords:
         manifest, job = self._read(MANIFEST), self._read(JOB)
         old_manifest = manifest
         self.begun = job is not None
-        self._stale = dict(job.get("stale", {})) if job else {}
+        self._stale_files = dict(job.get("stale", {})) if job else {}
         if job is not None and self._changed(job, overwrite, "a run that was stopped"):
             self._discard(job)
             job = None
@@ -148,7 +148,7 @@ class FolderRecords:
         ours = {
             **(old_manifest or {}).get("files", {}),
             **(job or {}).get("files", {}),
-            **self._stale,
+            **self._stale_files,
         }
         recorded_files = {self._folder / name for name in (*ours, *companion_digests)}
         check_no_foreign_files(self._folder, self._form, self._finals.values(), recorded_files)
@@ -162,7 +162,7 @@ class FolderRecords:
             if rank not in complete_files:
                 self._files[name] = {"rank": rank}
             elif "inode" not in self._files.get(name, {"inode": 0}):  # the manifest's, after all
-                remove(part_of(final))
+                remove_if_possible(part_of(final))
                 del self._files[name]
         seed = (job or manifest or {"seed": int(random_hex(8), 16) >> 1})["seed"]
         self.state = FolderState(
@@ -227,14 +227,14 @@ class FolderRecords:
     def _discard(self, job: Mapping[str, Any]) -> None:
         """Remove what a stopped run left that is not to be continued, or note it as stale."""
         for name, file_entry in job["files"].items():
-            remove(part_of(self._folder / name))
+            remove_if_possible(part_of(self._folder / name))
             if "inode" in file_entry:
-                self._stale[name] = file_entry
+                self._stale_files[name] = file_entry
         names = FORMS[job.get("form", DEFAULT_FORM)].companion_names(list(job["files"]))
         for name in set(names).intersection(job.get("companions", {})):
-            remove(self._folder / name)
+            remove_if_possible(self._folder / name)
         for path in self._journals():
-            remove(path)
+            remove_if_possible(path)
 
     def _journals(self) -> list[Path]:
         return sorted(self._own.glob("journal-*.jsonl"))
@@ -268,7 +268,7 @@ class FolderRecords:
         fresh = self._own / f"journal-{random_hex(4)}.jsonl"
         write_atomically(fresh, first + moved_line, durable=self._durable)
         for path in old:
-            remove(path)
+            remove_if_possible(path)
 
     def forget_all_but(self, ranks: Iterable[int]) -> None:
         """Drop from the journals what they say of other ranks than `ranks`: those start over.
@@ -338,14 +338,14 @@ class FolderRecords:
             replaced_names = {self._name(final) for final in stats_by_path}
             remaining_files = {n: f for n, f in old["files"].items() if n not in replaced_names}
             if identity_differences(old["identity"], self._identity):
-                self._stale.update(remaining_files)
+                self._stale_files.update(remaining_files)
                 self._write_job()
                 remove_all(self._folder, old.get("form", DEFAULT_FORM), old["files"])
                 for name in stale:
-                    remove(self._folder / name)
-                remove(self._folder / MANIFEST_NAME)
+                    remove_if_possible(self._folder / name)
+                remove_if_possible(self._folder / MANIFEST_NAME)
             elif not remaining_files:
-                remove(self._folder / MANIFEST_NAME)
+                remove_if_possible(self._folder / MANIFEST_NAME)
             elif remaining_files != old["files"]:
                 self._write_manifest({**old, "files": remaining_files})
         self._remove_stale()
@@ -355,12 +355,12 @@ class FolderRecords:
 
         Its ranks beyond this one's would be taken for ranks of this one.
         """
-        for name, file_entry in self._stale.items():
+        for name, file_entry in self._stale_files.items():
             path = self._folder / name
             if name not in self._files and is_same_file(
                 file_entry, stat_or_none(path), "size", "modified"
             ):
-                remove(path)
+                remove_if_possible(path)
                 with suppress(OSError):
                     path.parent.rmdir()
 
@@ -371,7 +371,7 @@ class FolderRecords:
             "seed": self.state.seed,
             "files": self._files,
             "companions": self._companions,
-            "stale": self._stale,
+            "stale": self._stale_files,
         }
         write_atomically(self._own / JOB_NAME, format_document(JOB, content), durable=self._durable)
 
@@ -453,7 +453,7 @@ class FolderRecords:
         if not (keep and self.begun):
             for name in set(map(self._name, self._finals.values())) & set(self._files):
                 if "inode" not in self._files[name]:
-                    remove(part_of(self._folder / name))
+                    remove_if_possible(part_of(self._folder / name))
                     del self._files[name]
             if self._files:
                 self._write_job()
@@ -464,7 +464,7 @@ class FolderRecords:
     def _remove_records(self) -> None:
         for path in self._own.iterdir():
             if not is_of_lock(path):
-                remove(path)
+                remove_if_possible(path)
 
     def _let_go(self) -> None:
         self._lock.release()

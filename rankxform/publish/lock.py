@@ -24,7 +24,13 @@ from typing import Any
 
 from rankxform.errors import StorageError
 from rankxform.storage.identity import is_coherent
-from rankxform.storage.posix import create, make_folder, random_hex, remove, write_atomically
+from rankxform.storage.posix import (
+    create,
+    make_folder,
+    random_hex,
+    remove_if_possible,
+    write_atomically,
+)
 
 HEARTBEAT_SECONDS = 10.0
 DEAD_AFTER_SECONDS = 60.0
@@ -120,7 +126,7 @@ class FolderLock:
 
     def _remove(self) -> None:
         if _read(self._path) in (self._mine, None):  # one that cannot be read is no other's
-            remove(self._path)
+            remove_if_possible(self._path)
 
 
 def _this_process() -> dict[str, Any]:
@@ -190,7 +196,7 @@ def _now(folder: Path) -> float:
     except (OSError, StorageError):
         return time.time()
     finally:
-        remove(probe)
+        remove_if_possible(probe)
 
 
 def is_of_lock(path: Path) -> bool:
@@ -214,7 +220,7 @@ def _guarding(path: Path) -> Iterator[None]:
             present_files = list(guard.parent.iterdir())
             if path not in present_files and all(map(is_of_lock, present_files)):
                 for lock_file in (*present_files, guard):
-                    remove(lock_file)  # of the turn, which is a folder, nothing comes
+                    remove_if_possible(lock_file)  # of the turn, which is a folder, nothing comes
         with suppress(OSError):
             guard.with_name(_TURN).rmdir()
         with suppress(OSError):

@@ -17,7 +17,7 @@ from .posix import (
     fsync,
     nearest_existing,
     open_for_writing,
-    remove,
+    remove_if_possible,
     start_writing,
     write_from,
 )
@@ -142,7 +142,7 @@ def measure_storage(source: str | None, folder: Path, *, durable: bool) -> Costs
     try:
         create(beside)
         with open_for_writing(beside) as fd:
-            remove(beside)  # whatever happens, nothing stays
+            remove_if_possible(beside)  # whatever happens, nothing stays
             began = perf_counter()
             for start in range(0, MEASURED_BYTES, SYSCALL_BYTES):
                 write_from(fd, beside, start, block)
@@ -152,5 +152,5 @@ def measure_storage(source: str | None, folder: Path, *, durable: bool) -> Costs
                 fsync(fd, beside)
             write = MEASURED_BYTES / (perf_counter() - began)
     finally:
-        remove(beside)
+        remove_if_possible(beside)
     return Costs(read, write)

@@ -25,7 +25,7 @@ from .posix import (
     open_for_reading,
     range_reader,
     read_into,
-    remove,
+    remove_if_possible,
 )
 
 _NETWORK = ("nfs", "lustre", "gpfs", "ceph", "cifs", "smb", "beegfs", "gluster", "wekafs", "panfs",
@@ -166,7 +166,7 @@ class FolderMarker:
             sleep(_PAUSE_SECONDS)
 
     def remove(self) -> None:
-        remove(self._own)
+        remove_if_possible(self._own)
 
     def _remove_stale(self) -> None:
         """Remove old markers of runs that were killed; this file system's clock gives their age."""

@@ -299,7 +299,7 @@ def create(path: Path) -> None:
     close(fd, path)
 
 
-def remove(path: Path) -> None:
+def remove_if_possible(path: Path) -> None:
     """Remove an unfinished file, if it is there and can be removed."""
     with suppress(OSError):
         path.unlink()
@@ -404,7 +404,7 @@ def write_atomically(
             sync(part)
         publish_file(part, path, durable=durable)
     except BaseException as error:
-        remove(part)
+        remove_if_possible(part)
         if isinstance(error, StorageError):
             error.say(error.parts._replace(where=str(path)))  # not a name that nobody has seen
         raise

@@ -65,7 +65,14 @@ from rankxform.publish.records import FolderState, manifest_contents
 from rankxform.request import Request
 from rankxform.source.open import Source
 from rankxform.storage.identity import sample_digest
-from rankxform.storage.posix import OnProgress, create, make_folder, publish_file, remove, sync
+from rankxform.storage.posix import (
+    OnProgress,
+    create,
+    make_folder,
+    publish_file,
+    remove_if_possible,
+    sync,
+)
 from rankxform.transport import Team
 from rankxform.transport.team import show_nothing
 from rankxform.values import dataclass
@@ -75,8 +82,8 @@ from .manifest import (
     applied_adapters,
     check_strategy_file,
     conversion_identity,
-    save_strategy_near,
     verify_options,
+    write_companions_near,
 )
 from .model_files import stale
 from .node_folders import NodeFolder, Placement, find_placement
@@ -506,7 +513,7 @@ class FolderDestination:
         options = verify_options(request, self.source, target)
         steps = {n: v for n in STEPS if isinstance(v := target.training.get(n), int)}
         steps |= {fact.subject: fact.value for fact in target.evidence.steps}
-        copied = save_strategy_near(target)
+        copied_names = write_companions_near(target)
         names = target.arrangement.names
         accepted = request.accepted
         manifest_fields = {
@@ -517,7 +524,7 @@ class FolderDestination:
         }
         companion_digests = {n: digest_of(d) for n, d in target.companions.items()}
         manifest_fields |= (
-            {"beside": companion_digests, "copied": copied} if companion_digests else {}
+            {"beside": companion_digests, "copied": copied_names} if companion_digests else {}
         )
         added = applied_adapters(self.source, target.adapter)
         manifest_fields |= {"applied": added} if added else {}
@@ -535,7 +542,7 @@ class FolderDestination:
 def _check_part(part: Path, part_stat: FileStat, inode: int, nbytes: int) -> None:
     """Raise StorageError for a part file that was changed; it is removed, to be made anew."""
     if (part_stat["inode"], part_stat["size"]) != (inode, nbytes):
-        remove(part)
+        remove_if_possible(part)
         raise StorageError(
             f"something else has changed or replaced it ({part_stat['size']:,} bytes, "
             f"{nbytes:,} were written); it was removed, to be made anew",

@@ -27,7 +27,7 @@ from rankxform.planning.evidence import ContentDigest, DigestsByFile
 from rankxform.request import Request, all_options, options_affecting
 from rankxform.source.open import Source
 from rankxform.storage.identity import sample_digest
-from rankxform.storage.posix import is_same_file, read_bytes, remove, write_atomically
+from rankxform.storage.posix import is_same_file, read_bytes, remove_if_possible, write_atomically
 from rankxform.storage.store import is_path, scheme_of
 from rankxform.storage.user_files import (
     encode_strategy,
@@ -385,20 +385,20 @@ def check_strategy_file(request: Request, target: Target) -> None:
         )
 
 
-def save_strategy_near(target: Target) -> list[str]:
-    """Write a derived strategy beside its destination; remove one that described another.
+def write_companions_near(target: Target) -> list[str]:
+    """Copy a model's small files into the destination; write a derived strategy beside it.
 
-    A model's small files are copied into it; returns the names of those that were not there.
+    Returns the names of the files that were copied. A strategy that described an earlier
+    destination is removed.
     """
-    copied = []
+    copied_names = []
     for path, content in _companions(target):
         if not path.is_file() or read_bytes(path) != content:
-            write_atomically(
-                path, content
-            )  # under the destination's lock: a killed run's is replaced
-            copied.append(path.name)
+            # Under the destination's lock: what a killed run left is replaced.
+            write_atomically(path, content)
+            copied_names.append(path.name)
     _keep_strategy(target)
-    return copied
+    return copied_names
 
 
 def _keep_strategy(target: Target) -> None:
@@ -412,7 +412,7 @@ def _keep_strategy(target: Target) -> None:
     elif path.is_file():
         ours = _derived_strategy_at(path)
         if ours is not None and not _describes(ours, target):
-            remove(path)
+            remove_if_possible(path)
 
 
 def _companions(target: Target) -> Iterator[tuple[Path, bytes]]:

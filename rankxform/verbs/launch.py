@@ -16,7 +16,13 @@ from rankxform.planning.plan import Planner
 from rankxform.planning.transfers import Reach
 from rankxform.request import Request, default_of, options_affecting, options_in_group
 from rankxform.source.open import Source
-from rankxform.storage.posix import inode, is_same_file, read_bytes, remove, write_atomically
+from rankxform.storage.posix import (
+    inode,
+    is_same_file,
+    read_bytes,
+    remove_if_possible,
+    write_atomically,
+)
 from rankxform.storage.source_reader import container_of_path
 from rankxform.storage.user_files import (
     encode_strategy,
@@ -256,7 +262,7 @@ class StrategyFolder:
                 "is a link, through which nothing is removed", "remove it", where=self.folder
             )
         for old in self._others():
-            remove(old)
+            remove_if_possible(old)
         for path, data in self.files.items():
             if not path.exists():
                 write_atomically(path, data, shared=True)

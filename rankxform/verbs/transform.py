@@ -19,7 +19,7 @@ from rankxform.storage.posix import (
     is_same_file,
     make_folder,
     publish_file,
-    remove,
+    remove_if_possible,
     sync,
     unique_name,
 )
@@ -117,5 +117,5 @@ def transform_one_rank(request: Request, path: Path) -> None:
             sync(output.part)
         publish_file(output.part, path, durable=request.fsync)
     except BaseException:
-        remove(output.part)
+        remove_if_possible(output.part)
         raise
