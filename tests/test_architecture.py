@@ -361,7 +361,7 @@ def test_a_conversion_imports_what_it_uses():
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     )
     loaded = done.stdout.split()
-    assert len(loaded) <= 113, len(loaded)
+    assert len(loaded) <= 109, len(loaded)
 
 
 def test_a_class_has_a_name_of_its_own():

@@ -9,7 +9,7 @@ from dataclasses import replace
 from math import prod
 from posixpath import isabs, normpath
 from shlex import quote
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rankxform.errors import CheckpointError, FormatError, UsageError
 from rankxform.formats.checkpoint2_metadata import parse_common
@@ -27,8 +27,6 @@ from rankxform.formats.container import (
     item_size,
 )
 from rankxform.formats.container import container_suffixes as suffixes_of_files
-from rankxform.formats.dcp_containers import items_of
-from rankxform.formats.dcp_metadata import DcpMetadata, StoredItem
 from rankxform.formats.documents import decode_json
 from rankxform.geometry.box import Box, Shape
 from rankxform.layout.layout import Layout
@@ -41,6 +39,9 @@ from rankxform.values import dataclass, no_garbage_collection
 
 from .base import CheckpointRef, SelectedFiles
 from .rank_folders import LATEST
+
+if TYPE_CHECKING:  # of the DCP family alone
+    from rankxform.formats.dcp_metadata import DcpMetadata, StoredItem
 
 SUFFIX = ".safetensors"
 COMMON = "common.json"
@@ -442,7 +443,7 @@ def _is_number(text: str) -> bool:
     return re.fullmatch(r"[0-9]{1,18}", text) is not None
 
 
-EntryOf = Callable[[StoredItem, int], str]
+EntryOf = Callable[["StoredItem", int], str]
 """Returns what a file's own table of contents calls an item whose content has so many bytes."""
 
 DCP_METADATA = ".metadata"
@@ -649,6 +650,9 @@ def table_of(planner: Planner, names: Mapping[int, str], *, places: bool) -> Dcp
 
     places: state where items lie in files; else a file's own table of contents says it.
     """
+    from rankxform.formats.dcp_containers import items_of
+    from rankxform.formats.dcp_metadata import DcpMetadata, StoredItem
+
     table = DcpMetadata()
     lying: dict[str, list[StoredItem]] = {}
     for file, name in names.items():

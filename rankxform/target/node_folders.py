@@ -26,7 +26,6 @@ from rankxform.storage.identity import FolderMarker, addresses_of_this_host, is_
 from rankxform.storage.posix import random_hex, read_bytes
 from rankxform.storage.store import scheme_of
 from rankxform.transport import Team
-from rankxform.transport.hostfile import parse_hostfile, parse_rank_table
 from rankxform.transport.team import Nodes
 from rankxform.values import dataclass
 
@@ -207,6 +206,8 @@ def _groups(team: Team, folder: Path) -> list[list[int]]:
 
 def hosts_of(placement: str, ranks: int) -> list[str] | None:
     """Read a hostfile or rank table; return the host of each destination rank."""
+    from rankxform.transport.hostfile import parse_hostfile, parse_rank_table
+
     if placement in PLACEMENTS:
         return None
     if not Path(placement).is_file():
