@@ -362,9 +362,8 @@ def _meanings(
     if request.keep_mesh:
         return {}
     if source is None:
-        is_complete = bool(
-            request.preset and request.preset.complete
-        )  # unknown names are refused then
+        # Unknown names are refused then.
+        is_complete = bool(request.preset and request.preset.complete)
         return _meanings_by_rule(parameters, rules, None if is_complete else refusals)
     assert src is not None
     if not sizes_fit(source, src, refusals):

@@ -246,10 +246,11 @@ def _by_rule(
     if rule.replicated_if and sizes.vocab_emb_dp is None:
         possible_sizes = [replace(sizes, vocab_emb_dp=flag) for flag in (True, False)]
     axes = len(rule.spec)
+    # An extent that divides, and one that does not.
     example_shapes = [
         (sizes.mp * sizes.cp,) * axes,
         (1,) * axes,
-    ]  # an extent that divides, and one not
+    ]
     known_shapes = example_shapes if shape is None and rule.replicated_if else [shape]
     for job_sizes, extents in product(possible_sizes, known_shapes):
         for mesh in rule.meshes(likely):

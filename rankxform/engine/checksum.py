@@ -447,9 +447,8 @@ def scan(path: str, index: Index, full: bool, on_progress: OnProgress) -> FileSc
     if not full:
         file_scan.unchecked_sums += len(index.sums) + (index.has_checksum and not index.sums)
         return file_scan
-    messages = check_checksums(
-        path, replace(index, sums={}), on_progress
-    )  # of no tensor of its own
+    # Of no tensor of its own.
+    messages = check_checksums(path, replace(index, sums={}), on_progress)
     file_scan.sums += len(messages)
     file_scan.wrong_sums += [f"{path}: {wrong}" for wrong in messages if wrong]
     return file_scan

@@ -148,9 +148,8 @@ class RenameToMindSpore(ModelOperation):
                 or not is_theirs
                 or (tensor.state is not None and kind is None)
             ):
-                new_tensors.append(
-                    tensor
-                )  # no parameter's, or a state that MindSpore has no name for
+                # No parameter's, or a state that MindSpore has no name for.
+                new_tensors.append(tensor)
             elif kind is None:
                 new_tensors.append(tensor.renamed(base))
             else:

@@ -96,9 +96,8 @@ def choose_samples(
     of_file = Counter(file for kind in kinds for file in kind[0].holders)
     room, sample_counts = dict.fromkeys(all_files, sample_limit), Counter[int]()
     for file, count in of_file.items():
-        if (
-            count > sample_limit
-        ):  # one sample is left for the kinds that not every file is asked about
+        # One sample is left for the kinds that not every file is asked about.
+        if count > sample_limit:
             room[file] = sample_limit - 1
     owned = _may_be_own(parameters, catalog)
     sampled_tensors = []

@@ -429,9 +429,8 @@ class FolderRecords:
         if "stages" in contents:
             content["stages"] = {**old_manifest.get("stages", {}), **contents["stages"]}
         self._write_manifest(content)
-        self._files = {
-            n: f for n, f in self._files.items() if n not in finished_names
-        }  # not before it
+        # Not before it.
+        self._files = {n: f for n, f in self._files.items() if n not in finished_names}
         if self._mark is not None and self._companions:
             set_mark(*self._mark, durable=self._durable)
         self.close(keep=False)

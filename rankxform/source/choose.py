@@ -203,9 +203,8 @@ def choose_files(
         declared_ref = (
             where if where.strategy is not None else replace(where, strategy=manifest.strategy)
         )
-        manifest_scope = replace(
-            narrow, check_saved_strategy=False
-        )  # the manifest says more than what lies beside it
+        # The manifest declares more than what lies beside the checkpoint.
+        manifest_scope = replace(narrow, check_saved_strategy=False)
         return _with_own(
             _of_ranks(declared_ref, form, src_listing, store, manifest_scope),
             manifest,

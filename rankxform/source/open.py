@@ -373,9 +373,8 @@ def _with_catalog(source: Source, chosen_files: ChosenFiles, narrow: SourceScope
         refused = (Message(r) for n, r in final_description.refused.items() if not drops(n))
         wrong = chain(check_files(final_description, schemas, paths, drops), refused)
     findings += (Finding(parts, inside=True) for parts in wrong)
-    if (
-        description is not None and final_description.is_whole
-    ):  # an id stands for a rank with all that it holds whole
+    # An id stands for a rank with all that it holds whole.
+    if description is not None and final_description.is_whole:
         size = max(chosen_files.selected.names, default=0) + 1
         final_description = replace(final_description, strategy=WholeStrategy(stage_size=size))
     catalog = None

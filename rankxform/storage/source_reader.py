@@ -150,9 +150,8 @@ class SourceReader:
         self._versions: dict[int, FileVersion] = {}
         self._coming: Iterator[TensorRead] = iter(())
         self._next: TensorRead | None = None  # of those to come
-        self._flight: deque[tuple[TensorRead, int]] = (
-            deque()
-        )  # each with how many requests it takes
+        # Each with how many requests it takes.
+        self._flight: deque[tuple[TensorRead, int]] = deque()
         self._memory = self._free_requests = self._free_bytes = 0
         self.nbytes, self.ahead = (
             0,

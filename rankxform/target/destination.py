@@ -354,8 +354,7 @@ def open_work_inputs(
         operand_traffic = execute(
             first, WorkInputs(operand_reader, p2p), {0: arrays}, lambda nbytes: on_progress(0)
         )
-        read = (
-            0 if operand_reader is sources else operand_traffic.read
-        )  # else it counts in what these read in all
+        # Otherwise it counts in what these read in all.
+        read = 0 if operand_reader is sources else operand_traffic.read
         operand_traffic = replace(operand_traffic, read=read, written=0)
         yield WorkInputs(sources, p2p, Operands(tensors, arrays.take()), operand_traffic)

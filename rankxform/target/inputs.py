@@ -131,11 +131,12 @@ def _part_of_a_job(src_strategy: str | Strategy | None) -> Iterator[str]:
         return
     record = read_strategy_file(path)
     with suppress(RankxformError):  # what lies there need be no strategy
+        # One file of each rank is many.
         for sibling in (
             siblings[0],
             siblings[len(siblings) // 2],
             siblings[-1],
-        ):  # one file of each rank is many
+        ):
             is_other = is_strategy(sibling) and not record.merged
             if is_other and read_strategy_file(sibling).stage != record.stage:
                 yield (

@@ -68,9 +68,8 @@ def _check(request: Request, operation: OperationInputs, source: Source, referen
         )
     joined = {link.whole_name for link in mapping.links}  # neither states nor counters
     joined_parameters = (p for p in catalog.parameters if p.name in joined)
-    mapping.compose(
-        [Tensor.of(p.name, p.src_dtype, p.shape) for p in joined_parameters]
-    )  # shapes fit
+    # Shapes fit.
+    mapping.compose([Tensor.of(p.name, p.src_dtype, p.shape) for p in joined_parameters])
     wrong: dict[str, str] = {}
     example = ""
     with (
