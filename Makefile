@@ -27,7 +27,7 @@ REAL     = --worlds real tests/conformance tests/mpi $(addprefix tests/cli/test_
           $(addprefix tests/trust/,test_random_signals.py test_signals.py test_kills.py) --deselect tests/trust/test_kills.py::test_every_call
 # What does not depend on which library it is.
 ANY_MPI  = tests/cli/test_progress.py $(addprefix tests/trust/,test_integrity.py test_replicas.py test_verify.py test_writer.py)
-SINGLE   = --worlds local --ignore=tests/hosts $(addprefix --ignore=,$(ANY_MPI) $(filter tests/cli/% tests/trust/%process.py,$(REAL))) \
+SINGLE   = --worlds local --ignore=tests/hosts $(addprefix --ignore=,$(ANY_MPI) $(filter tests/cli/% tests/trust/%signals.py,$(REAL))) \
           --deselect tests/trust/test_kills.py::test_random_kills_under_mpirun
 JOBS    ?= 2
 # Emulated hosts mostly wait, for slow links and slow storage: beside them there is room for the others.
