@@ -17,7 +17,7 @@ from itertools import product
 
 from benchmarks.cases import CASES, make
 from benchmarks.move import limit
-from rankxform.display.text import parse_size
+from rankxform.options import parse_size
 from tests.mpi_launch import environment, mpirun
 
 PROGRAM = """

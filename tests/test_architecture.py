@@ -6,6 +6,8 @@ import ast
 import re
 import subprocess
 import sys
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -497,3 +499,18 @@ def test_an_error_says_what_was_found_and_then_what_can_be_tried():
         (at, one) for at, _, tries in told for one in tries if re.search("[^.][.]$", one or "")
     ]
     assert not ended
+
+
+@pytest.mark.parametrize(
+    "path", sorted((PACKAGE.parent / "benchmarks").glob("[a-z]*.py")), ids=lambda p: p.stem
+)
+def test_benchmarks_can_be_imported(path):
+    """Nothing else runs them all."""
+    source = path.read_text()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("rankxform."):
+            module = import_module(node.module)
+            assert all(
+                hasattr(module, name.name) or find_spec(f"{node.module}.{name.name}")
+                for name in node.names
+            )
