@@ -99,11 +99,8 @@ class _MessageError(Exception):
     def say(self, parts: Message) -> None:
         """Replace the message."""
         what, details = _shorten_quotations(parts.what), _shorten_quotations(parts.details)
-        tries, where = (
-            tuple(map(_shorten_quotations, parts.tries)),
-            _shorten_quotations(parts.where),
-        )
-        self.parts = Message(what, tries, where, details)
+        tries = tuple(map(_shorten_quotations, parts.tries))
+        self.parts = Message(what, tries, _shorten_quotations(parts.where), details)
         self.args = (str(self.parts),)
 
     @property

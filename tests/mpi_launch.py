@@ -195,6 +195,8 @@ class Outside:
     def pytest_runtest_protocol(self, item):
         if not item.get_closest_marker("world"):
             return None
+        # What earlier tests of this module have set up is this process's to take down, not a fork's.
+        item.session._setupstate.teardown_exact(None)
         item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
         began, outcome, text = time.time(), "passed", ""
         for size in self._chosen_sizes(item, "sizes"):

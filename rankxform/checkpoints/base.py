@@ -7,7 +7,6 @@ which ranks each holds, or that all tensors are whole.
 
 from __future__ import annotations
 
-import re
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import field
@@ -226,17 +225,19 @@ FORMS: Registry[Form] = Registry(
 )
 """All forms by name."""
 
-_MARKS = {
-    "checkpoint2": r"latest_checkpointed_iteration\.txt|common\.json|metadata\.json|iteration_\d+"
-    r"|.*\.safetensors",
-    "unified": r"param_name_map\.json|part0\.safetensors",
-    "huggingface": r".*\.safetensors|.*\.safetensors\.index\.json",
-    "dcp": r"\.metadata|.*\.distcp",
-    "hyperparallel": r".*metadata|latest_checkpoint_iteration\.txt|global_step_\d+|_rank\d+_.*",
-    "dcp_safetensors": r".*\.safetensors",
-    "torch_dist": r"metadata\.json|iter_\d+",
+_MARKS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {  # beginnings, endings
+    "checkpoint2": (
+        ("latest_checkpointed_iteration", "common.json", "metadata.json", "iteration_"),
+        (".safetensors",),
+    ),
+    "unified": (("param_name_map.json", "part0."), ()),
+    "huggingface": ((), (".safetensors", ".safetensors.index.json")),
+    "dcp": ((".metadata",), (".distcp",)),
+    "hyperparallel": (("latest_checkpoint_iteration", "global_step_", "_rank"), ("metadata",)),
+    "dcp_safetensors": ((), (".safetensors",)),
+    "torch_dist": (("metadata.json", "iter_"), ()),
 }
-"""Without one of these names a form recognizes no folder, so that it need not be imported."""
+"""Without a name that begins or ends so, a form recognizes no folder, and need not be imported."""
 
 DEFAULT_FORM = "ranks"
 
@@ -244,7 +245,7 @@ DEFAULT_FORM = "ranks"
 def recognize_form(listing: Listing, store: Store, option: str = "--src-form") -> Form:
     """Return the form of what lies at a place. Raises UsageError where two are recognized."""
     names = {*listing.entries, *listing.files}
-    possible = (n for n in FORMS if n not in _MARKS or _has_one(_MARKS[n], names))
+    possible = (n for n in FORMS if _may_be(n, names))
     marks = {name: mark for name in possible if (mark := FORMS[name].recognizes(listing, store))}
     if len(marks) > 1:
         (a, mark_a), (b, mark_b), *_ = marks.items()
@@ -256,8 +257,12 @@ def recognize_form(listing: Listing, store: Store, option: str = "--src-form") -
     return FORMS[next(iter(marks), DEFAULT_FORM)]
 
 
-def _has_one(pattern: str, names: Iterable[str]) -> bool:
-    return any(map(re.compile(pattern).fullmatch, names))
+def _may_be(form: str, names: Iterable[str]) -> bool:
+    """Return whether a folder with these names may be of a form, which need not be imported."""
+    if form not in _MARKS:
+        return True
+    beginnings, endings = _MARKS[form]
+    return any(name.startswith(beginnings) or name.endswith(endings) for name in names)
 
 
 def form_named(name: str) -> Form:

@@ -1,7 +1,7 @@
 r"""Rules, rules files, presets.
 
 A rule may say four things of a parameter: the mesh and spec by which it is sharded
-(`mesh`), whether it takes part in the optimizer's shard, on which pipeline stage
+(`derivation.mesh`), whether it takes part in the optimizer's shard, on which pipeline stage
 it is, and how its shape goes with the others'. The first matching rule that says a thing is used.
 
 ::

@@ -9,8 +9,8 @@ each; ``str`` is the UTF-32 text of an `append_dict` entry, ``bytes`` what is no
 carried as it is between checkpoints of one form. Types that MindSpore does not have
 are called as in safetensors, and are carried from one such file to another.
 
-One table for all forms: a file that cannot be indexed and a folder that holds no checkpoint are
-looked up here, so that a message says what is there instead of what is not.
+First bytes of well-known files tell what a file is that cannot be indexed, so that a message says
+what is there instead of what is not.
 """
 
 from __future__ import annotations

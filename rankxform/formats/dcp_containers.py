@@ -1,6 +1,7 @@
 """Containers of the DCP family: .distcp and .bytes.
 
-Each is a ZIP that `torch.save` wrote (`torch_item`), a tensor or anything else that is pickled.
+A .distcp file is a row of items. Each is a ZIP that `torch.save` wrote, of a tensor or of anything
+else that is pickled.
 Where they begin only the checkpoint's ``.metadata`` says; they are found from the file's end, since
 every ZIP's end says where it began. Entries are named by their first byte in the file, which is how
 ``.metadata`` names them; what the tensors are called, only that knows. Instead of tensors' ZIPs a
@@ -15,7 +16,8 @@ safetensors file may stand at the end.
 
 Layout: APPNOTE.TXT of PKWARE; what torch reads and writes was established with torch 2.6 to 2.14.
 
-Only the checkpoint's ``.metadata`` says where each begins and ends; the file itself is one entry.
+A .bytes file is a row of opaque items. Only the checkpoint's ``.metadata`` says where each begins
+and ends; the file itself is one entry.
 """
 
 from __future__ import annotations

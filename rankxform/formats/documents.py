@@ -3,8 +3,8 @@
 A `metadata.json` of a thousand ranks has hundreds of megabytes, most of which says the same again.
 Only one member of it is decoded at a time, by the standard library.
 
-``{name: {"shape": [rows, columns], "dtype": "Float32"}}``; the type may be left out. What
-`inspect --json` prints of one complete checkpoint file is understood too.
+A file of shapes is ``{name: {"shape": [rows, columns], "dtype": "Float32"}}``; the type may be left
+out. What `inspect --json` prints of one complete checkpoint file is understood too.
 """
 
 from __future__ import annotations

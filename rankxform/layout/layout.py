@@ -7,8 +7,9 @@ maps and optimizer shards; no operator is replayed, so any sharding can be compa
 >>> layout.grid((8, 3)).box(layout.cell(5))        # rank 5 is at (1, 1)
 Box(start=(2, 0), stop=(4, 3))
 
-A strategy file states the shard beside device matrix and tensor map; MindSpore's strategy metadata,
-which Checkpoint 2.0 keeps, adds the device axes that divide axis 0 further to its list.
+A strategy file states the optimizer's shard beside device matrix and tensor map; MindSpore's
+strategy metadata, which Checkpoint 2.0 keeps, adds the device axes that divide axis 0 further to
+its list.
 """
 
 from __future__ import annotations

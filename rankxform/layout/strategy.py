@@ -1,7 +1,7 @@
 """All layouts of a job by pipeline stage; how two strategies differ.
 
 A training job saves one file for each stage (or one for each rank, all of a stage the same).
-`combine` merges the records of such files, or says which two contradict each other and
+`merge_records` merges the records of such files, or says which two contradict each other and
 which stage is missing.
 """
 

@@ -7,7 +7,7 @@ Names are the source's own. Parameters of the destination, under their names the
 catalog's by what an expression says (`rankxform.planning.selection`).
 
 A model has many tensors and few ways to store them, so both are shared: tensors that are stored
-alike have one `Sharding`, and those of other shapes that lie in the same files one `Placement`.
+alike have one `Sharding`, and those of other shapes that lie in the same files one `Holders`.
 Both equal themselves alone, so that what is planned for one is found again by its identity.
 """
 

@@ -9,7 +9,7 @@ For a 4x4 tensor sharded by rows on 2 ranks and wanted by columns on 2::
     rank 0  w [0:4, 0:2]  <- rank 0 [0:2, 0:2]  <- rank 1 [2:4, 0:2]
     rank 1  w [0:4, 2:4]  <- rank 0 [0:2, 2:4]  <- rank 1 [2:4, 2:4]
 
-It is kept as transfers (`rankxform.planning.transfers`), and written out by rank for people.
+A plan is kept as transfers (`rankxform.planning.transfers`), and written out by rank for people.
 
 In rank folders a file holds all slices of the rank that is its id. Other forms divide a rank's
 slices among files, or leave out those that another file holds.

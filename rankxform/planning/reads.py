@@ -4,7 +4,7 @@ A block is a region of a source slice that lies in one piece in its file. The fi
 wanted ranges one by one (list I/O); all that lies between them too (data sieving); or each byte by
 one process, which sends it to those that want it (two-phase I/O).
 
-Counting and reading ask one object, so that a plan says what will be done.
+Counting and reading ask one `ReadMethod`, so that a plan says what will be done.
 
 Counts depend on where cells lie and not on tensors' names, so tensors that are stored alike and
 wanted alike are counted once.

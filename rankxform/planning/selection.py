@@ -3,8 +3,9 @@
 A strategy file lists what the compiler sharded. What only one of the two files lists is either
 optimizer state that the destination has no use for, or a question that the user must answer.
 
-By names and full shapes alone: emptied matrices of ZeRO-3, flat parameters of FSDP, names that a
-wrapper has put before a model's own, adapters beside the layers that they are for.
+Unusual tensors are found by names and full shapes alone: emptied matrices of ZeRO-3, flat
+parameters of FSDP, names that a wrapper has put before a model's own, adapters beside the layers
+that they are for.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Part files, equal files, companion files: recognized, linked, read back.
 
-They are the last to appear, and the first to go when files are replaced: without them, no reader
-takes a folder for complete that is not.
+Companion files are the last to appear, and the first to go when files are replaced: without them no
+reader takes a folder for complete that is not.
 """
 
 from __future__ import annotations

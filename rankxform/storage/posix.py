@@ -4,8 +4,8 @@ Plain POSIX calls: a range is read or written complete, or an error is raised. N
 memory-mapped: a file that shrinks while it is mapped kills the process without a message, but a
 short read can be reported.
 
-The second file then takes neither time nor space. Only whole blocks can be shared, and only where
-both files have the bytes at the same place of a block.
+A file that shares another one's blocks takes neither time nor space. Only whole blocks can be
+shared, and only where both files have the bytes at the same place of a block.
 """
 
 from __future__ import annotations

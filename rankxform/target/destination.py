@@ -1,6 +1,6 @@
 """Kinds of destination, and whether writing harms anything.
 
-A folder (`rankxform.target.folder`) is the kind of those whose address is a path; others are found
+A folder (`rankxform.target.folder`) is the kind whose addresses are paths; other kinds are found
 by the scheme of their addresses.
 """
 
