@@ -6,14 +6,16 @@ files are compared by ``python tests/corpus.py --compare A.json B.json``, which 
 ``--against COMMIT`` does all three for this folder and a worktree of that commit.
 The inputs come from `tests.cases` and `tests.reference`, which import nothing of the package.
 
-A conversion's digest is of every file but the manifest. Of a refusal the class and the text are
-kept, with the folder's path taken out.
+Of a conversion the digest of every file is kept, its manifest without times and places, and its
+warnings and notices; of a refusal the class and the text, without the folder's path. ``messages``
+runs the tests of `MESSAGE_TESTS` and keeps the same of every call that they make.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import hashlib
 import json
 import os
@@ -39,6 +41,16 @@ def digests(folder):
     }
 
 
+def records(folder):
+    """Return the manifest and the job of a folder, without what no two runs share."""
+    place = str(folder.parents[1])
+    return {
+        path.name: plain(json.loads(path.read_text().replace(place, "TMP")))
+        for path in (folder / "rankxform.json", folder / ".rankxform" / "job.json")
+        if path.exists()
+    }
+
+
 class Runner:
     """Runs conversions on all processes of a world, and keeps on process 0 what they come to."""
 
@@ -61,19 +73,21 @@ class Runner:
         try:
             report = rankxform.transform(src, dst, a, b, comm=self.world, fsync=False, **options)
             outcome = {"read": report.bytes_read if self.world is None else None}
+            for kind in ("warnings", "notices"):
+                outcome[kind] = [self.without_place(text) for text in getattr(report, kind)]
         except RankxformError as error:
-            outcome = {"error": type(error).__name__, "text": self.told(error)}
+            outcome = {"error": type(error).__name__, "text": self.without_place(error)}
         self.keep(key, outcome, dst)
 
-    def told(self, error):
-        return str(error).replace(str(self.tmp), "TMP").splitlines()[0]
+    def without_place(self, text):
+        return str(text).replace(str(self.tmp), "TMP")
 
     def keep(self, key, outcome, dst):
         if self.world is not None:
             self.world.Barrier()
         if self.first:
             if dst.exists():
-                outcome["files"] = digests(dst)
+                outcome |= {"files": digests(dst), "records": records(dst)}
             assert key not in self.found, key
             self.found[key] = outcome
             shutil.rmtree(self.tmp / "out", ignore_errors=True)
@@ -420,11 +434,12 @@ def nodes(runner):
 
 
 VOLATILE = {
-    "bytes_free", "host", "move_seconds", "peak_memory_bytes", "phases", "predicted_seconds",
-    "process_seconds", "seconds", "written_at",
+    "bytes_fetched", "bytes_free", "changed", "digest", "host", "inode", "modified", "move_seconds",
+    "peak_memory_bytes", "phases", "predicted_seconds", "process_seconds", "sample", "seconds", "seed",
+    "written_at",
 }  # fmt: skip
 """Keys of documents whose values no two runs share."""
-_SIGN_OF_LIFE = re.compile(r"rankxform: (?:at work|reading strategies .*) \(.*\)\n")
+_SIGN_OF_LIFE = re.compile(r"rankxform: (?:at work|reading strategies .*) \(.*\)\n?")
 """What a command says while a busy machine lets it wait."""
 _NUMBER = re.compile(
     r"\d[\d,.]* ?(?:[kMGT]i?B(?:/s)?|B/s|[mu]?s|min|%)(?!\w)|\d{4}-\d\d-\d\d \d\d:\d\d"
@@ -512,18 +527,82 @@ def resumed(runner):
     assert any(b"at work" in line for line in begun.stdout)
     begun.send_signal(signal.SIGTERM)
     begun.communicate()
+    job = records(here / "out")
     done = subprocess.run(
         [sys.executable, "-m", "rankxform", *words], cwd=here, capture_output=True,
         env={**os.environ, "PYTHONPATH": path}, check=False,
     )  # fmt: skip
     files = digests(here / "out")
     runner.found["resumed"] = {
-        "begun": begun.returncode, "code": done.returncode, "files": files,
+        "begun": begun.returncode, "code": done.returncode, "files": files, "job": sorted(job),
+        "records": records(here / "out"),
     }  # fmt: skip
 
 
+MESSAGE_TESTS = (
+    "test_bad_input.py", "test_cases.py", "test_check.py", "test_sources.py", "test_which_strategy.py",
+    "trust/test_completeness.py", "trust/test_evidence.py", "trust/test_lies.py",
+    "trust/test_statements.py",
+)  # fmt: skip
+
+
+class MessageRecorder:
+    """A plugin of pytest: keeps what each call of a function of rankxform comes to, by test."""
+
+    def __init__(self, runner):
+        self.runner = runner
+        self.calls = []
+
+    def recording(self, name, function):
+        @functools.wraps(function)
+        def recorded(*args, **options):
+            try:
+                result = function(*args, **options)
+            except BaseException as error:
+                self.calls.append([name, type(error).__name__, str(error)])
+                raise
+            texts = [
+                [*getattr(result, kind, ())] for kind in ("warnings", "notices", "differences")
+            ]
+            self.calls.append([name, *([str(text) for text in kind] for kind in texts)])
+            return result
+
+        return recorded
+
+    def pytest_sessionstart(self):
+        import pytest
+
+        import rankxform
+
+        self.patch = pytest.MonkeyPatch()
+        for name in ("transform", "verify", "load", "plan", "check", "ranks", "inspect"):
+            self.patch.setattr(rankxform, name, self.recording(name, getattr(rankxform, name)))
+
+    def pytest_sessionfinish(self):
+        self.patch.undo()
+
+    def pytest_runtest_teardown(self, item):
+        place = str(item.funcargs.get("tmp_path", "TMP"))
+        text = re.sub(r"/tmp/(pytest-of-\w+/pytest-\d+|tmp\w{8})", "TMP", json.dumps(self.calls)
+                      .replace(place, "TMP"))  # fmt: skip
+        self.runner.found[f"message {item.nodeid}"] = {"calls": json.loads(text)}
+        self.calls = []
+
+
+def messages(runner):
+    """What the functions refuse and warn of in the tests that are about it."""
+    import pytest
+
+    if runner.world is None:
+        tests = [str(ROOT / "tests" / name) for name in MESSAGE_TESTS]
+        options = ["-q", "-p", "no:cacheprovider", "-p", "no:xdist", f"--rootdir={ROOT}"]
+        code = pytest.main([*options, *tests], plugins=[MessageRecorder(runner)])
+        runner.found["messages"] = {"code": int(code)}
+
+
 GROUPS = (
-    forms, ranks, statistics, maps, adapters, derived, wrong, operations, nodes, resumed, commands,
+    messages, forms, ranks, statistics, maps, adapters, derived, wrong, operations, nodes, resumed,
+    commands,
 )  # fmt: skip
 
 
