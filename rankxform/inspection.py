@@ -111,7 +111,7 @@ def _boxes_in_words(description: Description) -> Iterator[str]:
 def _rows(place: str, source: Source) -> dict[int, dict[str, Any]]:
     """Describe each file of a checkpoint, or say why it cannot be read."""
     wrong = {fault.file: fault.text for fault in source.faults}
-    indexes = {**source.indexes, **source.extra}
+    indexes = {**source.indexes, **source.extra_rank_index}
     return {
         file: {
             "file": address_of(place, name),
@@ -340,7 +340,7 @@ def _ranks(place: str, pattern: str) -> Found:
 
 
 def _newer(selected: SelectedFiles) -> dict[str, Any]:
-    return {"warnings": [selected.newer]} if selected.newer else {}
+    return {"warnings": [selected.incomplete_step]} if selected.incomplete_step else {}
 
 
 def _destination(place: str, pattern: str) -> Found:

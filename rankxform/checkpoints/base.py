@@ -65,7 +65,7 @@ class SelectedFiles:
     step: TrainingStep | None = None
     skipped_steps: tuple[TrainingStep, ...] = ()  # other steps that exist
     # Of this step and newer ones, those that some ranks lack, with these ranks.
-    incomplete: Mapping[TrainingStep, tuple[int, ...]] = field(default_factory=dict)
+    missing_ranks: Mapping[TrainingStep, tuple[int, ...]] = field(default_factory=dict)
     # What the checkpoint says of itself; None of rank folders, which say nothing.
     description: Description | None = None
     # By id the rank that a file is of, where ranks have several files; {}: ids are ranks.
@@ -86,11 +86,11 @@ class SelectedFiles:
         return "_".join(map(str, self.step)) if self.step else None
 
     @property
-    def newer(self) -> str | None:
+    def incomplete_step(self) -> str | None:
         """Which step, this or a newer one, some rank lacks, in words; None if there is none."""
-        if not self.incomplete:
+        if not self.missing_ranks:
             return None
-        step, lacking = max(self.incomplete.items())
+        step, lacking = max(self.missing_ranks.items())
         ranks_text = (
             f"rank {lacking[0]} has"
             if len(lacking) == 1
@@ -164,7 +164,7 @@ class Form(ABC):
         Raises UsageError or CheckpointError that lists the candidates; never guesses.
         """
 
-    def arrange(self, planner: Planner, naming: FileNaming) -> DestinationFiles:
+    def destination_files(self, planner: Planner, naming: FileNaming) -> DestinationFiles:
         """Return the files of a whole destination, of which `planner` knows the slices.
 
         Raises RequestError for what the form cannot hold, UsageError for what it has to be told.

@@ -107,7 +107,7 @@ class Checkpoint2Form(Form):
             )
         return _select_by_metadata(iteration, store)
 
-    def arrange(self, planner: Planner, naming: FileNaming) -> DestinationFiles:
+    def destination_files(self, planner: Planner, naming: FileNaming) -> DestinationFiles:
         """Two files for each rank; with `dedup` each slice in that of the lowest rank with it."""
         iteration = naming.options["iteration"]
         if iteration is None:

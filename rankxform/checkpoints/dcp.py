@@ -112,7 +112,7 @@ class DcpForm(Form):
         )
         return SelectedFiles(names, description=description)
 
-    def arrange(self, planner: Planner, naming: FileNaming) -> DestinationFiles:
+    def destination_files(self, planner: Planner, naming: FileNaming) -> DestinationFiles:
         parts = parts_of(planner, naming.options["max_part"] or DEFAULT_BYTES)
         names = {number: f"__{number}_0{DISTCP_SUFFIX}" for number in range(len(parts))}
         return DestinationFiles(names, dict(enumerate(parts)))
@@ -381,7 +381,7 @@ class HyperParallelForm(Form):
             names, iteration.step, iteration.skipped_steps, description=description
         )
 
-    def arrange(self, planner: Planner, naming: FileNaming) -> DestinationFiles:
+    def destination_files(self, planner: Planner, naming: FileNaming) -> DestinationFiles:
         """Two files for each rank: what is no tensor has one of its own."""
         names, parts = {}, {}
         max_bytes = naming.options["max_part"] or DEFAULT_BYTES

@@ -86,7 +86,7 @@ class HuggingFaceForm(Form):
         facts = (*selected.description.facts, *_commits(selected, store))
         return replace(selected, description=replace(selected.description, facts=facts))
 
-    def arrange(self, planner: Planner, naming: FileNaming) -> DestinationFiles:
+    def destination_files(self, planner: Planner, naming: FileNaming) -> DestinationFiles:
         """In the order of names, by bytes, as huggingface_hub divides them."""
         folders.refuse_sharded_strategy(self.name, planner.dst.ranks)
         max_bytes = naming.options["max_shard"] or DEFAULT_BYTES

@@ -95,18 +95,18 @@ class RankFoldersForm(Form):
         checkpoint_ranks = candidates if rank_filter.among is None else rank_filter.among
         step = _step(where.step, candidates)
         selected = _choose(candidates, ranks, checkpoint_ranks, step, where.suffix, where.pattern)
-        if where.step == LATEST and selected.newer:
+        if where.step == LATEST and selected.incomplete_step:
             assert selected.step is not None
             epoch, number = selected.step
             raise CheckpointError(
-                selected.newer,
+                selected.incomplete_step,
                 "bring it",
                 f"--step {epoch}_{number}, which is there for all that is wanted here",
                 where=path,
             )
-        return selected if where.step in (None, LATEST) else replace(selected, incomplete={})
+        return selected if where.step in (None, LATEST) else replace(selected, missing_ranks={})
 
-    def arrange(self, planner: Planner, naming: FileNaming) -> DestinationFiles:
+    def destination_files(self, planner: Planner, naming: FileNaming) -> DestinationFiles:
         prefix = DEFAULT_PREFIX if naming.prefix is None else naming.prefix
         ranks = range(planner.dst.ranks)
         return DestinationFiles({r: f"rank_{r}/{prefix}{r}{naming.suffix}" for r in ranks})

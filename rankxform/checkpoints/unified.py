@@ -75,7 +75,7 @@ class UnifiedForm(Form):
             selected = replace(selected, description=replace(description, warnings=(doubt,)))
         return selected
 
-    def arrange(self, planner: Planner, naming: FileNaming) -> DestinationFiles:
+    def destination_files(self, planner: Planner, naming: FileNaming) -> DestinationFiles:
         """Assign tensors as MindSpore does, the largest first, to the part with the fewest bytes.
 
         There are more parts than MindSpore makes where one would exceed the limit.
@@ -164,4 +164,4 @@ def belongs_in_untracked_file(planner: Planner, tensor: TensorSpec) -> bool:
     strategy lists."""
     parameter = planner.parameter(tensor.name)
     is_counter = not parameter.is_weight and parameter.state is None
-    return is_counter or (not parameter.declared and prod(tensor.shape) == 1)
+    return is_counter or (not parameter.is_declared and prod(tensor.shape) == 1)

@@ -175,7 +175,7 @@ def _examine(options: argparse.Namespace, team: Team, screen: Screen) -> int:
     source, evidence = examine_source(request, team)
     facts = {
         "src": source.where.path,
-        "src_ranks": source.table.ranks,
+        "src_ranks": source.require_catalog().ranks,
         "evidence": evidence.facts,
         "notices": (*source.notices, *evidence.notices),
         "warnings": (*source.warnings, *evidence.warnings),
@@ -222,7 +222,9 @@ def _evidence(source: Source, evidence: Evidence, facts: Mapping[str, Any]) -> s
         verdict_text = "nothing could be compared: no two files hold slices of one tensor"
     read = f"{format_count(evidence.reads, 'read')} of {format_size(evidence.bytes_read)}"
     lines = [
-        labelled_lines("from", shown_path(source.where.path), catalog_words(source.table)),
+        labelled_lines(
+            "from", shown_path(source.where.path), catalog_words(source.require_catalog())
+        ),
         labelled_lines("strategy", f"{verdict_text} ({read})"),
         *notice_lines(facts["notices"]),
         *warning_lines(facts["warnings"]),

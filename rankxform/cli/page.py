@@ -86,10 +86,12 @@ def page_document(
 def _head(source: Source, target: Target, plan: Plan, outcome: PageResults) -> dict[str, Any]:
     report, verdict, simulated, predicted = outcome
     lower, upper = plan.fan_in
+    catalog = source.require_catalog()
     amounts = {
         "time": "not measured",
         "reads": f"{lower if lower == upper else f'{lower} to {upper}'} of {plan.src_ranks:,} "
-        f"source {'ranks' if source.table.strategy else 'files'}, for each file written",
+        f"source {'ranks' if catalog.strategy else 'files'}, for each file "
+        "written",
         "read": read_and_needed(plan.bytes_read, plan.bytes_needed),
         "disk": describe_space(plan),
         "memory": f"{format_buffer(plan.buffer_bytes)} of buffers a process",
@@ -118,12 +120,12 @@ def _head(source: Source, target: Target, plan: Plan, outcome: PageResults) -> d
             summary = f"the same, every byte compared: {format_size(verdict.bytes_compared)}"
         amounts["time"] = format_seconds(verdict.seconds)
     step = f", step {plan.step}" if plan.step else ""
-    sides = (plan.src, source.table.label), (target.dst, target.planner.dst.label)
+    sides = (plan.src, catalog.declared_by), (target.dst, target.planner.dst.label)
     src, dst = (basename((folder or label).rstrip("/")) for folder, label in sides)
     compared = verdict is not None and report is None
     return {
         "title": f"{dst}, compared with {src}" if compared else f"{src} -> {dst}",
-        "what": f"{source.table.extent}{step} -> {target.planner.dst.extent}",
+        "what": f"{catalog.extent}{step} -> {target.planner.dst.extent}",
         "told": summary,
         "state": state,
         "amounts": list(amounts.items()),
@@ -180,13 +182,16 @@ def _describe_conversion(
 ) -> dict[str, Any]:
     from rankxform.target.manifest import description_digest, strategy_digest
 
-    src, dst = source.table, target.planner.dst
+    src, dst = source.require_catalog(), target.planner.dst
     versions = f"rankxform {rankxform.__version__}, Python {platform.python_version()}"
     when = f"{time.strftime('%Y-%m-%d %H:%M:%S %z')} on {platform.node()}"
     return {
         "rows": [
             ["source", plan.src or "shapes alone"],
-            ["source strategy", f"{src.label} ({src.extent}), digest {description_digest(src)}"],
+            [
+                "source strategy",
+                f"{src.declared_by} ({src.extent}), digest {description_digest(src)}",
+            ],
             ["destination", target.dst or "-"],
             ["destination strategy", f"{dst.label} ({dst.extent}), digest {strategy_digest(dst)}"],
             ["made", f"{when}, {versions}"],

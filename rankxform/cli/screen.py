@@ -176,7 +176,7 @@ def catalog_words(catalog: Catalog) -> str:
     """Name what describes a source, and what that is."""
     if catalog.strategy is not None:
         return strategy_words(catalog.strategy)
-    return f"{shown_path(catalog.label)}: {catalog.extent}"
+    return f"{shown_path(catalog.declared_by)}: {catalog.extent}"
 
 
 def summary(

@@ -20,7 +20,7 @@ from rankxform.formats.container import FLOAT8, FLOATS, NOT_MINDSPORES, TEXT
 if TYPE_CHECKING:
     from .schedule import Words
 
-    Convert = Callable[[Words, Words], None]
+    CastFunction = Callable[[Words, Words], None]
     """Writes the values of the second array into the first, of the same shape."""
 
 FLOAT16, BFLOAT16, EXACT = "Float16", "BFloat16", "Float64"
@@ -73,7 +73,7 @@ def word_type(dtype: str) -> np.dtype[Any]:
 
 
 @cache
-def cast_function(src: str, dst: str) -> Convert:
+def cast_function(src: str, dst: str) -> CastFunction:
     """Return what converts arrays of one type to another. Raises RequestError.
 
     The arrays have the types that `word_type` names; they need not be contiguous.
@@ -92,7 +92,7 @@ def cast_function(src: str, dst: str) -> Convert:
     return _plain(source, dst, src)
 
 
-def blockwise(convert: Convert | None) -> Convert:
+def blockwise(convert: CastFunction | None) -> CastFunction:
     """Return a conversion (None: a copy) that is fast where the axes of an array are exchanged.
 
     Squares of the two last axes are first copied into the cache as they lie in memory.
@@ -123,7 +123,7 @@ def _copy(dst_words: Words, src_words: Words) -> None:
     dst_words[...] = src_words
 
 
-def _plain(source: np.dtype[Any], dst: str, src: str) -> Convert:
+def _plain(source: np.dtype[Any], dst: str, src: str) -> CastFunction:
     """Return the conversion between two types that numpy knows."""
     target = word_type(dst)
     if target == source:
@@ -144,8 +144,8 @@ def _in_blocks(
     convert: Callable[[Words, Words, Words], None],
     result: np.dtype[Any],
     first: np.dtype[Any] | None = None,
-    then: Convert = _copy,
-) -> Convert:
+    then: CastFunction = _copy,
+) -> CastFunction:
     """Return what applies `convert` to contiguous blocks: from type `first`, to type `result`.
 
     It is given room for as many 32-bit words as there are elements in the block.
@@ -203,7 +203,7 @@ def _has_nan(values: Words) -> bool:
     return bool(values.size and np.isnan(values.max()))
 
 
-def _from_table(dtype: str) -> Convert:
+def _from_table(dtype: str) -> CastFunction:
     """Return the conversion of 8-bit floats, each of which is looked up."""
     values = _float8_values(dtype)
 

@@ -23,7 +23,7 @@ from .piece_schedule import PieceRegion
 from .schedule import SourceIndices
 
 if TYPE_CHECKING:
-    from .cast import Convert
+    from .cast import CastFunction
     from .schedule import View, Words
 
 
@@ -77,12 +77,12 @@ def read_box(parameter: Parameter, box: Box, sources: SourceReader) -> Any:
 
 def read_as_float64(parameter: Parameter, box: Box, sources: SourceReader) -> Any:
     """Return a box of a parameter as Float64, whether it lies in the files or is made of others."""
-    if parameter.composed is None:
+    if parameter.composed_sharding is None:
         values = read_box(parameter, box, sources)
         exact_values = np.empty(values.shape, np.float64)
         cast_function(parameter.src_dtype, EXACT)(exact_values, values)
         return exact_values
-    pieces = parameter.composed.pieces
+    pieces = parameter.composed_sharding.pieces
     exact_values = np.zeros(box.shape)
     for number, piece in enumerate(pieces.assembly.pieces):
         inside = piece.inside(box)
@@ -156,7 +156,7 @@ class Copier:
     def __call__(
         self,
         parameter: Parameter,
-        convert: Convert | None,
+        convert: CastFunction | None,
         copies: Sequence[View],
         places: Sequence[SourceIndices],
     ) -> None:

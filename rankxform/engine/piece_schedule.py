@@ -108,7 +108,7 @@ class PieceSchedule(Schedule):
     picks = True
 
     def __init__(self, transfer: Transfer, method: ReadMethod, checked: bool = False) -> None:
-        composed = transfer.parameter.composed
+        composed = transfer.parameter.composed_sharding
         assert composed is not None
         self._pieces_of = composed.pieces
         self._steps = transfer.parameter.steps

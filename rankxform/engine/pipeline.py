@@ -126,7 +126,7 @@ class ScheduleCache:
             if start == cached_start:
                 return cached_steps
             return [(MovedStep(s, start - cached_start), r) for s, r in cached_steps]
-        kind = PieceSchedule if parameter.composed else Schedule
+        kind = PieceSchedule if parameter.composed_sharding else Schedule
         steps = self._steps(kind(transfer, self._method, self._checked))
         first = []
         for step in steps:
@@ -166,7 +166,7 @@ def _place_in_stack(transfer: Transfer) -> tuple[object, int] | None:
     else. What is done to elements may depend on their place, and integrity is checked by it.
     """
     parameter = transfer.parameter
-    composed = parameter.composed
+    composed = parameter.composed_sharding
     if composed is None or any(parameter.steps) or len(transfer.readers) != 1:
         return None
     grid, (cell,) = composed.pieces, transfer.readers
@@ -198,7 +198,7 @@ def group_by_shared_rows(transfers: Iterable[Transfer]) -> Iterator[list[Transfe
 
 
 def _share_rows(a: Transfer, b: Transfer) -> bool:
-    composed_a, composed_b = a.parameter.composed, b.parameter.composed
+    composed_a, composed_b = a.parameter.composed_sharding, b.parameter.composed_sharding
     if composed_a is None or composed_b is None or a.exchange or b.exchange:
         return False
     if a.parameter.src_names != b.parameter.src_names or a.readers.items() != b.readers.items():
@@ -334,7 +334,7 @@ class WorkInputs(NamedTuple):
     operands of steps, and what was moved to bring them."""
 
     sources: SourceReader
-    p2p: Messenger | None = None
+    messenger: Messenger | None = None
     operands: Operands | None = None
     operand_traffic: Traffic = Traffic()
 
@@ -354,12 +354,12 @@ def execute(
     raise to stop; `on_complete` is called with every transfer that is complete. A `checker`
     compares what is put with what was read, and messages with what was sent.
     """
-    sources, p2p, operands, operand_traffic = inputs
+    sources, messenger, operands, operand_traffic = inputs
     memory = work.memory // (4 if sources.ahead else 2)
-    depth = max(2, min(_MOST_IN_FLIGHT, memory // _ARENA)) if p2p else 1
+    depth = max(2, min(_MOST_IN_FLIGHT, memory // _ARENA)) if messenger else 1
     schedules = ScheduleCache(memory, depth, work.policy.method, checked=checker is not None)
     copier = Copier(operands)
-    pipeline = Pipeline(sinks, sources, on_progress, on_complete, checker, p2p, copier)
+    pipeline = Pipeline(sinks, sources, on_progress, on_complete, checker, messenger, copier)
     scheduling = {"plan": 0.0}
     turns = _time_turns(_turns(work, schedules, depth), scheduling)
     if sources.ahead:
@@ -368,7 +368,7 @@ def execute(
     for transfer, tile, repeat in turns:
         if tile is None:
             pipeline.end(transfer)
-        elif p2p is None:
+        elif messenger is None:
             pipeline.move(transfer, tile, repeat)
         else:
             if len(pipeline.in_flight) == depth:
@@ -434,11 +434,11 @@ class Pipeline:
         on_progress: OnProgress,
         on_complete: Callable[[Transfer], None],
         checker: IntegrityChecker | None,
-        p2p: Messenger | None,
+        messenger: Messenger | None,
         copier: Copier,
     ) -> None:
         self._sinks, self._sources, self._on_progress = sinks, sources, on_progress
-        self._on_complete, self._checker, self._p2p = on_complete, checker, p2p
+        self._on_complete, self._checker, self._messenger = on_complete, checker, messenger
         self._copy = copier
         self.in_flight: deque[_TileInFlight] = deque()
         self.sent = 0
@@ -486,15 +486,15 @@ class Pipeline:
     def start(self, transfer: Transfer, work: TileWork, repeat: int) -> None:
         """Start the receives of a tile, read for it, and start its sends."""
         tile = _TileInFlight(transfer, work, repeat)
-        messages, p2p = work.messages, self._p2p
+        messages, messenger = work.messages, self._messenger
         began = perf_counter()
-        if messages and p2p:
-            tile.recvs = [p2p.receive(sender, room) for sender, room in messages.recvs]
-            tile.forwarded = [p2p.receive(s, r, FORWARDED) for s, r in messages.forwarded]
+        if messages and messenger:
+            tile.recvs = [messenger.receive(sender, room) for sender, room in messages.recvs]
+            tile.forwarded = [messenger.receive(s, r, FORWARDED) for s, r in messages.forwarded]
         self._read(transfer, work, repeat)
         read_end = perf_counter()
         self.seconds["read"] += read_end - began
-        if messages and p2p:
+        if messages and messenger:
             name = transfer.parameter.src_name
             tile.sends = self._send(name, messages.packs, messages.sends, DIRECT)
             self.seconds["exchange"] += perf_counter() - read_end
@@ -515,20 +515,24 @@ class Pipeline:
     def _send(
         self, name: str, packs: Sequence[View], messages: Sequence[tuple[int, Buffer]], tag: int
     ) -> list[Any]:
-        assert self._p2p is not None
+        assert self._messenger is not None
         for dst_words, src_words in packs:
             dst_words[...] = src_words
         for _, message in messages:
             self.sent += len(message)
             if self._checker:
                 self._checker.append_checksum(message, name)
-        return [self._p2p.send(to, message, tag) for to, message in messages]
+        return [self._messenger.send(to, message, tag) for to, message in messages]
 
     def complete(self) -> None:
         """Take what was sent for the oldest tile, forward, assemble, and put into sinks."""
         tile = self.in_flight.popleft()
-        messages, p2p, name = tile.work.messages, self._p2p, tile.transfer.parameter.src_name
-        if messages and p2p:
+        messages, messenger, name = (
+            tile.work.messages,
+            self._messenger,
+            tile.transfer.parameter.src_name,
+        )
+        if messages and messenger:
             began = perf_counter()
             self._receive(name, tile.recvs, messages.recvs)
             forwards = self._send(name, messages.repacks, messages.forwards, FORWARDED)
@@ -536,7 +540,7 @@ class Pipeline:
             self.seconds["exchange"] += perf_counter() - began
             self._store(tile.transfer, tile.work, tile.repeat)
             began = perf_counter()
-            p2p.wait_all([*tile.sends, *forwards], self._on_progress)
+            messenger.wait_all([*tile.sends, *forwards], self._on_progress)
             self.seconds["exchange"] += perf_counter() - began
         else:
             self._store(tile.transfer, tile.work, tile.repeat)
@@ -547,8 +551,8 @@ class Pipeline:
         self, name: str, requests: Sequence[Any], messages: Sequence[tuple[int, Buffer]]
     ) -> None:
         """Wait until messages have come."""
-        assert self._p2p is not None
-        self._p2p.wait_all(requests, self._on_progress)
+        assert self._messenger is not None
+        self._messenger.wait_all(requests, self._on_progress)
         if self._checker:
             for sender, message in messages:
                 self._checker.check_message(message, sender, name)
@@ -576,8 +580,8 @@ class Pipeline:
         self.seconds["copy"] += copying
         self.seconds["write"] += writing
         self._on_progress(written_bytes)
-        if self._p2p:
-            self._p2p.progress()
+        if self._messenger:
+            self._messenger.progress()
 
     def end(self, transfer: Transfer) -> None:
         """Take note that no more tiles of `transfer` will be started."""

@@ -44,7 +44,7 @@ from rankxform.values import dataclass
 from .cast import cast_function, word_type
 
 if TYPE_CHECKING:
-    from .cast import Convert
+    from .cast import CastFunction
 
 
 ALIGN = 64
@@ -189,7 +189,7 @@ class TileWork:
     axis: int = 0
     step: int = 0
     messages: TileMessages | None = None  # None of a local transfer
-    convert: Convert | None = None  # makes each copy, if that is more than an assignment
+    convert: CastFunction | None = None  # makes each copy, if that is more than an assignment
     arena: int = 0  # tells apart the arenas; 0 where what is read is of no use to the next tile
     # If every store is just what one fetch reads, these pairs.
     direct: Sequence[tuple[TileRead, TileWrite]] = ()
@@ -208,7 +208,7 @@ CHECKSUM_BYTES = 8
 """What a message between processes has at its end where its bytes are compared."""
 
 if TYPE_CHECKING:
-    from .cast import Convert
+    from .cast import CastFunction
 
 
 T = TypeVar("T")
@@ -226,7 +226,7 @@ class Schedule:
         self._shape, self._grid = parameter.shape, parameter.grid
         self._src_item, self._item = item_size(parameter.src_dtype), item_size(parameter.dtype)
         self._types: tuple[np.dtype[Any], np.dtype[Any]] | None = None
-        self._convert: Convert | None = None
+        self._convert: CastFunction | None = None
         if parameter.dtype != parameter.src_dtype and not any(parameter.steps):
             self._types = word_type(parameter.dtype), word_type(parameter.src_dtype)
             self._convert = cast_function(parameter.src_dtype, parameter.dtype)

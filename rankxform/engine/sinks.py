@@ -59,7 +59,7 @@ class OutputFile:
 
     final: Path
     layout: FileLayout
-    owned: bool = True
+    is_created_here: bool = True
     equal: tuple[Path, ...] = ()
 
     @property

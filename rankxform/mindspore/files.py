@@ -65,7 +65,7 @@ def _names(request: Request) -> list[str]:
     processes: Team = team(None)
     try:
         _, source, _ = prepare(request, processes)
-        names = [p.name for p in source.table.parameters]
+        names = [p.name for p in source.require_catalog().parameters]
     except RankxformError:  # raised on every process
         processes.free()
         raise

@@ -387,7 +387,7 @@ class NameMap(ModelOperation):
 
     # -- what it makes of a checkpoint ------------------------------------------------------------
 
-    def side_of(self, names: Iterable[str]) -> str:
+    def naming_of(self, names: Iterable[str]) -> str:
         """Return whose names a checkpoint has. Raises RequestError if it has neither's."""
         all_names = set(names)
         counts = {}
@@ -413,7 +413,7 @@ class NameMap(ModelOperation):
         if all(block.unless is None for block in self.table.blocks.values()):
             return []
         all_names = [*names]
-        side = self.side_of(all_names)
+        side = self.naming_of(all_names)
         begins: dict[str, list[str]] = {}
         for block in self.table.blocks.values():
             if block.unless is not None:
@@ -453,7 +453,7 @@ class NameMap(ModelOperation):
         states = [tensor for tensor in tensors if self._follows(tensor) and not tensor.dropped]
         if states:
             return self._with_states(tensors, states)
-        return self._composed(tensors, tensors_by_name, self.side_of(tensors_by_name))
+        return self._composed(tensors, tensors_by_name, self.naming_of(tensors_by_name))
 
     def _follows(self, tensor: Tensor) -> bool:
         """Tell whether what is done to a tensor's parameter is done to it: to a state, and to a
@@ -470,7 +470,7 @@ class NameMap(ModelOperation):
         other_tensors = [t for t in tensors if t.name not in separate_names or t.dropped]
         counters = [tensor for tensor in tensors if tensor.name in COUNTERS and not tensor.dropped]
         weights = {tensor.name: tensor for tensor in other_tensors if not tensor.dropped}
-        side = self.side_of(weights)
+        side = self.naming_of(weights)
         new_tensors = [*self._composed(other_tensors, weights, side), *counters]
         families: dict[tuple[str, str, str], list[Tensor]] = {}
         for state in states:
@@ -604,19 +604,19 @@ class NameMap(ModelOperation):
         sources = tuple(source for tensor in tensors for source in tensor.sources)
         assert all(tensor.assembly is None for tensor in tensors)
         if to_parts:
-            return self._taken_apart(link, tensors[0].dtype, sources)
+            return self._split_group(link, tensors[0].dtype, sources)
         joined = Tensor(
             link.whole_name, tensors[0].dtype, link.assembly.shape, sources, link.assembly
         )
         return [self._marked(joined, rule)]
 
-    def taken_apart(self, link: MappedGroup, dtype: str) -> list[Tensor]:
+    def split_group(self, link: MappedGroup, dtype: str) -> list[Tensor]:
         """Return the parts of a link, made of its one tensor."""
-        return self._taken_apart(
+        return self._split_group(
             link, dtype, (SourceTensor(link.whole_name, dtype, link.assembly.shape),)
         )
 
-    def _taken_apart(
+    def _split_group(
         self, link: MappedGroup, dtype: str, sources: tuple[SourceTensor, ...]
     ) -> list[Tensor]:
         key = id(link.assembly)

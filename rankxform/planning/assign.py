@@ -211,7 +211,7 @@ class _Costs:
         cells = tuple(sorted(self._planner.cell(layout, file) for file in files))
         copies = 1
         if self._planner.is_own(parameter):
-            copies = len({self._planner.congruent_file(parameter, file) for file in files})
+            copies = len({self._planner.file_for_own_values(parameter, file) for file in files})
         key = kind, cells, copies
         if key not in self._known:
             grid = layout.grid(parameter.shape)

@@ -99,7 +99,7 @@ def catalog_statements(catalog: Catalog) -> Iterator[Statement]:
         parameter = catalog.declared.get(name)
         if parameter is not None and parameter.holders:
             slices = f"its slices, as in {catalog.paths[parameter.holders[0]]}"
-            yield Statement(SHAPE, name, shape, STRATEGY, catalog.label)
+            yield Statement(SHAPE, name, shape, STRATEGY, catalog.declared_by)
             yield Statement(SHAPE, name, parameter.shape, HEADER, slices)
             yield Statement(TYPE, name, parameter.dtype, HEADER, slices)
     if not catalog.is_whole and strategy is not None:
@@ -111,7 +111,7 @@ def catalog_statements(catalog: Catalog) -> Iterator[Statement]:
         if len(base.shape) != len(parameter.shape) or parameter.shape == (1,):
             continue  # of an optimizer that keeps sums of rows and columns
         if base.shape != parameter.shape and base.holders and parameter.holders:
-            slices = f"its slices and {catalog.label}"
+            slices = f"its slices and {catalog.declared_by}"
             yield Statement(SHAPE, base.name, base.shape, HEADER, slices)
             yield Statement(
                 SHAPE, base.name, parameter.shape, HEADER, f"those of its state {name!r}"
@@ -143,12 +143,12 @@ def _shape_statements(catalog: Catalog) -> Iterator[Statement]:
         of_kind.setdefault(parameter.shape, []).append(name)
         weight = catalog.declared.get(name.removesuffix("bias") + "weight")
         if name.endswith(".bias") and weight and weight.holders and len(parameter.shape) == 1:
-            yield Statement(BIAS_LENGTH, weight.name, weight.shape, HEADER, catalog.label)
+            yield Statement(BIAS_LENGTH, weight.name, weight.shape, HEADER, catalog.declared_by)
             yield Statement(BIAS_LENGTH, weight.name, parameter.shape, HEADER, "its bias")
     for (kind, _), shapes in shapes_by_kind.items():
         usual, *other_shapes = sorted(shapes, key=lambda shape: -len(shapes[shape]))
         if other_shapes and len(shapes[usual]) > _MOST_LAYERS * sum(map(len, shapes.values())):
-            yield Statement(LAYER_SHAPE, kind, usual, HEADER, catalog.label)
+            yield Statement(LAYER_SHAPE, kind, usual, HEADER, catalog.declared_by)
             yield Statement(
                 LAYER_SHAPE,
                 kind,
@@ -335,7 +335,7 @@ def _undeclared(
     shape = _slice_shape(name, groups[0])
     cell = (0,) * len(shape)
     placement = Holders(IdentityDict({cell: tuple(sorted(files))}), is_per_rank=True)
-    sharding = Sharding(whole_layout(len(shape)).grid(shape), placement, declared=False)
+    sharding = Sharding(whole_layout(len(shape)).grid(shape), placement, is_declared=False)
     return Parameter(name, dtype, sharding, name, dtype)
 
 
@@ -479,7 +479,7 @@ class _RankCatalogBuilder:
         placed = layout, ranks, tuple(map(id, groups))
         if (shape, placed) not in self._shardings:
             placement = self._placement(placed, groups)
-            sharding = Sharding(layout.grid(shape), placement, declared=ranks is not None)
+            sharding = Sharding(layout.grid(shape), placement, is_declared=ranks is not None)
             self._shardings[shape, placed] = sharding
         return self._shardings[shape, placed]
 

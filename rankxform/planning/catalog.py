@@ -138,15 +138,11 @@ class Holders:
 
 @dataclass(frozen=True, eq=False)
 class Sharding:
-    """How tensors that are stored alike lie in the source files; one object for all of them.
+    """How tensors that are stored alike lie in the source files; one object for all of them."""
 
-    grid: its cells are what files hold, in the full tensor's elements. declared: whether the
-    checkpoint's description speaks of it; if not, every holder has it whole.
-    """
-
-    grid: Grid | BoxTiling
+    grid: Grid | BoxTiling  # its cells are what files hold, in elements of the full tensor
     placement: Holders
-    declared: bool = True
+    is_declared: bool = True  # the description lists it; if not, every holder has it whole
 
     @property
     def files(self) -> IdsByCell:
@@ -165,15 +161,14 @@ class Sharding:
 class ComposedSharding:
     """How tensors lie in the source files that are made of others in one way; one object for all.
 
-    grid: its cells are (number of the piece, cell of the source's tiling). parts: by number of the
-    source, how that is sharded. Stands where a `Sharding` stands.
+    Stands where a `Sharding` stands.
     """
 
     def __init__(self, grid: PieceTiling, parts: Sequence[Sharding]) -> None:
-        self.grid = grid
-        self.pieces, self.parts = grid, tuple(parts)
+        self.grid = grid  # its cells are (number of the piece, cell of the source's tiling)
+        self.pieces, self.parts = grid, tuple(parts)  # parts: of each source
         self.holders = tuple(sorted({file for part in parts for file in part.holders}))
-        self.declared = any(part.declared for part in parts) and bool(grid.assembly.pieces)
+        self.is_declared = any(part.is_declared for part in parts) and bool(grid.assembly.pieces)
 
     @cached_property
     def files(self) -> IdsByCell:
@@ -223,14 +218,16 @@ class Parameter(Related):
         return self.sharding.grid
 
     @property
-    def composed(self) -> ComposedSharding | None:
+    def composed_sharding(self) -> ComposedSharding | None:
         """How the tensor is made of others; None of one that is as in the files."""
         return self.sharding if isinstance(self.sharding, ComposedSharding) else None
 
     @property
     def value(self) -> float | None:
         """The value of all elements of a tensor that no file holds. None: files hold the tensor."""
-        assembly = None if self.composed is None else self.composed.pieces.assembly
+        assembly = (
+            None if self.composed_sharding is None else self.composed_sharding.pieces.assembly
+        )
         return None if assembly is None or assembly.pieces else assembly.value
 
     def entry(self, cell: Cell, file: int) -> str:
@@ -247,9 +244,9 @@ class Parameter(Related):
         return self.sharding.holders
 
     @property
-    def declared(self) -> bool:
+    def is_declared(self) -> bool:
         """Whether the source's description speaks of it."""
-        return self.sharding.declared
+        return self.sharding.is_declared
 
 
 @dataclass(frozen=True)
@@ -282,7 +279,7 @@ class Catalog:
     states: States = NO_STATES  # of all names that files or the strategy have
 
     @property
-    def label(self) -> str:
+    def declared_by(self) -> str:
         """What states how tensors are sharded, for messages."""
         return self.strategy.label if self.strategy is not None else self.description.source
 

@@ -119,7 +119,7 @@ def undeclared_to_compare(parameters: Sequence[Parameter], catalog: Catalog) -> 
     """
     if catalog.is_whole:
         return [p.name for p in catalog.declared.values() if len(p.holders) > 1]
-    return [p.name for p in parameters if not p.declared and len(p.holders) > 1]
+    return [p.name for p in parameters if not p.is_declared and len(p.holders) > 1]
 
 
 def per_rank_candidates(parameters: Sequence[Parameter], catalog: Catalog) -> list[str]:
@@ -134,7 +134,7 @@ def per_rank_candidates(parameters: Sequence[Parameter], catalog: Catalog) -> li
     return [
         p.name
         for p in parameters
-        if p.declared
+        if p.is_declared
         and len(p.sharding.files) == 1 < len(p.holders)
         and p.state is None
         and p.name not in with_states
@@ -185,7 +185,7 @@ def check_undeclared(
         name = large[0]
         a, b = (catalog.paths[file] for file in differing[name])
         raise CheckpointError(
-            f"{catalog.label} does not list {'it' if len(large) == 1 else 'these'}, and "
+            f"{catalog.declared_by} does not list {'it' if len(large) == 1 else 'these'}, and "
             f"{name!r} differs between {a} and {b}",
             f"--exclude '^{re.escape(name_of(name))}$', which leaves it out",
             "--unlisted take-one, which takes one rank's bytes as they are",
@@ -231,7 +231,7 @@ def check_no_slices(
             local = neighbour.grid.box((0,) * len(neighbour.shape)).shape[:axes]
             if parameter.shape == local != neighbour.shape[:axes]:
                 raise CheckpointError(
-                    f"{catalog.label} does not list it, and it is as long as a slice of "
+                    f"{catalog.declared_by} does not list it, and it is as long as a slice of "
                     f"{neighbour.name!r}",
                     f"--exclude '^{re.escape(name_of(name))}$', which leaves it out",
                     "--unlisted take-one, which takes it as it is",
@@ -267,9 +267,9 @@ def _is_large(parameter: Parameter) -> bool:
 
 def sharded_by_pattern(parameters: Sequence[Parameter], catalog: Catalog) -> list[str]:
     """Return the parameters that the source strategy shards, if that is a `PatternStrategy`."""
-    if not catalog.label.startswith(SHARD_PREFIX):
+    if not catalog.declared_by.startswith(SHARD_PREFIX):
         return []
-    return [p.name for p in parameters if p.declared and len(p.sharding.files) > 1]
+    return [p.name for p in parameters if p.is_declared and len(p.sharding.files) > 1]
 
 
 def check_each_differs(catalog: Catalog, samples: DigestsByFile, names: Iterable[str]) -> None:
@@ -288,7 +288,7 @@ def check_each_differs(catalog: Catalog, samples: DigestsByFile, names: Iterable
             and len(holder_samples) > 1
         ):
             raise CheckpointError(
-                f"{catalog.label!r} shards {name!r}, and all ranks hold the same bytes of it",
+                f"{catalog.declared_by!r} shards {name!r}, and all ranks hold the same bytes of it",
                 "let the expression match fewer names",
                 "say --allow-equal-slices if the slices really are equal",
             )
@@ -319,8 +319,8 @@ def check_extra_ranks(catalog: Catalog, samples: DigestsByFile, paths: Mapping[i
                     "give the right strategy",
                     "say --allow-extra-ranks if these ranks are left over from another run",
                     where=path,
-                    details=f"{catalog.label} describes only {catalog.ranks} ranks and is not this "
-                    "checkpoint's",
+                    details=f"{catalog.declared_by} describes only {catalog.ranks} ranks and is "
+                    "not this checkpoint's",
                 )
 
 

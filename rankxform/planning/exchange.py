@@ -189,7 +189,7 @@ def _group(
     needs, files_by_cell = transfers.needs, transfers.files
     for cell in needs:
         if not files_by_cell.get(cell):
-            planner.raise_lost(transfers.first, cell)
+            planner.raise_missing_slice(transfers.first, cell)
     always = policy.method.exchanges
     if policy.may_exchange and policy.costs and not always:
         estimate = estimate_io(transfers, reach.node, counter)
@@ -615,7 +615,7 @@ def operand_moves(
     if reach.is_full or not any(any(parameter.steps) for parameter in planner.selection.parameters):
         return None
     names_by_process: list[set[str]] = [set() for _ in assignment]
-    for (name, _), pairs in planner.wanted(assignment).items():
+    for (name, _), pairs in planner.receivers_by_tensor(assignment).items():
         steps = (step for step in planner.parameter(name).steps if step is not None)
         operands = [operand for step in steps for operand in step.operands]
         for process, _ in pairs if operands else ():

@@ -210,7 +210,7 @@ class Planner:
         if self.per_rank_tensors:
             parameters = map(self.parameter, names)
             per_rank = (p for p in parameters if p.src_name in self.per_rank_tensors)
-            per_rank_files = tuple(self.congruent_file(p, file) for p in per_rank)
+            per_rank_files = tuple(self.file_for_own_values(p, file) for p in per_rank)
         return (
             stage,
             number,
@@ -220,9 +220,9 @@ class Planner:
 
     def is_own(self, parameter: Parameter) -> bool:
         """Tell whether a destination rank gets a parameter from its congruent source rank."""
-        if parameter.composed:
+        if parameter.composed_sharding:
             return False
-        return not parameter.declared or parameter.src_name in self.per_rank_tensors
+        return not parameter.is_declared or parameter.src_name in self.per_rank_tensors
 
     # -- which copies make them up --------------------------------------------------------------
 
@@ -251,7 +251,7 @@ class Planner:
         Among equal copies, one in a `visible` file is preferred (None: all files are visible).
         Raises CheckpointError where no source file holds what is needed.
         """
-        pairs_by_tensor = self.wanted([list(slice_ranges)])
+        pairs_by_tensor = self.receivers_by_tensor([list(slice_ranges)])
         shared = {id(pairs): pairs for pairs in pairs_by_tensor.values()}
         ranks_of = {key: tuple(sorted(r for _, r in pairs)) for key, pairs in shared.items()}
         return [
@@ -271,7 +271,7 @@ class Planner:
             for readers, sharing_ranks in self._readers_and_ranks(parameter, layout, ranks, visible)
         ]
 
-    def wanted(
+    def receivers_by_tensor(
         self, assignment: Sequence[Sequence[SliceRange]]
     ) -> dict[tuple[str, Layout], ProcessRankPairs]:
         """Return who wants a parameter in one destination layout, if process p writes
@@ -338,7 +338,7 @@ class Planner:
             return
         ranks_by_file: dict[int, list[int]] = {}
         for rank in ranks:
-            ranks_by_file.setdefault(self.congruent_file(parameter, rank), []).append(rank)
+            ranks_by_file.setdefault(self.file_for_own_values(parameter, rank), []).append(rank)
         for file, sharing_ranks in ranks_by_file.items():
             yield {(0,) * len(parameter.shape): file}, tuple(sharing_ranks)
 
@@ -353,7 +353,7 @@ class Planner:
             for cell, _ in overlaps(parameter.grid, grid, dst_cell)
         )
         for cell in dict.fromkeys(src_cells):
-            yield cell, files_by_cell.get(cell) or self.raise_lost(parameter, cell)
+            yield cell, files_by_cell.get(cell) or self.raise_missing_slice(parameter, cell)
 
     def _readers_of(
         self,
@@ -377,13 +377,13 @@ class Planner:
         """Return which of the equal copies of a parameter is read, as a number to be reduced."""
         return self._replicas[parameter.src_name] % parameter.sharding.period
 
-    def raise_lost(self, parameter: Parameter, cell: Cell) -> NoReturn:
+    def raise_missing_slice(self, parameter: Parameter, cell: Cell) -> NoReturn:
         """Raise CheckpointError for a slice that no file holds, and all others like it."""
         assert cell not in parameter.sharding.files
         src_parameters = self.selection.sources(self.catalog)
         raise missing_slices_error(self.catalog, src_parameters, {})
 
-    def congruent_file(self, parameter: Parameter, file: int) -> int:
+    def file_for_own_values(self, parameter: Parameter, file: int) -> int:
         """Return whose copy of ranks' own values a destination file gets, as MindSpore does.
 
         It is that of the rank that is congruent to the destination's stage-local rank, in the
@@ -441,7 +441,7 @@ class Planner:
             layout.grid(parameter.shape)
         except RequestError as error:
             raise RequestError(
-                f"{name!r}: {error} (the shape is what {self.catalog.label} makes of the "
+                f"{name!r}: {error} (the shape is what {self.catalog.declared_by} makes of the "
                 "source's slices)",
                 where=self.dst.label,
             ) from error
@@ -495,7 +495,7 @@ def transfer_groups(
         object, tuple[IdsByCell, ProcessRankPairs, list[tuple[int, Parameter]], Layout]
     ] = {}
     numbers = count()
-    for (name, layout), all_pairs in planner.wanted(assignment).items():
+    for (name, layout), all_pairs in planner.receivers_by_tensor(assignment).items():
         parameter = planner.parameter(name)
         for files_by_cell, pairs in planner.groups_by_holders(parameter, layout, all_pairs):
             has_all_pairs = files_by_cell is parameter.sharding.files

@@ -148,7 +148,7 @@ def _find_tied(
         large = content_bytes(parameter.src_dtype, parameter.shape) >= _LEAST_SAMPLE
         if (
             len(holding_stages) < 2
-            or not parameter.declared
+            or not parameter.is_declared
             or not large
             or not parameter.is_weight
         ):
@@ -190,7 +190,7 @@ def _kinds(parameters: Sequence[Parameter], catalog: Catalog) -> list[list[Param
     kinds_by_key: dict[object, list[Parameter]] = {}
     for parameter in parameters:
         large = content_bytes(parameter.src_dtype, parameter.shape) >= _LEAST_SAMPLE
-        if parameter.declared and large and len(parameter.holders) > 1 and not catalog.is_whole:
+        if parameter.is_declared and large and len(parameter.holders) > 1 and not catalog.is_whole:
             key = id(parameter.sharding.files), parameter.state is not None
             kinds_by_key.setdefault(key, []).append(parameter)
 
@@ -474,7 +474,7 @@ def check_boxes_differ(
         suffix = f", and so for {len(pairs) - 1} more" if pairs[1:] else ""
         raise CheckpointError(
             f"{catalog.paths[a]} and {catalog.paths[b]}: hold the same bytes of all that was "
-            f"looked at, and by {catalog.label} they hold different slices{suffix}",
+            f"looked at, and by {catalog.declared_by} they hold different slices{suffix}",
             "copy the files again: one is a copy of the other",
             "give the strategy that this checkpoint was saved with",
             _ALLOW_EQUAL,
@@ -487,14 +487,15 @@ def check_boxes_differ(
     ]
     if refused_names:
         raise CheckpointError(
-            f"{catalog.label} shards {summarize_names(refused_names, 2)}, and files hold the same "
+            f"{catalog.declared_by} shards {summarize_names(refused_names, 2)}, and files hold the "
+            "same "
             "bytes "
             "of different slices",
             "give the strategy that this checkpoint was saved with",
             _ALLOW_EQUAL,
         )
     names = summarize_names([tensor.name for tensor in equal], 2)
-    message = f"{names}: every rank holds the same bytes, though {catalog.label} shards "
+    message = f"{names}: every rank holds the same bytes, though {catalog.declared_by} shards "
     notices = (message + ("them" if equal[1:] else "it"),) if equal else ()
     return Evidence(notices=notices, samples=len(compared), sampled=frozenset(compared))
 
@@ -504,7 +505,8 @@ def _all_equal(catalog: Catalog, equal: Sequence[SampledTensor]) -> CheckpointEr
     box = first_box(parameter)
     counts = " x ".join(str(n // s if s else 1) for n, s in zip(parameter.shape, box.shape))
     return CheckpointError(
-        f"{catalog.label} shards {parameter.name!r} into {counts} slices of {list(box.shape)}, but "
+        f"{catalog.declared_by} shards {parameter.name!r} into {counts} slices of "
+        f"{list(box.shape)}, but "
         "every rank holds the same bytes",
         "give one of the files as SRC, with --src-strategy none: they seem to be complete",
         _ALLOW_EQUAL,
@@ -560,7 +562,7 @@ def _in_words(catalog: Catalog, agreement: ReplicaAgreement) -> str:
     shown = agreement.differing[:_SHOWN]
     texts = [
         f"{_who(catalog, contradiction.files)} hold replicas of {contradiction.tensor.name!r} by "
-        f"{catalog.label}, "
+        f"{catalog.declared_by}, "
         "and hold different bytes"
         for contradiction in shown[:1]
     ]

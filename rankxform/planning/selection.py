@@ -130,7 +130,7 @@ def missing_slices_error(
     states = catalog.states
     ordered = sorted(ranks_by_name, key=lambda name: (states.of(name) is not None, name))
     names = summarize_names(ordered, 2)
-    label, searched = catalog.label, catalog.searched
+    label, searched = catalog.declared_by, catalog.searched
     groups = missing_slices(parameters)
     if not groups:
         ranks = sorted({rank for missing in ranks_by_name.values() for rank in missing})
@@ -283,7 +283,7 @@ def select_parameters(
             parameter.name,
             parameter.name in dst and not isinstance(dst, WholeStrategy),
         )
-        declared = parameter.declared and parameter.src_name not in non_followers
+        declared = parameter.is_declared and parameter.src_name not in non_followers
         is_in_src = declared and not catalog.is_whole and not _is_in_no_strategy(parameter)
         if parameter.value is not None:  # no strategy speaks of what no file holds
             replicated[name] = parameter
@@ -393,7 +393,7 @@ def _check(
         raise UsageError("no parameter is left to convert", "check --include and --exclude")
     if not catalog.declared:
         raise RequestError(
-            f"{catalog.label} lists none of the parameters in {_first(catalog.paths)}; "
+            f"{catalog.declared_by} lists none of the parameters in {_first(catalog.paths)}; "
             "it is the strategy of another network, or of another stage"
         )
 
@@ -439,19 +439,19 @@ def _left_out(reason: str, parameters: list[Parameter]) -> OmittedParameters:
 def _foreign_error(refused: Sequence[Parameter], catalog: Catalog, dst: Strategy) -> RequestError:
     """Return that no parameter is in both strategies, and which of them lists none."""
     names = summarize_names([parameter.name for parameter in refused], 3)
-    by_source = sum(parameter.declared for parameter in refused)
+    by_source = sum(parameter.is_declared for parameter in refused)
     if 0 < by_source < len(refused):
-        message = f"{catalog.label} and {dst.label} share none of the checkpoint's parameters"
+        message = f"{catalog.declared_by} and {dst.label} share none of the checkpoint's parameters"
         return RequestError(f"{message}, such as {names}; one of them is another network's")
-    listing_side, foreign_side, side = (
-        (catalog, dst, "--dst-strategy") if by_source else (dst, catalog, "--src-strategy")
+    labels = (dst.label, catalog.declared_by)
+    foreign, listing, option = (
+        (*labels, "--dst-strategy") if by_source else (*labels[::-1], "--src-strategy")
     )
     return RequestError(
-        f"{foreign_side.label} lists none of the checkpoint's parameters, and {listing_side.label} "
-        "lists them",
-        f"{side} of this network, which has {names}",
+        f"{foreign} lists none of the checkpoint's parameters, and {listing} lists them",
+        f"{option} of this network, which has {names}",
         "translate the names (--map, --rename)",
-        details=f"{foreign_side.label} is another network's, or calls its parameters otherwise",
+        details=f"{foreign} is another network's, or calls its parameters otherwise",
     )
 
 
@@ -460,8 +460,8 @@ def _unmatched_error(
 ) -> RequestError:
     parts = []
     for label, names in (
-        (catalog.label, [p.src_name for p in alone if p.declared]),
-        (dst.label, [p.name for p in alone if not p.declared]),
+        (catalog.declared_by, [p.src_name for p in alone if p.is_declared]),
+        (dst.label, [p.name for p in alone if not p.is_declared]),
     ):
         if names:
             parts.append(f"only {label} lists {summarize_names(names, 3)}")
@@ -513,7 +513,7 @@ def source_stages(
     sole_holders = {
         catalog.stage_of(parameter.holders[0])
         for name, parameter in selection.sharded.items()
-        if not parameter.declared and parameter.src_name not in names
+        if not parameter.is_declared and parameter.src_name not in names
         and dst_stage in dst.stages_of.get(name, ())
     }  # fmt: skip
     return [*loaded_stages, *sorted(sole_holders.difference(loaded_stages))]

@@ -398,11 +398,11 @@ def _select_files(
 
 
 def _newer(selected: SelectedFiles) -> tuple[str, ...]:
-    if not selected.newer or not selected.step:
+    if not selected.incomplete_step or not selected.step:
         return ()
     epoch, step = selected.step
     return (
-        f"{selected.newer}. What is converted is epoch {epoch} step {step} "
+        f"{selected.incomplete_step}. What is converted is epoch {epoch} step {step} "
         f"(--step {epoch}_{step} says that it is meant, --step latest refuses)",
     )
 

@@ -201,7 +201,9 @@ class Source:
     selected: SelectedFiles  # the files that were selected
     paths: Mapping[int, str]  # file id -> path
     indexes: Mapping[int, Index]  # file id -> index of each file that belongs to it and can be read
-    extra: Mapping[int, Index]  # file id -> index of one file beyond the strategy's ranks
+    extra_rank_index: Mapping[
+        int, Index
+    ]  # file id -> index of one file beyond the strategy's ranks
     catalog: Catalog | None  # None: nothing declares how files are sharded, or a fault prevents it
     reach: Reach  # which process can open which file
     needed_files: tuple[int, ...] = ()  # ids of the files that were looked for
@@ -224,9 +226,8 @@ class Source:
         )
         raise first.error(also if further_count and self.form.described else "")
 
-    @property
-    def table(self) -> Catalog:
-        """The catalog of a source without faults."""
+    def require_catalog(self) -> Catalog:
+        """Return the catalog of a source without faults."""
         assert self.catalog is not None
         return self.catalog
 
@@ -359,7 +360,7 @@ def _with_catalog(source: Source, chosen_files: ChosenFiles, narrow: SourceScope
         if described or strategy is None or source.selected.rank_of(file) < strategy.ranks
     }
     extra = {file: index for file, index in source.indexes.items() if file not in inside}
-    source = replace(source, indexes=inside, extra=extra, notices=tuple(notices))
+    source = replace(source, indexes=inside, extra_rank_index=extra, notices=tuple(notices))
     paths = source.paths
     if description is None:
         final_description = _of_ranks(source, strategy)

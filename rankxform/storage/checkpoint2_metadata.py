@@ -283,7 +283,7 @@ def _in_stage(planner: Planner, stage: int, rank: int) -> list[tuple[str, Writte
 def is_in_metadata(planner: Planner, name: str) -> bool:
     """Tell whether metadata.json states a parameter: not what no strategy lists, and no counter."""
     parameter = planner.parameter(name)
-    return parameter.declared and (parameter.is_weight or parameter.state is not None)
+    return parameter.is_declared and (parameter.is_weight or parameter.state is not None)
 
 
 def _follows(strategy: Strategy, name: str, layouts: Iterable[str]) -> bool:

@@ -315,7 +315,7 @@ def open_work_inputs(
     source: Source,
     target: Target,
     work: WorkPlan | None = None,
-    p2p: Messenger | None = None,
+    messenger: Messenger | None = None,
     on_progress: OnProgress = lambda nbytes: None,
 ) -> Iterator[WorkInputs]:
     """Open the source's files, and those of an adapter, to do `work` (None: to look at tensors).
@@ -338,7 +338,7 @@ def open_work_inputs(
             tensors = {p.src_name: (p, sources) for p in planner.catalog.parameters}
         if adapter is not None:
             operand_reader = stack.enter_context(SourceReader(adapter.paths, adapter.indexes))
-            adapter_parameters: list[Parameter] = adapter.table.parameters
+            adapter_parameters: list[Parameter] = adapter.require_catalog().parameters
             tensors.update(
                 (p.src_name, (p, operand_reader))
                 for p in adapter_parameters
@@ -346,15 +346,15 @@ def open_work_inputs(
             )
         first = work.operands if work is not None else None
         if first is None:
-            yield WorkInputs(sources, p2p, Operands(tensors))
+            yield WorkInputs(sources, messenger, Operands(tensors))
             operand_reader.check_unchanged()
             return
         parameters = (transfer.parameter for transfer in first.transfers if transfer.targets)
         arrays = ArraySink(TensorSpec(p.name, p.dtype, p.shape) for p in parameters)
         operand_traffic = execute(
-            first, WorkInputs(operand_reader, p2p), {0: arrays}, lambda nbytes: on_progress(0)
+            first, WorkInputs(operand_reader, messenger), {0: arrays}, lambda nbytes: on_progress(0)
         )
         # Otherwise it counts in what these read in all.
         read = 0 if operand_reader is sources else operand_traffic.read
         operand_traffic = replace(operand_traffic, read=read, written=0)
-        yield WorkInputs(sources, p2p, Operands(tensors, arrays.take()), operand_traffic)
+        yield WorkInputs(sources, messenger, Operands(tensors, arrays.take()), operand_traffic)

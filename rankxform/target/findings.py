@@ -87,8 +87,9 @@ def target_findings(
 ) -> Evidence:
     """Return what to know, and patterns that match nothing."""
     request, operation = resolved.request, resolved.operation
-    matchless = [*_matchless(request, source.table, derivation, tensors)]
-    _check_numbered(request, tensors, source.table.states)
+    catalog = source.require_catalog()
+    matchless = [*_matchless(request, catalog, derivation, tensors)]
+    _check_numbered(request, tensors, catalog.states)
     added, doubts = _compositions(source, derivation)
     return Evidence(
         notices=(
@@ -101,8 +102,8 @@ def target_findings(
         warnings=(
             *(text for option, text in matchless if option != "exclude"),
             *doubts,
-            *_like_states(source.table.states, tensors),
-            *_unusual(source.table, tensors),
+            *_like_states(catalog.states, tensors),
+            *_unusual(catalog, tensors),
             *resolved.doubts,
         ),
     )
@@ -178,7 +179,9 @@ def _compositions(source: Source, derivation: OperationChain) -> tuple[list[str]
     notices, doubts = list[str](), list[str]()
     for operation in derivation.compositions:
         if hasattr(operation, "remarks"):
-            text, operation_doubts = operation.remarks([p.name for p in source.table.parameters])
+            text, operation_doubts = operation.remarks(
+                [p.name for p in source.require_catalog().parameters]
+            )
             notices += [text] if text else []
             doubts += operation_doubts
     return notices, doubts
@@ -188,9 +191,10 @@ def _remarks(
     request: Request, source: Source, selection: Selection, operation: OperationInputs
 ) -> Iterator[str]:
     """Yield what to know of the source's patterns, and of what the destination's form lacks."""
-    by_pattern = sharded_by_pattern(selection.sources(source.table), source.table)
+    catalog = source.require_catalog()
+    by_pattern = sharded_by_pattern(selection.sources(catalog), catalog)
     if by_pattern:
-        yield f"{source.table.label} shards {summarize_names(by_pattern)}"
+        yield f"{catalog.declared_by} shards {summarize_names(by_pattern)}"
     yield from training_notices(
         request, source, [parameter.name for parameter in selection.parameters]
     )
@@ -210,7 +214,7 @@ def check_absent_weights(request: Request, source: Source, derivation: Operation
     Optimizer states, counters, and what MindFormers never saves, are no weights. An adapter's files
     alone are what `save_trainable_only` leaves. Raises CheckpointError.
     """
-    catalog, strategy = source.table, source.table.strategy
+    catalog, strategy = source.require_catalog(), source.require_catalog().strategy
     if strategy is None or catalog.is_whole:
         return Evidence()
     schemas = {id(index.schema): index.schema for index in source.indexes.values()}
@@ -260,8 +264,8 @@ def check_naming(
         return
     from rankxform.formats.map_table import HUGGINGFACE
 
-    names = [p.name for p in source.table.parameters if p.state is None]
-    if mapping.knows(names) and mapping.side_of(names) == HUGGINGFACE:
+    names = [p.name for p in source.require_catalog().parameters if p.state is None]
+    if mapping.knows(names) and mapping.naming_of(names) == HUGGINGFACE:
         raise UsageError(
             f"{source.where.path} has Hugging Face's names already, and "
             f"{mapping.table.label} would give it MindFormers' in a {form.title} folder",
@@ -420,7 +424,7 @@ def _missing_map(request: Request, source: Source, dst: object) -> _Suggestion |
         return None
     if request.rename:
         return None
-    names = [parameter.name for parameter in source.table.parameters]
+    names = [parameter.name for parameter in source.require_catalog().parameters]
     if any(name in dst for name in names):
         return None
     fitting = tuple(f"--map {name}" for name in _fitting_maps(request, source, dst))
@@ -436,7 +440,7 @@ def _fitting_maps(request: Request, source: Source, dst: Strategy | None = None)
     """Return the maps that fit all of the source's tensors, and make some that `dst` lists."""
     from rankxform.storage import user_files
 
-    tensors = [Tensor.of(p.name, p.src_dtype, p.shape) for p in source.table.parameters]
+    tensors = [Tensor.of(p.name, p.src_dtype, p.shape) for p in source.require_catalog().parameters]
     fitting_names = []
     for name in filter(None, (request.map, *user_files.map_names())):
         with suppress(RankxformError):
@@ -450,7 +454,9 @@ def _fitting_maps(request: Request, source: Source, dst: Strategy | None = None)
 
 def _fits(strategy: Strategy, source: Source) -> bool:
     """Tell whether the headers of a source's files fit a strategy."""
-    schemas = {file: index.schema for file, index in {**source.indexes, **source.extra}.items()}
+    schemas = {
+        file: index.schema for file, index in {**source.indexes, **source.extra_rank_index}.items()
+    }
     with suppress(RankxformError):
         description = Description(strategy.label, strategy)
         catalog_of(description, schemas, source.paths, range(strategy.ranks))

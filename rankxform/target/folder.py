@@ -177,7 +177,7 @@ def plan_output_files(
         outputs_by_file[slice_range.rank] = OutputFile(
             final,
             layouts.of(slice_range.rank),
-            owned=slice_range.first == 0,
+            is_created_here=slice_range.first == 0,
             equal=tuple(equal_paths),
         )
     return outputs_by_file
@@ -291,7 +291,7 @@ class FolderDestination:
     @property
     def _owned(self) -> dict[int, OutputFile]:
         """The outputs that this process creates, finishes and publishes."""
-        return {file: output for file, output in self.outputs.items() if output.owned}
+        return {file: output for file, output in self.outputs.items() if output.is_created_here}
 
     def _in_root(self, stats_by_process: Sequence[Mapping[Path, T]]) -> dict[Path, T]:
         """Return what the processes of this folder found, of what all did."""

@@ -69,7 +69,7 @@ def _adapter(adapter: Source) -> dict[str, Any]:
     return {
         "adapter files": _files(adapter, adapter.where.path, {}),
         "adapter sample": adapter_digest(adapter),
-        "adapter strategy": description_digest(adapter.table),
+        "adapter strategy": description_digest(adapter.require_catalog()),
     }
 
 
@@ -157,10 +157,12 @@ def _tensors(parameters: Iterable[Parameter]) -> str | None:
     """Return a digest of how tensors are made of others, whatever said so; None if none is."""
     state, assembly_digests = blake2b(digest_size=16), dict[ComposedSharding, bytes]()
     changed_parameters = [
-        p for p in parameters if p.composed or (p.name, p.dtype) != (p.src_name, p.src_dtype)
+        p
+        for p in parameters
+        if p.composed_sharding or (p.name, p.dtype) != (p.src_name, p.src_dtype)
     ]
     for parameter in changed_parameters:
-        composed, names = parameter.composed, parameter.src_names or (parameter.src_name,)
+        composed, names = parameter.composed_sharding, parameter.src_names or (parameter.src_name,)
         if composed is not None and composed not in assembly_digests:
             encoded_assembly = _assembly_text(composed.pieces.assembly).encode()
             assembly_digests[composed] = blake2b(encoded_assembly, digest_size=16).digest()

@@ -430,7 +430,7 @@ def with_arrangement(request: Request, inputs: OperationInputs, source: Source) 
     mapping = name_map(request, inputs)
     assert mapping is not None
     try:
-        is_source = mapping.side_of(_names_before_a_map(request, source)) == MINDFORMERS
+        is_source = mapping.naming_of(_names_before_a_map(request, source)) == MINDFORMERS
     except (RequestError, CheckpointError):
         return request  # what is wrong with the names, the map says
     if request.like is not None and is_source:
@@ -468,10 +468,12 @@ def _tensors_before_a_map(request: Request, source: Source) -> list[Tensor]:
         lambda item: item[0] not in ("dequantize", "mapping"), OPERATIONS.items()
     )
     operations = (make(options) for _, make in earlier_factories)
+    catalog = source.require_catalog()
     derivation = OperationChain(
-        (operation for operation in operations if operation is not None), source.table.states
+        (operation for operation in operations if operation is not None),
+        catalog.states,
     )
-    return [tensor for tensor in apply_operations(source.table, derivation) if not tensor.dropped]
+    return [tensor for tensor in apply_operations(catalog, derivation) if not tensor.dropped]
 
 
 def assumptions(

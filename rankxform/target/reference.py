@@ -56,10 +56,10 @@ def check_joining(
 def _check(request: Request, operation: OperationInputs, source: Source, reference: Source) -> None:
     if not source.reach.is_full or not reference.reach.is_full:
         raise UsageError("it needs files that all nodes see", "leave out --like (give --config)")
-    mapping, catalog = name_map(request, operation), source.table
+    mapping, catalog = name_map(request, operation), source.require_catalog()
     assert mapping is not None
     names = {parameter.name for parameter in catalog.parameters}
-    if mapping.side_of(names) == HUGGINGFACE:
+    if mapping.naming_of(names) == HUGGINGFACE:
         return
     if request.dst is not None and not FORMS[request.dst_form or DEFAULT_FORM].configured:
         raise UsageError(
@@ -81,7 +81,7 @@ def _check(request: Request, operation: OperationInputs, source: Source, referen
                 scores = {
                     choice: _score(
                         _as_joined(request, operation, name, choice), name, catalog,
-                        sources, reference.table, reference_reader,
+                        sources, reference.require_catalog(), reference_reader,
                     )
                     for choice in choices
                 }  # fmt: skip
@@ -116,7 +116,7 @@ def check_resemblance(
     """
     if not source.reach.is_full or not reference.reach.is_full:
         return None
-    reference_by_name = {p.name: p for p in reference.table.parameters}
+    reference_by_name = {p.name: p for p in reference.require_catalog().parameters}
     kinds: dict[str, list[Parameter]] = {}
     for parameter in target.planner.selection.parameters:
         if parameter.name in reference_by_name and _are_comparable(
@@ -213,7 +213,7 @@ def _score(
             part = link.parts[1]
             if part not in reference_by_name:
                 continue
-            tensors = mapping.taken_apart(link, parameters_by_name[link.whole_name].dtype)
+            tensors = mapping.split_group(link, parameters_by_name[link.whole_name].dtype)
             parameter = ParameterFactory(catalog).parameter(tensors[1])
             rows = min(_ROWS, parameter.shape[0])
             box = Box((0, 0), (rows, parameter.shape[1]))

@@ -228,8 +228,8 @@ def _make_target(
     resolved: ResolvedRequest, source: Source, training: Mapping[str, Any], adapter: Source | None
 ) -> Target:
     """Work out what is made; pure, and the same on every process."""
-    request, operation, catalog = resolved.request, resolved.operation, source.table
-    added, items = adapter.table if adapter else None, source.description.items
+    request, operation, catalog = resolved.request, resolved.operation, source.require_catalog()
+    added, items = adapter.require_catalog() if adapter else None, source.description.items
     facts = None if source.form.counters else training  # as tensors, the source has them
     derivation = build_operations(request, operation, added, items, facts)
     derivation = derivation.with_states(catalog.states)
@@ -340,7 +340,7 @@ def _arrange_files(
         )
     written = _container(request, form, source)
     naming = _naming(request, form, written, training)
-    return form, written, form.arrange(planner, naming)
+    return form, written, form.destination_files(planner, naming)
 
 
 def _container(request: Request, form: Form, source: Source) -> Container:
@@ -440,7 +440,7 @@ def _without_followers(catalog: Catalog) -> Strategy:
 def _check_extra_names(source: Source, src_strategy: Strategy | None) -> None:
     """Refuse ranks beyond the strategy's if they hold parameters that nobody else has."""
     tensor_names = {name for index in source.indexes.values() for name in index.schema.names}
-    for rank, extra_index in source.extra.items():
+    for rank, extra_index in source.extra_rank_index.items():
         new = [
             n
             for n in extra_index.schema.names
@@ -448,6 +448,7 @@ def _check_extra_names(source: Source, src_strategy: Strategy | None) -> None:
         ]
         if new:
             raise CheckpointError(
-                f"holds {summarize_names(new, 2)}, which {source.table.label} does not list",
+                f"holds {summarize_names(new, 2)}, which {source.require_catalog().declared_by} "
+                "does not list",
                 where=source.paths[rank],
             )

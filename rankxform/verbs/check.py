@@ -124,10 +124,10 @@ def check(
     if not source.faults:
         judged, evidence = _compare_same_elements(request, source, team)
         rows += judged
-        shapes = {p.name: p.shape for p in source.table.parameters if p.is_weight}
-        noticed = [*unusual_tensors(shapes, [*shapes]), *types_by_file(source.table)]
+        shapes = {p.name: p.shape for p in source.require_catalog().parameters if p.is_weight}
+        noticed = [*unusual_tensors(shapes, [*shapes]), *types_by_file(source.require_catalog())]
         rows += [CheckRow("tensors", DOUBTFUL, text) for text in noticed]
-    all_indexes = {**source.indexes, **source.extra}
+    all_indexes = {**source.indexes, **source.extra_rank_index}
     total = sum(index.size if full else bytes_to_scan(index) for index in all_indexes.values())
 
     def mine(on_progress: OnProgress) -> list[FileScan]:
@@ -342,12 +342,12 @@ def compare_replicas(
     """
     began = time.monotonic()
     source = open_asked(resolve_request(request, team), team, all_files=True)
-    names = replicas_to_compare(source.table, source.indexes)
+    names = replicas_to_compare(source.require_catalog(), source.indexes)
     total = sum(
         source.indexes[file].nbytes(n) for file, tensor_names in names.items() for n in tensor_names
     )
     show = begin(total) if team.rank == 0 else show_nothing
     digests = read_samples(source, [TensorsToRead(names, True)], team, show).samples[True]
-    differences = team.agree(lambda: tuple(unequal_replicas(source.table, digests)))
+    differences = team.agree(lambda: tuple(unequal_replicas(source.require_catalog(), digests)))
     seconds = time.monotonic() - began
     return ReplicaVerdict(differences, len(source.indexes), total, seconds, source.warnings)

@@ -159,7 +159,7 @@ def _check_tied(request: Request, source: Source, target: Target, sources: Sourc
     Steps of single parameters differ if these were trained later; with --accept step the first is
     taken for all.
     """
-    parameters_by_name = {p.src_name: p for p in source.table.parameters}
+    parameters_by_name = {p.src_name: p for p in source.require_catalog().parameters}
     for name, original in target.tied_duplicates:
         a, b = parameters_by_name[name], parameters_by_name.get(original)
         if b is None:
@@ -204,7 +204,7 @@ def _check_truncated(
             "--vocab: which rows are padding, one process looks up, and it does not see all files",
             "say --vocab-cut if they are",
         )
-    parameters_by_name = {p.src_name: p for p in source.table.parameters}
+    parameters_by_name = {p.src_name: p for p in source.require_catalog().parameters}
     for name in target.truncated_vocab:
         parameter, n_rows = parameters_by_name[name], parameters_by_name[name].shape[0]
         for first in range(rows, n_rows, _ROWS):
@@ -266,10 +266,11 @@ def _examine_target(request: Request, source: Source, target: Target, team: Team
     is_named = len(source.paths) == 1 and request.files is None
     if is_named and not request.accepts(ACCEPT_CONTRADICTIONS):
         team.bcast(lambda: check_neighbour(source))
-    src_parameters = sources_of(selection.parameters, source.table)
+    catalog = source.require_catalog()
+    src_parameters = sources_of(selection.parameters, catalog)
     rules = [*_comparisons(request, source, src_parameters, selection.name_of)]
     if request.check_replicas != "no":
-        names = replicas_to_compare(source.table, source.indexes)
+        names = replicas_to_compare(catalog, source.indexes)
         if not any(names.values()):
             raise DifferenceError(
                 f"{source.where.path}: no two files hold the same bytes, so nothing would "
@@ -281,7 +282,7 @@ def _examine_target(request: Request, source: Source, target: Target, team: Team
         )
     evidence = _checksums(request, source) + _apply_rules(request, source, rules, team)
     if adapter is not None:
-        adapter_parameters = adapter.table.parameters
+        adapter_parameters = adapter.require_catalog().parameters
         rules = [
             *_comparisons(request, adapter, adapter_parameters, selection.name_of),
             _untrained_adapter_rule(adapter),
@@ -292,12 +293,14 @@ def _examine_target(request: Request, source: Source, target: Target, team: Team
             digests_by_file={},
             steps=(),
         )
-    percent = _percent(source.table.states, src_parameters, evidence.sampled)
+    percent = _percent(catalog.states, src_parameters, evidence.sampled)
     evidence = replace(evidence, percent=percent)
-    if 0 < percent < _FEW and source.table.strategy is not None and not source.form.described:
-        text = f"{source.table.label}: was compared with samples of kinds that hold {percent} % of "
+    if 0 < percent < _FEW and catalog.strategy is not None and not source.form.described:
         evidence += Evidence(
-            notices=(f"{text}the bytes; of the others there was nothing to compare",)
+            notices=(
+                f"{catalog.declared_by}: was compared with samples of kinds that "
+                f"hold {percent} % of the bytes; of the others there was nothing to compare",
+            )
         )
     return evidence + check_values(request, source, target, team)
 
@@ -358,7 +361,7 @@ def _comparisons(
     request: Request, source: Source, parameters: Sequence[Parameter], name_of: Callable[[str], str]
 ) -> Iterator[EvidenceRule]:
     """Yield what is compared of `parameters`, in the order in which it is judged."""
-    catalog, all_files = source.table, (*source.indexes, *source.extra)
+    catalog, all_files = source.require_catalog(), (*source.indexes, *source.extra_rank_index)
     steps = {file: [n for n in STEPS if n in index] for file, index in source.indexes.items()}
     yield EvidenceRule(TensorsToRead(steps, True), partial(_judge_steps, request, source))
     by_pattern = sharded_by_pattern(parameters, catalog)
@@ -376,9 +379,9 @@ def _comparisons(
     if not request.accepts(ACCEPT_EQUAL_SLICES):
         yield EvidenceRule(samples_to_read, partial(check_boxes_differ, catalog, sampled_tensors))
     if not request.accepts(ACCEPT_EXTRA_RANKS):
-        names = extra_to_sample(catalog, source.extra)
+        names = extra_to_sample(catalog, source.extra_rank_index)
         judge = partial(
-            check_extra_ranks, catalog, paths={f: source.paths[f] for f in source.extra}
+            check_extra_ranks, catalog, paths={f: source.paths[f] for f in source.extra_rank_index}
         )
         yield EvidenceRule(TensorsToRead(dict.fromkeys(all_files, names), False), judge)
     compared, per_rank_names = (
@@ -397,7 +400,7 @@ def _apply_rules(
     content_samples = read_samples(
         source, [rule.tensors_to_read for rule in rules], team, crc=request.check_crc
     )
-    all_indexes = {**source.indexes, **source.extra}
+    all_indexes = {**source.indexes, **source.extra_rank_index}
 
     def judge() -> Evidence:
         judgements = (r.judge(content_samples.samples[r.tensors_to_read.is_whole]) for r in rules)
@@ -435,7 +438,7 @@ def read_samples(
     Each file is read by one process. With `crc`, files are compared with the checksums that they
     carry.
     """
-    all_indexes = {**source.indexes, **source.extra}
+    all_indexes = {**source.indexes, **source.extra_rank_index}
 
     holes: dict[int, dict[str, int]] = {}
 
@@ -524,7 +527,7 @@ def _judge_holes(source: Source, content_samples: ReadSamples) -> Evidence:
     }
     warnings = []
     for file, file_holes in content_samples.holes.items():
-        weights = [name for name in file_holes if source.table.states.is_weight(name)]
+        weights = [name for name in file_holes if source.require_catalog().states.is_weight(name)]
         file_digests = content_samples.samples[False].get(file, {})
         if (
             weights
@@ -549,7 +552,7 @@ def _judge_holes(source: Source, content_samples: ReadSamples) -> Evidence:
 
 def _judge_content(source: Source, sampled: DigestsByFile) -> Evidence:
     """Warn of weights that are all zero, and of values that are infinite or no numbers."""
-    is_weight = source.table.states.is_weight
+    is_weight = source.require_catalog().states.is_weight
     weights = [(n, d[n]) for d in sampled.values() for n in d if is_weight(n)]
     count, warnings = len({name for name, _ in weights}), []
     if count > 1 and all(digest.is_zero for _, digest in weights):
@@ -583,12 +586,13 @@ def _judge_values(
     compared: those that no strategy lists; listed: those that one does.
     """
     names = {*compared, *listed}
-    differing = differing_values(source.table, digests, names)
+    catalog = source.require_catalog()
+    differing = differing_values(catalog, digests, names)
     undeclared_differing = {name: files for name, files in differing.items() if name not in listed}
     take_one = request.unlisted == "take-one"
-    notices = check_undeclared(source.table, undeclared_differing, take_one, name_of)
+    notices = check_undeclared(catalog, undeclared_differing, take_one, name_of)
     if not take_one:
-        check_no_slices(source.table, digests, compared, name_of)
+        check_no_slices(catalog, digests, compared, name_of)
     if len(undeclared_differing) < len(differing):
         per_rank_names = [name for name in differing if name in listed]
         notices.append(
@@ -612,7 +616,7 @@ def _judge_values(
 def _judge_replicas(request: Request, source: Source, digests: DigestsByFile) -> Evidence:
     """Say where replicas differ; raise CheckpointError if the request says that this is an
     error."""
-    differences = list(unequal_replicas(source.table, digests))
+    differences = list(unequal_replicas(source.require_catalog(), digests))
     texts = [
         f"{difference.name!r} {difference.box}: rank {_ranks(difference.groups[1])} and rank "
         f"{_ranks(difference.groups[0])} "
@@ -651,7 +655,8 @@ def check_neighbour(source: Source) -> None:
     CheckpointError.
     """
     [(file, path)] = source.paths.items()
-    if not isinstance(source.table.strategy, WholeStrategy) or not is_path(path):
+    catalog = source.require_catalog()
+    if not isinstance(catalog.strategy, WholeStrategy) or not is_path(path):
         return
     file_index = source.indexes[file]
     try:
@@ -659,7 +664,7 @@ def check_neighbour(source: Source) -> None:
         if peer is None:
             return
         theirs = index_file(peer)
-        is_weight = source.table.states.is_weight
+        is_weight = catalog.states.is_weight
         names = [n for n in file_index.schema.names if n in theirs and is_weight(n)]
         names = [n for n in names if file_index.nbytes(n) > _COUNTER]
         names = sorted(names, key=file_index.nbytes, reverse=True)[:_LOOKED_AT]

@@ -149,10 +149,10 @@ def fill_arrays(
     arrays = team.agree(
         lambda: ArraySink(TensorSpec(p.name, p.dtype, shape) for p, shape in slices)
     )
-    p2p = team.p2p() if work.exchanges else None
+    messenger = team.p2p() if work.exchanges else None
 
     def read(on_progress: OnProgress) -> Traffic:
-        with open_work_inputs(source, target, work, p2p, on_progress) as inputs:
+        with open_work_inputs(source, target, work, messenger, on_progress) as inputs:
             return execute(
                 work,
                 inputs,

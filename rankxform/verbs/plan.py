@@ -118,7 +118,11 @@ def predict_loads(
         if processes == team.size:
             operand_source = target.adapter or source
             first = operand_moves(
-                planner, assignment, operand_source.table, operand_source.reach, policy.method
+                planner,
+                assignment,
+                operand_source.require_catalog(),
+                operand_source.reach,
+                policy.method,
             )
         return simulate_work(planner, assignment, reach, exchanges, costs, policy.method, first)
 
@@ -171,7 +175,7 @@ def simulate_cluster(
     memory = peak_memory() + request.memory
     first = None
     if target.adapter is None:  # one is taken to be where all nodes see it
-        first = operand_moves(planner, assignment, source.table, reach, method)
+        first = operand_moves(planner, assignment, source.require_catalog(), reach, method)
     simulation = simulate_work(planner, assignment, reach, exchanges, costs, method, first)
     return replace(simulation, memory=memory)
 

@@ -155,7 +155,7 @@ def report_of(
             ],
         )
     )
-    catalog, selection, derived = source.table, planner.selection, target.derived
+    catalog, selection, derived = source.require_catalog(), planner.selection, target.derived
     return Report(
         src=source.where.path,
         dst=str(target.dst),

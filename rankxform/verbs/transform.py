@@ -84,10 +84,10 @@ def move(
     show: ShowProgress,
 ) -> Traffic:
     """Read, exchange, assemble and write what every process has to. Collective."""
-    p2p = team.p2p() if work.exchanges else None
+    messenger = team.p2p() if work.exchanges else None
 
     def fill(on_progress: OnProgress) -> Traffic:
-        with open_work_inputs(source, target, work, p2p, on_progress) as inputs:
+        with open_work_inputs(source, target, work, messenger, on_progress) as inputs:
             return destination.fill(work, inputs, on_progress)
 
     return team.work(fill, show)

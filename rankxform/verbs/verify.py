@@ -362,7 +362,7 @@ def compare(
 
     Collective.
     """
-    p2p = team.p2p() if work.exchanges else None
+    messenger = team.p2p() if work.exchanges else None
     local_files = dict.fromkeys(slice_range.rank for slice_range in assignment[team.rank])
 
     def own(on_progress: OnProgress) -> tuple[int, list[Difference]]:
@@ -376,7 +376,7 @@ def compare(
                 )
                 for file in local_files
             }
-            with open_work_inputs(source, target, work, p2p, on_progress) as inputs:
+            with open_work_inputs(source, target, work, messenger, on_progress) as inputs:
                 traffic = execute(work, inputs, sinks, on_progress)
             destination.check_unchanged()
         return traffic.written, [d for s in sinks.values() for d in s.differences.values()]

@@ -118,7 +118,11 @@ def _plan_operands(
     """
     operand_source, policy = target.adapter or source, ReadPolicy(READ_METHODS[request.read_method])
     moves = operand_moves(
-        target.planner, assignment, operand_source.table, operand_source.reach, policy.method
+        target.planner,
+        assignment,
+        operand_source.require_catalog(),
+        operand_source.reach,
+        policy.method,
     )
     if moves is None:
         return None

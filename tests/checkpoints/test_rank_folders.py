@@ -32,7 +32,7 @@ def test_the_newest_step_that_all_ranks_have(tmp_path):
     assert found.names == {r: f"rank_{r}/net-10_5.ckpt" for r in (0, 1)}
     assert found.step == (10, 5)
     assert found.skipped_steps == ((2, 5), (9, 5), (11, 5))
-    assert found.incomplete == {(11, 5): (1,)}
+    assert found.missing_ranks == {(11, 5): (1,)}
     with pytest.raises(CheckpointError, match="epoch 11 step 5 is newer but not complete: rank 1"):
         find(tmp_path, [0, 1], step="latest")
     make(tmp_path, "rank_1/net-11_5.ckpt")

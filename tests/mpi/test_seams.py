@@ -135,7 +135,7 @@ class FlatFolder(RankFoldersForm):
     def select(self, listing, where, store, needed):
         return SelectedFiles({int(name.removesuffix(".ckpt")): name for name in listing.files})
 
-    def arrange(self, planner, naming):
+    def destination_files(self, planner, naming):
         digits = naming.options["digits"]
         return DestinationFiles(
             {n: f"{n:0{digits}}{naming.suffix}" for n in range(planner.dst.ranks)}

@@ -36,7 +36,7 @@ def spoil(folder, *numbers):
 def test_a_source_without_faults_has_a_table(ranks):
     folder, strategy = ranks
     source = open_source(CheckpointRef(str(folder), strategy=strategy), SerialTeam()).require()
-    assert [one.name for one in source.table.parameters] == ["a", "b"]
+    assert [one.name for one in source.require_catalog().parameters] == ["a", "b"]
     assert source.needed_files == tuple(source.indexes) == (0, 1, 2, 3)
     assert source.form.name == "ranks" and source.faults == ()
 
@@ -60,7 +60,7 @@ def test_ranks_that_are_not_needed_are_not_read(narrowed, ranks):
     source = open_source(CheckpointRef(str(folder), strategy=strategy), SerialTeam(), narrow)
     assert bool(source.faults) != narrowed
     if narrowed:
-        assert [one.name for one in source.table.parameters] == ["a"]
+        assert [one.name for one in source.require_catalog().parameters] == ["a"]
 
 
 def test_files_whose_ranks_nothing_tells_are_a_fault_and_still_known(ranks):
@@ -70,7 +70,7 @@ def test_files_whose_ranks_nothing_tells_are_a_fault_and_still_known(ranks):
     with pytest.raises(UsageError, match="no --src-strategy says"):
         source.require()
     whole = open_source(CheckpointRef(str(folder), strategy=WholeStrategy()), SerialTeam())
-    assert whole.table.strategy is not None and len(whole.paths) == 4
+    assert whole.require_catalog().strategy is not None and len(whole.paths) == 4
 
 
 def test_files_that_contradict_the_strategy_are_a_fault_of_their_content(ranks):
