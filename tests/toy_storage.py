@@ -16,6 +16,8 @@ from rankxform.storage.store import (
     FileVersion,
     HeaderReader,
     Listing,
+    RangeReader,
+    Store,
     expression_of,
 )
 
@@ -52,7 +54,7 @@ class Memory:
         return self.files[path]
 
 
-class MemoryStore:
+class MemoryStore(Store):
     def __init__(self, memory, place):
         self._memory, self._place = memory, place
 
@@ -88,7 +90,7 @@ class MemoryStore:
         )
 
 
-class MemoryRanges:
+class MemoryRanges(RangeReader):
     """Reads what is announced in threads, one for each read in flight."""
 
     def __init__(self, memory):
@@ -130,9 +132,6 @@ class MemoryRanges:
         else:
             self._memory.direct += 1
             room[:] = self._get(*key)
-
-    def position(self, path, offset):
-        return None
 
     def close(self):
         self._threads.shutdown(cancel_futures=True)

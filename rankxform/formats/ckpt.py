@@ -26,6 +26,7 @@ from .container import (
     NOT_MINDSPORES,
     TEXT,
     Blocks,
+    Container,
     FileLayout,
     Index,
     ParsedEntry,
@@ -246,18 +247,14 @@ def header(name: str, dtype: str, shape: Shape, nbytes: int) -> bytes:
     return encode_tag(1, BYTES) + varint(len(tag) + len(tensor) + nbytes) + tag + tensor
 
 
-class Ckpt:
-    """MindSpore's own container (`rankxform.formats.container.Container`)."""
+class Ckpt(Container):
+    """MindSpore's own container."""
 
     name = "ckpt"
     alone = True
-    has_equal_headers = True
 
     def read_index(self, read_at: ReadAt, size: int) -> Index:
         return read_index(read_at, size)
-
-    def order(self, name: str, dtype: str) -> int:
-        return 0
 
     def lay_out(
         self,

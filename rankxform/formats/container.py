@@ -1,8 +1,8 @@
-"""The protocol of a container, the index of a file, element types, and first bytes.
+"""The base class of containers, the index of a file, element types, and first bytes.
 
 A container is a `Container`, which the rest of the package finds by its entry in `CONTAINERS`. No
 other code depends on which container it has: files are found, read, laid out and checksummed
-through this protocol alone.
+through this class alone.
 
 Data are opaque here: a type is a label with an item size. Int4 counts bytes, two values in
 each; ``str`` is the UTF-32 text of an `append_dict` entry, ``bytes`` what is no tensor and is
@@ -16,12 +16,13 @@ what is there instead of what is not.
 from __future__ import annotations
 
 import re
+from abc import ABC, abstractmethod
 from array import array
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import field, replace
 from functools import cached_property
 from math import prod
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from rankxform.errors import FormatError
 from rankxform.geometry.box import Shape
@@ -311,15 +312,19 @@ class FileLayout:
         return state.hexdigest()
 
 
-class Container(Protocol):
-    """One container. Pure but for the functions it is given; it knows no paths."""
+class Container(ABC):
+    """One container. Pure but for the functions it is given; it knows no paths.
+
+    The defaults are those of a file that keeps its tensors in the order in which they come, and has
+    no checksum of the whole.
+    """
 
     name: str  # what ``--format`` calls it, and the suffix of its files
-    # Whether a file of it may be a checkpoint, or a rank's; otherwise files are told by what speaks
-    # of them.
+    # Whether a file of it can be a checkpoint, or a rank's; otherwise an index must name it.
     alone: bool
-    has_equal_headers: bool  # whether most files of a checkpoint differ in content alone
+    has_equal_headers: bool = True  # whether most files of a checkpoint differ in content alone
 
+    @abstractmethod
     def read_index(self, read_at: ReadAt, size: int) -> Index:
         """Find every tensor of a file of `size` bytes from its headers; read no content.
 
@@ -328,7 +333,9 @@ class Container(Protocol):
 
     def order(self, name: str, dtype: str) -> Any:
         """Return a key by which tensors of a file are sorted; one key for all keeps their order."""
+        return 0
 
+    @abstractmethod
     def lay_out(
         self,
         tensors: Sequence[TensorSpec],
@@ -336,20 +343,23 @@ class Container(Protocol):
         checksum: bool,
         begins: int = 0,
     ) -> FileLayout:
-        """Plan a file of `tensors`. `metadata` are kept where the container has room for them.
+        """Plan a file of `tensors`. Raises RequestError for a tensor that it cannot hold.
 
-        With `checksum`, room is left for one. `begins` is at which byte of a block of the file
-        system content had best begin, where the container leaves a choice. Raises RequestError for
-        what it cannot hold.
+        `metadata`: kept where the container has room for them.
+        `checksum`: whether room is left for one.
+        `begins`: at which byte of a block of the file system content should begin, where the
+        container leaves a choice.
         """
 
     def checksum(self, layout: FileLayout, blocks: Blocks) -> Patch:
         """Return the checksum of a complete file that was laid out with one, and where it goes."""
+        return 0, b""
 
     def checksums(
         self, index: Index, read_at: ReadAt, blocks: Blocks
     ) -> Sequence[tuple[str, str, str]]:
-        """Return the checksums that a file states: of what, in words, the stated, the actual."""
+        """Return the checksums that a file declares: of what, the declared, the actual value."""
+        return ()
 
 
 _PACKAGE = "rankxform.formats"

@@ -40,10 +40,10 @@ from .container import (
     BYTES,
     TEXT,
     Blocks,
+    Container,
     ContentTail,
     FileLayout,
     Index,
-    Patch,
     ReadAt,
     Schema,
     Span,
@@ -358,8 +358,8 @@ _END = b"PK\5\6"
 _BEGIN = b"PK\3\4"
 
 
-class Distcp:
-    """Items of PyTorch's distributed checkpoints (`rankxform.formats.container.Container`)."""
+class Distcp(Container):
+    """Items of PyTorch's distributed checkpoints."""
 
     name = "distcp"
     alone = False
@@ -402,9 +402,6 @@ class Distcp:
             tails[name] = ContentTail(around.tail, around.crc_at)
             offset += len(around.head) + nbytes + len(around.tail)
         return FileLayout(tuple(headers), spans, offset, tails=tails)
-
-    def checksum(self, layout: FileLayout, blocks: Blocks) -> Patch:
-        return 0, b""  # each item has its own
 
     def checksums(
         self, index: Index, read_at: ReadAt, blocks: Blocks
@@ -633,18 +630,14 @@ def _with_safetensors(read_at: ReadAt, size: int, reader: _Reader) -> Index:
     )
 
 
-class Raw:
-    """Bytes without a table of contents (`rankxform.formats.container.Container`)."""
+class Raw(Container):
+    """Bytes without a table of contents."""
 
     name = "bytes"
     alone = False
-    has_equal_headers = True
 
     def read_index(self, read_at: ReadAt, size: int) -> Index:
         return Index(Schema(("",), (BYTES,), ((size,),)), array("q", (0,)), {}, size)
-
-    def order(self, name: str, dtype: str) -> int:
-        return 0
 
     def lay_out(
         self,
@@ -658,11 +651,3 @@ class Raw:
             spans[name] = (Span(offset, content_bytes(dtype, shape)),)
             offset += content_bytes(dtype, shape)
         return FileLayout((), spans, offset)
-
-    def checksum(self, layout: FileLayout, blocks: Blocks) -> Patch:
-        return 0, b""
-
-    def checksums(
-        self, index: Index, read_at: ReadAt, blocks: Blocks
-    ) -> Sequence[tuple[str, str, str]]:
-        return ()

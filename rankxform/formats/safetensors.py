@@ -27,6 +27,7 @@ from .container import (
     TEXT,
     TO_SAFETENSORS,
     Blocks,
+    Container,
     FileLayout,
     Index,
     ParsedEntry,
@@ -176,12 +177,11 @@ def header(
     return len(data).to_bytes(8, "little") + data, array("q", (base + b for b in begins))
 
 
-class Safetensors:
-    """safetensors files as MindSpore writes them (`rankxform.formats.container.Container`)."""
+class Safetensors(Container):
+    """safetensors files as MindSpore writes them."""
 
     name = "safetensors"
     alone = True
-    has_equal_headers = True
 
     def read_index(self, read_at: ReadAt, size: int) -> Index:
         return read_index(read_at, size)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import field
@@ -85,58 +86,67 @@ class HeaderReader(NamedTuple):
     version: FileVersion
 
 
-class Store(Protocol):
+class Store(ABC):
     """Lists a place, and reads small documents there. Names are relative to the place."""
 
+    @abstractmethod
     def list(self, pattern: str) -> Listing:
         """Return what lies at the place, with the files that match a pattern.
 
         In each part of the pattern ``*`` stands for any text, and ``{rank}`` for a rank's number.
         """
 
+    @abstractmethod
     def read(self, name: str, searched: str = "") -> bytes:
         """Return a small document. Raises CheckpointError, StorageError.
 
-        `searched` says, for messages, which nodes were searched for it.
+        `searched`: for messages, which nodes were searched for it.
         """
 
+    @abstractmethod
     def has(self, name: str) -> bool:
-        """Tell whether a file is there, as this process sees it."""
+        """Return whether this process sees the file."""
 
+    @abstractmethod
     def open(self, name: str) -> AbstractContextManager[HeaderReader]:
         """Yield a file, to read what is not its tensors' content; "" is the place itself."""
 
 
-class RangeReader(Protocol):
+class RangeReader(ABC):
     """Files whose content is read by byte ranges, by one process; opened as they are needed.
 
-    ahead: how many reads it has in flight at most, if they are announced; 0 where that gains
-    nothing, as where the system reads ahead by itself.
+    The defaults are those of a kind of storage that gains nothing from an announcement.
     """
 
-    ahead: int
+    ahead: int = 0  # number of announced reads in flight, at most; 0: none is announced
 
+    @abstractmethod
     def version(self, path: str, sparse: bool = False) -> FileVersion:
         """Return which version of a file `read` reads. Raises StorageError."""
 
+    @abstractmethod
     def named(self, path: str) -> FileVersion | None:
         """Return which version has this name now; None if nothing has it any more."""
 
-    def announce(self, path: str, offset: int, nbytes: int) -> None:
-        """Begin to read this range, which `read` is called for after those announced before it.
+    def announce(self, path: str, offset: int, nbytes: int) -> None:  # noqa: B027
+        """Begin to read a range; `read` is called for it after those announced before it.
 
         What fails is raised when it is read. The caller bounds how much is announced and not read.
+        A system that reads ahead by itself gains nothing (docs/decisions.md, "Tiles").
         """
 
+    @abstractmethod
     def read(self, path: str, offset: int, room: Buffer, sparse: bool = False) -> None:
         """Fill `room` from byte `offset` on. Raises StorageError, CheckpointError.
 
-        sparse: it is read out of bytes that nobody wants.
+        `sparse`: it is read out of bytes that nobody needs.
         """
 
     def position(self, path: str, offset: int) -> Position | None:
-        """Return where a file system may share blocks from; None where there is none."""
+        """Return where a file system can share blocks from; None where there is none."""
+        return None
 
+    @abstractmethod
     def close(self) -> None:
         """Let go of all files, and of what was announced and not read."""
 
@@ -247,13 +257,11 @@ class PosixStorage:
         return PosixRangeReader()
 
 
-class PosixRangeReader:
-    """Files of file systems (`RangeReader`); the system reads ahead of what is read in a row.
+class PosixRangeReader(RangeReader):
+    """Files of file systems; the system reads ahead of what is read in a row.
 
     What is sparse is read through a descriptor of its own, on which the system reads nothing ahead.
     """
-
-    ahead = 0
 
     def __init__(self) -> None:
         self._files, self._sparse = Descriptors(os.O_RDONLY), sparse_descriptors()
@@ -269,9 +277,6 @@ class PosixRangeReader:
         except OSError as error:
             raise StorageError.of(error, path, "look at") from error
 
-    def announce(self, path: str, offset: int, nbytes: int) -> None:
-        """Nothing is gained (docs/decisions.md, "Tiles")."""
-
     def read(self, path: str, offset: int, room: Buffer, sparse: bool = False) -> None:
         read_into(self._descriptor(path, sparse), path, offset, room)
 
@@ -286,8 +291,8 @@ class PosixRangeReader:
         self._sparse.close()
 
 
-class PosixStore:
-    """A place in a file system: a folder, or one file (`Store`)."""
+class PosixStore(Store):
+    """A place in a file system: a folder, or one file."""
 
     def __init__(self, root: Path) -> None:
         self._root = root

@@ -17,6 +17,7 @@ from rankxform.engine.pipeline import DEFAULT_MEMORY
 from rankxform.errors import StorageError, UsageError
 from rankxform.formats.container import (
     CONTAINERS,
+    Container,
     FileLayout,
     ParsedEntry,
     Span,
@@ -64,11 +65,11 @@ def registered(registry, name, one):
         del registry[name]
 
 
-class ToyContainer:
+class ToyContainer(Container):
     """A line of JSON, then the tensors one behind the other."""
 
     name = "toy"
-    alone = has_equal_headers = True
+    alone = True
 
     def read_index(self, read_at, size):
         head = read_at(0, 1 << 16).split(b"\n")[0] + b"\n"
@@ -90,9 +91,6 @@ class ToyContainer:
             spans[one.name] = (Span(at, content_bytes(one.dtype, one.shape)),)
             at += spans[one.name][0].nbytes
         return FileLayout(((0, head),), spans, at)
-
-    def checksums(self, index, read_at, blocks):
-        return ()
 
 
 @pytest.mark.world(sizes=(1, 2, 3))
