@@ -34,6 +34,9 @@ from .base import (
 DEFAULT_PREFIX = "checkpoint_"
 LATEST = "latest"
 _STEP = pattern_on_use(r"(?P<family>.*?)-(?P<epoch>\d+)_(?P<step>\d+)")
+_AFTER_RANK = pattern_on_use(r"(rank_?)(\d+)")
+_AT_THE_END = pattern_on_use(r"\d+$")
+_NUMBER = pattern_on_use(r"\d+")
 _SHOWN = 2
 _FOLDER = pattern_on_use(r"rank_(\d+)")
 
@@ -186,9 +189,10 @@ def _candidate(name: str, rank: int, listing: Listing) -> _Candidate:
     match = _STEP().fullmatch(stem)
     family = match["family"] if match else stem
     step = (int(match["epoch"]), int(match["step"])) if match else None
-    starred = re.sub(rf"(rank_?){rank}(?!\d)", r"\1*", family)
-    starred = re.sub(rf"(?<!\d){rank}$", "*", starred)
-    numbered = re.sub(rf"(?<!\d)0*{rank}(?!\d)", "*", family)
+    # One pattern for all ranks: to compile one for each takes 0.3 ms, or 2 s for 8,192.
+    starred = _AFTER_RANK().sub(lambda m: m[1] + ("*" if m[2] == str(rank) else m[2]), family)
+    starred = _AT_THE_END().sub(lambda m: "*" if m[0] == str(rank) else m[0], starred)
+    numbered = _NUMBER().sub(lambda m: "*" if int(m[0]) == rank else m[0], family)
     families = family + suffix, starred + suffix, numbered + suffix
     return _Candidate(name, listing.at(name), *families, step)
 

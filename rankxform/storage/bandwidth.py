@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from contextlib import suppress
 from math import inf
 from pathlib import Path
@@ -65,9 +66,7 @@ class ReadTimer:
             passed += seconds
             paces.append(seconds / nbytes)
         read = max(1, self._next - first) / max(passed, 1e-9)
-        from statistics import median  # takes as long to import as all of this package
-
-        latency = median(runs or [0.0]) - run * median(paces or [0.0])
+        latency = _median(runs) - run * _median(paces)
         return Costs(read, read_latency=max(0.0, latency) + _BESIDE)
 
     def more(self, nbytes: int) -> float:
@@ -100,6 +99,17 @@ class ReadTimer:
     def __exit__(self, *_: object) -> None:
         with suppress(StorageError):  # nothing can be lost
             self._ranges.close()
+
+
+
+def _median(values: Sequence[float]) -> float:
+    """Return the median; 0 of none. `statistics` takes 5 ms to import.
+
+    >>> _median([4.0, 1.0, 2.0, 3.0]), _median([])
+    (2.5, 0.0)
+    """
+    middle = sorted(values)[max(0, len(values) - 1) // 2 : len(values) // 2 + 1]
+    return sum(middle) / max(1, len(middle))
 
 
 def reading(path: str) -> float:
