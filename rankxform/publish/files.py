@@ -306,12 +306,12 @@ def remove_all(folder: Path, form: str, files: Iterable[str]) -> None:
         remove_if_possible(folder / name)
 
 
-def remove_mark(mark: tuple[Path, bytes] | None) -> None:
-    """Remove a mark that says that a folder is complete, if it says so of this one."""
-    if mark is not None:
-        path, content = mark
-        if path.is_file() and _number(read_bytes(path)) == _number(content):
-            remove_if_possible(path)
+def remove_mark(path: Path, content: bytes) -> bool:
+    """Remove a mark that leads readers to the folder of `content`; return whether there was one."""
+    is_of_folder = path.is_file() and _number(read_bytes(path)) == _number(content)
+    if is_of_folder:
+        remove_if_possible(path)
+    return is_of_folder
 
 
 def set_mark(path: Path, content: bytes, *, durable: bool) -> None:

@@ -331,7 +331,8 @@ class FolderRecords:
                 file_entry["digest"] = digests[final]
         self._write_job()
         if stats_by_path:
-            remove_mark(self._mark)
+            if self._mark is not None and remove_mark(*self._mark) and self._durable:
+                sync(self._mark[0].parent)  # nothing that it leads to is removed before
             remove_all(self._folder, self._form, map(self._name, stats_by_path))
         old = self._read(MANIFEST)
         if old is not None:
@@ -348,6 +349,9 @@ class FolderRecords:
                 remove_if_possible(self._folder / MANIFEST_NAME)
             elif remaining_files != old["files"]:
                 self._write_manifest({**old, "files": remaining_files})
+        if self._durable:  # no reader may find the index of files that are gone, or one without it
+            for folder in {self._folder, *(path.parent for path in self._made)}:
+                sync(folder)
         self._remove_stale()
 
     def _remove_stale(self) -> None:

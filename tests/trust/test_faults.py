@@ -1,4 +1,8 @@
-"""The system refuses one call, each in turn: a clean error or success, never a wrong file."""
+"""The system refuses one call, each in turn: a clean error or success, never a wrong file.
+
+An error of the device is tried at every call. The other ways of failing are tried at every fifth,
+each from another one on; RANKXFORM_CRASHES=all tries all of them at every call.
+"""
 
 from __future__ import annotations
 
@@ -52,12 +56,15 @@ def convert(place, dst):
     return rankxform.transform(place.src, dst, **place.options)
 
 
+WAYS = [
+    *((WRITING, error) for error in (errno.EIO, errno.ENOSPC, errno.EDQUOT, "short")),
+    *((READING, error) for error in (errno.EIO, errno.ESTALE, "short")),
+]
+
+
 @pytest.mark.parametrize(
     ("names", "how"),
-    [
-        *((WRITING, error) for error in (errno.EIO, errno.ENOSPC, errno.EDQUOT, "short")),
-        *((READING, error) for error in (errno.EIO, errno.ESTALE, "short")),
-    ],
+    WAYS,
     ids=lambda value: errno.errorcode[value] if isinstance(value, int) else None,
 )
 @pytest.mark.parametrize(("link", "kind"), [("none", "ckpt"), ("hard", "safetensors")])
@@ -69,7 +76,9 @@ def test_every_call_refused_in_turn(link, kind, names, how, tmp_path, monkeypatc
         counter = Injector(patch, names, 0, how)
         convert(place, tmp_path / "count")
     failed = set()
-    for at in range(1, counter.calls + 1):
+    is_sampled = how != errno.EIO and os.environ.get("RANKXFORM_CRASHES") != "all"
+    first, step = (1 + WAYS.index((names, how)) % 5, 5) if is_sampled else (1, 1)
+    for at in range(first, counter.calls + 1, step):
         dst = tmp_path / f"dst{at}"
         with monkeypatch.context() as patch:
             injector = Injector(patch, names, at, how)

@@ -1,0 +1,213 @@
+"""Every state in which a crash can leave a destination is continued, and ends with the right bytes.
+
+The states come from the log of one undisturbed run (`tests.trust.disk`). Before a run continues, no
+file has its final name and other bytes, and no reader takes the folder for complete if it is not.
+RANKXFORM_CRASHES=all goes through all states after a power loss; otherwise every third is taken.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+from contextlib import ExitStack, contextmanager, nullcontext
+from unittest import mock
+
+import pytest
+
+import rankxform
+from rankxform.publish import folder_records, journal, lock
+from tests import reference_forms
+from tests.local_world import Failed, LocalComm, run_world
+from tests.mpi.test_maps import write_ranks
+from tests.reference_maps import Model
+from tests.trust.disk import Disk, as_recorded, contents_of, recording
+from tests.trust.test_form_kills import FORMS, FormPlace, complete, files
+from tests.trust.test_kills import KilledPlace
+
+ALL = os.environ.get("RANKXFORM_CRASHES") == "all"
+_TWICE = 20  # every so many states a run that continues is killed in its turn
+_BY_OTHERS = 10  # every so many states as many processes continue as the state was made by
+
+
+@pytest.fixture(autouse=True)
+def frequent_entries(monkeypatch):
+    monkeypatch.setattr(journal, "JOURNAL_SECONDS", 0)
+
+
+class Ranks(KilledPlace):
+    """Rank folders; some are equal, and become links of one file."""
+
+    def convert(self, dst, comm=None):
+        rankxform.transform(self.src, dst, comm=comm, **self.options)
+
+
+class Form(FormPlace):
+    """A folder of another form, empty at first or with another conversion's files."""
+
+    def __init__(self, tmp, form, before):
+        self.is_before = before
+        super().__init__(tmp, form, before)
+
+    def convert(self, dst, comm=None, **more):
+        super().convert(dst, comm=comm, **more)
+
+    def check_unfinished(self, dst):
+        assert complete(dst, self.form) in (None, [])
+
+    def check_finished(self, dst):
+        assert files(dst) == self.whole
+
+
+class Mapped:
+    """A Hugging Face folder whose tensors are put together by a map."""
+
+    def __init__(self, tmp):
+        self.tmp = tmp
+        model = Model("qwen3_moe", 2, "Float32")
+        write_ranks(tmp, model, "mf", 4, 1, 1)
+        (tmp / "config.json").write_text(json.dumps(model.config))
+        self.convert(tmp / "whole")
+        self.whole = files(tmp / "whole")
+        assert set(reference_forms.read_huggingface(tmp / "whole")) == set(model.hf)
+
+    def convert(self, dst, comm=None):
+        rankxform.transform(
+            self.tmp / "src", dst, self.tmp / "strategy", dst_form="huggingface", dtype="bf16",
+            map="qwen3_moe", config=str(self.tmp / "config.json"), max_shard=8000, comm=comm,
+        )  # fmt: skip
+
+    def check_unfinished(self, dst):
+        there = {name: data for name, data in files(dst).items() if name in self.whole}
+        assert all(data == self.whole[name] for name, data in there.items())
+        if (dst / "model.safetensors.index.json").exists() or (dst / "rankxform.json").exists():
+            assert there == self.whole
+
+    def check_finished(self, dst):
+        assert files(dst) == self.whole
+
+
+@contextmanager
+def started_anew():
+    """Have the machine another boot id."""
+    with ExitStack() as stack:
+        for module in (lock, folder_records, journal):
+            stack.enter_context(mock.patch.object(module, "boot_id", return_value="another boot"))
+        yield
+
+
+class Crashes:
+    """The states of one conversion, made by `processes`, and how each is continued."""
+
+    def __init__(self, place, processes=1, begin=lambda dst: None):
+        self.place, self.processes = place, processes
+        self.dst, self.number = place.tmp / "dst", 0
+        begin(self.dst)
+        before = contents_of(self.dst)
+        self.disk = self._record(before)
+        place.check_finished(self.dst)
+        self.dst.rename(place.tmp / "recorded")  # it keeps its inode numbers
+
+    def _record(self, before):
+        self.number += 1
+        log_path = self.place.tmp / f"calls{self.number}"
+        with recording(self.dst, log_path) as log:
+            self._convert(log)
+        return Disk(self.dst, log_path, before)
+
+    def _convert(self, log=None):
+        if self.processes == 1:
+            return self.place.convert(self.dst)
+        begin = LocalComm._begin
+
+        def work(comm):
+            def marked(this, outgoing, senders, finish):
+                log.add("mark")
+                return begin(this, outgoing, senders, finish)
+
+            if log is not None:
+                log.process = comm.rank
+            with mock.patch.object(LocalComm, "_begin", marked) if log else nullcontext():
+                self.place.convert(self.dst, comm)
+
+        for outcome in run_world(self.processes, work):
+            assert not isinstance(outcome, Failed), outcome
+        return None
+
+    def check(self, state, number):
+        """Build a state; continue it, some of them twice; compare with an undisturbed run."""
+        try:
+            self._continue(state, number)
+        except Exception as error:
+            found = f"{state.kind} before call {state.at}: {sorted(state.files)}"
+            raise AssertionError(found) from error
+
+    def _continue(self, state, number):
+        place, dst = self.place, self.dst
+        nodes = self.disk.build(state)
+        with as_recorded(nodes), started_anew() if state.is_power_loss else nullcontext():
+            place.check_unfinished(dst)
+            if number % _TWICE == 0:
+                again = self._record(state.files)
+                second = random.Random(number).choice([*again.killed()])
+                second = second._replace(is_power_loss=state.is_power_loss)
+                nodes.clear()
+                nodes |= again.build(second)
+                place.check_unfinished(dst)
+            if self.processes > 1 and number % _BY_OTHERS == 0:
+                self._convert()
+            else:
+                place.convert(dst)
+        place.check_finished(dst)
+
+    def check_all(self, states, step=1):
+        count = 0
+        for number, state in enumerate(states):
+            if number % step == 0:
+                self.check(state, number)
+                count += 1
+        return count
+
+
+LINKED = pytest.mark.parametrize(
+    ("link", "kind"), [("none", "ckpt"), ("hard", "safetensors")], ids=["ckpt", "linked"]
+)
+STEP = 1 if ALL else 3
+
+
+@LINKED
+def test_every_call_of_one_process(link, kind, tmp_path):
+    crashes = Crashes(Ranks(tmp_path, link, kind))
+    assert crashes.check_all(crashes.disk.killed()) > 100
+
+
+@LINKED
+def test_what_was_not_synced_is_lost(link, kind, tmp_path):
+    crashes = Crashes(Ranks(tmp_path, link, kind))
+    assert crashes.check_all(crashes.disk.power_lost(), STEP) > 100
+
+
+@pytest.mark.parametrize("processes", [2, 3])
+def test_several_processes(processes, tmp_path):
+    crashes = Crashes(Ranks(tmp_path, "none", "ckpt"), processes)
+    assert {call.process for call in crashes.disk.calls} == {*range(processes)}
+    assert crashes.check_all(crashes.disk.killed(), STEP) > 50
+    for process in range(processes):
+        assert crashes.check_all(crashes.disk.one_killed(process), STEP) > 10
+    assert crashes.check_all(crashes.disk.power_lost(), 2 * STEP) > 50
+
+
+@pytest.mark.parametrize("is_over_another", [False, True], ids=["empty", "over-another"])
+@pytest.mark.parametrize("form", FORMS)
+def test_no_reader_believes_what_is_not_complete(form, is_over_another, tmp_path):
+    place = Form(tmp_path, form, is_over_another)
+    crashes = Crashes(place, begin=place.begin)
+    assert crashes.check_all(crashes.disk.killed(), STEP) > 10
+    assert crashes.check_all(crashes.disk.power_lost(), 2 * STEP) > 10
+
+
+@pytest.mark.filterwarnings("ignore::rankxform.RankxformWarning")  # of random bits
+def test_tensors_that_are_put_together(tmp_path):
+    crashes = Crashes(Mapped(tmp_path))
+    assert crashes.check_all(crashes.disk.killed(), STEP) > 10
+    assert crashes.check_all(crashes.disk.power_lost(), 2 * STEP) > 10
