@@ -77,7 +77,7 @@ def _describe_self_describing(place: str, pattern: str) -> Found:
         "form_title": form.title,
     }
     source = open_source(CheckpointRef(absolute(place), form.name), SerialTeam())
-    faults = [fault.text for fault in source.faults if fault.file is None]
+    faults = [error.text for error in source.errors if error.file is None]
     listing, description = source.listing, source.description
     if not source.paths:
         names = listing.files if listing is not None else ()
@@ -110,7 +110,7 @@ def _boxes_in_words(description: Description) -> Iterator[str]:
 
 def _rows(place: str, source: Source) -> dict[int, dict[str, Any]]:
     """Describe each file of a checkpoint, or say why it cannot be read."""
-    wrong = {fault.file: fault.text for fault in source.faults}
+    wrong = {error.file: error.text for error in source.errors}
     indexes = {**source.indexes, **source.extra_rank_index}
     return {
         file: {
@@ -330,7 +330,7 @@ def _ranks(place: str, pattern: str) -> Found:
             **_newer(source.selected),
             "shards": rows,
         }
-    unclear = source.faults[0].text
+    unclear = source.errors[0].text
     rows = [
         {"rank": rank, **_facts(address_of(place, name))}
         for rank, names in sorted(files_of.items())

@@ -92,7 +92,6 @@ class Keywords(LoadKeywords, total=False):
     dst_placement: str
     writers: str
     shapes: str | None
-    check_replicas: str
     overwrite: bool
     fsync: bool
     crc: bool

@@ -1,7 +1,10 @@
-"""Facts on a checkpoint, each stated by something: two statements of one fact must agree.
+"""What files declare, and what is noticed about it: two statements of one fact must agree.
 
 Whoever reads a statement, in a file's name, a header, metadata, an option, makes a `Statement` of
 it, with its origin. `contradictions` is the only place where statements are compared.
+
+Whatever is noticed is a `Finding`: an error refuses, a warning is printed first and last, a notice
+once. Findings are collected, and `require` is the only place where one is raised.
 """
 
 from __future__ import annotations
@@ -10,7 +13,82 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from math import prod
 from typing import Any, NamedTuple
 
-from .errors import Message
+from .errors import CheckpointError, Message, RankxformError
+
+ERROR, WARNING, NOTICE = SEVERITIES = ("error", "warning", "notice")
+NAMES, HEADERS, SAMPLES, CONTENT, PLAN = NEEDS = ("names", "headers", "samples", "content", "plan")
+"""What has to be read before something can be noticed."""
+
+
+class Finding(NamedTuple):
+    """Something noticed: an error refuses, a warning is printed first and last, a notice once."""
+
+    message: Message
+    severity: str = ERROR
+    id: str = "unfit"  # the kind of statement that is contradicted; JSON's `fault`
+    error: type[RankxformError] = CheckpointError  # what is raised if it refuses
+    file: int | None = None  # id of the file that it is about; None: the checkpoint, or the target
+    need: str = NAMES  # what had to be read to notice it
+
+    @property
+    def text(self) -> str:
+        """The message, with what can be tried."""
+        return str(self.message)
+
+    @classmethod
+    def of_error(cls, error: RankxformError, need: str = HEADERS) -> Finding:
+        """Return an error that a pure function raised."""
+        return cls(error.parts, error=type(error), need=need)
+
+
+def as_warning(text: str, need: str = NAMES) -> Finding:
+    """Return a finding that is printed first and last: what may be wrong."""
+    return Finding(Message(text), WARNING, need=need)
+
+
+def as_notice(text: str, need: str = NAMES) -> Finding:
+    """Return a finding that is printed once: what was assumed."""
+    return Finding(Message(text), NOTICE, need=need)
+
+
+def errors_of(findings: Iterable[Finding]) -> tuple[Finding, ...]:
+    """Return the findings that refuse."""
+    return tuple(finding for finding in findings if finding.severity == ERROR)
+
+
+class HasFindings:
+    """Something with findings, and what they say by severity, in their order."""
+
+    findings: tuple[Finding, ...]
+
+    @property
+    def errors(self) -> tuple[Finding, ...]:
+        """What refuses it."""
+        return errors_of(self.findings)
+
+    @property
+    def notices(self) -> tuple[str, ...]:
+        """What was assumed."""
+        return tuple(f.text for f in self.findings if f.severity == NOTICE)
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What may be wrong."""
+        return tuple(f.text for f in self.findings if f.severity == WARNING)
+
+
+def require(findings: Iterable[Finding], *, is_counted: bool = True) -> None:
+    """Raise the first error; its details say how many others there are if `is_counted`."""
+    errors = errors_of(findings)
+    if not errors:
+        return
+    first, others = errors[0], len(errors) - 1
+    counted = f"{others} more such fault{'s' if others > 1 else ''}; inspect lists them"
+    details = (first.message.details, counted if others and is_counted else "")
+    error = first.error.of_parts(first.message._replace(details="\n".join(filter(None, details))))
+    error.fault = first.id
+    raise error
+
 
 FILE_NAME, FOLDER, HEADER, SCALAR, METADATA, INDEX, TRACKER = (
     "file name", "folder", "header", "scalar", "metadata", "index", "tracker",
@@ -129,27 +207,21 @@ class Contradiction(NamedTuple):
         return self.first.kind
 
     @property
-    def refused(self) -> bool:
-        """Whether it is a fault, or a warning."""
-        return STATEMENT_KINDS[self.id].refused
-
-    @property
-    def parts(self) -> Message:
-        """What differs, and what may be the reason."""
+    def finding(self) -> Finding:
+        """What differs, and what may be the reason: an error or a warning, by the kind."""
         kind, subject = STATEMENT_KINDS[self.id], self.first.subject
         first, second = (_written(fact.value) for fact in self)
         text = f"{kind.words.format(of=subject)} {first}, and {second} by {self.second.where}"
-        return Message(text, (kind.remedy,), self.first.where)
-
-    def __str__(self) -> str:
-        return str(self.parts)
+        message = Message(text, (kind.remedy,), self.first.where)
+        return Finding(message, ERROR if kind.refused else WARNING, self.id, need=HEADERS)
 
 
 def contradictions(facts: Iterable[Statement]) -> Iterator[Contradiction]:
     """Yield for each property whose statements differ the first statement and the first other one.
 
     >>> a = Statement(STEP, "global_step", 100, METADATA, "common.json")
-    >>> [str(one) for one in contradictions([a, a._replace(value=90, where="iteration_00000090")])]
+    >>> b = a._replace(value=90, where="iteration_00000090")
+    >>> [one.finding.text for one in contradictions([a, b])]
     ... # doctest: +ELLIPSIS
     ['common.json: global_step is 100, and 90 by iteration_00000090; ...']
     """

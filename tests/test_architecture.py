@@ -145,16 +145,16 @@ def test_there_is_one_way_in():
     assert found["Indexer"] - {"storage/source_reader.py"} == indexers
 
 
-def test_faults_of_a_source_are_raised_in_one_place():
-    raisers = [
-        (path, node)
+def test_findings_are_raised_in_one_place():
+    raisers = {
+        (path.name, function.name)
         for path in files()
-        for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, ast.Raise) and ".error(" in ast.unparse(node)
-    ]
-    assert [(path.name, ast.unparse(node)[:16]) for path, node in raisers] == [
-        ("open.py", "raise first.erro")
-    ]
+        for function in ast.walk(ast.parse(path.read_text()))
+        if isinstance(function, ast.FunctionDef)
+        for node in ast.walk(function)
+        if isinstance(node, ast.Assign) and ast.unparse(node).endswith(".fault = first.id")
+    }
+    assert raisers == {("statements.py", "require")}
 
 
 def test_forms_see_names_and_no_paths():

@@ -24,7 +24,7 @@ from rankxform.errors import CheckpointError, UsageError
 from rankxform.formats.checkpoint2_metadata import MOST_STEPS, format_common
 from rankxform.planning.catalog import Description
 from rankxform.planning.plan import FileContent, Planner
-from rankxform.statements import ITERATION, Statement
+from rankxform.statements import ITERATION, Statement, as_notice
 from rankxform.storage.checkpoint2_metadata import (
     Checkpoint2Writer,
     begins_metadata,
@@ -261,19 +261,17 @@ def _select_by_metadata(iteration: SelectedIteration, store: Store) -> SelectedF
     present_names = set(iteration.names)
     missing_files = [name for name in files if name not in present_names]
     unlisted_files = [name for name in folders.tensor_files(iteration.names) if name not in ids]
-    notices, training = [*iteration.notices], _training(iteration, store)
+    notices, training = list[str](), _training(iteration, store)
     if missing_files:
         notices.append(
             f"{iteration.at(missing_files[0])}{folders.and_more(missing_files, 'file')}: is "
-            "missing, "
-            f"though {METADATA} "
-            "lists it; its slices can be read only where other files hold copies"
+            f"missing, though {METADATA} lists it; its slices can be "
+            "read only where other files hold copies"
         )
     if unlisted_files:
         notices.append(
             f"{iteration.at(unlisted_files[0])}{folders.and_more(unlisted_files, 'file')}: was not "
-            f"used: {METADATA} "
-            "does not list it"
+            f"used: {METADATA} does not list it"
         )
     return SelectedFiles(
         {ids[name]: iteration.below + name for name in files if name in present_names},
@@ -288,6 +286,6 @@ def _select_by_metadata(iteration: SelectedIteration, store: Store) -> SelectedF
             training=training,
             facts=_facts(iteration, training),
             missing_files={ranks[name]: iteration.at(name) for name in missing_files},
-            notices=tuple(notices),
+            findings=(*iteration.findings, *map(as_notice, notices)),
         ),
     )

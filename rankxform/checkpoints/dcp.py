@@ -48,7 +48,7 @@ from rankxform.geometry.box import Box, Shape
 from rankxform.layout.names import format_ranges
 from rankxform.planning.catalog import Description
 from rankxform.planning.plan import FileContent, Planner
-from rankxform.statements import HEADER, SHAPE, TYPE, Statement
+from rankxform.statements import HEADER, SHAPE, TYPE, Statement, as_notice, as_warning
 from rankxform.storage.store import FOLDER, Listing, Store
 from rankxform.values import pattern_on_use
 
@@ -215,7 +215,9 @@ class DcpSafetensorsForm(Form):
         boxes_by_file = {name: _read(store, listing, name) for name in names}
         table, differing = _table(boxes_by_file)
         label = f"{KEY} of {listing.at(names[0])}"
-        described = Description(label, warnings=_gaps(listing, names), facts=differing)
+        described = Description(
+            label, findings=tuple(map(as_warning, _gaps(listing, names))), facts=differing
+        )
         names_by_id, description = describe_boxes(
             listing, box_table(table), lambda item, nbytes: item.key, (SUFFIX,), "",
             described,
@@ -365,9 +367,9 @@ class HyperParallelForm(Form):
         iteration = iteration_of(listing, where, store, STEPS_OF)
         table, base_description = _tables_of_ranks(iteration, store)
         training = {} if iteration.number is None else {"global_step": iteration.number}
-        notices = (*iteration.notices, *base_description.notices)
+        findings = (*iteration.findings, *base_description.findings)
         base_description = replace(
-            base_description, items=self.items, training=training, notices=notices
+            base_description, items=self.items, training=training, findings=findings
         )
         names, description = describe_boxes(
             listing,
@@ -430,11 +432,11 @@ def _tables_of_ranks(iteration: SelectedIteration, store: Store) -> tuple[DcpMet
     }
     if DCP_METADATA in iteration.names or not tables_by_rank:
         name, unused_tables = iteration.below + DCP_METADATA, [*tables_by_rank.values()][:1]
-        notices = tuple(
-            f"{iteration.at(unused_table)}: was not used; {DCP_METADATA} says it"
+        findings = tuple(
+            as_notice(f"{iteration.at(unused_table)}: was not used; {DCP_METADATA} says it")
             for unused_table in unused_tables
         )
-        description = Description(iteration.listing.at(name), notices=notices)
+        description = Description(iteration.listing.at(name), findings=findings)
         return read_table(iteration.listing, store, name), description
     missing_ranks = sorted(set(range(max(tables_by_rank) + 1)) - {*tables_by_rank})
     if missing_ranks:

@@ -33,7 +33,16 @@ from rankxform.layout.layout import Layout
 from rankxform.layout.names import STEPS, format_ranges, natural_sort_key
 from rankxform.planning.catalog import DeclaredBox, Description
 from rankxform.planning.plan import FileContent, Planner
-from rankxform.statements import ALL_TENSORS, INDEX, METADATA, STEP, TOTAL_BYTES, Statement
+from rankxform.statements import (
+    ALL_TENSORS,
+    INDEX,
+    METADATA,
+    STEP,
+    TOTAL_BYTES,
+    Finding,
+    Statement,
+    as_notice,
+)
 from rankxform.storage.store import FILE, FOLDER, Listing, Store
 from rankxform.values import dataclass, no_garbage_collection
 
@@ -143,15 +152,11 @@ def whole_tensors(
             listing, index, missing, listed, [n for n in present_names if n not in names]
         )
     unlisted_files = [n for n in tensor_files(present_names) if n not in names and n != untracked]
-    notices: tuple[str, ...] = ()
+    findings: tuple[Finding, ...] = ()
     if unlisted_files:
         assert index is not None
-        notices = (
-            f"{listing.at(unlisted_files[0])}{and_more(unlisted_files, 'file')}: {index} does not "
-            "list "
-            "it, and it was "
-            "not used",
-        )
+        unlisted_text = listing.at(unlisted_files[0]) + and_more(unlisted_files, "file")
+        findings = (as_notice(f"{unlisted_text}: {index} does not list it, and it was not used"),)
     names_by_id = {number: below + name for number, name in enumerate(names)}
     if untracked is not None and untracked in present_names:
         names_by_id[len(names)] = below + untracked
@@ -162,7 +167,7 @@ def whole_tensors(
             listed={number: tuple(listed[n]) for number, n in enumerate(names) if n in listed},
             untracked=len(names) if len(names_by_id) > len(names) else None,
             facts=facts,
-            notices=notices,
+            findings=findings,
         ),
     )
 
@@ -308,7 +313,7 @@ class SelectedIteration:
     number: int | None
     names: tuple[str, ...]
     skipped_steps: tuple[tuple[int, ...], ...] = ()
-    notices: tuple[str, ...] = ()
+    findings: tuple[Finding, ...] = ()
 
     @property
     def path(self) -> str:
@@ -359,21 +364,21 @@ def iteration_of(
             n: names for n, names in names_by_number.items() if kind.is_complete(names)
         } or names_by_number
         tracker_number = _tracked_number(listing, store, kind)
-        number, notices = (
+        number, findings = (
             tracker_number if tracker_number in names_by_number else max(names_by_number),
             _doubts(listing, kind, names_by_number, tracker_number),
         )
     else:
-        number, notices = _number(listing, where, store, sorted(names_by_number), kind)
+        number, findings = _number(listing, where, store, sorted(names_by_number), kind)
     skipped_steps = tuple((n,) for n in sorted(names_by_number) if n != number)
     return SelectedIteration(
-        listing, folders[number], number, tuple(names_by_number[number]), skipped_steps, notices
+        listing, folders[number], number, tuple(names_by_number[number]), skipped_steps, findings
     )
 
 
 def _doubts(
     listing: Listing, kind: StepFolders, complete: Collection[int], tracker_number: int
-) -> tuple[str, ...]:
+) -> tuple[Finding, ...]:
     """Return that a tracker names no complete step, or not the newest."""
     if kind.tracker not in listing.entries or tracker_number == max(complete):
         return ()
@@ -381,10 +386,11 @@ def _doubts(
         f"names {kind.word} {tracker_number}" if tracker_number >= 0 else f"names no {kind.word}"
     )
     selected_number = tracker_number if tracker_number in complete else max(complete)
-    return (
+    text = (
         f"{listing.at(kind.tracker)}: {named}, and complete are {format_ranges(sorted(complete))}; "
-        f"{kind.word} {selected_number} is taken (--step says which)",
+        f"{kind.word} {selected_number} is taken (--step says which)"
     )
+    return (as_notice(text),)
 
 
 def _tracked_number(listing: Listing, store: Store, kind: StepFolders) -> int:
@@ -397,7 +403,7 @@ def _tracked_number(listing: Listing, store: Store, kind: StepFolders) -> int:
 
 def _number(
     listing: Listing, where: CheckpointRef, store: Store, numbers: list[int], kind: StepFolders
-) -> tuple[int, tuple[str, ...]]:
+) -> tuple[int, tuple[Finding, ...]]:
     if where.step not in (None, LATEST):
         assert where.step is not None
         if not _is_number(where.step) or int(where.step) not in numbers:
@@ -428,15 +434,12 @@ def _number(
             f"say --step {text} if that is meant",
             where=listing.path,
         )
-    notices = (
-        (
-            f"{listing.path}: {kind.word} {newer[-1]} is newer, and {kind.tracker} does not call "
-            "it complete",
-        )
-        if newer
-        else ()
-    )
-    return int(text), notices
+    newer_texts = [
+        f"{listing.path}: {kind.word} {number} is newer, and {kind.tracker} does not call it "
+        "complete"
+        for number in newer[-1:]
+    ]
+    return int(text), tuple(as_notice(text) for text in newer_texts)
 
 
 def _is_number(text: str) -> bool:
@@ -546,9 +549,9 @@ def describe_boxes(
                 ids[f]: DeclaredFile(tuple(v.values()), ends[f], DCP_METADATA)
                 for f, v in views.items()
             },
-            notices=(
-                *description.notices,
-                *_unused_file_notices(listing, below, ids, source, suffixes),
+            findings=(
+                *description.findings,
+                *map(as_notice, _unused_file_notices(listing, below, ids, source, suffixes)),
             ),
         ),
     )

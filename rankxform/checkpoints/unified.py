@@ -26,6 +26,7 @@ from rankxform.formats.checkpoint2_metadata import format_common
 from rankxform.formats.container import TensorSpec, content_bytes
 from rankxform.layout.names import format_ranges, natural_sort_key
 from rankxform.planning.plan import FileContent, Planner
+from rankxform.statements import as_warning
 from rankxform.storage.store import Listing, Store
 from rankxform.values import pattern_on_use
 
@@ -72,7 +73,12 @@ class UnifiedForm(Form):
         parts = len(selected.names) - (LOOSE in listing.files)
         if index is None and parts > 1:
             doubt = f"{listing.path}: has no {MAP}, which is written last; are {parts} parts all?"
-            selected = replace(selected, description=replace(description, warnings=(doubt,)))
+            selected = replace(
+                selected,
+                description=replace(
+                    description, findings=(*description.findings, as_warning(doubt))
+                ),
+            )
         return selected
 
     def destination_files(self, planner: Planner, naming: FileNaming) -> DestinationFiles:

@@ -108,10 +108,19 @@ def _place_extra_words(
     return unplaced_words
 
 
+_REMOVED = {
+    "--check-replicas": ("rankxform inspect --replicas SRC --src-strategy A, before it",),
+    "--log": ("> FILE 2>&1, which keeps the exit code",),
+}
+"""Options that there were, and what takes their place."""
+
+
 def _check_known(word: str, valid_words: Iterable[str], message: str, see: str) -> None:
     """Raise UsageError for what is not known, with the nearest that is."""
     if word in valid_words:
         return
+    if word in _REMOVED:
+        raise UsageError(f"{message} {word} any more", *_REMOVED[word])
     suggestion = did_you_mean(word, valid_words)
     if word in ("--src", "--dst"):
         suggestion += " SRC and DST themselves are given without an option"

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import rankxform
 from rankxform.display.progress import PLANNING, await_first_word, clear_pending_output, style_of
-from rankxform.display.text import STDERR, append_to_log, close_log, open_log, red, width, wrap_text
+from rankxform.display.text import STDERR, red, width, wrap_text
 from rankxform.errors import Message, RankxformError, StoppedError, UsageError, exit_code
 from rankxform.options import CONVERSIONS
 from rankxform.process import Signals, seconds_since_start
@@ -27,8 +27,6 @@ from .parser import command_named
 from .screen import as_json
 
 if TYPE_CHECKING:
-    import argparse
-
     from .launch import Program
 
 _SPEAK_SECONDS = 1.0
@@ -68,13 +66,11 @@ def main(argv: Sequence[str] | None = None, signals: Signals | None = None) -> i
         outcome = _print_error(error, argv) if processes.rank == 0 else exit_code(error)
     except BaseException as error:
         message, code = _describe(error)
-        append_to_log(f"rankxform: error: {message}")
         if "--json" in argv and processes.rank == 0:
             _print_document({"kind": type(error).__name__, "code": code, "message": message})
         processes.abort(message, code)
         raise
     clear_pending_output()
-    close_log()
     gc.freeze()  # what is there now is not looked through again when the interpreter ends
     if isinstance(outcome, int):
         if is_ours:
@@ -168,7 +164,6 @@ def _in_lines(error: BaseException) -> str:
         wrap_text(text if text.startswith("  ") else f"  {text}", columns, 4) for text in details
     ]
     text = "\n".join(lines) + "\n"
-    append_to_log(text)
     is_given = any(word.startswith(cwd_prefix) or f"={cwd_prefix}" in word for word in sys.argv)
     cwd_pattern = rf"(?<![\w/.~-]){re.escape(cwd_prefix)}"  # not in the middle of another path
     return text if is_given or len(cwd_prefix) < 3 else re.sub(cwd_pattern, "", text)
@@ -186,22 +181,6 @@ def _describe(error: BaseException) -> tuple[str, int]:
     return f"a bug of rankxform's own: {type(error).__name__}: {error}", exit_code(error)
 
 
-def _open_log(options: argparse.Namespace) -> None:
-    """Open the file of --log. Raises UsageError, StorageError."""
-    import shlex
-    from pathlib import Path
-
-    from rankxform.storage.posix import is_below
-
-    path, src = Path(options.log).absolute(), options.src or getattr(options, "src_option", None)
-    if src and is_below(path, Path(src)):
-        raise UsageError(
-            "lies in SRC, which is never written to", "name a file elsewhere", where=options.log
-        )
-    version = f"rankxform {rankxform.__version__}, Python {sys.version.split()[0]}"
-    open_log(str(path), f"{version}: {shlex.join(['rankxform', *options.words])}")
-
-
 def _run(argv: Sequence[str], processes: Team, signals: Signals) -> int | Program:
     options = processes.bcast(lambda: parse_arguments(argv))
     if getattr(options, "number", None) not in (None, processes.size):
@@ -210,8 +189,6 @@ def _run(argv: Sequence[str], processes: Team, signals: Signals) -> int | Progra
         )
     if getattr(options, "hostfile", None) and options.number is None:
         raise UsageError("--hostfile: the launcher has hosts of its own", "leave it out")
-    if getattr(options, "log", None):
-        processes.bcast(lambda: _open_log(options))
     if "time_limit" in options:
         limit = options.time_limit
         seconds = seconds_left() if limit is None else limit

@@ -255,9 +255,6 @@ def add_progress(run: argparse._ArgumentGroup) -> None:
         default="auto",
         help="a bar on a terminal, lines in a log (default: auto)",
     )
-    run.add_argument(
-        "--log", metavar="FILE", help="add all that is printed to a file too, with times"
-    )
 
 
 def add_detail(run: argparse._ActionsContainer) -> None:

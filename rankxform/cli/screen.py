@@ -15,12 +15,10 @@ from typing import TYPE_CHECKING, Any
 import rankxform
 from rankxform.display.progress import Progress, clear_pending_output
 from rankxform.display.text import (
-    append_to_log,
     format_buffer,
     format_count,
     format_seconds,
     format_size,
-    is_open,
     labelled_lines,
     read_and_needed,
     shown_path,
@@ -363,13 +361,9 @@ class Screen:
     ) -> ShowProgress:
         """Say what is about to happen; return what is shown the progress."""
         self.begun = source, target
-        if self._team.rank == 0 and (not self.is_quiet or is_open()):
+        if self._team.rank == 0 and not self.is_quiet:
             lines = [header(source, target, self._team.size, verdict), *self.defaults()]
-            lines += notice_lines(notes_of_script(self._options))
-            if self.is_quiet:
-                append_to_log("\n".join(lines))
-            else:
-                self.say("\n".join(lines))
+            self.say("\n".join([*lines, *notice_lines(notes_of_script(self._options))]))
         return self.progress(nbytes)
 
     def command(self, verb: str, without: Collection[str] = ()) -> str:
@@ -394,10 +388,7 @@ class Screen:
 
     def say(self, text: str) -> None:
         """Print what goes along with the work, which goes on if nobody can read it."""
-        if self._team.rank:
-            return
-        if self._options.json:
-            append_to_log(text)
+        if self._team.rank or self._options.json:
             return
         try:
             _print(text)
@@ -437,7 +428,6 @@ class Screen:
 def _print(text: str) -> None:
     """Print a result; a reader that went away, as `head` does, is no error."""
     clear_pending_output()
-    append_to_log(text)
     try:
         sys.stdout.buffer.write((text + "\n").encode(errors="backslashreplace"))
         sys.stdout.buffer.flush()

@@ -15,7 +15,7 @@ from rankxform.transport import Team
 from rankxform.transport.launcher import CLEAR_LINE, terminal
 from rankxform.transport.team import ShowProgress, show_nothing
 
-from .text import append_to_log, columns_of, format_seconds, format_size, is_open
+from .text import columns_of, format_seconds, format_size
 
 _BAR_SECONDS, _SIGN_SECONDS = 0.2, 10.0
 _FIRST_SECONDS, _SECOND_SECONDS, _LINE_SECONDS = 2.0, 10.0, 60.0
@@ -184,7 +184,6 @@ def is_notebook() -> bool:
 
 def _say(text: str) -> None:
     """Print a line on standard error, where a notebook shows it too."""
-    append_to_log(text)
     if is_notebook():
         sys.stderr.write(text)
     else:
@@ -227,14 +226,10 @@ class Progress:
         self._began = time.monotonic()
         self._next = self._began + (_FIRST_SECONDS if lines else _BAR_SECONDS)
         self._last, self._said = self._began, 0.0
-        self._logged = self._began
 
     def __call__(self, done: int, end: bool) -> None:
         """Show the bytes done by all processes; `end` is true in the last call only."""
         now = time.monotonic()
-        if not end and is_open() and now - self._logged >= _LINE_SECONDS:
-            self._logged = now
-            append_to_log(self._in_words(done, max(now - self._began, 1e-6)))
         if end:
             clear_pending_output()
             if self._line is not None:

@@ -1,4 +1,4 @@
-"""Text for people: widths, units, tables, and the log file.
+"""Text for people: widths, units, tables.
 
 Lines that go to a file or a pipe are not wrapped, because other programs read them.
 """
@@ -6,57 +6,12 @@ Lines that go to a file or a pipe are not wrapped, because other programs read t
 from __future__ import annotations
 
 import os
-import re
-import time
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import lru_cache
 
 from rankxform.transport.launcher import terminal
 from rankxform.values import pattern_on_use
-
-_STAMP = "%Y-%m-%d %H:%M:%S%z"
-
-
-class _LogFile:
-    """The descriptor of the log file; None without --log."""
-
-    fd: int | None = None
-
-
-def open_log(path: str, first: str) -> None:
-    """Open the log and write its first line. An existing file is continued. Raises OSError."""
-    _LogFile.fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
-    append_to_log(first)
-
-
-def close_log() -> None:
-    """Close the log, if it is open."""
-    if _LogFile.fd is not None:
-        os.close(_LogFile.fd)
-        _LogFile.fd = None
-
-
-def is_open() -> bool:
-    """Return whether a log is open."""
-    return _LogFile.fd is not None
-
-
-def append_to_log(text: str) -> None:
-    """Append lines to the log, if it is open. If that fails, warn, and go on without a log."""
-    if _LogFile.fd is None:
-        return
-    now, plain = time.strftime(_STAMP), re.sub("\x1b\\[[0-9;]*m", "", text)
-    lines = "".join(f"{now} {line}".rstrip() + "\n" for line in plain.splitlines() or [""])
-    data = lines.encode(errors="backslashreplace")
-    try:
-        while data:
-            data = data[os.write(_LogFile.fd, data) :]
-    except OSError as error:
-        close_log()
-        with suppress(OSError):
-            os.write(2, f"rankxform: warning: --log ends here: {error.strerror}\n".encode())
-
 
 USUAL_COLUMNS = 80
 _LEAST_COLUMNS = 30
@@ -161,7 +116,6 @@ def printable(text: str) -> str:
 def warn(text: str) -> None:
     """Print a warning on standard error, in one write, so that lines of processes never mix."""
     line = f"rankxform: warning: {text}\n"
-    append_to_log(line)
     os.write(STDERR, line.encode(errors="backslashreplace"))
 
 

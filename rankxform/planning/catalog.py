@@ -26,7 +26,7 @@ from rankxform.geometry.tiling import BoxTiling, Cell, Grid, SourceTiling
 from rankxform.layout.states import Related, State, States
 from rankxform.layout.strategy import Strategy, WholeStrategy
 from rankxform.operations.base import NO_STATES, Computation
-from rankxform.statements import Statement
+from rankxform.statements import Finding, Statement
 from rankxform.values import dataclass
 
 
@@ -64,8 +64,7 @@ class Description:
     missing_files: Mapping[int, str] = field(default_factory=dict)
     refused: Mapping[str, str] = field(default_factory=dict)  # tensors that cannot be read -> why
     facts: tuple[Statement, ...] = ()  # statements that others may contradict
-    warnings: tuple[str, ...] = ()  # what may be wrong
-    notices: tuple[str, ...] = ()  # what was assumed
+    findings: tuple[Finding, ...] = ()  # what its reader noticed
 
     @property
     def lists_files(self) -> bool:

@@ -21,7 +21,7 @@ from rankxform.geometry.box import Box
 from rankxform.geometry.tiling import Grid
 from rankxform.layout.names import pattern_of, summarize_names
 from rankxform.layout.strategy import SHARD_PREFIX
-from rankxform.statements import Statement
+from rankxform.statements import Finding, HasFindings, Statement
 from rankxform.values import dataclass
 
 from .catalog import Catalog, Parameter
@@ -46,7 +46,7 @@ DigestsByFile = Mapping[int, Mapping[str, ContentDigest]]
 
 
 @dataclass(frozen=True)
-class Evidence:
+class Evidence(HasFindings):
     """What ranks were found to hold."""
 
     # Tensors of which each rank has values of its own.
@@ -63,8 +63,7 @@ class Evidence:
     # Digests of samples.
     digests_by_file: DigestsByFile = field(default_factory=dict, compare=False)
     steps: tuple[Statement, ...] = ()  # training steps that files declare
-    warnings: tuple[str, ...] = ()  # what may be wrong
-    notices: tuple[str, ...] = ()  # what was assumed
+    findings: tuple[Finding, ...] = ()  # what was noticed
 
     @property
     def facts(self) -> dict[str, int | None]:
@@ -88,8 +87,7 @@ class Evidence:
             self.bytes_read + other.bytes_read,
             self.digests_by_file or other.digests_by_file,
             self.steps or other.steps,
-            self.warnings + other.warnings,
-            self.notices + other.notices,
+            self.findings + other.findings,
         )
 
 

@@ -28,6 +28,7 @@ from rankxform.formats.container import Index, Schema, content_bytes
 from rankxform.geometry.box import Box
 from rankxform.geometry.tiling import Cell
 from rankxform.layout.names import format_ranges, pattern_of, summarize_names
+from rankxform.statements import SAMPLES, as_notice, as_warning
 from rankxform.values import dataclass, pattern_on_use
 
 from .build_catalog import layout_with_uneven_rows
@@ -497,7 +498,8 @@ def check_boxes_differ(
     names = summarize_names([tensor.name for tensor in equal], 2)
     message = f"{names}: every rank holds the same bytes, though {catalog.declared_by} shards "
     notices = (message + ("them" if equal[1:] else "it"),) if equal else ()
-    return Evidence(notices=notices, samples=len(compared), sampled=frozenset(compared))
+    findings = tuple(as_notice(text, SAMPLES) for text in notices)
+    return Evidence(findings=findings, samples=len(compared), sampled=frozenset(compared))
 
 
 def _all_equal(catalog: Catalog, equal: Sequence[SampledTensor]) -> CheckpointError:
@@ -550,7 +552,8 @@ def check_replicas_agree(
             details=_describe_observed(catalog, agreement, digests_by_file),
         )
     warnings = (_in_words(catalog, agreement),) if agreement.differing else ()
-    return Evidence(warnings=warnings, samples=len(compared), sampled=frozenset(compared))
+    findings = tuple(as_warning(text, SAMPLES) for text in warnings)
+    return Evidence(findings=findings, samples=len(compared), sampled=frozenset(compared))
 
 
 def _all_differ(agreement: ReplicaAgreement) -> bool:

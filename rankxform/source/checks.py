@@ -28,7 +28,7 @@ from rankxform.publish.files import (
 )
 from rankxform.publish.folder_records import MANIFEST_NAME, read_manifest
 from rankxform.publish.records import manifest_sharding
-from rankxform.statements import MANIFEST, STEP, TYPE, Statement
+from rankxform.statements import MANIFEST, STEP, TYPE, Statement, as_notice
 from rankxform.storage.store import Listing, address_of, is_path
 from rankxform.values import dataclass
 
@@ -107,7 +107,8 @@ def repair_description(description: Description, schemas: Mapping[int, Schema]) 
         "files decide"
     )
     strategy = replace(description.strategy, stages=tuple(stages))
-    return replace(description, strategy=strategy, notices=(*description.notices, notice))
+    findings = (*description.findings, as_notice(notice))
+    return replace(description, strategy=strategy, findings=findings)
 
 
 def check_files(

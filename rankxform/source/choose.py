@@ -38,7 +38,7 @@ from rankxform.layout.strategy import PatternStrategy, Strategy, WholeStrategy, 
 from rankxform.planning.build_catalog import with_uneven_states
 from rankxform.planning.catalog import Description
 from rankxform.publish.folder_records import FOLDER_NAME, JOB_NAME
-from rankxform.statements import BOXES, FILE_IDENTITY
+from rankxform.statements import BOXES, FILE_IDENTITY, Finding, as_notice, as_warning
 from rankxform.storage.store import FILE, Listing, Store, absolute, address_of, is_path, store_at
 from rankxform.transport import Team
 from rankxform.values import dataclass
@@ -54,32 +54,6 @@ from .hints import (
 )
 
 
-class Finding(NamedTuple):
-    """What is wrong with a checkpoint, the error that it is, and the file, if of one.
-
-    inside: it is of what files hold; which files belong to the checkpoint is known nonetheless.
-    id: the stable name of such faults; of statements that contradict each other, the fact's.
-    """
-
-    parts: Message
-    kind: type[RankxformError] = CheckpointError
-    file: int | None = None
-    inside: bool = False
-    id: str = "unfit"
-
-    @property
-    def text(self) -> str:
-        """What is wrong, and what can be tried."""
-        return str(self.parts)
-
-    def error(self, extra_details: str = "") -> RankxformError:
-        """Return the error that it is, with `extra_details` in its details."""
-        details = "\n".join(filter(None, (self.parts.details, extra_details)))
-        error = self.kind.of_parts(self.parts._replace(details=details))
-        error.fault = self.id
-        return error
-
-
 @dataclass(frozen=True)
 class SourceScope:
     """Which part of a source is opened, and with which checks. Default: all of it, all checks."""
@@ -91,9 +65,7 @@ class SourceScope:
     preferred: Mapping[int, str] = field(default_factory=dict)  # chosen if all of them exist
     manifest: bool = True  # use what rankxform noted of its own files
     extra_ranks: bool = False  # ranks beyond the strategy's are a notice, not a warning
-    check_saved_strategy: bool = (
-        True  # compare --src-strategy with output/strategy beside the checkpoint
-    )
+    check_saved_strategy: bool = True  # compare --src-strategy with output/strategy nearby
 
 
 class ChosenFiles(NamedTuple):
@@ -107,9 +79,7 @@ class ChosenFiles(NamedTuple):
     names: Mapping[int, str]
     needed_files: tuple[int, ...]
     strategy: Strategy | None
-    faults: tuple[Finding, ...] = ()
-    notices: tuple[str, ...] = ()
-    warnings: tuple[str, ...] = ()
+    findings: tuple[Finding, ...] = ()
     siblings: int = 0
     manifest: SourceManifest | None = None
 
@@ -192,25 +162,17 @@ def choose_files(
             manifest = (
                 read_source_manifest(where, form, src_listing, below) if narrow.manifest else None
             )
-            return (
-                chosen_files
-                if manifest is None
-                else _with_own(chosen_files, manifest, where, src_listing)
-            )
+            if manifest is None:
+                return chosen_files
+            return _with_own(chosen_files, manifest, where, src_listing)
         manifest = read_source_manifest(where, form, src_listing) if narrow.manifest else None
         if manifest is None:
             return _of_ranks(where, form, src_listing, store, narrow)
-        declared_ref = (
-            where if where.strategy is not None else replace(where, strategy=manifest.strategy)
-        )
+        declared_ref = replace(where, strategy=where.strategy or manifest.strategy)
         # The manifest declares more than what lies beside the checkpoint.
         manifest_scope = replace(narrow, check_saved_strategy=False)
-        return _with_own(
-            _of_ranks(declared_ref, form, src_listing, store, manifest_scope),
-            manifest,
-            where,
-            src_listing,
-        )
+        chosen_files = _of_ranks(declared_ref, form, src_listing, store, manifest_scope)
+        return _with_own(chosen_files, manifest, where, src_listing)
 
     chosen_files = team.bcast(found)
     return chosen_files, (listings[0] if listings else None)
@@ -224,22 +186,22 @@ def _with_own(
 ) -> ChosenFiles:
     """Compare what was chosen with what rankxform noted of the files when it wrote them."""
     if manifest.notice:
-        return chosen_files._replace(notices=(manifest.notice, *chosen_files.notices))
+        return chosen_files._replace(findings=(as_notice(manifest.notice), *chosen_files.findings))
     wrong = [*manifest.wrong, *manifest.missing_files]
     findings = list[Finding]()
     if manifest.strategy is not None:
         if where.strategy is not None:
             description = _stated_by(manifest, manifest.strategy)
             for contradiction in _contradictions(description, with_uneven_states(where.strategy)):
-                findings.append(contradiction._replace(kind=StrategyError, id=BOXES))
+                findings.append(contradiction._replace(error=StrategyError, id=BOXES))
         assert listing is not None
         wrong += missing_manifest_files(
             manifest, listing.files, chosen_files.needed_files if not findings else ()
         )
     findings += (Finding(message, id=FILE_IDENTITY) for message in wrong)
-    notices = (*chosen_files.notices, *manifest.doubts)
+    doubts = map(as_notice, manifest.doubts)
     return chosen_files._replace(
-        faults=(*findings, *chosen_files.faults), notices=notices, manifest=manifest
+        findings=(*findings, *chosen_files.findings, *doubts), manifest=manifest
     )
 
 
@@ -265,7 +227,7 @@ def _choose_described(
         is_empty = not listing.files and error.parts.what.startswith("holds no")
         parts = with_what_lies_there(error.parts, where, listing, is_empty=is_empty)
         return ChosenFiles(
-            SelectedFiles({}), {}, (), None, (*findings, Finding(parts, type(error)))
+            SelectedFiles({}), {}, (), None, (*findings, Finding(parts, error=type(error)))
         )
     description = selected.description
     assert description is not None
@@ -287,8 +249,8 @@ def _choose_described(
         problem_text = f"none of the files that are needed is there{listing.searched}{named}"
         findings.append(Finding(Message(problem_text, ("bring them",), where=where.path)))
     return ChosenFiles(
-        selected, names_to_read, tuple(sorted(needed_files)), strategy, tuple(findings),
-        description.notices, description.warnings,
+        selected, names_to_read, tuple(sorted(needed_files)), strategy,
+        (*findings, *description.findings),
     )  # fmt: skip
 
 
@@ -311,16 +273,17 @@ def _of_ranks(
         is_empty = is_empty and where.pattern == DEFAULT_PATTERN
         parts = with_what_lies_there(error.parts, where, listing, is_empty=is_empty)
         return ChosenFiles(
-            SelectedFiles({}), {}, (), None, (*findings, Finding(parts, type(error)))
+            SelectedFiles({}), {}, (), None, (*findings, Finding(parts, error=type(error)))
         )
     names = selected.names
     alone = listing is None or listing.kind == FILE  # files are given: one, or that of each rank
     single_path = address_of(where.path, *names.values()) if alone and len(names) == 1 else ""
     siblings = siblings_of(Path(single_path)) if single_path and is_path(single_path) else []
     if src is None and (len(names) > 1 or siblings):
-        findings.append(Finding(which_strategy(where, selected, siblings), UsageError))
+        message = which_strategy(where, selected, siblings)
+        findings.append(Finding(message, error=UsageError))
     if src is not None and not is_whole and siblings and where.files is None:
-        findings.append(Finding(one_of_ranks(where, src, siblings), UsageError))
+        findings.append(Finding(one_of_ranks(where, src, siblings), error=UsageError))
     present_ranks = dict.fromkeys(map(selected.rank_of, names))
     needed_ranks = sorted(present_ranks) if rank_filter.ranks is None else list(rank_filter.ranks)
     if not any(rank in present_ranks for rank in needed_ranks):
@@ -331,23 +294,27 @@ def _of_ranks(
     )
     keep = {*needed_ranks, *outside[-1:]}  # of the ranks beyond the strategy's, one is looked at
     names_to_read = {file: name for file, name in names.items() if selected.rank_of(file) in keep}
-    notices, warnings = list[str](), [*_newer(selected)]
+    findings += map(as_warning, _newer(selected))
     if outside:
         assert src is not None
-        (notices if narrow.extra_ranks else warnings).append(
-            f"{where.path}: {len(outside)} ranks from {min(outside)} on are beyond the {src.ranks} "
-            f"of {src.label} and were not used"
+        as_finding = as_notice if narrow.extra_ranks else as_warning
+        findings.append(
+            as_finding(
+                f"{where.path}: {len(outside)} ranks from {min(outside)} on are beyond the "
+                f"{src.ranks} of {src.label} and were not used"
+            )
         )
     missing = [rank for rank in needed_ranks if rank not in present_ranks]
     if missing:
-        notices.append(
-            f"{where.path}: no file of rank {format_ranges(missing)}{searched}; "
-            "copies on other ranks serve"
+        findings.append(
+            as_notice(
+                f"{where.path}: no file of rank {format_ranges(missing)}{searched}; "
+                "copies on other ranks serve"
+            )
         )
     files = [file for file in names_to_read if selected.rank_of(file) not in {*outside[-1:]}]
     return ChosenFiles(
-        selected, names_to_read, (*files, *missing), src, tuple(findings), tuple(notices),
-        tuple(warnings), len(siblings),
+        selected, names_to_read, (*files, *missing), src, tuple(findings), len(siblings)
     )  # fmt: skip
 
 
@@ -378,7 +345,7 @@ def _contradicted_beside(path: str, src_strategy: Strategy) -> Iterator[Finding]
             f"{src_strategy.label} and {mindformers_strategy.label} shard {name!r} in two ways"
         )
         details = f"MindFormers left the latter with {path}"
-        yield Finding(Message(problem_text, tries, details=details), StrategyError, id=BOXES)
+        yield Finding(Message(problem_text, tries, details=details), id=BOXES, error=StrategyError)
 
 
 def _select_files(
@@ -426,7 +393,7 @@ def _contradictions(
 
     def wrong(problem_text: str) -> Finding:
         tries = filter(None, (otherwise, "leave out --src-strategy"))
-        return Finding(Message(problem_text, (*tries,)), UsageError)
+        return Finding(Message(problem_text, (*tries,)), error=UsageError)
 
     if declared_strategy is None:
         if not isinstance(src_strategy, WholeStrategy):

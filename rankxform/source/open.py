@@ -35,7 +35,16 @@ from rankxform.layout.strategy import Strategy, WholeStrategy
 from rankxform.planning.build_catalog import catalog_of, catalog_statements
 from rankxform.planning.catalog import Catalog, Description
 from rankxform.planning.transfers import Reach
-from rankxform.statements import FILE_IDENTITY, contradictions
+from rankxform.statements import (
+    FILE_IDENTITY,
+    HEADERS,
+    Finding,
+    HasFindings,
+    as_notice,
+    contradictions,
+    errors_of,
+    require,
+)
 from rankxform.storage import identity
 from rankxform.storage.identity import FileIdentity
 from rankxform.storage.source_reader import Indexer, wait_for_newer_mtime
@@ -53,7 +62,6 @@ from .checks import (
 )
 from .choose import (
     ChosenFiles,
-    Finding,
     SourceScope,
     choose_files,
     enter_single_folder,
@@ -193,7 +201,7 @@ _NOTHING = DeclaredFile()
 
 
 @dataclass(frozen=True)
-class Source:
+class Source(HasFindings):
     """A checkpoint opened for reading."""
 
     where: CheckpointRef  # the checkpoint; its path is absolute
@@ -201,15 +209,11 @@ class Source:
     selected: SelectedFiles  # the files that were selected
     paths: Mapping[int, str]  # file id -> path
     indexes: Mapping[int, Index]  # file id -> index of each file that belongs to it and can be read
-    extra_rank_index: Mapping[
-        int, Index
-    ]  # file id -> index of one file beyond the strategy's ranks
-    catalog: Catalog | None  # None: nothing declares how files are sharded, or a fault prevents it
+    extra_rank_index: Mapping[int, Index]  # file id -> index, of one beyond the strategy's ranks
+    catalog: Catalog | None  # None: nothing declares how files are sharded, or an error prevents it
     reach: Reach  # which process can open which file
     needed_files: tuple[int, ...] = ()  # ids of the files that were looked for
-    faults: tuple[Finding, ...] = ()  # errors, the first of which refuses
-    notices: tuple[str, ...] = ()  # what was assumed
-    warnings: tuple[str, ...] = ()  # what may be wrong
+    findings: tuple[Finding, ...] = ()  # what was noticed; the first error refuses
     searched: str = ""
     # What rankxform noted when it wrote the files; None: it did not.
     manifest: SourceManifest | None = None
@@ -217,17 +221,12 @@ class Source:
     listing: Listing | None = field(default=None, compare=False)
 
     def require(self) -> Source:
-        """Return the source. Raises its first fault."""
-        if not self.faults:
-            return self
-        first, further_count = self.faults[0], len(self.faults) - 1
-        also = (
-            f"{further_count} more such fault{'s' if further_count > 1 else ''}; inspect lists them"
-        )
-        raise first.error(also if further_count and self.form.described else "")
+        """Return the source. Raises its first error."""
+        require(self.findings, is_counted=self.form.described)
+        return self
 
     def require_catalog(self) -> Catalog:
-        """Return the catalog of a source without faults."""
+        """Return the catalog of a source without errors."""
         assert self.catalog is not None
         return self.catalog
 
@@ -269,8 +268,9 @@ def open_source(where: CheckpointRef, team: Team, narrow: SourceScope | None = N
     indexes, unreadable = index_all(paths, reach, team, chosen_files.manifest, declared_files)
     source = Source(
         where, form, chosen_files.selected, paths, indexes, {}, None, reach,
-        chosen_files.needed_files, (*chosen_files.faults, *unreadable),
-        (*filter(None, [inside]), *chosen_files.notices, *notices), chosen_files.warnings,
+        chosen_files.needed_files,
+        (*map(as_notice, filter(None, [inside])), *chosen_files.findings, *unreadable,
+         *map(as_notice, notices)),
         listing.searched if listing else "", chosen_files.manifest, src_listing,
     )  # fmt: skip
     return team.agree(lambda: _with_catalog(source, chosen_files, narrow))
@@ -285,7 +285,7 @@ def index_all(
 ) -> tuple[dict[int, Index], list[Finding]]:
     """Index the files, each process its part, and give every process all of them. Collective.
 
-    What cannot be read as a checkpoint is a fault, and what is not as rankxform wrote it.
+    What cannot be read as a checkpoint is an error, and what is not as rankxform wrote it.
     """
     manifest_entries = _manifest_entries(paths, manifest)
 
@@ -298,12 +298,12 @@ def index_all(
                 else None
             )
             if message is not None:
-                wrong.append(Finding(message, CheckpointError, file, inside=True, id=FILE_IDENTITY))
+                wrong.append(Finding(message, id=FILE_IDENTITY, file=file, need=HEADERS))
                 continue
             try:
                 local_indexes[file] = indexer.index(paths[file], declared_files.get(file, _NOTHING))
             except CheckpointError as error:
-                wrong.append(Finding(error.parts, CheckpointError, file, inside=True))
+                wrong.append(Finding(error.parts, file=file, need=HEADERS))
         wait_for_newer_mtime(local_indexes.values())
         return local_indexes, wrong
 
@@ -343,24 +343,24 @@ def _of_ranks(source: Source, strategy: Strategy | None) -> Description:
 
 def _with_catalog(source: Source, chosen_files: ChosenFiles, narrow: SourceScope) -> Source:
     """Return a source with its catalog, or with what prevents that; pure."""
-    findings, description = [*source.faults], chosen_files.selected.description
-    strategy, notices = chosen_files.strategy, [*source.notices]
-    described = description is not None
-    if not described and not findings and (strategy is None or isinstance(strategy, WholeStrategy)):
+    findings, description = [*source.findings], chosen_files.selected.description
+    strategy, described = chosen_files.strategy, description is not None
+    is_whole = strategy is None or isinstance(strategy, WholeStrategy)
+    if not described and not source.errors and is_whole:
         try:
-            strategy, added_notices = infer_whole_strategy(
+            strategy, notices = infer_whole_strategy(
                 source.paths, source.indexes, source.where.path, chosen_files.siblings
             )
-            notices += added_notices
+            findings += map(as_notice, notices)
         except (UsageError, CheckpointError) as error:
-            findings.append(Finding(error.parts, type(error), inside=True))
+            findings.append(Finding.of_error(error))
     inside = {
         file: index
         for file, index in source.indexes.items()
         if described or strategy is None or source.selected.rank_of(file) < strategy.ranks
     }
     extra = {file: index for file, index in source.indexes.items() if file not in inside}
-    source = replace(source, indexes=inside, extra_rank_index=extra, notices=tuple(notices))
+    source = replace(source, indexes=inside, extra_rank_index=extra)
     paths = source.paths
     if description is None:
         final_description = _of_ranks(source, strategy)
@@ -369,31 +369,27 @@ def _with_catalog(source: Source, chosen_files: ChosenFiles, narrow: SourceScope
     else:
         schemas = schemas_without_repeats(description, inside)
         final_description = repair_description(description, schemas)
-        notices += final_description.notices[len(description.notices) :]
+        findings += final_description.findings[len(description.findings) :]
         drops = narrow.drops(_states_of(final_description, schemas))
         refused = (Message(r) for n, r in final_description.refused.items() if not drops(n))
         wrong = chain(check_files(final_description, schemas, paths, drops), refused)
-    findings += (Finding(parts, inside=True) for parts in wrong)
+    findings += (Finding(message, need=HEADERS) for message in wrong)
     # An id stands for a rank with all that it holds whole.
     if description is not None and final_description.is_whole:
         size = max(chosen_files.selected.names, default=0) + 1
         final_description = replace(final_description, strategy=WholeStrategy(stage_size=size))
     catalog = None
-    if not findings:
+    if not errors_of(findings):
         try:
             catalog = catalog_of(
                 final_description, schemas, paths, source.needed_files, source.searched
             )
         except (CheckpointError, RequestError, StrategyError) as error:
-            findings.append(Finding(error.parts, type(error), inside=True))
+            findings.append(Finding.of_error(error))
     if catalog is not None:
         manifest_statements = source.manifest.facts if source.manifest is not None else ()
-        differing = [
-            *contradictions(
-                [*final_description.facts, *manifest_statements, *catalog_statements(catalog)]
-            )
-        ]
-        findings += (Finding(c.parts, inside=True, id=c.id) for c in differing if c.refused)
-        doubts = tuple(str(c) for c in differing if not c.refused)
-        source = replace(source, warnings=source.warnings + doubts)
-    return replace(source, catalog=catalog, faults=tuple(findings), notices=tuple(notices))
+        differing = contradictions(
+            [*final_description.facts, *manifest_statements, *catalog_statements(catalog)]
+        )
+        findings += (contradiction.finding for contradiction in differing)
+    return replace(source, catalog=catalog, findings=tuple(findings))

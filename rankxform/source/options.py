@@ -11,7 +11,6 @@ from rankxform.options import (
     AFFECTS_COMPARISON,
     AFFECTS_FIT,
     AFFECTS_LOAD,
-    GROUP_RUN,
     GROUP_SELECTION,
     GROUP_SOURCE,
     TYPE_FLAG,
@@ -93,10 +92,6 @@ class SourceOptions:
     allow_equal_slices: bool = option(
         False, GROUP_SOURCE, "accept that every rank holds the same bytes of sharded parameters",
         AFFECTS_COMPARISON, AFFECTS_LOAD, kind=TYPE_FLAG,
-    )  # fmt: skip
-    check_replicas: str = option(
-        "no", GROUP_RUN, "read all source replicas first; warn, or refuse, where they differ",
-        kind=choice_of(("no", "warn", "error")), verbs=("transform",),
     )  # fmt: skip
 
     def accepts(self, doubt: str, name: str | None = None) -> bool:

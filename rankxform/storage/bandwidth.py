@@ -101,7 +101,6 @@ class ReadTimer:
             self._ranges.close()
 
 
-
 def _median(values: Sequence[float]) -> float:
     """Return the median; 0 of none. `statistics` takes 5 ms to import.
 

@@ -37,7 +37,7 @@ from rankxform.operations.select import (
 from rankxform.options import flag_of
 from rankxform.planning.build_catalog import catalog_of
 from rankxform.planning.catalog import Catalog, Description
-from rankxform.planning.evidence import Evidence, sharded_by_pattern
+from rankxform.planning.evidence import sharded_by_pattern
 from rankxform.planning.selection import Selection, types_by_file, unusual_tensors
 from rankxform.request import Request
 from rankxform.source.choose import earlier_step, ranks_at
@@ -48,10 +48,14 @@ from rankxform.statements import (
     HEADER,
     ITERATION,
     OPTION,
+    PLAN,
     SCALAR,
     SHAPE,
     STRATEGY,
+    Finding,
     Statement,
+    as_notice,
+    as_warning,
     contradictions,
 )
 from rankxform.storage.store import is_path
@@ -84,29 +88,29 @@ def target_findings(
     selection: Selection,
     derivation: OperationChain,
     tensors: Sequence[Tensor],
-) -> Evidence:
-    """Return what to know, and patterns that match nothing."""
+) -> Iterator[Finding]:
+    """Yield what to know, and patterns that match nothing."""
     request, operation = resolved.request, resolved.operation
     catalog = source.require_catalog()
     matchless = [*_matchless(request, catalog, derivation, tensors)]
     _check_numbered(request, tensors, catalog.states)
     added, doubts = _compositions(source, derivation)
-    return Evidence(
-        notices=(
-            *_remarks(request, source, selection, operation),
-            *_without_effect(request, tensors),
-            *assumptions(request, operation, derivation),
-            *(text for option, text in matchless if option == "exclude"),
-            *added,
-        ),
-        warnings=(
-            *(text for option, text in matchless if option != "exclude"),
-            *doubts,
-            *_like_states(catalog.states, tensors),
-            *_unusual(catalog, tensors),
-            *resolved.doubts,
-        ),
+    notices = (
+        *_remarks(request, source, selection, operation),
+        *_without_effect(request, tensors),
+        *assumptions(request, operation, derivation),
+        *(text for option, text in matchless if option == "exclude"),
+        *added,
     )
+    warnings = (
+        *(text for option, text in matchless if option != "exclude"),
+        *doubts,
+        *_like_states(catalog.states, tensors),
+        *_unusual(catalog, tensors),
+        *resolved.doubts,
+    )
+    yield from (as_notice(text, PLAN) for text in notices)
+    yield from (as_warning(text, PLAN) for text in warnings)
 
 
 def _check_numbered(request: Request, tensors: Sequence[Tensor], states: States) -> None:
@@ -208,15 +212,17 @@ def _remarks(
         )
 
 
-def check_absent_weights(request: Request, source: Source, derivation: OperationChain) -> Evidence:
-    """Refuse a source of which a weight is listed and in no file.
+def check_absent_weights(
+    request: Request, source: Source, derivation: OperationChain
+) -> Iterator[Finding]:
+    """Yield which weights are listed and in no file. Raises CheckpointError if one is not accepted.
 
     Optimizer states, counters, and what MindFormers never saves, are no weights. An adapter's files
     alone are what `save_trainable_only` leaves. Raises CheckpointError.
     """
     catalog, strategy = source.require_catalog(), source.require_catalog().strategy
     if strategy is None or catalog.is_whole:
-        return Evidence()
+        return
     schemas = {id(index.schema): index.schema for index in source.indexes.values()}
     present_names = {name for schema in schemas.values() for name in schema.names}
     states = catalog.states
@@ -230,14 +236,15 @@ def check_absent_weights(request: Request, source: Source, derivation: Operation
         and not derivation.drops(name)
     ]
     if not absent:
-        return Evidence()
+        return
     weights = [name for name in strategy.stages_of if states.is_weight(name)]
     count = f"{len(absent)} of {len(weights)} weights"
     if present_names and all(_ADAPTER in n or not states.is_weight(n) for n in present_names):
         text = (
             f"{source.where.path}: holds an adapter alone, and {count} that {strategy.label} lists"
         )
-        return Evidence(notices=(f"{text} are in no file",))
+        yield as_notice(f"{text} are in no file", PLAN)
+        return
     refused = [name for name in absent if not request.accepts(ACCEPT_ABSENT, name)]
     stages = sorted({stage for name in refused or absent for stage in strategy.stages_of[name]})
     ranks = format_ranges([rank for stage in stages for rank in strategy.ranks_in(stage)])
@@ -252,7 +259,7 @@ def check_absent_weights(request: Request, source: Source, derivation: Operation
             "leave them out (--exclude)",
             "say --accept absent if they are to be missing",
         )
-    return Evidence(warnings=(text,))
+    yield as_warning(text, PLAN)
 
 
 def check_naming(
@@ -285,7 +292,7 @@ def check_shapes(source: Source, selection: Selection, dst: Strategy) -> None:
         )
     )
     for contradiction in contradictions(statements):
-        raise RequestError.of_parts(contradiction.parts)
+        raise RequestError.of_parts(contradiction.finding.message)
 
 
 def iteration_statements(
@@ -391,7 +398,7 @@ def _find_suggestion(request: Request, source: Source, dst: object) -> _Suggesti
     if request.map is None and (suggestion := _missing_map(request, source, dst)) is not None:
         return suggestion
     src = source.where.strategy if request.src_strategy is not None else None
-    unreadable = any(fault.file is not None for fault in source.faults[:1])
+    unreadable = any(error.file is not None for error in source.errors[:1])
     if unreadable and source.listing is not None:
         earlier = earlier_step(source.form, source.where, source.listing, source.selected)
         if earlier is not None:

@@ -148,7 +148,7 @@ def _check_sizes(request: Request, where: str, config: Mapping[str, Any], path: 
         if type(value) is int and _IS_SIZE().fullmatch(key)
     )
     for contradiction in contradictions(facts):
-        raise UsageError.of_parts(contradiction.parts)
+        raise UsageError.of_parts(contradiction.finding.message)
 
 
 def _config(request: Request, folder: str) -> tuple[dict[str, Any], str] | None:

@@ -45,7 +45,7 @@ from rankxform.request import Request
 from rankxform.source.choose import SourceScope
 from rankxform.source.open import Source, open_source
 from rankxform.source.options import ACCEPT_CONTRADICTIONS, ACCEPT_EXTRA_RANKS
-from rankxform.statements import contradictions
+from rankxform.statements import as_warning, contradictions
 from rankxform.storage.source_reader import container_of_path
 from rankxform.storage.store import address_of, scheme_of
 from rankxform.storage.user_files import load_strategy
@@ -79,7 +79,7 @@ if TYPE_CHECKING:
 def open_asked(resolved: ResolvedRequest, team: Team, *, all_files: bool = False) -> Source:
     """Open the source that a request names, as far as it is needed, or all of it. Collective.
 
-    Raises its first fault, with what else may be meant.
+    Raises its first error, with what else may be meant.
     """
     if resolved.shapes is not None:
         return team.agree(lambda: _imagine_source(resolved, resolved.shapes or {}, team))
@@ -168,7 +168,7 @@ def prepare(request: Request, team: Team) -> tuple[ResolvedRequest, Source, Targ
 
 
 def resolve_target(resolved: ResolvedRequest, source: Source, team: Team) -> Target:
-    """Return what is made of a source without faults. Collective."""
+    """Return what is made of a source without errors. Collective."""
     adapter = _adapter(resolved, team)
     if adapter is not None and not resolved.request.accepts(ACCEPT_CONTRADICTIONS):
         team.bcast(lambda: check_not_applied(source, adapter))
@@ -188,7 +188,7 @@ def resolve_target(resolved: ResolvedRequest, source: Source, team: Team) -> Tar
         doubts.append(
             team.bcast(lambda: check_resemblance(resolved.request, source, target, reference))
         )
-    return replace(target, warnings=(*target.warnings, *filter(None, doubts)))
+    return target.with_findings(map(as_warning, filter(None, doubts)))
 
 
 def _adapter(resolved: ResolvedRequest, team: Team) -> Source | None:
@@ -246,7 +246,7 @@ def _make_target(
     )
     _check_untracked(source, selection, dst)
     check_shapes(source, selection, dst)
-    absent = check_absent_weights(request, source, derivation)
+    absent = [*check_absent_weights(request, source, derivation)]
     planner = Planner(catalog, dst, selection)
     try:
         for rank in ranks:
@@ -256,7 +256,13 @@ def _make_target(
     form, written, arrangement = _arrange_files(request, planner, source, training)
     if arrangement.parts:
         planner = planner.with_parts(arrangement.parts)
-    findings = absent + target_findings(resolved, source, selection, derivation, tensors)
+    differing = contradictions(iteration_statements(source, training, arrangement))
+    findings = (
+        *source.findings,
+        *absent,
+        *target_findings(resolved, source, selection, derivation, tensors),
+        *(contradiction.finding for contradiction in differing),
+    )
     return Target(
         planner=planner,
         ranks=ranks,
@@ -274,12 +280,7 @@ def _make_target(
         tied_duplicates=tied_duplicates(tensors),
         map_in_words=map_in_words(operation, derivation),
         accepted=request.accepted,
-        notices=(*source.notices, *findings.notices),
-        warnings=(
-            *source.warnings,
-            *findings.warnings,
-            *map(str, contradictions(iteration_statements(source, training, arrangement))),
-        ),
+        findings=findings,
     )
 
 

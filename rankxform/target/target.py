@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import field, replace
 from math import isfinite
 from pathlib import Path
@@ -20,6 +20,7 @@ from rankxform.planning.evidence import Evidence
 from rankxform.planning.plan import Planner
 from rankxform.request import Request
 from rankxform.source.open import Source
+from rankxform.statements import Finding, HasFindings
 from rankxform.storage.source_reader import SourceReader
 from rankxform.storage.store import address_of
 from rankxform.transport import Team
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Target:
+class Target(HasFindings):
     """What a conversion makes of a source. The same on every process."""
 
     planner: Planner  # what each file holds, and of what it is made
@@ -50,8 +51,7 @@ class Target:
     # Tensors that are left out because each repeats another one.
     tied_duplicates: tuple[tuple[str, str], ...] = ()
     map_in_words: str | None = None  # the map that is applied, for people
-    notices: tuple[str, ...] = ()  # what was assumed
-    warnings: tuple[str, ...] = ()  # what may be wrong, printed first and last
+    findings: tuple[Finding, ...] = ()  # what was noticed, of the source too
     evidence: Evidence = Evidence()  # what the bytes of the source say about its strategy
     accepted: tuple[str, ...] = ()  # doubts that do not refuse the source
 
@@ -73,16 +73,16 @@ class Target:
         """The path of each file that is made, by its id, where the place is a folder."""
         return {file: self.path(file) for file in self.files}
 
-    def with_evidence(self, evidence: Evidence, notices: Sequence[str] = ()) -> Target:
-        """Return what is made where bytes were found to say this of the source; with notices."""
-        per_rank_names = evidence.per_rank_tensors
-        return replace(
-            self,
-            planner=self.planner.with_own(per_rank_names) if per_rank_names else self.planner,
-            evidence=evidence,
-            notices=(*self.notices, *notices, *evidence.notices),
-            warnings=self.warnings + evidence.warnings,
-        )
+    def with_findings(self, findings: Iterable[Finding]) -> Target:
+        """Return the same with more that was noticed."""
+        return replace(self, findings=(*self.findings, *findings))
+
+    def with_evidence(self, evidence: Evidence, findings: Sequence[Finding] = ()) -> Target:
+        """Return what is made where bytes were found to say this of the source; with findings."""
+        names = evidence.per_rank_tensors
+        planner = self.planner.with_own(names) if names else self.planner
+        target = replace(self, planner=planner, evidence=evidence)
+        return target.with_findings((*findings, *evidence.findings))
 
 
 _STEP_KEY = "global_step"

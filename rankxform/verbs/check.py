@@ -116,12 +116,12 @@ def check(
     began = time.monotonic()
     where = team.bcast(lambda: source_ref_with_strategy(request))
     source = open_source(where, team)
-    asked_amiss = where.strategy is not None and any(f.kind is UsageError for f in source.faults)
+    asked_amiss = where.strategy is not None and any(e.error is UsageError for e in source.errors)
     if not source.paths or asked_amiss:
         source.require()
     rows = [*_statements(source), *_ranks(source)]
     evidence = Evidence()
-    if not source.faults:
+    if not source.errors:
         judged, evidence = _compare_same_elements(request, source, team)
         rows += judged
         shapes = {p.name: p.shape for p in source.require_catalog().parameters if p.is_weight}
@@ -154,15 +154,15 @@ def check(
 def _statements(source: Source) -> Iterator[CheckRow]:
     """Yield what files, headers and tables say of each other."""
     described = source.form.described
-    for fault in source.faults[:_SHOWN]:
-        is_question = not described and source.where.strategy is None and fault.kind is UsageError
+    for error in source.errors[:_SHOWN]:
+        is_question = not described and source.where.strategy is None and error.error is UsageError
         if is_question and len(source.indexes) == len(source.paths):
             text = "how its ranks shard tensors is not known; give --src-strategy"
             yield CheckRow("strategy", NOT_CHECKED, text)
         else:
-            yield CheckRow("statements", WRONG, fault.text.replace("\n", "; "))
-    if source.faults[_SHOWN:]:
-        yield CheckRow("statements", WRONG, f"and {len(source.faults) - _SHOWN} more faults")
+            yield CheckRow("statements", WRONG, error.text.replace("\n", "; "))
+    if source.errors[_SHOWN:]:
+        yield CheckRow("statements", WRONG, f"and {len(source.errors) - _SHOWN} more faults")
     for text in source.warnings:
         yield CheckRow("statements", DOUBTFUL, text)
     description, number = source.description, len(source.paths)
@@ -170,7 +170,7 @@ def _statements(source: Source) -> Iterator[CheckRow]:
         yield CheckRow(
             "statements", WRONG, f"{path}: is not there, and {description.source} lists it"
         )
-    if source.faults or description.missing_files:
+    if source.errors or description.missing_files:
         return
     if description.boxes:
         boxes = format_count(sum(map(len, description.boxes.values())), "box")

@@ -71,9 +71,9 @@ def _facts(source: Source) -> dict[str, Any]:
     catalog = source.catalog
     parameters = sorted(catalog.parameters if catalog else [], key=_by_name)
     position = {parameter.name: number for number, parameter in enumerate(parameters)}
-    faults = [fault.text for fault in source.faults[:_MOST_FAULTS]]
-    if source.faults[_MOST_FAULTS:]:
-        faults.append(f"and {len(source.faults) - _MOST_FAULTS} more faults")
+    faults = [error.text for error in source.errors[:_MOST_FAULTS]]
+    if source.errors[_MOST_FAULTS:]:
+        faults.append(f"and {len(source.errors) - _MOST_FAULTS} more faults")
     if catalog is not None and (missing_slices(parameters) or catalog.unreachable):
         faults.append(str(missing_slices_error(catalog, parameters, catalog.unreachable)))
     ids = {file: number for number, file in enumerate(source.paths)}

@@ -39,10 +39,8 @@ from rankxform.planning.evidence import (
     differing_values,
     extra_to_sample,
     per_rank_candidates,
-    replicas_to_compare,
     sharded_by_pattern,
     undeclared_to_compare,
-    unequal_replicas,
 )
 from rankxform.planning.sampling import (
     check_boxes_differ,
@@ -62,7 +60,20 @@ from rankxform.source.options import (
     ACCEPT_STEP,
 )
 from rankxform.source.options import ACCEPT_STEP as STEP_DOUBT
-from rankxform.statements import FILE_NAME, NAMED_STEP, SCALAR, STEP, Statement, contradictions
+from rankxform.statements import (
+    ERROR,
+    FILE_NAME,
+    NAMED_STEP,
+    SAMPLES,
+    SCALAR,
+    STEP,
+    WARNING,
+    Finding,
+    Statement,
+    as_notice,
+    as_warning,
+    contradictions,
+)
 from rankxform.storage.posix import OnProgress
 from rankxform.storage.source_reader import (
     SAMPLE,
@@ -150,7 +161,8 @@ def _compare_masters(
         return Evidence()
     count = f"{len(wrong)} of {len(pairs)} masters looked at"
     text = f"{summarize_names(wrong, 2)}: {count} do not round to their parameters; are they of "
-    return Evidence(warnings=(f"{text}another step, or of another rank?",))
+    doubt = as_warning(f"{text}another step, or of another rank?", SAMPLES)
+    return Evidence(findings=(doubt,))
 
 
 def _check_tied(request: Request, source: Source, target: Target, sources: SourceReader) -> None:
@@ -269,17 +281,6 @@ def _examine_target(request: Request, source: Source, target: Target, team: Team
     catalog = source.require_catalog()
     src_parameters = sources_of(selection.parameters, catalog)
     rules = [*_comparisons(request, source, src_parameters, selection.name_of)]
-    if request.check_replicas != "no":
-        names = replicas_to_compare(catalog, source.indexes)
-        if not any(names.values()):
-            raise DifferenceError(
-                f"{source.where.path}: no two files hold the same bytes, so nothing would "
-                "be compared",
-                "leave out --check-replicas",
-            )
-        rules.append(
-            EvidenceRule(TensorsToRead(names, True), partial(_judge_replicas, request, source))
-        )
     evidence = _checksums(request, source) + _apply_rules(request, source, rules, team)
     if adapter is not None:
         adapter_parameters = adapter.require_catalog().parameters
@@ -296,12 +297,11 @@ def _examine_target(request: Request, source: Source, target: Target, team: Team
     percent = _percent(catalog.states, src_parameters, evidence.sampled)
     evidence = replace(evidence, percent=percent)
     if 0 < percent < _FEW and catalog.strategy is not None and not source.form.described:
-        evidence += Evidence(
-            notices=(
-                f"{catalog.declared_by}: was compared with samples of kinds that "
-                f"hold {percent} % of the bytes; of the others there was nothing to compare",
-            )
+        few_text = (
+            f"{catalog.declared_by}: was compared with samples of kinds that hold {percent} % of "
+            "the bytes; of the others there was nothing to compare"
         )
+        evidence += Evidence(findings=(as_notice(few_text, SAMPLES),))
     return evidence + check_values(request, source, target, team)
 
 
@@ -329,7 +329,8 @@ def _untrained_adapter_rule(adapter: Source) -> EvidenceRule:
         text = (
             f"{adapter.where.path}: each of {len(matrices)} B matrices looked at is constant, as "
         )
-        return Evidence(warnings=(f"{text}before the training: nothing may be added",))
+        doubt = as_warning(f"{text}before the training: nothing may be added", SAMPLES)
+        return Evidence(findings=(doubt,))
 
     return EvidenceRule(TensorsToRead(names, False), judge)
 
@@ -343,7 +344,7 @@ def _checksums(request: Request, source: Source) -> Evidence:
     unchecked_paths = [source.paths[file] for file in source.indexes if file not in carrying]
     if not request.check_crc:
         text = f"{source.where.path}: {len(carrying)} files carry checksums; --check-crc compares"
-        return Evidence(notices=(text,) if carrying else ())
+        return Evidence(findings=(as_notice(text, SAMPLES),) if carrying else ())
     if not carrying:
         raise DifferenceError(
             f"{source.where.path}: no file carries a checksum, so nothing would be compared",
@@ -354,7 +355,7 @@ def _checksums(request: Request, source: Source) -> Evidence:
     text = (
         f"{unchecked_paths[0]}: carries no checksum, as {len(unchecked_paths)} of the files do not"
     )
-    return Evidence(warnings=(text,))
+    return Evidence(findings=(as_warning(text, SAMPLES),))
 
 
 def _comparisons(
@@ -503,13 +504,14 @@ def _judge_steps(request: Request, source: Source, digests: DigestsByFile) -> Ev
             declared_steps = counters["epoch_num"], counters["step_num"]
             facts.append(Statement(NAMED_STEP, subject, step, FILE_NAME, path))
             facts.append(Statement(NAMED_STEP, subject, declared_steps, SCALAR, "what it holds"))
-    warnings = []
+    findings = list[Finding]()
     for contradiction in contradictions(facts):
-        if contradiction.refused and not request.accepts(STEP_DOUBT, contradiction.first.subject):
-            raise CheckpointError(f"{contradiction}", "--accept step converts them as they are")
-        warnings.append(str(contradiction))
+        finding, subject = contradiction.finding, contradiction.first.subject
+        if finding.severity == ERROR and not request.accepts(STEP_DOUBT, subject):
+            raise CheckpointError(finding.text, "--accept step converts them as they are")
+        findings.append(finding._replace(severity=WARNING, need=SAMPLES))
     steps = {fact.subject: fact for fact in facts if fact.kind == STEP}
-    return Evidence(warnings=tuple(warnings[:1]), steps=tuple(steps.values()))
+    return Evidence(findings=tuple(findings[:1]), steps=tuple(steps.values()))
 
 
 def _judge_holes(source: Source, content_samples: ReadSamples) -> Evidence:
@@ -547,7 +549,7 @@ def _judge_holes(source: Source, content_samples: ReadSamples) -> Evidence:
                 f"{source.paths[file]}: of {summarize_names(doubted, 2)} long parts were never "
                 f"written ({sum(file_holes[name] for name in doubted):,} bytes are holes)"
             )
-    return Evidence(warnings=tuple(warnings[:_SHOWN]))
+    return Evidence(findings=tuple(as_warning(text, SAMPLES) for text in warnings[:_SHOWN]))
 
 
 def _judge_content(source: Source, sampled: DigestsByFile) -> Evidence:
@@ -570,7 +572,7 @@ def _judge_content(source: Source, sampled: DigestsByFile) -> Evidence:
             f"{source.where.path}: {summarize_names(sorted(wrong), 2)} hold values that are "
             "infinite or no numbers"
         )
-    return Evidence(warnings=tuple(warnings))
+    return Evidence(findings=tuple(as_warning(text, SAMPLES) for text in warnings))
 
 
 def _judge_values(
@@ -609,34 +611,8 @@ def _judge_values(
         frozenset(differing),
         tuple(dict.fromkeys(name for _, name in compared_tensors)),
         sum(source.indexes[file].nbytes(name) for file, name in compared_tensors),
-        notices=tuple(notices),
+        findings=tuple(as_notice(text, SAMPLES) for text in notices),
     )
-
-
-def _judge_replicas(request: Request, source: Source, digests: DigestsByFile) -> Evidence:
-    """Say where replicas differ; raise CheckpointError if the request says that this is an
-    error."""
-    differences = list(unequal_replicas(source.require_catalog(), digests))
-    texts = [
-        f"{difference.name!r} {difference.box}: rank {_ranks(difference.groups[1])} and rank "
-        f"{_ranks(difference.groups[0])} "
-        "should hold the same bytes and do not"
-        for difference in differences[:8]
-    ]
-    if differences and request.check_replicas == "error":
-        raise CheckpointError(
-            f"{texts[0]}, one of {len(differences)} such places",
-            "use another checkpoint",
-            "--check-replicas warn",
-            "inspect --replicas, which lists them",
-            where=source.where.path,
-        )
-    and_more = [f"and {len(differences) - 8} more replicas that differ"] if differences[8:] else []
-    return Evidence(notices=(*texts, *and_more))
-
-
-def _ranks(ranks: tuple[int, ...]) -> str:
-    return ", ".join(map(str, ranks[:8])) + (", ..." if ranks[8:] else "")
 
 
 # -- rows of whole tensors ------------------------------------------------------------------------

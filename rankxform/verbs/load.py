@@ -21,6 +21,7 @@ from rankxform.planning.transfers import SliceRange
 from rankxform.request import Request
 from rankxform.results import as_table
 from rankxform.source.open import Source
+from rankxform.statements import as_warning
 from rankxform.storage.posix import OnProgress
 from rankxform.target.destination import open_work_inputs
 from rankxform.target.resolve import prepare
@@ -110,8 +111,7 @@ def load(
     arrays, traffic_by_process = fill_arrays(
         work, source, target, assignment[team.rank], team, show
     )
-    loss_warnings = tuple(lost_values(traffic_by_process))
-    target = replace(target, warnings=target.warnings + loss_warnings)
+    target = target.with_findings(map(as_warning, lost_values(traffic_by_process)))
     return _parameters(target, arrays, traffic_by_process[team.rank], rank)
 
 

@@ -33,6 +33,7 @@ from rankxform.publish.files import status_of_name
 from rankxform.request import Request
 from rankxform.results import Result
 from rankxform.source.open import Source
+from rankxform.statements import as_warning
 from rankxform.storage.bandwidth import measure_storage
 from rankxform.storage.posix import free_bytes
 from rankxform.storage.store import scheme_of
@@ -338,7 +339,7 @@ def plan_target(
     has_many_nodes = team.nodes.count > 1  # each node may have a folder of its own
     room = None if has_many_nodes or not with_room else team.bcast(lambda: room_of(request, target))
     if room is not None and room.is_short:
-        target = replace(target, warnings=(*target.warnings, room.in_words))
+        target = target.with_findings([as_warning(room.in_words)])
     elif timed and target.dst is not None:
         prediction = predict(request, source, target, simulation, policy, team)
     written = team.agree(lambda: summarize(request, source, target, simulation, policy))

@@ -13,6 +13,7 @@ from rankxform.process import Phases
 from rankxform.publish.journal import write_parts
 from rankxform.request import Request
 from rankxform.source.open import Source
+from rankxform.statements import as_notice
 from rankxform.storage.posix import (
     OnProgress,
     create,
@@ -56,10 +57,10 @@ def transform(request: Request, team: Team, begin: OnStart = start_silently) -> 
     target = resolve_target(resolved, source, team)
     phases.enter("compare")
     kind = destination_of(resolved.request)
-    notices = kind.check_free(resolved.request, source, target, team)
+    lying_there = kind.check_free(resolved.request, source, target, team)
     evidence = examine(resolved, source, target, team)
     phases.enter("plan")
-    target = target.with_evidence(evidence, notices)
+    target = target.with_evidence(evidence, [as_notice(text) for text in lying_there])
     with kind.claim(resolved.request, source, target, team) as destination:
         with adding_suggestions(resolved, source, team):
             work = plan_work(

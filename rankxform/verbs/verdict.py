@@ -28,6 +28,7 @@ from rankxform.results import Result
 from rankxform.source.checks import check_files, schemas_without_repeats
 from rankxform.source.choose import SourceScope, form_at, list_and_select
 from rankxform.source.open import Source, open_source
+from rankxform.statements import NAMES, require
 from rankxform.storage.checkpoint2_metadata import is_in_metadata
 from rankxform.storage.posix import OnProgress, inode, read_bytes
 from rankxform.storage.source_reader import describe_wrong_crc
@@ -204,13 +205,11 @@ def open_existing_files(
     """
     dst_source = described or _open_ranks(target, team)
     needed_paths = {f: p for f, p in dst_source.paths.items() if f in dst_source.needed_files}
-    dst_source = replace(
-        dst_source, paths=needed_paths, notices=dst_source.notices if described else ()
-    )
+    dst_source = replace(dst_source, paths=needed_paths)
     differences = [
-        unreadable_file(needed_paths[fault.file], fault.file, fault.text)
-        for fault in dst_source.faults
-        if fault.file is not None and fault.file in needed_paths
+        unreadable_file(needed_paths[error.file], error.file, error.text)
+        for error in dst_source.errors
+        if error.file is not None and error.file in needed_paths
     ]
     if described is None:
         return dst_source, target, differences + _extra_ranks(target.planner, dst_source, team)
@@ -344,10 +343,11 @@ def _open_ranks(target: Target, team: Team) -> Source:
 
 
 def _require_files(dst_source: Source) -> None:
-    """Raise the first fault of which files there are; what they hold is to be compared."""
-    replace(
-        dst_source, faults=tuple(finding for finding in dst_source.faults if not finding.inside)
-    ).require()
+    """Raise the first error of which files there are; what they hold is to be compared."""
+    require(
+        [finding for finding in dst_source.findings if finding.need == NAMES],
+        is_counted=dst_source.form.described,
+    )
 
 
 def _compare(

@@ -13,6 +13,7 @@ from rankxform.layout.strategy import WholeStrategy
 from rankxform.publish.folder_records import FOLDER_NAME, JOB_NAME
 from rankxform.source.choose import SourceScope, list_and_select
 from rankxform.source.open import open_source
+from rankxform.statements import HEADERS
 from rankxform.storage import user_files
 from rankxform.transport import SerialTeam
 from tests.reference import write_checkpoint, write_ckpt, write_strategy
@@ -38,15 +39,15 @@ def test_a_source_without_faults_has_a_table(ranks):
     source = open_source(CheckpointRef(str(folder), strategy=strategy), SerialTeam()).require()
     assert [one.name for one in source.require_catalog().parameters] == ["a", "b"]
     assert source.needed_files == tuple(source.indexes) == (0, 1, 2, 3)
-    assert source.form.name == "ranks" and source.faults == ()
+    assert source.form.name == "ranks" and source.errors == ()
 
 
 def test_every_fault_is_collected_and_the_first_is_raised(ranks):
     folder, strategy = ranks
     spoil(folder, 1, 3)
     source = open_source(CheckpointRef(str(folder), strategy=strategy), SerialTeam())
-    assert [fault.file for fault in source.faults] == [1, 3]
-    assert all(fault.inside for fault in source.faults)
+    assert [fault.file for fault in source.errors] == [1, 3]
+    assert all(fault.need == HEADERS for fault in source.errors)
     assert source.catalog is None and sorted(source.indexes) == [0, 2]
     with pytest.raises(CheckpointError, match="rank_1/checkpoint_1.ckpt"):
         source.require()
@@ -58,7 +59,7 @@ def test_ranks_that_are_not_needed_are_not_read(narrowed, ranks):
     spoil(folder, 2)
     narrow = SourceScope(ranks=lambda strategy: [0, 1]) if narrowed else SourceScope()
     source = open_source(CheckpointRef(str(folder), strategy=strategy), SerialTeam(), narrow)
-    assert bool(source.faults) != narrowed
+    assert bool(source.errors) != narrowed
     if narrowed:
         assert [one.name for one in source.require_catalog().parameters] == ["a"]
 
@@ -77,7 +78,7 @@ def test_files_that_contradict_the_strategy_are_a_fault_of_their_content(ranks):
     folder, strategy = ranks
     write_ckpt(folder / "rank_1/checkpoint_1.ckpt", {"a": ("Float32", np.zeros((2, 4), "<f4"))})
     source = open_source(CheckpointRef(str(folder), strategy=strategy), SerialTeam())
-    assert [one.inside for one in source.faults] == [True] and len(source.paths) == 4
+    assert [one.need for one in source.errors] == [HEADERS] and len(source.paths) == 4
     with pytest.raises(CheckpointError, match="'a'"):
         source.require()
 
@@ -87,11 +88,11 @@ def test_preferred_files_are_chosen_where_all_are_there(ranks):
     (folder / "rank_0/checkpoint_0-1_9.ckpt").write_bytes(b"")
     names = {rank: f"rank_{rank}/checkpoint_{rank}.ckpt" for rank in range(4)}
     where = CheckpointRef(str(folder), strategy=strategy)
-    assert open_source(where, SerialTeam()).faults
-    assert not open_source(where, SerialTeam(), SourceScope(preferred=names)).faults
+    assert open_source(where, SerialTeam()).errors
+    assert not open_source(where, SerialTeam(), SourceScope(preferred=names)).errors
     assert open_source(
         where, SerialTeam(), SourceScope(preferred={**names, 4: "rank_4/x.ckpt"})
-    ).faults
+    ).errors
 
 
 def test_looking_reads_no_header(ranks):
@@ -116,4 +117,4 @@ def test_links_that_lead_nowhere_are_no_mark_of_a_form(ranks):
     for name in ("metadata.json", "common.json", "param_name_map.json"):
         (folder / name).symlink_to("nowhere")
     source = open_source(CheckpointRef(str(folder), strategy=strategy), SerialTeam())
-    assert source.form.name == "ranks" and not source.faults
+    assert source.form.name == "ranks" and not source.errors

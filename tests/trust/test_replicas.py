@@ -8,7 +8,6 @@ import sys
 import numpy as np
 import pytest
 
-import rankxform
 from rankxform.request import Request
 from rankxform.transport import SerialTeam
 from rankxform.verbs.check import compare_replicas
@@ -60,25 +59,6 @@ def test_each_differing_rank_is_named(rank, name, place):
     assert (one.name, one.groups) == (name, (first, second))
     if name == "w":
         assert one.box.start == (rank % 4 * 2, 0)
-
-
-def test_a_transform_warns_or_refuses_on_request(place):
-    folder, a, tmp = place
-    taint(folder, 6, "w")
-    with pytest.raises(rankxform.CheckpointError, match="ranks 2 and 6 hold replicas of 'w'"):
-        rankxform.transform(folder, tmp / "quiet", a)
-    with pytest.warns(rankxform.RankxformWarning, match="ranks 2 and 6 hold replicas of 'w'"):
-        report = rankxform.transform(
-            folder, tmp / "warned", a, check_replicas="warn", accept="contradictions"
-        )
-    assert (
-        "'w' [4:6, 0:6]: rank 6 and rank 2 should hold the same bytes and do not" in report.notices
-    )
-    with pytest.raises(rankxform.CheckpointError, match=r"'w' \[4:6, 0:6\]: rank 6 and rank 2"):
-        rankxform.transform(
-            folder, tmp / "refused", a, check_replicas="error", accept="contradictions"
-        )
-    assert not (tmp / "refused").exists()
 
 
 def test_without_replicas_nothing_is_said_to_be_the_same(tmp_path):

@@ -30,7 +30,9 @@ def test_every_pair_of_origins_is_compared(kind):
         first = Statement(kind, "x", one, a, "here")
         assert [*contradictions([first, Statement(kind, "x", one, b, "there")])] == []
         (found,) = contradictions([first, Statement(kind, "x", other, b, "there")])
-        assert found.id == kind and "here: " in str(found) and "by there" in str(found)
+        finding = found.finding
+        assert finding.id == kind and finding.message.where == "here"
+        assert "by there" in finding.text
         assert [*contradictions([first, Statement(kind, "y", other, b, "there")])] == []
 
 
