@@ -134,12 +134,14 @@ class RankxformError(_MessageError):
     what, where, tries, details: its parts. process: on which process it was met, in words, where
     that matters. resumable: whether what was done is kept, so that the same call continues it.
     fault: the stable name of what is wrong with a checkpoint, where it has one (docs/errors.md).
+    rule: the name of the rule that it breaks, where it has one.
     """
 
     exit_code: ClassVar[int] = 70
     resumable = False
     process = ""
     fault: str | None = None
+    rule: str | None = None
 
     @classmethod
     def of_parts(cls, parts: Message) -> Self:
@@ -270,6 +272,7 @@ def peer_error(
     parts: Message,
     process: str = "",
     fault: str | None = None,
+    rule: str | None = None,
     reasons: tuple[str, ...] = (),
 ) -> RankxformError:
     """Return the error that every process raises for one that failed with class `name`.
@@ -279,7 +282,7 @@ def peer_error(
     """
     kinds = {kind.__name__: kind for kind in RankxformError.__subclasses__()}
     error = kinds.get(name, PeerError).of_parts(parts)
-    error.process, error.fault = process, fault
+    error.process, error.fault, error.rule = process, fault, rule
     if isinstance(error, DerivationError):
         error.reasons = reasons
     return error

@@ -5,19 +5,26 @@ it, with its origin. `contradictions` is the only place where statements are com
 
 Whatever is noticed is a `Finding`: an error refuses, a warning is printed first and last, a notice
 once. Findings are collected, and `require` is the only place where one is raised.
+
+A rule is a generator of findings: it looks at one subject, a value that has everything that was
+read, reads no file and never communicates. The subject is the same on every process, therefore the
+findings are. Rules stand in the rooms of their subjects, in the order in which they are run.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from importlib import import_module
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from .errors import CheckpointError, Message, RankxformError
 
 ERROR, WARNING, NOTICE = SEVERITIES = ("error", "warning", "notice")
-NAMES, HEADERS, SAMPLES, CONTENT, PLAN = NEEDS = ("names", "headers", "samples", "content", "plan")
-"""What has to be read before something can be noticed."""
+NAMES, HEADERS, CATALOG, SAMPLES, CONTENT, PLAN = NEEDS = (
+    "names", "headers", "catalog", "samples", "content", "plan",
+)  # fmt: skip
+"""What has to be known before something can be noticed."""
 
 
 class Finding(NamedTuple):
@@ -28,7 +35,8 @@ class Finding(NamedTuple):
     id: str = "unfit"  # the kind of statement that is contradicted; JSON's `fault`
     error: type[RankxformError] = CheckpointError  # what is raised if it refuses
     file: int | None = None  # id of the file that it is about; None: the checkpoint, or the target
-    need: str = NAMES  # what had to be read to notice it
+    need: str = NAMES  # what had to be known to notice it
+    rule: str = ""  # the name of its rule; JSON's `rule`
 
     @property
     def text(self) -> str:
@@ -86,8 +94,53 @@ def require(findings: Iterable[Finding], *, is_counted: bool = True) -> None:
     counted = f"{others} more such fault{'s' if others > 1 else ''}; inspect lists them"
     details = (first.message.details, counted if others and is_counted else "")
     error = first.error.of_parts(first.message._replace(details="\n".join(filter(None, details))))
-    error.fault = first.id
+    is_fault = first.need != PLAN or first.id != Finding._field_defaults["id"]
+    error.fault, error.rule = first.id if is_fault else None, first.rule or None
     raise error
+
+
+Subject = TypeVar("Subject")
+Check = Callable[[Subject], Iterator[Finding]]
+
+
+class Rule(NamedTuple):
+    """A rule, as it is registered."""
+
+    name: str  # of its function
+    need: str
+    check: Callable[[Any], Iterator[Finding]]
+
+
+RULES: Mapping[str, str] = {
+    HEADERS: "rankxform.source.checks",
+    CATALOG: "rankxform.source.checks",
+    PLAN: "rankxform.target.findings",
+}
+"""What rules need to know -> the module whose rules are run, in the order of their definitions."""
+
+
+def rule(need: str) -> Callable[[Check[Subject]], Check[Subject]]:
+    """Register a generator of findings."""
+
+    def register(check: Check[Subject]) -> Check[Subject]:
+        check.rule = Rule(check.__name__, need, check)  # type: ignore[attr-defined]
+        return check
+
+    return register
+
+
+def rules_of(need: str) -> list[Rule]:
+    """Return the rules that need something, in the order in which they are run."""
+    functions = vars(import_module(RULES[need])).values()
+    rules = (getattr(function, "rule", None) for function in functions)
+    return [rule for rule in rules if isinstance(rule, Rule) and rule.need == need]
+
+
+def run_rules(need: str, subject: Any) -> Iterator[Finding]:
+    """Yield what all rules of a need find, one rule after the other."""
+    for name, _, check in rules_of(need):
+        for finding in check(subject):
+            yield finding._replace(need=need, rule=name)
 
 
 FILE_NAME, FOLDER, HEADER, SCALAR, METADATA, INDEX, TRACKER = (

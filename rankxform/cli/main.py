@@ -125,6 +125,7 @@ def _print_error(error: BaseException, argv: Sequence[str] = ()) -> int:
                 "code": exit_code(error),
                 "message": str(error),
                 "fault": getattr(error, "fault", None),
+                "rule": getattr(error, "rule", None),
                 **(_parts(error)._asdict() if isinstance(error, RankxformError) else {}),
             }
         )

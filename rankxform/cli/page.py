@@ -28,11 +28,10 @@ from rankxform.transport import Team
 from rankxform.verbs.picture import (
     as_drawn,
     byte_flow,
-    describe_floor,
-    floor_of,
     kinds,
     kinds_to_draw,
     node_flow,
+    storage_notes,
 )
 
 from .plan import describe_space
@@ -158,8 +157,7 @@ def _time(outcome: PageResults) -> dict[str, Any]:
         summary = f"The move would take about {format_seconds(predicted)}, "
         summary += "at bandwidths that were measured."
     if report is None or report.files_kept == len(report.files):
-        return {"told": [summary], "floor": None, "phases": None} if summary else {}
-    floor = floor_of(report)
+        return {"told": [summary], "phases": None} if summary else {}
     ordered = sorted(range(report.processes), key=lambda p: report.phases[p].get("wait", 0.0))
     rows = {f"process {p}": report.phases[p] for p in range(report.processes)}
     if report.processes > _MOST_BARS:
@@ -171,8 +169,7 @@ def _time(outcome: PageResults) -> dict[str, Any]:
     names = [name for name in report.phases[0] if any(row[name] for row in rows.values())]
     phases = [{"name": name, "seconds": [row[n] for n in names]} for name, row in rows.items()]
     return {
-        "told": describe_floor(floor) if floor else [],
-        "floor": [resource._asdict() for resource in floor.rows] if floor else None,
+        "told": storage_notes(report),
         "phases": {"names": names, "rows": phases},
     }
 

@@ -193,10 +193,7 @@ const rankxformPage = (() => {
     return [bars, axis, legend, h("p", { class: "faint" }, "start: until Python and MPI run; index, plan and compare: before the first byte is moved; publish: until files have their names; wait: for other processes, and what is left."), folded("as numbers, in seconds", table(["", ...one.names], rows))];
   }
   function time(one) {
-    const rows = one.floor ? one.floor.map((row) => [row.name, row.must, row.moved, h("span", { title: row.rate }, `${size(row.rate)}/s`), h("span", { title: row.seconds }, seconds(row.seconds))]) : [];
-    return [one.told.map((words) => h("p", {}, words)),
-      rows.length ? table(["", "bytes that must be", "bytes that were", "all processes, in their calls", "at least"], rows) : null,
-      one.phases ? phases(one.phases) : null];
+    return [one.told.map((words) => h("p", {}, words)), one.phases ? phases(one.phases) : null];
   }
 
   const list = (texts) => h("ul", {}, texts.slice(0, MOST_ROWS).map((one) => h("li", {}, h("code", {}, one))),

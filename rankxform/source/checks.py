@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import field, replace
 from math import prod
 from pathlib import Path
 from posixpath import basename
-from typing import Any
+from typing import Any, NamedTuple
 
 from rankxform.checkpoints.base import DEFAULT_FORM, DEFAULT_PATTERN, CheckpointRef, Form
 from rankxform.checkpoints.rank_folders import LATEST
@@ -18,8 +18,8 @@ from rankxform.geometry.box import Shape
 from rankxform.layout.layout import Layout, repair_misstated_layout
 from rankxform.layout.states import NEVER_SAVED, find_states, is_never_saved
 from rankxform.layout.strategy import Strategy
-from rankxform.planning.build_catalog import following
-from rankxform.planning.catalog import Description
+from rankxform.planning.build_catalog import catalog_statements, following
+from rankxform.planning.catalog import Catalog, Description
 from rankxform.publish.files import (
     changed_model_files,
     is_unchanged,
@@ -28,7 +28,18 @@ from rankxform.publish.files import (
 )
 from rankxform.publish.folder_records import MANIFEST_NAME, read_manifest
 from rankxform.publish.records import manifest_sharding
-from rankxform.statements import MANIFEST, STEP, TYPE, Statement, as_notice
+from rankxform.statements import (
+    CATALOG,
+    HEADERS,
+    MANIFEST,
+    STEP,
+    TYPE,
+    Finding,
+    Statement,
+    as_notice,
+    contradictions,
+    rule,
+)
 from rankxform.storage.store import Listing, address_of, is_path
 from rankxform.values import dataclass
 
@@ -72,7 +83,7 @@ def schemas_without_repeats(
 def repair_description(description: Description, schemas: Mapping[int, Schema]) -> Description:
     """Return what a checkpoint means where MindSpore states a wrong layout and the files decide.
 
-    `schemas` are by file. What stays wrong is found by `check_files`.
+    `schemas` are by file. What stays wrong is found by the rules.
     """
     if description.strategy is None or not description.listed:
         return description
@@ -111,185 +122,162 @@ def repair_description(description: Description, schemas: Mapping[int, Schema]) 
     return replace(description, strategy=strategy, findings=findings)
 
 
-def check_files(
-    description: Description,
-    schemas: Mapping[int, Schema],
-    paths: Mapping[int, str],
-    dropped: Dropped,
-) -> Iterator[Message]:
-    """Yield what a checkpoint says wrongly of its files. `schemas` are by file.
+class HeadersRead(NamedTuple):
+    """What a checkpoint declares, and what the headers of its files say."""
 
-    dropped: tells the parameters that are not converted.
-    """
-    if description.is_whole:
-        yield from _twice(paths, schemas)
-    if description.untracked is not None and description.untracked in schemas:
-        yield from _large_among_untracked(
-            paths[description.untracked], schemas[description.untracked], dropped
-        )
-    present_names = {name for schema in schemas.values() for name in schema.names}
-    misplaced = _find_misplaced(description, schemas) if description.is_whole else {}
-    for name, (listed, holder) in misplaced.items():
-        a, b = basename(paths[listed]), basename(paths[holder])
-        problem_text = f"lists {name!r} in {a}, and {b} holds it"
-        yield Message(problem_text, ("correct the index",), where=description.source)
-    for file, names in description.listed.items():
-        if file not in schemas:
-            continue
-        position = schemas[file].position
-        excused = _is_never_saved if description.strategy is not None else lambda name: False
-        missing_names = [
-            n
-            for n in names
-            if n not in position
-            and (n in present_names or not excused(n))
-            and n not in misplaced
-            and not dropped(n)
-        ]
-        if missing_names:
-            index = description.source
-            problem_text = f"does not hold {_names_text(missing_names)}, which {index} lists in it"
-            yield Message(
-                problem_text, ("copy the file again", "correct the list"), where=paths[file]
-            )
-        if description.is_whole:
-            listed_names = {*names, *misplaced}
-            yield from _find_unlisted(
-                description, paths[file], schemas[file], listed_names, dropped
-            )
-        else:
-            yield from _slices(description, file, paths[file], schemas[file], names)
-    if description.strategy is not None:
-        yield from _copies(description, schemas, paths, dropped)
+    description: Description
+    schemas: Mapping[int, Schema]  # by file
+    paths: Mapping[int, str]  # by file
+    dropped: Dropped = lambda name: False  # names that are not converted: their faults do not count
+    is_described: bool = True  # whether the checkpoint itself declares it; rank folders do not
+    catalog: Catalog | None = None  # for rules that need it
+    manifest: SourceManifest | None = None
+
+    @property
+    def listed(self) -> Iterator[tuple[int, Schema, tuple[str, ...]]]:
+        """Each file with its schema, and the names that the description lists in it."""
+        for file, names in self.description.listed.items():
+            if file in self.schemas:
+                yield file, self.schemas[file], tuple(names)
+
+    @property
+    def misplaced(self) -> Mapping[str, tuple[int, int]]:
+        """Tensor -> the file in which an index lists it, and the one that has it."""
+        if not self.description.is_whole:
+            return {}
+        holder = {name: file for file, schema in self.schemas.items() for name in schema.names}
+        return {
+            name: (file, holder[name])
+            for file, schema, names in self.listed
+            for name in names
+            if name in holder and name not in schema.position
+        }
 
 
-def _find_misplaced(
-    description: Description, schemas: Mapping[int, Schema]
-) -> dict[str, tuple[int, int]]:
-    """Return tensors that an index lists in a file other than the one that has them: both files."""
-    holder = {name: file for file, schema in schemas.items() for name in schema.names}
-    return {
-        name: (file, holder[name])
-        for file, names in description.listed.items()
-        for name in names
-        if file in schemas and name in holder and name not in schemas[file].position
-    }
-
-
-def _is_never_saved(name: str) -> bool:
-    return name.startswith(f"{NEVER_SAVED}.") or is_never_saved(name)
-
-
-def _large_among_untracked(path: str, schema: Schema, dropped: Dropped) -> Iterator[Message]:
-    """Yield tensors among loose values that may be one rank's slices."""
-    counters = find_states(dict(zip(schema.names, schema.shapes))).counters
-    large = [
-        name
-        for name, shape in zip(schema.names, schema.shapes)
-        if prod(shape) > 1 and name not in counters and not dropped(name)
-    ]
-    if large:
-        yield Message(
-            f"holds {_names_text(large)}, which may be one rank's slice",
-            ("leave it out (--exclude)",),
-            where=path,
-            details="MindSpore leaves there what it was told not to unify",
-        )
-
-
-def _copies(
-    description: Description,
-    schemas: Mapping[int, Schema],
-    paths: Mapping[int, str],
-    dropped: Dropped,
-) -> Iterator[Message]:
-    """Yield what is in a file and not said to be: copies, and states that cannot be placed."""
-    of_rank: dict[tuple[int, str], int] = {}
-    all_names = (name for schema in dict.fromkeys(schemas.values()) for name in schema.names)
-    states = find_states(dict.fromkeys([*description.declared, *all_names]))
-    assert description.strategy is not None
-    for file, schema in schemas.items():
-        rank = description.ranks[file]
-        listed = set(description.listed.get(file, ()))
-        unlisted_names = [
-            n
-            for n in schema.names
-            if n not in listed
-            and (n in description.declared or states.of(n) is not None)
-            and not dropped(n)
-        ]
-        if unlisted_names:  # rarely: what follows a parameter is worked out for these files alone
-            layouts = description.strategy.stages[description.strategy.stage_of(rank)]
-            follows = dict(following(schema, layouts, states, description.declared))
-            unlisted_names = [name for name in unlisted_names if name not in follows]
-        if unlisted_names:
-            index, names = description.source, _names_text(unlisted_names)
-            problem_text = f"holds {names}, which {index} does not list in it"
-            yield Message(problem_text, (_AGAIN,), where=paths[file])
-        for name in schema.names:
-            first_file = of_rank.setdefault((rank, name), file)
-            if first_file != file:
-                problem_text = f"both are rank {rank}'s and hold {name!r}"
-                paths_text = f"{paths[first_file]} and {paths[file]}"
-                yield Message(
-                    problem_text, ("remove the one that does not belong there",), where=paths_text
-                )
-
-
-def _twice(paths: Mapping[int, str], schemas: Mapping[int, Schema]) -> Iterator[Message]:
-    """Yield whole tensors of one name in two files: it is not known which is meant."""
-    first: dict[str, int] = {}
+@rule(HEADERS)
+def a_whole_tensor_is_in_one_file(read: HeadersRead) -> Iterator[Finding]:
+    """If tensors are whole, each is in one file: else it is not known which is meant."""
+    if not (read.is_described and read.description.is_whole):
+        return
+    paths, first = read.paths, dict[str, int]()
     names_by_pair: dict[tuple[int, int], list[str]] = {}
-    for file, schema in schemas.items():
+    for file, schema in read.schemas.items():
         for name in schema.names:
             first_file = first.setdefault(name, file)
             if first_file != file:
                 names_by_pair.setdefault((first_file, file), []).append(name)
     for (a, b), names in names_by_pair.items():
-        yield Message(
-            f"both hold {_names_text(names)}",
-            (as_ranks([paths[a], paths[b]]) or _FOLDERS, "remove one"),
-            where=f"{paths[a]} and {paths[b]}",
-            details="of whole tensors each is in one file",
+        yield Finding(
+            Message(
+                f"both hold {_names_text(names)}",
+                (as_ranks([paths[a], paths[b]]) or _FOLDERS, "remove one"),
+                where=f"{paths[a]} and {paths[b]}",
+                details="of whole tensors each is in one file",
+            )
         )
 
 
-def _find_unlisted(
-    description: Description, path: str, schema: Schema, names: Iterable[str], dropped: Dropped
-) -> Iterator[Message]:
-    """Yield tensors that the index does not list, if they are to be converted."""
-    listed = set(names)
-    unlisted_names = [n for n in schema.names if n not in listed and not dropped(n)]
-    if unlisted_names:
-        problem_text = (
-            f"holds {_names_text(unlisted_names)}, which {description.source} does not list"
+@rule(HEADERS)
+def loose_values_are_counters(read: HeadersRead) -> Iterator[Finding]:
+    """The file of loose values has no tensor that may be one rank's slice."""
+    file = read.description.untracked
+    if file is None or file not in read.schemas:
+        return
+    schema = read.schemas[file]
+    counters = find_states(dict(zip(schema.names, schema.shapes))).counters
+    large = [
+        name
+        for name, shape in zip(schema.names, schema.shapes)
+        if prod(shape) > 1 and name not in counters and not read.dropped(name)
+    ]
+    if large:
+        yield Finding(
+            Message(
+                f"holds {_names_text(large)}, which may be one rank's slice",
+                ("leave it out (--exclude)",),
+                where=read.paths[file],
+                details="MindSpore leaves there what it was told not to unify",
+            )
         )
-        yield Message(problem_text, ("correct the index", "leave it out (--exclude)"), where=path)
 
 
-def _slices(
-    description: Description, file: int, path: str, schema: Schema, names: Iterable[str]
-) -> Iterator[Message]:
-    """Compare type and shape of slices with what metadata says of them."""
-    assert description.strategy is not None
-    layouts = description.strategy.stages[description.strategy.stage_of(description.ranks[file])]
-    other_shapes, other_types = [], []
-    for name in names:
-        position = schema.position.get(name)
-        if position is None:
-            continue
-        dtype, shape = description.declared[name]
-        local = tuple(n // count for n, count in zip(shape, layouts[name].counts))
-        if schema.shapes[position] != local:
-            other_shapes.append((name, schema.shapes[position], local))
-        if schema.dtypes[position] != dtype:
-            other_types.append((name, schema.dtypes[position], dtype))
-    if other_shapes:
-        name, have, want = other_shapes[0]
-        suffix = f", and so for {len(other_shapes) - 1} more" if other_shapes[1:] else ""
-        yield Message(
-            f"the slice of {name!r} has shape {list(have)}, and {description.source} says "
-            f"{list(want)}{suffix}",
+@rule(HEADERS)
+def an_index_names_the_file(read: HeadersRead) -> Iterator[Finding]:
+    """An index lists each tensor in the file that has it."""
+    for name, (listed, holder) in read.misplaced.items():
+        a, b = basename(read.paths[listed]), basename(read.paths[holder])
+        text, where = f"lists {name!r} in {a}, and {b} holds it", read.description.source
+        yield Finding(Message(text, ("correct the index",), where=where))
+
+
+@rule(HEADERS)
+def what_is_listed_is_there(read: HeadersRead) -> Iterator[Finding]:
+    """A file has every tensor that the description lists in it."""
+    description, misplaced = read.description, read.misplaced
+    present_names = {name for schema in read.schemas.values() for name in schema.names}
+    is_strategy = description.strategy is not None
+    for file, schema, names in read.listed:
+        missing_names = [
+            n
+            for n in names
+            if n not in schema.position
+            and (n in present_names or not (is_strategy and _is_never_saved(n)))
+            and n not in misplaced
+            and not read.dropped(n)
+        ]
+        if missing_names:
+            names_text = _names_text(missing_names)
+            text = f"does not hold {names_text}, which {description.source} lists in it"
+            tries = ("copy the file again", "correct the list")
+            yield Finding(Message(text, tries, where=read.paths[file]))
+
+
+@rule(HEADERS)
+def what_is_there_is_listed(read: HeadersRead) -> Iterator[Finding]:
+    """The description lists each tensor that a file has and that is converted."""
+    description, misplaced = read.description, read.misplaced
+    for file, schema, names in read.listed if description.is_whole else ():
+        listed = {*names, *misplaced}
+        unlisted_names = [n for n in schema.names if n not in listed and not read.dropped(n)]
+        if unlisted_names:
+            text = f"holds {_names_text(unlisted_names)}, which {description.source} does not list"
+            tries = ("correct the index", "leave it out (--exclude)")
+            yield Finding(Message(text, tries, where=read.paths[file]))
+
+
+@rule(HEADERS)
+def slices_are_as_declared(read: HeadersRead) -> Iterator[Finding]:
+    """A slice has the type and the shape that metadata declares."""
+    description, strategy = read.description, read.description.strategy
+    for file, schema, names in read.listed if not description.is_whole else ():
+        assert strategy is not None
+        layouts = strategy.stages[strategy.stage_of(description.ranks[file])]
+        other_shapes, other_types = [], []
+        for name in names:
+            position = schema.position.get(name)
+            if position is None:
+                continue
+            dtype, shape = description.declared[name]
+            local = tuple(n // count for n, count in zip(shape, layouts[name].counts))
+            if schema.shapes[position] != local:
+                other_shapes.append((name, schema.shapes[position], local))
+            if schema.dtypes[position] != dtype:
+                other_types.append((name, schema.dtypes[position], dtype))
+        if other_shapes:
+            yield _other_shapes(other_shapes, description.source, read.paths[file])
+        if other_types:
+            name, a, b = other_types[0]
+            text = f"{name!r} is {a}, and {description.source} says {b}"
+            yield Finding(Message(text, (_AGAIN,), where=read.paths[file]))
+
+
+def _other_shapes(shapes: list[tuple[str, Shape, Shape]], source: str, path: str) -> Finding:
+    """Return that slices have other shapes than declared, with what MindSpore may have done."""
+    name, have, want = shapes[0]
+    suffix = f", and so for {len(shapes) - 1} more" if shapes[1:] else ""
+    return Finding(
+        Message(
+            f"the slice of {name!r} has shape {list(have)}, and {source} says {list(want)}{suffix}",
             (
                 "copy the file again",
                 "save rank folders and convert these, if the job has such groups of ranks",
@@ -298,29 +286,78 @@ def _slices(
             details="MindSpore states a wrong layout where the optimizer shards in groups that are "
             "not along the axes of the device matrix (optimizer_weight_shard_size)",
         )
-    if other_types:
-        name, a, b = other_types[0]
-        problem_text = f"{name!r} is {a}, and {description.source} says {b}"
-        yield Message(problem_text, (_AGAIN,), where=path)
+    )
 
 
-def in_two_files(
-    ranks: Mapping[int, int], schemas: Mapping[int, Schema], paths: Mapping[int, str]
-) -> Iterator[Message]:
-    """Yield where two files of one rank hold a tensor of one name. ranks: by file, of its rank."""
+@rule(HEADERS)
+def slices_are_listed(read: HeadersRead) -> Iterator[Finding]:
+    """A file has no slice that its list leaves out: copies, and states that cannot be placed."""
+    description, strategy = read.description, read.description.strategy
+    if strategy is None or not read.is_described:
+        return
+    all_names = (name for schema in dict.fromkeys(read.schemas.values()) for name in schema.names)
+    states = find_states(dict.fromkeys([*description.declared, *all_names]))
+    for file, schema in read.schemas.items():
+        listed = set(description.listed.get(file, ()))
+        unlisted_names = [
+            n
+            for n in schema.names
+            if n not in listed
+            and (n in description.declared or states.of(n) is not None)
+            and not read.dropped(n)
+        ]
+        if unlisted_names:  # rarely: what follows a parameter is worked out for these files alone
+            layouts = strategy.stages[strategy.stage_of(description.ranks[file])]
+            follows = dict(following(schema, layouts, states, description.declared))
+            unlisted_names = [name for name in unlisted_names if name not in follows]
+        if unlisted_names:
+            names = _names_text(unlisted_names)
+            text = f"holds {names}, which {description.source} does not list in it"
+            yield Finding(Message(text, (_AGAIN,), where=read.paths[file]))
+
+
+@rule(HEADERS)
+def a_rank_has_a_tensor_once(read: HeadersRead) -> Iterator[Finding]:
+    """Two files of one rank hold no tensor of one name."""
+    description, paths = read.description, read.paths
+    if read.is_described and description.strategy is None:
+        return  # boxes are told apart by their places
     holders: dict[tuple[int, str], int] = {}
     pairs: dict[tuple[int, int], list[str]] = {}
-    for file, rank in ranks.items():
-        for name in schemas[file].names if file in schemas else ():
-            if (rank, name) in holders:
-                pairs.setdefault((holders[rank, name], file), []).append(name)
-            holders.setdefault((rank, name), file)
+    for file, rank in description.ranks.items():
+        for name in read.schemas[file].names if file in read.schemas else ():
+            first_file = holders.setdefault((rank, name), file)
+            if first_file != file:
+                pairs.setdefault((first_file, file), []).append(name)
     for (a, b), names in pairs.items():
-        yield Message(
-            f"{paths[a]} and {paths[b]} are both rank {ranks[a]}'s and both hold "
-            f"{_names_text(names)}",
-            ("--src-pattern that means one of them", "--suffix, the end of one's name"),
-        )
+        text = f"both are rank {description.ranks[a]}'s and hold {_names_text(names)}"
+        tries: tuple[str, ...] = ("remove the one that does not belong there",)
+        if not read.is_described:
+            tries = ("--src-pattern that means one of them", "--suffix, the end of one's name")
+        yield Finding(Message(text, tries, where=f"{paths[a]} and {paths[b]}"))
+
+
+@rule(HEADERS)
+def tensors_can_be_read(read: HeadersRead) -> Iterator[Finding]:
+    """The description names no tensor whose bytes cannot be understood."""
+    for name, reason in read.description.refused.items():
+        if not read.dropped(name):
+            yield Finding(Message(reason))
+
+
+@rule(CATALOG)
+def statements_agree(read: HeadersRead) -> Iterator[Finding]:
+    """Statements of one fact, by files, metadata, a manifest or a strategy, agree."""
+    assert read.catalog is not None
+    manifest_statements = read.manifest.facts if read.manifest is not None else ()
+    statements = (
+        *read.description.facts, *manifest_statements, *catalog_statements(read.catalog),
+    )  # fmt: skip
+    yield from (contradiction.finding for contradiction in contradictions(statements))
+
+
+def _is_never_saved(name: str) -> bool:
+    return name.startswith(f"{NEVER_SAVED}.") or is_never_saved(name)
 
 
 def _names_text(names: list[str]) -> str:

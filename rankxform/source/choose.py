@@ -9,7 +9,6 @@ different names too, and shards may hold the same ones. The user must say so, an
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import field, replace
 from math import prod
 from pathlib import Path
@@ -29,7 +28,7 @@ from rankxform.checkpoints.base import (
 )
 from rankxform.checkpoints.folders import and_more
 from rankxform.checkpoints.rank_folders import by_rank
-from rankxform.errors import CheckpointError, Message, RankxformError, StrategyError, UsageError
+from rankxform.errors import CheckpointError, Message, StrategyError, UsageError
 from rankxform.formats.container import Index
 from rankxform.geometry.box import Shape
 from rankxform.layout.names import format_ranges, summarize_names
@@ -123,21 +122,6 @@ def list_and_select(
     form, store = form_at(where, option), store_at(where.path)
     listing = store.list(form.pattern(where))
     return form, listing, form.select(listing, where, store, RankFilter())
-
-
-def earlier_step(
-    form: Form, where: CheckpointRef, listing: Listing, selected: SelectedFiles
-) -> str | None:
-    """Return the newest step before the chosen one that all ranks have files of, by its name."""
-    steps = [step for step in selected.skipped_steps if selected.step and step < selected.step]
-    for step in sorted(steps, reverse=True):
-        step_ref, rank_filter = (
-            replace(where, step="_".join(map(str, step))),
-            RankFilter([*selected.names]),
-        )
-        with suppress(RankxformError):  # some rank lacks it
-            return form.select(listing, step_ref, store_at(where.path), rank_filter).step_name
-    return None
 
 
 def listing_at(folder: Path, form: Form, where: CheckpointRef | None = None) -> Listing:

@@ -21,29 +21,29 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import field, replace
 from functools import reduce
-from itertools import chain
 from pathlib import Path
 from posixpath import dirname
 from types import MappingProxyType
 from typing import Any
 
 from rankxform.checkpoints.base import FORMS, CheckpointRef, Form, SelectedFiles
-from rankxform.errors import CheckpointError, Message, RequestError, StrategyError, UsageError
+from rankxform.errors import CheckpointError, RequestError, StrategyError, UsageError
 from rankxform.formats.container import DeclaredFile, Index, Schema
 from rankxform.layout.states import States, find_states
 from rankxform.layout.strategy import Strategy, WholeStrategy
-from rankxform.planning.build_catalog import catalog_of, catalog_statements
+from rankxform.planning.build_catalog import catalog_of
 from rankxform.planning.catalog import Catalog, Description
 from rankxform.planning.transfers import Reach
 from rankxform.statements import (
+    CATALOG,
     FILE_IDENTITY,
     HEADERS,
     Finding,
     HasFindings,
     as_notice,
-    contradictions,
     errors_of,
     require,
+    run_rules,
 )
 from rankxform.storage import identity
 from rankxform.storage.identity import FileIdentity
@@ -53,10 +53,9 @@ from rankxform.transport import Team
 from rankxform.values import dataclass
 
 from .checks import (
+    HeadersRead,
     SourceManifest,
     changed_manifest_file,
-    check_files,
-    in_two_files,
     repair_description,
     schemas_without_repeats,
 )
@@ -365,15 +364,14 @@ def _with_catalog(source: Source, chosen_files: ChosenFiles, narrow: SourceScope
     if description is None:
         final_description = _of_ranks(source, strategy)
         schemas = {file: index.schema for file, index in inside.items()}
-        wrong = in_two_files(final_description.ranks, schemas, paths)
+        read = HeadersRead(final_description, schemas, paths, is_described=False)
     else:
         schemas = schemas_without_repeats(description, inside)
         final_description = repair_description(description, schemas)
         findings += final_description.findings[len(description.findings) :]
-        drops = narrow.drops(_states_of(final_description, schemas))
-        refused = (Message(r) for n, r in final_description.refused.items() if not drops(n))
-        wrong = chain(check_files(final_description, schemas, paths, drops), refused)
-    findings += (Finding(message, need=HEADERS) for message in wrong)
+        dropped = narrow.drops(_states_of(final_description, schemas))
+        read = HeadersRead(final_description, schemas, paths, dropped)
+    findings += run_rules(HEADERS, read)
     # An id stands for a rank with all that it holds whole.
     if description is not None and final_description.is_whole:
         size = max(chosen_files.selected.names, default=0) + 1
@@ -387,9 +385,7 @@ def _with_catalog(source: Source, chosen_files: ChosenFiles, narrow: SourceScope
         except (CheckpointError, RequestError, StrategyError) as error:
             findings.append(Finding.of_error(error))
     if catalog is not None:
-        manifest_statements = source.manifest.facts if source.manifest is not None else ()
-        differing = contradictions(
-            [*final_description.facts, *manifest_statements, *catalog_statements(catalog)]
-        )
-        findings += (contradiction.finding for contradiction in differing)
+        description, manifest = final_description, source.manifest
+        read = read._replace(description=description, catalog=catalog, manifest=manifest)
+        findings += run_rules(CATALOG, read)
     return replace(source, catalog=catalog, findings=tuple(findings))

@@ -1,7 +1,4 @@
-"""What is doubtful in a target, and what else may be meant.
-
-Pure, and the same on every process.
-"""
+"""Rules about what a request makes of a source, and what else may be meant where one is broken."""
 
 from __future__ import annotations
 
@@ -24,7 +21,7 @@ from rankxform.errors import (
 )
 from rankxform.formats.checkpoint2_metadata import CONSUMED
 from rankxform.layout.names import format_ranges, summarize_names
-from rankxform.layout.states import States, is_never_saved, state_of_name
+from rankxform.layout.states import is_never_saved, state_of_name
 from rankxform.layout.strategy import Strategy, WholeStrategy
 from rankxform.operations.base import OperationChain, Tensor
 from rankxform.operations.rename import AS_STORED, rules_without_match
@@ -35,12 +32,11 @@ from rankxform.operations.select import (
     patterns_without_match,
 )
 from rankxform.options import flag_of
-from rankxform.planning.build_catalog import catalog_of
-from rankxform.planning.catalog import Catalog, Description
+from rankxform.planning.catalog import Catalog
 from rankxform.planning.evidence import sharded_by_pattern
 from rankxform.planning.selection import Selection, types_by_file, unusual_tensors
 from rankxform.request import Request
-from rankxform.source.choose import earlier_step, ranks_at
+from rankxform.source.choose import ranks_at
 from rankxform.source.hints import option_for, short_path
 from rankxform.source.open import Source
 from rankxform.source.options import ACCEPT_ABSENT, ACCEPT_EXTRA_RANKS
@@ -57,6 +53,7 @@ from rankxform.statements import (
     as_notice,
     as_warning,
     contradictions,
+    rule,
 )
 from rankxform.storage.store import is_path
 from rankxform.storage.user_files import (
@@ -70,7 +67,6 @@ from rankxform.transport import Team
 
 from .inputs import ResolvedRequest
 from .operation_inputs import (
-    OperationInputs,
     assumptions,
     map_operation,
     name_map,
@@ -82,145 +78,108 @@ _ADAPTER = "lora"
 """What is in the names of an adapter's tensors."""
 
 
-def target_findings(
-    resolved: ResolvedRequest,
-    source: Source,
-    selection: Selection,
-    derivation: OperationChain,
-    tensors: Sequence[Tensor],
-) -> Iterator[Finding]:
-    """Yield what to know, and patterns that match nothing."""
-    request, operation = resolved.request, resolved.operation
-    catalog = source.require_catalog()
-    matchless = [*_matchless(request, catalog, derivation, tensors)]
-    _check_numbered(request, tensors, catalog.states)
-    added, doubts = _compositions(source, derivation)
-    notices = (
-        *_remarks(request, source, selection, operation),
-        *_without_effect(request, tensors),
-        *assumptions(request, operation, derivation),
-        *(text for option, text in matchless if option == "exclude"),
-        *added,
-    )
-    warnings = (
-        *(text for option, text in matchless if option != "exclude"),
-        *doubts,
-        *_like_states(catalog.states, tensors),
-        *_unusual(catalog, tensors),
-        *resolved.doubts,
-    )
-    yield from (as_notice(text, PLAN) for text in notices)
-    yield from (as_warning(text, PLAN) for text in warnings)
+class TargetDraft(NamedTuple):
+    """What becomes of a source's tensors, before files are planned."""
+
+    resolved: ResolvedRequest
+    source: Source
+    derivation: OperationChain
+    tensors: Sequence[Tensor]  # what the operations make of the source's
+    selection: Selection
+    dst: Strategy
+
+    @property
+    def request(self) -> Request:
+        return self.resolved.request
+
+    @property
+    def catalog(self) -> Catalog:
+        return self.source.require_catalog()
+
+    @property
+    def written(self) -> list[Tensor]:
+        """The tensors that are not dropped."""
+        return [tensor for tensor in self.tensors if not tensor.dropped]
 
 
-def _check_numbered(request: Request, tensors: Sequence[Tensor], states: States) -> None:
-    """Refuse to take numbered states for weights. Raises RequestError."""
-    names = [t.name for t in tensors if t.name in states.numbered and not t.dropped]
-    weights = [name for name in names if states.is_weight(name)]
-    if request.weights_only and weights:
-        family_patterns = dict.fromkeys(map(_family_expression, weights))
-        raise RequestError(
-            f"{summarize_names(weights, 2)} are named like optimizer states, by numbers that "
-            "are no parameter's name",
-            f"--exclude {quote('|'.join(family_patterns))} to leave them out",
-        )
-
-
-def _family_expression(name: str) -> str:
-    """Return an expression for all numbered states that have a state's prefix or suffix."""
-    state = state_of_name(name)
-    assert state is not None
-    return rf"^{re.escape(state.before)}\d+{re.escape(state.after)}$"
-
-
-def _like_states(states: States, tensors: Sequence[Tensor]) -> Iterator[str]:
-    """Yield which tensors may be states of parameters that are not there."""
-    written = {source.name for tensor in tensors if not tensor.dropped for source in tensor.sources}
-    for family, names in states.unrelated.items():
-        unrelated_names = [name for name in names if name in written]
-        if unrelated_names:
-            yield (
-                f"{summarize_names(unrelated_names, 2)}: named like the states {family}, but "
-                "belong to no "
-                "parameter of their shape; converting them as weights"
+@rule(PLAN)
+def extra_names_are_known(draft: TargetDraft) -> Iterator[Finding]:
+    """A rank beyond the strategy's holds no parameter that nobody else has."""
+    source, src = draft.source, draft.resolved.src
+    tensor_names = {name for index in source.indexes.values() for name in index.schema.names}
+    for rank, extra_index in source.extra_rank_index.items():
+        names = [n for n in extra_index.schema.names if n not in tensor_names]
+        new = [name for name in names if not (src and name in src)]
+        if new:
+            text = (
+                f"holds {summarize_names(new, 2)}, which {draft.catalog.declared_by} does not list"
             )
-    numbered = [name for name in states.numbered if name in written]
-    if numbered:
-        yield (
-            f"{summarize_names(numbered, 2)}: states by number, which name no parameter; they keep "
-            "these names and are sharded by them alone"
+            yield Finding(Message(text, where=source.paths[rank]))
+
+
+@rule(PLAN)
+def naming_is_another(draft: TargetDraft) -> Iterator[Finding]:
+    """A map gives a Hugging Face folder no other names than Hugging Face's."""
+    form = FORMS[draft.request.dst_form or DEFAULT_FORM]
+    mapping = map_operation(draft.resolved.operation, draft.derivation)
+    if mapping is None or not form.configured:
+        return
+    from rankxform.formats.map_table import HUGGINGFACE
+
+    names = [p.name for p in draft.catalog.parameters if p.state is None]
+    if mapping.knows(names) and mapping.naming_of(names) == HUGGINGFACE:
+        text = (
+            f"{draft.source.where.path} has Hugging Face's names already, and "
+            f"{mapping.table.label} would give it MindFormers' in a {form.title} folder"
         )
+        yield Finding(Message(text, ("leave out --map",)), error=UsageError)
 
 
-def _unusual(catalog: Catalog, tensors: Sequence[Tensor]) -> Iterator[str]:
-    """Yield which of the tensors that are converted are hardly weights."""
-    written = [tensor for tensor in tensors if not tensor.dropped and tensor.is_weight]
-    sources = {source.name for tensor in written for source in tensor.sources}
-    shapes = {p.name: p.shape for p in catalog.parameters if p.name in sources and p.is_weight}
-    yield from unusual_tensors(shapes, [tensor.name for tensor in written])
-    yield from types_by_file(catalog)
-
-
-def _without_effect(request: Request, tensors: Sequence[Tensor]) -> Iterator[str]:
-    """Yield options that change nothing, and copies that an option leaves alone."""
-    if request.weights_only and not any(tensor.dropped == NOT_WEIGHTS for tensor in tensors):
-        yield "--weights-only leaves nothing out: there is no optimizer state and no counter"
-    written = [tensor for tensor in tensors if not tensor.dropped]
-    unrenamed_tensors = [t for t in written if [t.name] == [source.name for source in t.sources]]
-    if request.names != AS_STORED and len(unrenamed_tensors) == len(written):
-        yield f"--names {request.names} changes no name"
-    copies = [t for t in tensors if t.related and t.related.is_copy and not t.dropped]
-    if copies and request.dtype is not None:
-        pattern = copies_pattern(copies)
-        yield (
-            f"{summarize_names([copy.name for copy in copies], 2)} repeat other tensors' names and "
-            f"shapes and keep their type; --cast-states {quote(pattern)} casts them too"
+@rule(PLAN)
+def loose_values_stay_whole(draft: TargetDraft) -> Iterator[Finding]:
+    """What lies among loose values is not sharded: it may be one rank's slice already."""
+    source, dst, untracked = draft.source, draft.dst, draft.source.description.untracked
+    if untracked is None or isinstance(dst, WholeStrategy):
+        return
+    names = [
+        n
+        for n, p in draft.selection.sharded.items()
+        if n in dst and p.src_name in source.indexes[untracked] and p.holders == (untracked,)
+    ]
+    if names:
+        text = (
+            f"holds {summarize_names(names, 3)}, which {dst.label} shards: MindSpore leaves one "
+            "rank's slices there"
         )
+        tries = ("leave them out (--exclude)", "convert the checkpoint that they come from")
+        yield Finding(Message(text, tries, where=source.paths[untracked]), error=RequestError)
 
 
-def _compositions(source: Source, derivation: OperationChain) -> tuple[list[str], list[str]]:
-    """Return what adapters are added to and maps applied to, and what is doubtful in that."""
-    notices, doubts = list[str](), list[str]()
-    for operation in derivation.compositions:
-        if hasattr(operation, "remarks"):
-            text, operation_doubts = operation.remarks(
-                [p.name for p in source.require_catalog().parameters]
-            )
-            notices += [text] if text else []
-            doubts += operation_doubts
-    return notices, doubts
-
-
-def _remarks(
-    request: Request, source: Source, selection: Selection, operation: OperationInputs
-) -> Iterator[str]:
-    """Yield what to know of the source's patterns, and of what the destination's form lacks."""
-    catalog = source.require_catalog()
-    by_pattern = sharded_by_pattern(selection.sources(catalog), catalog)
-    if by_pattern:
-        yield f"{catalog.declared_by} shards {summarize_names(by_pattern)}"
-    yield from training_notices(
-        request, source, [parameter.name for parameter in selection.parameters]
+@rule(PLAN)
+def shapes_agree(draft: TargetDraft) -> Iterator[Finding]:
+    """The destination's strategy declares the full shapes that the tensors have."""
+    dst, where = draft.dst, draft.source.where.path
+    statements = (
+        statement
+        for name, parameter in draft.selection.sharded.items()
+        if name in dst.shapes
+        for statement in (
+            Statement(SHAPE, name, parameter.shape, HEADER, where),
+            Statement(SHAPE, name, dst.shapes[name], STRATEGY, dst.label),
+        )
     )
-    form = FORMS[request.dst_form or DEFAULT_FORM]
-    mapped = operation.table is not None
-    if form.configured and not source.form.configured and CONFIG not in operation.companions:
-        names = "" if mapped else "tensors keep their names, and "
-        yield (
-            f"{names}the destination gets no config.json; for a model that Transformers reads, "
-            f"give {'' if mapped else '--map and '}--like"
-        )
+    for contradiction in contradictions(statements):
+        yield contradiction.finding._replace(error=RequestError)
 
 
-def check_absent_weights(
-    request: Request, source: Source, derivation: OperationChain
-) -> Iterator[Finding]:
-    """Yield which weights are listed and in no file. Raises CheckpointError if one is not accepted.
+@rule(PLAN)
+def weights_are_there(draft: TargetDraft) -> Iterator[Finding]:
+    """A weight that the strategy lists is in a file, unless --accept absent names it.
 
     Optimizer states, counters, and what MindFormers never saves, are no weights. An adapter's files
-    alone are what `save_trainable_only` leaves. Raises CheckpointError.
+    alone are what `save_trainable_only` leaves.
     """
-    catalog, strategy = source.require_catalog(), source.require_catalog().strategy
+    source, catalog, strategy = draft.source, draft.catalog, draft.catalog.strategy
     if strategy is None or catalog.is_whole:
         return
     schemas = {id(index.schema): index.schema for index in source.indexes.values()}
@@ -233,7 +192,7 @@ def check_absent_weights(
         and states.is_weight(name)
         and not is_never_saved(name)
         and any(catalog.groups[stage] for stage in stages)
-        and not derivation.drops(name)
+        and not draft.derivation.drops(name)
     ]
     if not absent:
         return
@@ -243,105 +202,199 @@ def check_absent_weights(
         text = (
             f"{source.where.path}: holds an adapter alone, and {count} that {strategy.label} lists"
         )
-        yield as_notice(f"{text} are in no file", PLAN)
+        yield as_notice(f"{text} are in no file")
         return
-    refused = [name for name in absent if not request.accepts(ACCEPT_ABSENT, name)]
+    refused = [name for name in absent if not draft.request.accepts(ACCEPT_ABSENT, name)]
     stages = sorted({stage for name in refused or absent for stage in strategy.stages_of[name]})
     ranks = format_ranges([rank for stage in stages for rank in strategy.ranks_in(stage)])
     text = (
         f"{source.where.path}: no file holds {summarize_names(refused or absent, 3)}, which "
         f"{strategy.label} lists on ranks {ranks} ({count})"
     )
-    if refused:
-        raise CheckpointError(
-            f"{text}",
-            "bring the files that do",
-            "leave them out (--exclude)",
-            "say --accept absent if they are to be missing",
-        )
-    yield as_warning(text, PLAN)
-
-
-def check_naming(
-    request: Request, operation: OperationInputs, source: Source, derivation: OperationChain
-) -> None:
-    """Refuse to give a Hugging Face folder other names than Hugging Face's. Raises UsageError."""
-    form, mapping = FORMS[request.dst_form or DEFAULT_FORM], map_operation(operation, derivation)
-    if mapping is None or not form.configured:
-        return
-    from rankxform.formats.map_table import HUGGINGFACE
-
-    names = [p.name for p in source.require_catalog().parameters if p.state is None]
-    if mapping.knows(names) and mapping.naming_of(names) == HUGGINGFACE:
-        raise UsageError(
-            f"{source.where.path} has Hugging Face's names already, and "
-            f"{mapping.table.label} would give it MindFormers' in a {form.title} folder",
-            "leave out --map",
-        )
-
-
-def check_shapes(source: Source, selection: Selection, dst: Strategy) -> None:
-    """Refuse a destination's strategy that states other full shapes than the tensors have."""
-    statements = (
-        fact
-        for name, parameter in selection.sharded.items()
-        if name in dst.shapes
-        for fact in (
-            Statement(SHAPE, name, parameter.shape, HEADER, source.where.path),
-            Statement(SHAPE, name, dst.shapes[name], STRATEGY, dst.label),
-        )
+    tries = (
+        "bring the files that do",
+        "leave them out (--exclude)",
+        "say --accept absent if they are to be missing",
     )
-    for contradiction in contradictions(statements):
-        raise RequestError.of_parts(contradiction.finding.message)
+    yield Finding(Message(text, tries)) if refused else as_warning(text)
 
 
-def iteration_statements(
-    source: Source, training: Mapping[str, Any], arrangement: DestinationFiles
-) -> Iterator[Statement]:
-    """Yield how far the training was, by the source, and by the number that is written."""
-    step = training_step(training)
-    if arrangement.mark is None or step is None:
-        return
-    yield Statement(ITERATION, "", frozenset({step}), SCALAR, source.where.path)
-    number = int(arrangement.mark[1])
-    yield Statement(ITERATION, "", frozenset({number}), OPTION, f"--iteration {number}")
+@rule(PLAN)
+def states_are_no_weights(draft: TargetDraft) -> Iterator[Finding]:
+    """With --weights-only no state is taken for a weight because its name has a number alone."""
+    states = draft.catalog.states
+    names = [tensor.name for tensor in draft.written if tensor.name in states.numbered]
+    weights = [name for name in names if states.is_weight(name)]
+    if draft.request.weights_only and weights:
+        family_patterns = dict.fromkeys(map(_family_expression, weights))
+        text = (
+            f"{summarize_names(weights, 2)} are named like optimizer states, by numbers that are "
+            "no parameter's name"
+        )
+        tries = (f"--exclude {quote('|'.join(family_patterns))} to leave them out",)
+        yield Finding(Message(text, tries), error=RequestError)
 
 
-def _matchless_types(request: Request, tensors: Sequence[Tensor]) -> Iterator[tuple[str, str]]:
-    """Yield patterns of types that match nothing of which the type would change or stay."""
-    written = [tensor.name for tensor in tensors if not tensor.dropped]
-    states = [t.name for t in tensors if not t.dropped and (t.related or not t.is_weight)]
+def _family_expression(name: str) -> str:
+    """Return an expression for all numbered states that have a state's prefix or suffix."""
+    state = state_of_name(name)
+    assert state is not None
+    return rf"^{re.escape(state.before)}\d+{re.escape(state.after)}$"
+
+
+@rule(PLAN)
+def patterns_shard(draft: TargetDraft) -> Iterator[Finding]:
+    """Which parameters an expression shards is said."""
+    by_pattern = sharded_by_pattern(draft.selection.sources(draft.catalog), draft.catalog)
+    if by_pattern:
+        yield as_notice(f"{draft.catalog.declared_by} shards {summarize_names(by_pattern)}")
+
+
+@rule(PLAN)
+def training_facts_have_a_place(draft: TargetDraft) -> Iterator[Finding]:
+    """What the source says of the training has a place at the destination."""
+    names = [parameter.name for parameter in draft.selection.parameters]
+    yield from map(as_notice, training_notices(draft.request, draft.source, names))
+
+
+@rule(PLAN)
+def a_model_has_its_configuration(draft: TargetDraft) -> Iterator[Finding]:
+    """A Hugging Face folder gets a config.json."""
+    form, operation = FORMS[draft.request.dst_form or DEFAULT_FORM], draft.resolved.operation
+    mapped = operation.table is not None
+    if form.configured and not draft.source.form.configured and CONFIG not in operation.companions:
+        names = "" if mapped else "tensors keep their names, and "
+        yield as_notice(
+            f"{names}the destination gets no config.json; for a model that Transformers reads, "
+            f"give {'' if mapped else '--map and '}--like"
+        )
+
+
+@rule(PLAN)
+def options_have_an_effect(draft: TargetDraft) -> Iterator[Finding]:
+    """Options change something, and leave no copy alone that they seem to mean."""
+    request, written = draft.request, draft.written
+    if request.weights_only and not any(t.dropped == NOT_WEIGHTS for t in draft.tensors):
+        yield as_notice(
+            "--weights-only leaves nothing out: there is no optimizer state and no counter"
+        )
+    unrenamed_tensors = [t for t in written if [t.name] == [source.name for source in t.sources]]
+    if request.names != AS_STORED and len(unrenamed_tensors) == len(written):
+        yield as_notice(f"--names {request.names} changes no name")
+    copies = [t for t in written if t.related and t.related.is_copy]
+    if copies and request.dtype is not None:
+        yield as_notice(
+            f"{summarize_names([copy.name for copy in copies], 2)} repeat other tensors' names and "
+            "shapes and keep their type; "
+            f"--cast-states {quote(copies_pattern(copies))} casts them too"
+        )
+
+
+@rule(PLAN)
+def operations_assume(draft: TargetDraft) -> Iterator[Finding]:
+    """What operations assume is said."""
+    resolved = draft.resolved
+    yield from map(as_notice, assumptions(draft.request, resolved.operation, draft.derivation))
+
+
+@rule(PLAN)
+def patterns_match(draft: TargetDraft) -> Iterator[Finding]:
+    """Each pattern of an option matches a parameter of files or strategy."""
+    for option, text in _matchless(draft):
+        yield as_notice(text) if option == "exclude" else as_warning(text)
+
+
+def _matchless(draft: TargetDraft) -> Iterator[tuple[str, str]]:
+    """Yield options, and texts on their patterns that match nothing."""
+    request, catalog, derivation = draft.request, draft.catalog, draft.derivation
+    names_written = [tensor.name for tensor in draft.written]
+    states = [t.name for t in draft.written if t.related or not t.is_weight]
     for option, names, kind_text in (
-        ("keep_dtype", written, "parameter"),
+        ("keep_dtype", names_written, "parameter"),
         ("cast_states", states, "optimizer state or counter"),
     ):
         for pattern in patterns_without_match(getattr(request, option), names):
             yield option, f"{flag_of(option)} {pattern!r} matches no {kind_text}"
-
-
-def _matchless(
-    request: Request, catalog: Catalog, derivation: OperationChain, tensors: Sequence[Tensor]
-) -> Iterator[tuple[str, str]]:
-    """Yield options, and texts on their patterns that match no parameter of files or strategy."""
-    yield from _matchless_types(request, tensors)
     if not (request.rename or request.include or request.exclude):
         return
     src_names = [parameter.name for parameter in catalog.parameters]
     src_names += catalog.strategy.stages_of if catalog.strategy is not None else ()
-    names = set(map(derivation.name_of, src_names))
+    known_names = set(map(derivation.name_of, src_names))
     if derivation.renames:  # a source tensor that is left out keeps its name
-        names = {tensor.name for tensor in tensors}
-    states = catalog.states
-    for rule in rules_without_match(request.rename, map(states.base_name, src_names)):
+        known_names = {tensor.name for tensor in draft.tensors}
+    for rule_text in rules_without_match(request.rename, map(catalog.states.base_name, src_names)):
         yield (
             "rename",
-            f"--rename {rule!r} renames nothing: no parameter matches it (an optimizer state is "
-            "matched without its prefix, such as adam_m.)",
+            f"--rename {rule_text!r} renames nothing: no parameter matches it (an optimizer state "
+            "is matched without its prefix, such as adam_m.)",
         )
-    names |= {CONSUMED, *(tensor.name for tensor in tensors if is_added(tensor))}
+    known_names |= {CONSUMED, *(tensor.name for tensor in draft.tensors if is_added(tensor))}
     for option in ("include", "exclude"):
-        for pattern in patterns_without_match(getattr(request, option), names):
+        for pattern in patterns_without_match(getattr(request, option), known_names):
             yield option, f"--{option} {pattern!r} matches no parameter"
+
+
+@rule(PLAN)
+def operations_fit(draft: TargetDraft) -> Iterator[Finding]:
+    """Adapters and maps fit what they are applied to."""
+    names = [parameter.name for parameter in draft.catalog.parameters]
+    for operation in draft.derivation.compositions:
+        if hasattr(operation, "remarks"):
+            text, doubts = operation.remarks(names)
+            yield from map(as_notice, [text] if text else [])
+            yield from map(as_warning, doubts)
+
+
+@rule(PLAN)
+def states_belong_to_parameters(draft: TargetDraft) -> Iterator[Finding]:
+    """Tensors that are named like states belong to parameters."""
+    states = draft.catalog.states
+    src_names = {source.name for tensor in draft.written for source in tensor.sources}
+    for family, names in states.unrelated.items():
+        unrelated_names = [name for name in names if name in src_names]
+        if unrelated_names:
+            yield as_warning(
+                f"{summarize_names(unrelated_names, 2)}: named like the states {family}, but "
+                "belong to no parameter of their shape; converting them as weights"
+            )
+    numbered = [name for name in states.numbered if name in src_names]
+    if numbered:
+        yield as_warning(
+            f"{summarize_names(numbered, 2)}: states by number, which name no parameter; they keep "
+            "these names and are sharded by them alone"
+        )
+
+
+@rule(PLAN)
+def weights_are_usual(draft: TargetDraft) -> Iterator[Finding]:
+    """Weights have the shapes and types of weights."""
+    written = [tensor for tensor in draft.written if tensor.is_weight]
+    sources = {source.name for tensor in written for source in tensor.sources}
+    parameters = draft.catalog.parameters
+    shapes = {p.name: p.shape for p in parameters if p.name in sources and p.is_weight}
+    yield from map(as_warning, unusual_tensors(shapes, [tensor.name for tensor in written]))
+    yield from map(as_warning, types_by_file(draft.catalog))
+
+
+@rule(PLAN)
+def the_request_is_meant(draft: TargetDraft) -> Iterator[Finding]:
+    """What was doubtful when the request was read is said."""
+    yield from map(as_warning, draft.resolved.doubts)
+
+
+def iteration_findings(
+    source: Source, training: Mapping[str, Any], arrangement: DestinationFiles
+) -> Iterator[Finding]:
+    """Yield that the source is of another step than the number that is written."""
+    step = training_step(training)
+    if arrangement.mark is None or step is None:
+        return
+    number = int(arrangement.mark[1])
+    statements = (
+        Statement(ITERATION, "", frozenset({step}), SCALAR, source.where.path),
+        Statement(ITERATION, "", frozenset({number}), OPTION, f"--iteration {number}"),
+    )
+    yield from (contradiction.finding for contradiction in contradictions(statements))
 
 
 # A guess never goes before a fact that it may hide, and is looked for only where a check fails.
@@ -399,11 +452,6 @@ def _find_suggestion(request: Request, source: Source, dst: object) -> _Suggesti
         return suggestion
     src = source.where.strategy if request.src_strategy is not None else None
     unreadable = any(error.file is not None for error in source.errors[:1])
-    if unreadable and source.listing is not None:
-        earlier = earlier_step(source.form, source.where, source.listing, source.selected)
-        if earlier is not None:
-            step = f"--step {earlier}, an earlier one of which all ranks have files"
-            return _Suggestion("", (step,), first=False)
     if source.form.described or request.files is not None or not source.paths or unreadable:
         return None
     if src is None:
@@ -459,18 +507,6 @@ def _fitting_maps(request: Request, source: Source, dst: Strategy | None = None)
     return list(dict.fromkeys(fitting_names))
 
 
-def _fits(strategy: Strategy, source: Source) -> bool:
-    """Tell whether the headers of a source's files fit a strategy."""
-    schemas = {
-        file: index.schema for file, index in {**source.indexes, **source.extra_rank_index}.items()
-    }
-    with suppress(RankxformError):
-        description = Description(strategy.label, strategy)
-        catalog_of(description, schemas, source.paths, range(strategy.ranks))
-        return True
-    return False
-
-
 def _other_strategy(
     request: Request, source: Source, src_path: Path, src: Strategy, dst: object
 ) -> _Suggestion | None:
@@ -491,9 +527,9 @@ def _other_strategy(
     candidates = strategies_near(Path(request.src), ranks) if is_path(request.src) else []
     if not candidates:  # under any name where the given one lies
         candidates = load_readable(sorted(src_path.parent.iterdir())[:_LOOKED_AT])
-    fitting = [c for c in candidates if c[1].ranks == ranks and _fits(c[1], source)]
-    if fitting:
-        return _Suggestion(counts, (option_for(*fitting[0]),))
+    candidates = [candidate for candidate in candidates if candidate[1].ranks == ranks]
+    if candidates:
+        return _Suggestion(counts, (option_for(*candidates[0]),))
     if ranks > src.ranks:
         advice_text = f"give the strategy of all {ranks} ranks, such as a folder of all stages"
         return _Suggestion(counts, (advice_text,))

@@ -17,11 +17,10 @@ from rankxform.checkpoints.base import (
     Form,
     SelectedFiles,
 )
-from rankxform.errors import CheckpointError, RequestError, UsageError
+from rankxform.errors import RequestError, UsageError
 from rankxform.formats.container import CONTAINERS, Container, Index, Schema
 from rankxform.geometry.box import Shape
 from rankxform.layout.layout import whole_layout
-from rankxform.layout.names import summarize_names
 from rankxform.layout.strategy import PatternStrategy, Strategy, WholeStrategy
 from rankxform.operations.base import OperationChain, Tensor
 from rankxform.operations.rename import AS_STORED, MINDSPORE, rename_strategy
@@ -33,7 +32,6 @@ from rankxform.planning.catalog import Catalog, Description
 from rankxform.planning.plan import Planner
 from rankxform.planning.selection import (
     REPLICATE,
-    Selection,
     add_destination_followers,
     apply_operations,
     check_ranks,
@@ -45,20 +43,13 @@ from rankxform.request import Request
 from rankxform.source.choose import SourceScope
 from rankxform.source.open import Source, open_source
 from rankxform.source.options import ACCEPT_CONTRADICTIONS, ACCEPT_EXTRA_RANKS
-from rankxform.statements import as_warning, contradictions
+from rankxform.statements import PLAN, as_warning, require, run_rules
 from rankxform.storage.source_reader import container_of_path
 from rankxform.storage.store import address_of, scheme_of
 from rankxform.storage.user_files import load_strategy
 from rankxform.transport import Team
 
-from .findings import (
-    adding_suggestions,
-    check_absent_weights,
-    check_naming,
-    check_shapes,
-    iteration_statements,
-    target_findings,
-)
+from .findings import TargetDraft, adding_suggestions, iteration_findings
 from .inputs import ResolvedRequest, resolve_request, source_ref
 from .manifest import check_not_applied
 from .node_folders import unsafe_writers
@@ -233,8 +224,6 @@ def _make_target(
     facts = None if source.form.counters else training  # as tensors, the source has them
     derivation = build_operations(request, operation, added, items, facts)
     derivation = derivation.with_states(catalog.states)
-    _check_extra_names(source, resolved.src)
-    check_naming(request, operation, source, derivation)
     tensors = apply_operations(catalog, derivation)
     listed = catalog.strategy.stages_of if catalog.strategy is not None else ()
     derivation.check_names([*listed, *(parameter.name for parameter in catalog.parameters)])
@@ -244,9 +233,9 @@ def _make_target(
     selection = select_parameters(
         catalog, dst, derivation, request.unmatched, ranks, tensors, dst_listed_states
     )
-    _check_untracked(source, selection, dst)
-    check_shapes(source, selection, dst)
-    absent = [*check_absent_weights(request, source, derivation)]
+    draft = TargetDraft(resolved, source, derivation, tensors, selection, dst)
+    findings = [*source.findings, *run_rules(PLAN, draft)]
+    require(findings, is_counted=False)
     planner = Planner(catalog, dst, selection)
     try:
         for rank in ranks:
@@ -256,13 +245,7 @@ def _make_target(
     form, written, arrangement = _arrange_files(request, planner, source, training)
     if arrangement.parts:
         planner = planner.with_parts(arrangement.parts)
-    differing = contradictions(iteration_statements(source, training, arrangement))
-    findings = (
-        *source.findings,
-        *absent,
-        *target_findings(resolved, source, selection, derivation, tensors),
-        *(contradiction.finding for contradiction in differing),
-    )
+    findings += iteration_findings(source, training, arrangement)
     return Target(
         planner=planner,
         ranks=ranks,
@@ -280,33 +263,13 @@ def _make_target(
         tied_duplicates=tied_duplicates(tensors),
         map_in_words=map_in_words(operation, derivation),
         accepted=request.accepted,
-        findings=findings,
+        findings=tuple(findings),
     )
 
 
 def _place(dst: str, folder: str) -> str:
     """Return the place of a destination's files."""
     return address_of(dst, folder) if scheme_of(dst) else str(Path(dst) / folder)
-
-
-def _check_untracked(source: Source, selection: Selection, dst: Strategy) -> None:
-    """Refuse to shard what lies among loose values: it may be one rank's slice already."""
-    untracked = source.description.untracked
-    if untracked is None or isinstance(dst, WholeStrategy):
-        return
-    names = [
-        n
-        for n, p in selection.sharded.items()
-        if n in dst and p.src_name in source.indexes[untracked] and p.holders == (untracked,)
-    ]
-    if names:
-        raise RequestError(
-            f"holds {summarize_names(names, 3)}, which {dst.label} shards: MindSpore "
-            "leaves one rank's slices there",
-            "leave them out (--exclude)",
-            "convert the checkpoint that they come from",
-            where=source.paths[untracked],
-        )
 
 
 def _with_vocabulary(error: RequestError, tensors: Sequence[Tensor], dst: Strategy) -> RequestError:
@@ -433,23 +396,3 @@ def _without_followers(catalog: Catalog) -> Strategy:
         for layouts in strategy.stages
     )
     return replace(strategy, stages=stages)
-
-
-# -- names ----------------------------------------------------------------------------------------
-
-
-def _check_extra_names(source: Source, src_strategy: Strategy | None) -> None:
-    """Refuse ranks beyond the strategy's if they hold parameters that nobody else has."""
-    tensor_names = {name for index in source.indexes.values() for name in index.schema.names}
-    for rank, extra_index in source.extra_rank_index.items():
-        new = [
-            n
-            for n in extra_index.schema.names
-            if n not in tensor_names and not (src_strategy and n in src_strategy)
-        ]
-        if new:
-            raise CheckpointError(
-                f"holds {summarize_names(new, 2)}, which {source.require_catalog().declared_by} "
-                "does not list",
-                where=source.paths[rank],
-            )

@@ -294,7 +294,8 @@ class MpiTeam(Team):
         record = b""
         if first == self.rank:
             assert failure is not None
-            facts = getattr(failure, "fault", None), getattr(failure, "reasons", ())
+            names = getattr(failure, "fault", None), getattr(failure, "rule", None)
+            facts = *names, getattr(failure, "reasons", ())
             record = pickle.dumps((type(failure).__name__, *self._describe(failure), *facts))
         raise peer_error(*pickle.loads(self._broadcast(record, first))) from failure
 

@@ -25,10 +25,10 @@ from rankxform.publish.files import changed_model_files, means, wrong_companions
 from rankxform.publish.folder_records import MANIFEST_NAME, read_manifest
 from rankxform.request import Request
 from rankxform.results import Result
-from rankxform.source.checks import check_files, schemas_without_repeats
+from rankxform.source.checks import HeadersRead, schemas_without_repeats
 from rankxform.source.choose import SourceScope, form_at, list_and_select
 from rankxform.source.open import Source, open_source
-from rankxform.statements import NAMES, require
+from rankxform.statements import HEADERS, NAMES, require, run_rules
 from rankxform.storage.checkpoint2_metadata import is_in_metadata
 from rankxform.storage.posix import OnProgress, inode, read_bytes
 from rankxform.storage.source_reader import describe_wrong_crc
@@ -358,8 +358,10 @@ def _compare(
     source = Path(description.source).name
     faults = [
         *(
-            (source, fault.line)
-            for fault in check_files(description, schemas, dst_source.paths, lambda name: False)
+            (source, finding.message.line)
+            for finding in run_rules(
+                HEADERS, HeadersRead(replace(description, refused={}), schemas, dst_source.paths)
+            )
         ),
         *(
             (Path(path).name, f"is missing, though {source} lists it")
