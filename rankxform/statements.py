@@ -20,10 +20,8 @@ from typing import Any, NamedTuple, TypeVar
 
 from .errors import CheckpointError, Message, RankxformError
 
-ERROR, WARNING, NOTICE = SEVERITIES = ("error", "warning", "notice")
-NAMES, HEADERS, CATALOG, SAMPLES, CONTENT, PLAN = NEEDS = (
-    "names", "headers", "catalog", "samples", "content", "plan",
-)  # fmt: skip
+ERROR, WARNING, NOTICE = "error", "warning", "notice"
+NAMES, HEADERS, CATALOG, SAMPLES, PLAN = "names", "headers", "catalog", "samples", "plan"
 """What has to be known before something can be noticed."""
 
 
@@ -99,8 +97,7 @@ def require(findings: Iterable[Finding], *, is_counted: bool = True) -> None:
     raise error
 
 
-Subject = TypeVar("Subject")
-Check = Callable[[Subject], Iterator[Finding]]
+Check = TypeVar("Check", bound=Callable[..., Iterator[Any]])
 
 
 class Rule(NamedTuple):
@@ -108,21 +105,22 @@ class Rule(NamedTuple):
 
     name: str  # of its function
     need: str
-    check: Callable[[Any], Iterator[Finding]]
+    check: Callable[..., Iterator[Any]]
 
 
-RULES: Mapping[str, str] = {
-    HEADERS: "rankxform.source.checks",
-    CATALOG: "rankxform.source.checks",
-    PLAN: "rankxform.target.findings",
+RULES: Mapping[str, tuple[str, ...]] = {
+    HEADERS: ("source.checks",),
+    CATALOG: ("source.checks",),
+    SAMPLES: ("verbs.evidence", "planning.evidence", "planning.sampling"),
+    PLAN: ("target.findings",),
 }
-"""What rules need to know -> the module whose rules are run, in the order of their definitions."""
+"""What rules need to know -> the modules with these rules, which are run in their order."""
 
 
-def rule(need: str) -> Callable[[Check[Subject]], Check[Subject]]:
+def rule(need: str) -> Callable[[Check], Check]:
     """Register a generator of findings."""
 
-    def register(check: Check[Subject]) -> Check[Subject]:
+    def register(check: Check) -> Check:
         check.rule = Rule(check.__name__, need, check)  # type: ignore[attr-defined]
         return check
 
@@ -131,9 +129,10 @@ def rule(need: str) -> Callable[[Check[Subject]], Check[Subject]]:
 
 def rules_of(need: str) -> list[Rule]:
     """Return the rules that need something, in the order in which they are run."""
-    functions = vars(import_module(RULES[need])).values()
-    rules = (getattr(function, "rule", None) for function in functions)
-    return [rule for rule in rules if isinstance(rule, Rule) and rule.need == need]
+    modules = [import_module(f"rankxform.{name}") for name in RULES[need]]
+    rules = (getattr(value, "rule", None) for module in modules for value in vars(module).values())
+    named = {rule.name: rule for rule in rules if isinstance(rule, Rule) and rule.need == need}
+    return list(named.values())  # a module may have imported another one's rule
 
 
 def run_rules(need: str, subject: Any) -> Iterator[Finding]:

@@ -186,9 +186,7 @@ def _missing_files(
         tries.insert(0, f"mv {quote(listing.at(index))} {quote(listing.at(index) + '.old')}")
         details = (
             f"{unlisted_files[0]}{and_more(unlisted_files, 'file')} lie there, and the index does "
-            "not "
-            "list them; "
-            "without an index all files in the folder are converted"
+            "not list them; without an index all files in the folder are converted"
         )
     first = missing[0]
     return CheckpointError(

@@ -15,6 +15,7 @@ from posixpath import basename, dirname, normpath, splitext
 
 from rankxform.errors import CheckpointError, UsageError
 from rankxform.formats.container import container_suffixes
+from rankxform.layout.names import first_texts
 from rankxform.planning.plan import Planner
 from rankxform.storage.store import FILE, FOLDER, RANK, Listing, Store, expression_of
 from rankxform.values import dataclass, pattern_on_use
@@ -369,5 +370,4 @@ def _common_step(
 
 def _listing(candidates: Iterable[_Candidate]) -> str:
     paths = [c.path for c in candidates]
-    more_text = f" and {len(paths) - 8} more" if len(paths) > 8 else ""
-    return "found " + (", ".join(paths[:8]) + more_text if paths else "nothing")
+    return f"found {first_texts(paths, 8) or 'nothing'}"

@@ -89,8 +89,7 @@ def _head(source: Source, target: Target, plan: Plan, outcome: PageResults) -> d
     amounts = {
         "time": "not measured",
         "reads": f"{lower if lower == upper else f'{lower} to {upper}'} of {plan.src_ranks:,} "
-        f"source {'ranks' if catalog.strategy else 'files'}, for each file "
-        "written",
+        f"source {'ranks' if catalog.strategy else 'files'}, for each file written",
         "read": read_and_needed(plan.bytes_read, plan.bytes_needed),
         "disk": describe_space(plan),
         "memory": f"{format_buffer(plan.buffer_bytes)} of buffers a process",

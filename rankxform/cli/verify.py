@@ -110,10 +110,9 @@ def _verdict(verdict: Verdict, verbose: bool = False, quiet: bool = False) -> st
     doubts = warning_lines(verdict.warnings)
     if verdict.same is None:
         reason = (
-            f"samples alone were compared. {format_count(verdict.files_compared, 'file')} "
-            "of the right size "
-            "with sound headers; the manifest has no fingerprints (transform --verify --overwrite "
-            "keeps them)"
+            f"samples alone were compared. {format_count(verdict.files_compared, 'file')} of the "
+            "right size with sound headers; the manifest has no fingerprints (transform --verify "
+            "--overwrite keeps them)"
         )
         return "\n".join(
             [

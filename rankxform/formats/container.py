@@ -226,8 +226,7 @@ class Index:
                     raise FormatError(f"{self.wrong[entry]}{where}", where=tensor)
                 raise FormatError(
                     f"is {file_schema.dtypes[position]} {list(file_schema.shapes[position])}, and "
-                    f"{list(entry_shape)} is stated; "
-                    "the files are not of one checkpoint",
+                    f"{list(entry_shape)} is stated; the files are not of one checkpoint",
                     where=name,
                 )
             if first + prod(shape) > prod(file_schema.shapes[position]) and not raw:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from rankxform.errors import UsageError
 from rankxform.values import pattern_on_use
@@ -47,6 +47,16 @@ def patterns(names: Iterable[str]) -> list[str]:
         names_by_pattern.setdefault(pattern_of(name), []).append(name)
     ordered = sorted(names_by_pattern.items(), key=lambda item: (-len(item[1]), item[0]))
     return [f"{pattern} ({len(n)})" if len(n) > 1 else n[0] for pattern, n in ordered]
+
+
+def first_texts(texts: Sequence[object], most: int = 3) -> str:
+    """Return the first of some texts, and how many others there are.
+
+    >>> first_texts("abcde"), first_texts("ab", 1)
+    ('a, b, c and 2 more', 'a and 1 more')
+    """
+    shown = ", ".join(map(str, texts[:most]))
+    return shown + (f" and {len(texts) - most} more" if texts[most:] else "")
 
 
 def and_more_patterns(count: int) -> str:

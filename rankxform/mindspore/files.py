@@ -378,8 +378,7 @@ def _check_same(
         if first_facts != facts:
             raise CheckpointError(
                 f"{first_path} and {path}: hold different values of {name!r}; are they segments of "
-                "one "
-                "checkpoint? choice_func leaves names out"
+                "one checkpoint? choice_func leaves names out"
             )
 
 

@@ -15,6 +15,7 @@ from rankxform.api import load
 from rankxform.errors import FormatError, RankxformError, RequestError, StrategyError
 from rankxform.formats.strategy_files import decode_layout
 from rankxform.layout.layout import Layout
+from rankxform.layout.names import first_texts
 from rankxform.layout.strategy import Strategy, StrategyRecord, WholeStrategy, merge_records
 from rankxform.storage.user_files import is_none
 from rankxform.transport.launcher import launched_size
@@ -123,10 +124,7 @@ def _rank_without_mpi() -> int | None:
 
 
 def _few(title: str, names: Sequence[str]) -> str:
-    if not names:
-        return ""
-    suffix = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    return f"{title} {', '.join(map(repr, names[:3]))}{suffix}; "
+    return f"{title} {first_texts([*map(repr, names)])}; " if names else ""
 
 
 def parameters(loaded_slices: Parameters) -> dict[str, Any]:
@@ -294,8 +292,7 @@ def _arrays(slices: Sequence[Any]) -> tuple[list[Array], Any]:
         ) or slice_.dtype != first.dtype:
             raise ValueError(
                 f"slice {index} is {slice_.name!r} of {slice_.dtype} {list(slice_.shape)}, slice 0 "
-                "is "
-                f"{first.name!r} of {first.dtype} {list(first.shape)}; only axis 0 may differ"
+                f"is {first.name!r} of {first.dtype} {list(first.shape)}; only axis 0 may differ"
             )
         if slice_.dtype == mindspore.bfloat16:
             arrays.append(np.frombuffer(slice_.get_bytes(), np.uint16).reshape(slice_.shape))

@@ -21,5 +21,3 @@ OPERATIONS.update(
     cast=cast.cast,
     counters=select.counters,
 )
-
-__all__ = ["cast", "counters", "dequantize", "drop", "naming", "rename", "vocabulary", "weights"]

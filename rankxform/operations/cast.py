@@ -129,8 +129,7 @@ class DequantizeOperation(ModelOperation):
                     remedy = "convert the model that was not quantized"
                 raise CheckpointError(
                     f"{matrix.name!r} is quantized ({scheme}{matrix.dtype} with {factors[0]!r}), "
-                    "and "
-                    f"{self._asked} would change the numbers that it stands for",
+                    f"and {self._asked} would change the numbers that it stands for",
                     remedy,
                 )
 
@@ -149,8 +148,7 @@ class DequantizeOperation(ModelOperation):
         count = "no" if not scales else f"{len(scales)} tensors of"
         raise CheckpointError(
             f"{matrix.name!r} is {matrix.dtype}, and there are {count} factors by which it becomes "
-            "a "
-            f"number ({' or '.join(repr(tensor.name) for tensor in scales) or repr(names[0])})",
+            f"a number ({' or '.join(repr(tensor.name) for tensor in scales) or repr(names[0])})",
             "leave out --dtype and --map to carry it as it is",
         )
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from rankxform.errors import CheckpointError, UsageError
 from rankxform.geometry.box import Shape
-from rankxform.layout.names import pattern_of, summarize_names
+from rankxform.layout.names import first_texts, pattern_of, summarize_names
 from rankxform.layout.states import find_states
 from rankxform.values import dataclass
 
@@ -240,10 +240,9 @@ class LoraOperation(ModelOperation):
             )
         lacking = [name for name in self._steps if name not in present_names]
         if lacking:
-            suffix = f" and {len(lacking) - 1} more" if lacking[1:] else ""
             raise CheckpointError(
-                f"is for {lacking[0]!r}{suffix}, which the checkpoint does not have; is it "
-                "another model's adapter, or under other names?",
+                f"is for {first_texts([*map(repr, lacking)], 1)}, which the checkpoint does not "
+                "have; is it another model's adapter, or under other names?",
                 where=self._label,
             )
         new_tensors = []

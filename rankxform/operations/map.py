@@ -75,15 +75,13 @@ class ModelSizes:
             keys = [name for name in missing_names if name not in self.table.sizes]
             raise UsageError(
                 f"{' and '.join(keys) or expression.text} is missing, from which "
-                f"{self.table.label} "
-                "works out shapes",
+                f"{self.table.label} works out shapes",
                 where=self.label,
             )
         if isinstance(size, bool) or not isinstance(size, int) or size < 0:
             raise UsageError(
                 f"{self.stated([expression])} make {expression.text!r} {size!r}; "
-                f"{self.table.label} "
-                "needs a number",
+                f"{self.table.label} needs a number",
                 where=self.label,
             )
         return size
@@ -247,8 +245,7 @@ class NameMap(ModelOperation):
                 sizes_text = self.sizes.stated([variable_range.start, variable_range.stop])
                 raise UsageError(
                     f"{sizes_text}: that would be {count:,} values of {variable_range.variable!r}; "
-                    "no model "
-                    "has so many",
+                    "no model has so many",
                     where=self.sizes.label,
                 )
             combinations = [

@@ -51,8 +51,7 @@ class ResizeVocabulary(ModelOperation):
                 if tensor.shape != shapes[parameter]:
                     raise CheckpointError(
                         f"{tensor.name!r} has shape {list(tensor.shape)}, unlike {parameter!r}, "
-                        "and how "
-                        "its rows change is not known",
+                        "and how its rows change is not known",
                         "leave states out (--weights-only)",
                     )
                 tensor = self._resized(tensor)

@@ -290,9 +290,8 @@ def _check_entry(
     if (schema.dtypes[position], schema.shapes[position]) != (dtype, declared_box.box.shape):
         raise CheckpointError(
             f"{name + declared_box.suffix!r} is {schema.dtypes[position]} "
-            f"{list(schema.shapes[position])}, "
-            f"and {dtype} {list(declared_box.box.shape)} is stated; the files are not of one "
-            "checkpoint",
+            f"{list(schema.shapes[position])}, and {dtype} {list(declared_box.box.shape)} is "
+            "stated; the files are not of one checkpoint",
             where=path,
         )
 

@@ -15,13 +15,22 @@ from dataclasses import field
 from math import prod
 from typing import NamedTuple
 
-from rankxform.errors import CheckpointError
+from rankxform.errors import Message
 from rankxform.formats.container import Index, content_bytes
 from rankxform.geometry.box import Box
 from rankxform.geometry.tiling import Grid
 from rankxform.layout.names import pattern_of, summarize_names
 from rankxform.layout.strategy import SHARD_PREFIX
-from rankxform.statements import Finding, HasFindings, Statement
+from rankxform.statements import (
+    ERROR,
+    SAMPLES,
+    WARNING,
+    Finding,
+    HasFindings,
+    Statement,
+    as_notice,
+    rule,
+)
 from rankxform.values import dataclass
 
 from .catalog import Catalog, Parameter
@@ -68,26 +77,17 @@ class Evidence(HasFindings):
     @property
     def facts(self) -> dict[str, int | None]:
         """Its numbers, for JSON."""
-        return {
-            "samples": self.samples,
-            "percent": self.percent,
-            "reads": self.reads,
-            "bytes_read": self.bytes_read,
-        }
+        return {name: getattr(self, name) for name in ("samples", "percent", "reads", "bytes_read")}
 
     def __add__(self, other: Evidence) -> Evidence:
+        numbers = ("names", "nbytes", "samples", "reads", "bytes_read", "findings")
         return Evidence(
-            self.per_rank_tensors | other.per_rank_tensors,
-            self.names + other.names,
-            self.nbytes + other.nbytes,
-            self.samples + other.samples,
-            self.sampled | other.sampled,
-            self.percent if other.percent is None else other.percent,
-            self.reads + other.reads,
-            self.bytes_read + other.bytes_read,
-            self.digests_by_file or other.digests_by_file,
-            self.steps or other.steps,
-            self.findings + other.findings,
+            per_rank_tensors=self.per_rank_tensors | other.per_rank_tensors,
+            sampled=self.sampled | other.sampled,
+            percent=self.percent if other.percent is None else other.percent,
+            digests_by_file=self.digests_by_file or other.digests_by_file,
+            steps=self.steps or other.steps,
+            **{name: getattr(self, name) + getattr(other, name) for name in numbers},
         )
 
 
@@ -99,14 +99,24 @@ class TensorsToRead(NamedTuple):
 
 
 class EvidenceRule(NamedTuple):
-    """A rule: what is read to be compared, and what follows from what was seen.
-
-    judge: returns it, None if nothing does; raises CheckpointError where files contradict what is
-    said of them.
-    """
+    """A rule about what several files hold."""
 
     tensors_to_read: TensorsToRead
-    judge: Callable[[DigestsByFile], Evidence | None]
+    judge: Callable[[DigestsByFile], Iterator[Finding | Evidence]]  # pure
+    is_accepted: bool = False  # an error is a warning
+
+    def evidence(self, digests: DigestsByFile) -> Evidence:
+        """Return what follows from what was read."""
+        name = getattr(self.judge, "func", self.judge).__name__
+        return sum((self._settled(noticed, name) for noticed in self.judge(digests)), Evidence())
+
+    def _settled(self, noticed: Finding | Evidence, name: str) -> Evidence:
+        if isinstance(noticed, Evidence):
+            return noticed
+        if noticed.severity == ERROR and self.is_accepted:
+            message = noticed.message._replace(tries=(), details="")
+            noticed = noticed._replace(severity=WARNING, message=message)
+        return Evidence(findings=(noticed._replace(need=SAMPLES, rule=name),))
 
 
 def undeclared_to_compare(parameters: Sequence[Parameter], catalog: Catalog) -> list[str]:
@@ -161,40 +171,44 @@ def check_undeclared(
     differing: Mapping[str, tuple[int, int]],
     take_one: bool,
     name_of: Callable[[str], str] = str,
-) -> list[str]:
-    """Refuse parameters in no strategy that differ between ranks; return notices about the rest.
+) -> Iterator[Finding]:
+    """Yield parameters in no strategy that differ between ranks.
 
     One element may differ (a counter): a notice. More elements mean a parameter that was sharded,
     unless the source has a strategy and `take_one` says to take one rank's as it is. `name_of`
-    tells the name at the destination, which --exclude matches. Raises CheckpointError.
+    tells the name at the destination, which --exclude matches.
     """
     parameters_by_name = {**catalog.undeclared, **catalog.declared}
     large = [n for n in differing if _is_large(parameters_by_name[n])]
     if large and catalog.is_whole:
         name = large[0]
         a, b = (catalog.paths[file] for file in differing[name])
-        raise CheckpointError(
-            f"{name!r} is not the same in {a} and {b}, and --src-strategy none says that it is",
-            "--src-strategy FILE of the job that wrote them",
-            details="they are shards, or replicas that differ"
-            + (f"; there are {len(large):,} such parameters" if large[1:] else ""),
-        )
-    if large and not take_one:
+        text = f"{name!r} is not the same in {a} and {b}, and --src-strategy none says that it is"
+        tries = ("--src-strategy FILE of the job that wrote them",)
+        suffix = f"; there are {len(large):,} such parameters" if large[1:] else ""
+        details = f"they are shards, or replicas that differ{suffix}"
+        yield Finding(Message(text, tries, details=details))
+    elif large and not take_one:
         name = large[0]
         a, b = (catalog.paths[file] for file in differing[name])
-        raise CheckpointError(
-            f"{catalog.declared_by} does not list {'it' if len(large) == 1 else 'these'}, and "
-            f"{name!r} differs between {a} and {b}",
-            f"--exclude '^{re.escape(name_of(name))}$', which leaves it out",
-            "--unlisted take-one, which takes one rank's bytes as they are",
-            details="a frozen parameter is sharded without being listed, and how is not known",
-            where=summarize_names(large),
+        yield Finding(
+            Message(
+                f"{catalog.declared_by} does not list {'it' if len(large) == 1 else 'these'}, and "
+                f"{name!r} differs between {a} and {b}",
+                (
+                    f"--exclude '^{re.escape(name_of(name))}$', which leaves it out",
+                    "--unlisted take-one, which takes one rank's bytes as they are",
+                ),
+                summarize_names(large),
+                "a frozen parameter is sharded without being listed, and how is not known",
+            )
         )
-    return [
-        f"{name!r} is in no strategy and differs between rank {catalog.rank_of(a)} and rank "
-        f"{catalog.rank_of(b)}; each destination rank gets one source rank's, as with MindSpore"
-        for name, (a, b) in differing.items()
-    ]
+    for name, (a_file, b_file) in differing.items():
+        yield as_notice(
+            f"{name!r} is in no strategy and differs between rank {catalog.rank_of(a_file)} and "
+            f"rank {catalog.rank_of(b_file)}; each destination rank gets one source rank's, as "
+            "with MindSpore"
+        )
 
 
 def check_no_slices(
@@ -202,12 +216,12 @@ def check_no_slices(
     samples: DigestsByFile,
     names: Iterable[str],
     name_of: Callable[[str], str] = str,
-) -> None:
-    """Refuse unlisted tensors that are equal on all ranks and may be slices nonetheless.
+) -> Iterator[Finding]:
+    """Yield unlisted tensors that are equal on all ranks and may be slices nonetheless.
 
     A bias of zeros is the same on every rank, and so are its slices. What its shape should be, its
     neighbours tell: its weight, or tensors of the same name in other layers, which the strategy
-    shards. Raises CheckpointError.
+    shards.
     """
     by_pattern: dict[str, Parameter] = {}
     for listed in catalog.declared.values():
@@ -228,15 +242,20 @@ def check_no_slices(
             axes = len(parameter.shape)
             local = neighbour.grid.box((0,) * len(neighbour.shape)).shape[:axes]
             if parameter.shape == local != neighbour.shape[:axes]:
-                raise CheckpointError(
-                    f"{catalog.declared_by} does not list it, and it is as long as a slice of "
-                    f"{neighbour.name!r}",
-                    f"--exclude '^{re.escape(name_of(name))}$', which leaves it out",
-                    "--unlisted take-one, which takes it as it is",
-                    details=f"all of its bytes are equal; {neighbour.name!r} has "
-                    f"{list(neighbour.shape)}, and its slices {list(local)}",
-                    where=f"{name!r}",
+                yield Finding(
+                    Message(
+                        f"{catalog.declared_by} does not list it, and it is as long as a slice of "
+                        f"{neighbour.name!r}",
+                        (
+                            f"--exclude '^{re.escape(name_of(name))}$', which leaves it out",
+                            "--unlisted take-one, which takes it as it is",
+                        ),
+                        f"{name!r}",
+                        f"all of its bytes are equal; {neighbour.name!r} has "
+                        f"{list(neighbour.shape)}, and its slices {list(local)}",
+                    )
                 )
+                break
 
 
 def differing_shapes(catalog: Catalog, names: Iterable[str]) -> list[str]:
@@ -270,11 +289,13 @@ def sharded_by_pattern(parameters: Sequence[Parameter], catalog: Catalog) -> lis
     return [p.name for p in parameters if p.is_declared and len(p.sharding.files) > 1]
 
 
-def check_each_differs(catalog: Catalog, samples: DigestsByFile, names: Iterable[str]) -> None:
-    """Refuse a pattern that matches a parameter of which all ranks hold the same bytes.
+@rule(SAMPLES)
+def pattern_slices_differ(
+    catalog: Catalog, samples: DigestsByFile, names: Iterable[str]
+) -> Iterator[Finding]:
+    """A pattern shards no parameter of which all ranks hold the same bytes.
 
-    A parameter whose bytes are all equal, such as a moment of zeros, proves nothing. Raises
-    CheckpointError.
+    A parameter whose bytes are all equal, such as a moment of zeros, proves nothing.
     """
     for name in names:
         holder_samples = [
@@ -285,11 +306,14 @@ def check_each_differs(catalog: Catalog, samples: DigestsByFile, names: Iterable
             and not holder_samples[0].constant
             and len(holder_samples) > 1
         ):
-            raise CheckpointError(
-                f"{catalog.declared_by!r} shards {name!r}, and all ranks hold the same bytes of it",
+            text = (
+                f"{catalog.declared_by!r} shards {name!r}, and all ranks hold the same bytes of it"
+            )
+            tries = (
                 "let the expression match fewer names",
                 "say --allow-equal-slices if the slices really are equal",
             )
+            yield Finding(Message(text, tries))
 
 
 def extra_to_sample(catalog: Catalog, extra: Mapping[int, Index]) -> list[str]:
@@ -300,8 +324,11 @@ def extra_to_sample(catalog: Catalog, extra: Mapping[int, Index]) -> list[str]:
     return names[::step][:_SAMPLED]
 
 
-def check_extra_ranks(catalog: Catalog, samples: DigestsByFile, paths: Mapping[int, str]) -> None:
-    """Refuse a rank beyond the strategy's, of `paths`, that holds slices which no other rank has.
+@rule(SAMPLES)
+def extra_ranks_are_left_over(
+    catalog: Catalog, samples: DigestsByFile, paths: Mapping[int, str]
+) -> Iterator[Finding]:
+    """A rank beyond the strategy's, of `paths`, holds no slices which no other rank has.
 
     Such a checkpoint was sharded by a strategy of more ranks.
     """
@@ -311,14 +338,18 @@ def check_extra_ranks(catalog: Catalog, samples: DigestsByFile, paths: Mapping[i
             if not sample.constant and all(
                 samples[r][name].digest != sample.digest for r in holders
             ):
-                raise CheckpointError(
-                    f"rank {rank} holds a slice of {name!r} that none of the ranks 0 to "
-                    f"{catalog.ranks - 1} has",
-                    "give the right strategy",
-                    "say --allow-extra-ranks if these ranks are left over from another run",
-                    where=path,
-                    details=f"{catalog.declared_by} describes only {catalog.ranks} ranks and is "
-                    "not this checkpoint's",
+                yield Finding(
+                    Message(
+                        f"rank {rank} holds a slice of {name!r} that none of the ranks 0 to "
+                        f"{catalog.ranks - 1} has",
+                        (
+                            "give the right strategy",
+                            "say --allow-extra-ranks if these ranks are left over from another run",
+                        ),
+                        path,
+                        f"{catalog.declared_by} describes only {catalog.ranks} ranks and is not "
+                        "this checkpoint's",
+                    )
                 )
 
 

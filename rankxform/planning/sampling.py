@@ -23,18 +23,19 @@ from dataclasses import field
 from itertools import islice
 from typing import NamedTuple
 
-from rankxform.errors import CheckpointError, RequestError
+from rankxform.errors import Message, RequestError
 from rankxform.formats.container import Index, Schema, content_bytes
 from rankxform.geometry.box import Box
 from rankxform.geometry.tiling import Cell
 from rankxform.layout.names import format_ranges, pattern_of, summarize_names
-from rankxform.statements import SAMPLES, as_notice, as_warning
+from rankxform.statements import SAMPLES, Finding, as_notice, as_warning, rule
 from rankxform.values import dataclass, pattern_on_use
 
 from .build_catalog import layout_with_uneven_rows
 from .catalog import Catalog, Parameter
 from .evidence import ContentDigest, DigestsByFile, Evidence, is_small
 
+_RIGHT_STRATEGY = "give the strategy that this checkpoint was saved with"
 _ALLOW_EQUAL = "say --allow-equal-slices if the slices really are equal"
 _READS = 4096
 """Samples of all files together, where that is more than `_OF_FILE` of each."""
@@ -458,28 +459,29 @@ def _is_derived(catalog: Catalog) -> bool:
     return catalog.strategy is not None and catalog.strategy.derived
 
 
-def check_boxes_differ(
+@rule(SAMPLES)
+def slices_differ(
     catalog: Catalog, tensors: Sequence[SampledTensor], digests_by_file: DigestsByFile
-) -> Evidence:
-    """Refuse files that hold the same bytes of whatever they should hold different boxes of.
+) -> Iterator[Finding | Evidence]:
+    """Files do not hold the same bytes of whatever they should hold different boxes of.
 
     All of them, or two, or files that hold one tensor which nobody repeats. Experts that were made
     of one, and heads of keys and values, are a notice; the latter not where rankxform derived the
-    strategy, which may have taken replicas for slices. Raises CheckpointError.
+    strategy, which may have taken replicas for slices.
     """
     equal, copied, pairs, compared = compare_different_slices(tensors, digests_by_file)
+    yield Evidence(samples=len(compared), sampled=frozenset(compared))
     if compared and len(equal) == len(compared):
-        raise _all_equal(catalog, equal)
+        yield _all_equal(catalog, equal)
     if pairs:
         a, b = pairs[0]
         suffix = f", and so for {len(pairs) - 1} more" if pairs[1:] else ""
-        raise CheckpointError(
+        text = (
             f"{catalog.paths[a]} and {catalog.paths[b]}: hold the same bytes of all that was "
-            f"looked at, and by {catalog.declared_by} they hold different slices{suffix}",
-            "copy the files again: one is a copy of the other",
-            "give the strategy that this checkpoint was saved with",
-            _ALLOW_EQUAL,
+            f"looked at, and by {catalog.declared_by} they hold different slices{suffix}"
         )
+        tries = ("copy the files again: one is a copy of the other", _RIGHT_STRATEGY, _ALLOW_EQUAL)
+        yield Finding(Message(text, tries))
     refused_names = [
         t.name
         for t in (*equal, *copied)
@@ -487,34 +489,30 @@ def check_boxes_differ(
         or (_is_derived(catalog) and not _EXPERTS().search(t.name) and t.parameter.is_weight)
     ]
     if refused_names:
-        raise CheckpointError(
+        text = (
             f"{catalog.declared_by} shards {summarize_names(refused_names, 2)}, and files hold the "
-            "same "
-            "bytes "
-            "of different slices",
-            "give the strategy that this checkpoint was saved with",
-            _ALLOW_EQUAL,
+            "same bytes of different slices"
         )
-    names = summarize_names([tensor.name for tensor in equal], 2)
-    message = f"{names}: every rank holds the same bytes, though {catalog.declared_by} shards "
-    notices = (message + ("them" if equal[1:] else "it"),) if equal else ()
-    findings = tuple(as_notice(text, SAMPLES) for text in notices)
-    return Evidence(findings=findings, samples=len(compared), sampled=frozenset(compared))
+        yield Finding(Message(text, (_RIGHT_STRATEGY, _ALLOW_EQUAL)))
+    elif equal:
+        names = summarize_names([tensor.name for tensor in equal], 2)
+        yield as_notice(
+            f"{names}: every rank holds the same bytes, though {catalog.declared_by} shards "
+            f"{'them' if equal[1:] else 'it'}"
+        )
 
 
-def _all_equal(catalog: Catalog, equal: Sequence[SampledTensor]) -> CheckpointError:
+def _all_equal(catalog: Catalog, equal: Sequence[SampledTensor]) -> Finding:
     parameter = min((tensor.parameter for tensor in equal), key=lambda candidate: candidate.name)
     box = first_box(parameter)
     counts = " x ".join(str(n // s if s else 1) for n, s in zip(parameter.shape, box.shape))
-    return CheckpointError(
+    text = (
         f"{catalog.declared_by} shards {parameter.name!r} into {counts} slices of "
-        f"{list(box.shape)}, but "
-        "every rank holds the same bytes",
-        "give one of the files as SRC, with --src-strategy none: they seem to be complete",
-        _ALLOW_EQUAL,
-        where=catalog.paths[parameter.holders[0]],
-        details=f"so it is with all {len(equal)} parameters looked at",
+        f"{list(box.shape)}, but every rank holds the same bytes"
     )
+    complete = "give one of the files as SRC, with --src-strategy none: they seem to be complete"
+    where, details = catalog.paths[parameter.holders[0]], f"{len(equal)} parameters looked at"
+    return Finding(Message(text, (complete, _ALLOW_EQUAL), where, f"so it is with all {details}"))
 
 
 def first_box(parameter: Parameter) -> Box:
@@ -524,16 +522,17 @@ def first_box(parameter: Parameter) -> Box:
     return parameter.grid.box(cell)
 
 
-def check_replicas_agree(
+@rule(SAMPLES)
+def replicas_are_equal(
     catalog: Catalog,
     tensors: Sequence[SampledTensor],
     accepted: Sequence[str],
     digests_by_file: DigestsByFile,
-) -> Evidence:
-    """Refuse a checkpoint most of whose replicas differ, or all of one file or kind.
+) -> Iterator[Finding | Evidence]:
+    """Not most replicas differ, nor all of one file or kind.
 
     A few that differ are a warning, and so are the `accepted` ones, whatever they are. Values that
-    may be ranks' own are none. Raises CheckpointError.
+    may be ranks' own are none.
     """
     agreement = replicas_agree((tensor for tensor in tensors if tensor.weighty), digests_by_file)
     per_rank_agreement = replicas_agree(
@@ -543,17 +542,17 @@ def check_replicas_agree(
     if not agreement.compared and _all_differ(per_rank_agreement):
         agreement, per_rank_agreement = per_rank_agreement, ReplicaAgreement()
     refused = [c for c in agreement.differing if c.tensor.name not in accepted]
+    yield Evidence(samples=len(compared), sampled=frozenset(compared))
     if (agreement.is_refuted or _is_derived(catalog)) and refused:
-        raise CheckpointError(
-            _in_words(catalog, agreement),
-            "give the strategy that this checkpoint was saved with",
+        tries = (
+            _RIGHT_STRATEGY,
             "copy its files again",
             "--accept contradictions converts it as it is",
-            details=_describe_observed(catalog, agreement, digests_by_file),
         )
-    warnings = (_in_words(catalog, agreement),) if agreement.differing else ()
-    findings = tuple(as_warning(text, SAMPLES) for text in warnings)
-    return Evidence(findings=findings, samples=len(compared), sampled=frozenset(compared))
+        details = _describe_observed(catalog, agreement, digests_by_file)
+        yield Finding(Message(_in_words(catalog, agreement), tries, details=details))
+    elif agreement.differing:
+        yield as_warning(_in_words(catalog, agreement))
 
 
 def _all_differ(agreement: ReplicaAgreement) -> bool:
@@ -565,8 +564,7 @@ def _in_words(catalog: Catalog, agreement: ReplicaAgreement) -> str:
     shown = agreement.differing[:_SHOWN]
     texts = [
         f"{_who(catalog, contradiction.files)} hold replicas of {contradiction.tensor.name!r} by "
-        f"{catalog.declared_by}, "
-        "and hold different bytes"
+        f"{catalog.declared_by}, and hold different bytes"
         for contradiction in shown[:1]
     ]
     texts += [

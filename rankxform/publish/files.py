@@ -17,6 +17,7 @@ from typing import Any
 from rankxform.checkpoints.base import DEFAULT_FORM, FORMS
 from rankxform.engine.sinks import part_of
 from rankxform.errors import StorageError
+from rankxform.layout.names import first_texts
 from rankxform.storage.identity import sample_digest
 from rankxform.storage.posix import (
     CANNOT,
@@ -278,12 +279,11 @@ def check_no_foreign_files(
     foreign_names = FORMS[form].foreign_files(listing, names)
     foreign_paths = [path for name in foreign_names if (path := folder / name) not in own_paths]
     if foreign_paths:
-        more_text = f" and {len(foreign_paths) - 1} more" if foreign_paths[1:] else ""
         raise StorageError(
             "loaders would read it as a part of the checkpoint that is to be written here",
             "choose another folder",
             "move other checkpoints' files away",
-            where=f"{foreign_paths[0]}{more_text}",
+            where=first_texts(foreign_paths, 1),
         )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import field, replace
 from math import prod
@@ -16,6 +16,7 @@ from rankxform.errors import FormatError, Message, RankxformError, StorageError
 from rankxform.formats.container import Index, Schema
 from rankxform.geometry.box import Shape
 from rankxform.layout.layout import Layout, repair_misstated_layout
+from rankxform.layout.names import first_texts
 from rankxform.layout.states import NEVER_SAVED, find_states, is_never_saved
 from rankxform.layout.strategy import Strategy
 from rankxform.planning.build_catalog import catalog_statements, following
@@ -48,7 +49,6 @@ from .hints import as_ranks
 # A checkpoint that describes itself is believed only where its files agree. What is listed and
 # absent, present twice, or present and unlisted is a fault, because each has two meanings.
 
-_SHOWN = 3
 _FOLDERS = "put each into its rank_N folder if these are ranks' files"
 _AGAIN = "copy both again from one checkpoint"
 
@@ -113,9 +113,8 @@ def repair_description(description: Description, schemas: Mapping[int, Schema]) 
         return description
     notice = (
         f"{description.source}: states wrong layouts of {_names_text(list(names))}, as MindSpore "
-        "does "
-        "where an optimizer shards in groups that are not along device axes; the shapes in the "
-        "files decide"
+        "does where an optimizer shards in groups that are not along device axes; the shapes in "
+        "the files decide"
     )
     strategy = replace(description.strategy, stages=tuple(stages))
     findings = (*description.findings, as_notice(notice))
@@ -360,9 +359,8 @@ def _is_never_saved(name: str) -> bool:
     return name.startswith(f"{NEVER_SAVED}.") or is_never_saved(name)
 
 
-def _names_text(names: list[str]) -> str:
-    shown = ", ".join(map(repr, names[:_SHOWN]))
-    return shown + (f" and {len(names) - _SHOWN} more" if names[_SHOWN:] else "")
+def _names_text(names: Sequence[str]) -> str:
+    return first_texts([*map(repr, names)])
 
 
 @dataclass(frozen=True)

@@ -407,8 +407,7 @@ def _contradictions(
     if declared_strategy.ranks != src_strategy.ranks:
         yield wrong(
             f"{src_strategy.label} is of {src_strategy.ranks} ranks, and {description.source}, "
-            "which is the "
-            f"checkpoint's own, of {declared_strategy.ranks}"
+            f"which is the checkpoint's own, of {declared_strategy.ranks}"
         )
         return
     common_names = [name for name in declared_strategy.stages_of if name in src_strategy.stages_of]
@@ -420,8 +419,7 @@ def _contradictions(
     if name is not None:
         yield wrong(
             f"{src_strategy.label} and {description.source} shard {name!r} in two ways, and the "
-            "latter "
-            "is the checkpoint's own"
+            "latter is the checkpoint's own"
         )
 
 

@@ -19,6 +19,7 @@ from rankxform.engine.pipeline import Messenger, WorkInputs, execute
 from rankxform.engine.sinks import ArraySink
 from rankxform.errors import StorageError, UsageError
 from rankxform.formats.container import TensorSpec
+from rankxform.layout.names import first_texts
 from rankxform.planning.catalog import Parameter
 from rankxform.planning.exchange import WorkPlan
 from rankxform.publish.folder_records import FOLDER_NAME, JOB_NAME, MANIFEST_NAME
@@ -213,7 +214,8 @@ def _check_foreign_files(request: Request, target: Target, team: Team) -> None:
     foreign_paths = _foreign_files(target, target.paths.values(), team)
     if foreign_paths:
         raise StorageError(
-            f"holds checkpoint files that rankxform did not write ({_few(foreign_paths)})",
+            "holds checkpoint files that rankxform did not write "
+            f"({first_texts(foreign_paths, 1)})",
             "name an empty folder",
             "move them away" if target.form.described else "say --overwrite to write beside them",
             "exchange SRC and DST, if they are in another order than meant",
@@ -273,9 +275,8 @@ def foreign_warnings(target: Target, dst_paths: Iterable[Path | str], team: Team
         return marked
     return [
         *marked,
-        f"{_few(foreign_paths)}: another checkpoint file lies beside those of this destination, "
-        "and may "
-        "be loaded instead; remove what does not belong there",
+        f"{first_texts(foreign_paths, 1)}: another checkpoint file lies beside those of this "
+        "destination, and may be loaded instead; remove what does not belong there",
     ]
 
 
@@ -304,10 +305,6 @@ def _foreign_files(target: Target, dst_paths: Iterable[Path | str], team: Team) 
 
     paths_by_process = team.allgather(look)
     return sorted({path for paths in paths_by_process for path in paths})
-
-
-def _few(paths: Sequence[str]) -> str:
-    return paths[0] + (f" and {len(paths) - 1} more" if paths[1:] else "")
 
 
 @contextmanager

@@ -141,8 +141,7 @@ def _part_of_a_job(src_strategy: str | Strategy | None) -> Iterator[str]:
             if is_other and read_strategy_file(sibling).stage != record.stage:
                 yield (
                     f"{path}: is pipeline stage {record.stage}'s alone, and others' lie beside it, "
-                    "as "
-                    f"{sibling.name}: is a part of the model meant?"
+                    f"as {sibling.name}: is a part of the model meant?"
                 )
                 return
 

@@ -7,13 +7,14 @@ proves nothing. They are another model's where architectures differ, or a size t
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from rankxform.errors import RankxformError, StorageError
 from rankxform.geometry.box import Shape
+from rankxform.layout.names import first_texts
 from rankxform.publish import files
 from rankxform.publish.folder_records import MANIFEST_NAME, read_manifest
 from rankxform.request import Request
@@ -51,7 +52,7 @@ def check_model_files(request: Request, source: Source, target: Target) -> list[
     )
     copied = [name for name in existing_names if name in _unchanged_copies(folder)]
     if copied and request.overwrite and not is_of(folder, model_config, shapes):
-        return [f"{folder}: {_few(copied)} go with the tensors for which they were copied"]
+        return [f"{folder}: {first_texts(copied)} go with the tensors for which they were copied"]
     existing_names = [name for name in existing_names if name not in copied]
     if CONFIG in existing_names and not request.accepts(ACCEPT_CONTRADICTIONS, CONFIG):
         reason = of_another(folder, model_config, shapes, is_part=is_part)
@@ -64,7 +65,7 @@ def check_model_files(request: Request, source: Source, target: Target) -> list[
                 where=folder / CONFIG,
             )
     return (
-        [f"{folder}: {_few(existing_names)} lay there already, and stay as they are"]
+        [f"{folder}: {first_texts(existing_names)} lay there already, and stay as they are"]
         if existing_names
         else []
     )
@@ -78,10 +79,6 @@ def stale(request: Request, source: Source, target: Target) -> frozenset[str]:
     if is_of(target.folder, own_config(request, source, target), shapes):
         return frozenset()
     return _unchanged_copies(target.folder)
-
-
-def _few(names: Sequence[str]) -> str:
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if names[3:] else "")
 
 
 def _unchanged_copies(folder: Path) -> frozenset[str]:

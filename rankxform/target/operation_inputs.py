@@ -513,8 +513,7 @@ def assumptions(
     if mapping and untold:
         yield (
             f"{mapping.table.label}: MindFormers gets {', '.join(untold)}, as in its "
-            "configurations "
-            "(--variant chooses; a destination's strategy tells)"
+            "configurations (--variant chooses; a destination's strategy tells)"
         )
     choices = mapping.choices if mapping else {}
     unsaid = [n for n in choices if getattr(request, n) is None]
@@ -523,8 +522,7 @@ def assumptions(
         flags = " and ".join(map(flag_of, unsaid))
         yield (
             f"{mapping.table.label}: takes {in_words}, as MindFormers does by default; no file "
-            "records "
-            f"it ({flags} choose; on the way to Hugging Face, --like compares)"
+            f"records it ({flags} choose; on the way to Hugging Face, --like compares)"
         )
 
 

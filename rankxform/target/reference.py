@@ -19,7 +19,7 @@ from rankxform.errors import CheckpointError, UsageError
 from rankxform.formats.container import FLOATS
 from rankxform.formats.map_table import HUGGINGFACE
 from rankxform.geometry.box import Box
-from rankxform.layout.names import natural_sort_key, pattern_of
+from rankxform.layout.names import first_texts, natural_sort_key, pattern_of
 from rankxform.operations.base import Tensor
 from rankxform.operations.map import MappedGroup, NameMap
 from rankxform.options import flag_of
@@ -170,12 +170,8 @@ def _resemblance(
             f"{unlike[0][0]:.2f}); its config.json and tokenizer are copied nonetheless"
         )
     refused = [pair for pair in unlike if not request.accepts(ACCEPT_CONTRADICTIONS, pair[1])]
-    names = ", ".join(f"{name!r} ({score:.2f})" for score, name in (refused or unlike)[:_SHOWN])
-    suffix = f" and {len(refused) - _SHOWN} more" if refused[_SHOWN:] else ""
-    text = (
-        f"{names}{suffix} would not resemble {reference}, and "
-        f"{len(all_scores) - len(unlike)} others do"
-    )
+    names = first_texts([f"{name!r} ({score:.2f})" for score, name in refused or unlike])
+    text = f"{names} would not resemble {reference}, and {len(all_scores) - len(unlike)} others do"
     if not refused:
         return text
     refuted = dict.fromkeys(pattern_of(name) for _, name in refused)
@@ -220,8 +216,7 @@ def _score(
             if reference_by_name[part].shape != parameter.shape:
                 raise CheckpointError(
                     f"{part!r} has shape {list(reference_by_name[part].shape)} in the reference, "
-                    "and "
-                    f"{list(parameter.shape)} here; it is another model's"
+                    f"and {list(parameter.shape)} here; it is another model's"
                 )
             part_rows = read_as_float64(parameter, box, sources)
             return correlation(

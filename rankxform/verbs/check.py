@@ -11,7 +11,7 @@ from rankxform.display.text import format_count, format_seconds, format_size
 from rankxform.engine.checksum import FileScan, bytes_to_scan, scan
 from rankxform.errors import DifferenceError, RankxformError, UsageError
 from rankxform.formats.container import BOX_MARK
-from rankxform.layout.names import format_ranges, summarize_names
+from rankxform.layout.names import first_texts, format_ranges, summarize_names
 from rankxform.planning.evidence import (
     Evidence,
     ReplicaDifference,
@@ -301,8 +301,7 @@ def _leftovers(source: Source) -> Iterator[CheckRow]:
     names = source.listing.entries if source.listing is not None else ()
     leftovers = [name for name in names if name.endswith(_LEFT_OVER)]
     if leftovers:
-        suffix = f" and {len(leftovers) - 3} more" if leftovers[3:] else ""
-        text = f"{', '.join(leftovers[:3])}{suffix}: left by a save that was interrupted"
+        text = f"{first_texts(leftovers)}: left by a save that was interrupted"
         yield CheckRow("leftovers", DOUBTFUL, text)
 
 

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from rankxform.engine.cast import BFLOAT16, FLOAT16, cast_function
 from rankxform.engine.copier import read_box
-from rankxform.errors import CheckpointError, DifferenceError, RankxformError, UsageError
+from rankxform.errors import CheckpointError, DifferenceError, Message, RankxformError, UsageError
 from rankxform.formats.container import content_bytes
 from rankxform.geometry.box import Box
 from rankxform.layout.names import STEPS, pattern_of, summarize_names
@@ -32,21 +32,21 @@ from rankxform.planning.evidence import (
     Evidence,
     EvidenceRule,
     TensorsToRead,
-    check_each_differs,
-    check_extra_ranks,
     check_no_slices,
     check_undeclared,
     differing_values,
+    extra_ranks_are_left_over,
     extra_to_sample,
+    pattern_slices_differ,
     per_rank_candidates,
     sharded_by_pattern,
     undeclared_to_compare,
 )
 from rankxform.planning.sampling import (
-    check_boxes_differ,
-    check_replicas_agree,
     choose_samples,
     entries_to_read,
+    replicas_are_equal,
+    slices_differ,
     to_know_again,
 )
 from rankxform.planning.selection import sources_of
@@ -59,7 +59,6 @@ from rankxform.source.options import (
     ACCEPT_EXTRA_RANKS,
     ACCEPT_STEP,
 )
-from rankxform.source.options import ACCEPT_STEP as STEP_DOUBT
 from rankxform.statements import (
     ERROR,
     FILE_NAME,
@@ -73,6 +72,8 @@ from rankxform.statements import (
     as_notice,
     as_warning,
     contradictions,
+    require,
+    rule,
 )
 from rankxform.storage.posix import OnProgress
 from rankxform.storage.source_reader import (
@@ -197,8 +198,7 @@ def _check_tied(request: Request, source: Source, target: Target, sources: Sourc
         if not is_equal:
             raise CheckpointError(
                 f"{name!r} should be the same as {original!r} by "
-                f"{target.map_in_words or '--names'}, and "
-                "is not",
+                f"{target.map_in_words or '--names'}, and is not",
                 "give this model's configuration, if it is another's",
                 f"--exclude {quote(f'^{re.escape(name)}$')} leaves it out",
             )
@@ -286,7 +286,7 @@ def _examine_target(request: Request, source: Source, target: Target, team: Team
         adapter_parameters = adapter.require_catalog().parameters
         rules = [
             *_comparisons(request, adapter, adapter_parameters, selection.name_of),
-            _untrained_adapter_rule(adapter),
+            _adapter_rule(adapter),
         ]
         evidence += replace(
             _apply_rules(request, adapter, rules, team),
@@ -313,26 +313,26 @@ def _percent(states: States, parameters: Iterable[Parameter], sampled: Collectio
     return 100 * compared_bytes // max(1, sum(nbytes for _, nbytes in sizes))
 
 
-def _untrained_adapter_rule(adapter: Source) -> EvidenceRule:
+def _adapter_rule(adapter: Source) -> EvidenceRule:
     """Return what tells an adapter that adds nothing: its second matrices begin with zeros."""
     names = {
         file: [name for name in index.schema.names if "lora_b" in name.lower()][:_SECOND]
         for file, index in adapter.indexes.items()
     }
+    return EvidenceRule(TensorsToRead(names, False), partial(an_adapter_is_trained, adapter, names))
 
-    def judge(digests: DigestsByFile) -> Evidence:
-        matrices = [
-            digests[file][name] for file, tensor_names in names.items() for name in tensor_names
-        ]
-        if not matrices or not all(matrix.constant for matrix in matrices):
-            return Evidence()
-        text = (
+
+@rule(SAMPLES)
+def an_adapter_is_trained(
+    adapter: Source, names: Mapping[int, Sequence[str]], digests: DigestsByFile
+) -> Iterator[Finding]:
+    """Not each of an adapter's B matrices is constant, as before its training."""
+    matrices = [digests[file][name] for file, b_names in names.items() for name in b_names]
+    if matrices and all(matrix.constant for matrix in matrices):
+        yield as_warning(
             f"{adapter.where.path}: each of {len(matrices)} B matrices looked at is constant, as "
+            "before the training: nothing may be added"
         )
-        doubt = as_warning(f"{text}before the training: nothing may be added", SAMPLES)
-        return Evidence(findings=(doubt,))
-
-    return EvidenceRule(TensorsToRead(names, False), judge)
 
 
 def _checksums(request: Request, source: Source) -> Evidence:
@@ -364,58 +364,69 @@ def _comparisons(
     """Yield what is compared of `parameters`, in the order in which it is judged."""
     catalog, all_files = source.require_catalog(), (*source.indexes, *source.extra_rank_index)
     steps = {file: [n for n in STEPS if n in index] for file, index in source.indexes.items()}
-    yield EvidenceRule(TensorsToRead(steps, True), partial(_judge_steps, request, source))
+    yield EvidenceRule(TensorsToRead(steps, True), partial(files_are_of_one_step, request, source))
     by_pattern = sharded_by_pattern(parameters, catalog)
-    if by_pattern and not request.accepts(ACCEPT_EQUAL_SLICES):
-        judge = partial(check_each_differs, catalog, names=by_pattern)
-        yield EvidenceRule(TensorsToRead(dict.fromkeys(all_files, by_pattern), False), judge)
+    are_equal_accepted = request.accepts(ACCEPT_EQUAL_SLICES)
+    if by_pattern:
+        judge = partial(pattern_slices_differ, catalog, names=by_pattern)
+        pattern_samples = TensorsToRead(dict.fromkeys(all_files, by_pattern), False)
+        yield EvidenceRule(pattern_samples, judge, are_equal_accepted)
     sampled_tensors = choose_samples(parameters, catalog, source.indexes)
     entries = entries_to_read(sampled_tensors)
     if request.dst is not None:  # whose records say what was read
         entries = to_know_again(source.indexes, entries)
     samples_to_read = TensorsToRead(entries, False)
     accepted = [t.name for t in sampled_tensors if request.accepts(ACCEPT_CONTRADICTIONS, t.name)]
-    agree = partial(check_replicas_agree, catalog, sampled_tensors, accepted)
+    agree = partial(replicas_are_equal, catalog, sampled_tensors, accepted)
     yield EvidenceRule(samples_to_read, agree)
-    if not request.accepts(ACCEPT_EQUAL_SLICES):
-        yield EvidenceRule(samples_to_read, partial(check_boxes_differ, catalog, sampled_tensors))
-    if not request.accepts(ACCEPT_EXTRA_RANKS):
-        names = extra_to_sample(catalog, source.extra_rank_index)
-        judge = partial(
-            check_extra_ranks, catalog, paths={f: source.paths[f] for f in source.extra_rank_index}
-        )
-        yield EvidenceRule(TensorsToRead(dict.fromkeys(all_files, names), False), judge)
+    differ = partial(slices_differ, catalog, sampled_tensors)
+    yield EvidenceRule(samples_to_read, differ, are_equal_accepted)
+    names = extra_to_sample(catalog, source.extra_rank_index)
+    extra_paths = {f: source.paths[f] for f in source.extra_rank_index}
+    yield EvidenceRule(
+        TensorsToRead(dict.fromkeys(all_files, names), False),
+        partial(extra_ranks_are_left_over, catalog, paths=extra_paths),
+        request.accepts(ACCEPT_EXTRA_RANKS),
+    )
     compared, per_rank_names = (
         undeclared_to_compare(parameters, catalog),
         per_rank_candidates(parameters, catalog),
     )
     names = [*compared, *per_rank_names]
-    values = partial(_judge_values, request, source, {*compared}, {*per_rank_names}, name_of)
+    values = partial(
+        unlisted_values_agree, request, source, {*compared}, {*per_rank_names}, name_of
+    )
     yield EvidenceRule(TensorsToRead(dict.fromkeys(source.indexes, names), True), values)
 
 
 def _apply_rules(
     request: Request, source: Source, rules: Sequence[EvidenceRule], team: Team
 ) -> Evidence:
-    """Read what is to be compared, and judge it by one rule after the other. Collective."""
-    content_samples = read_samples(
-        source, [rule.tensors_to_read for rule in rules], team, crc=request.check_crc
-    )
-    all_indexes = {**source.indexes, **source.extra_rank_index}
+    """Read what is compared, and judge it by all rules. Raises the first error. Collective."""
+    names_to_read = [evidence_rule.tensors_to_read for evidence_rule in rules]
+    content_samples = read_samples(source, names_to_read, team, crc=request.check_crc)
+    all_indexes, holes = {**source.indexes, **source.extra_rank_index}, content_samples.holes
 
-    def judge() -> Evidence:
-        judgements = (r.judge(content_samples.samples[r.tensors_to_read.is_whole]) for r in rules)
+    def judge_all() -> Evidence:
         sampled = content_samples.samples[False]
         sizes = [
             min(SAMPLE, all_indexes[file].nbytes(name))
             for file, file_digests in sampled.items()
             for name in file_digests
         ]
-        cost = Evidence(reads=len(sizes), bytes_read=sum(sizes), digests_by_file=sampled)
-        noticed = cost + _judge_holes(source, content_samples) + _judge_content(source, sampled)
-        return sum((evidence for evidence in judgements if evidence is not None), noticed)
+        evidence = Evidence(reads=len(sizes), bytes_read=sum(sizes), digests_by_file=sampled)
+        of_content = (
+            partial(content_was_written, source, holes),
+            partial(content_is_usual, source),
+        )
+        nothing = TensorsToRead({}, False)
+        for evidence_rule in (*(EvidenceRule(nothing, judge) for judge in of_content), *rules):
+            digests = content_samples.samples[evidence_rule.tensors_to_read.is_whole]
+            evidence += evidence_rule.evidence(digests)
+        require(evidence.findings, is_counted=False)
+        return evidence
 
-    return team.agree(judge)
+    return team.agree(judge_all)
 
 
 class ReadSamples(NamedTuple):
@@ -480,8 +491,11 @@ def read_samples(
     )
 
 
-def _judge_steps(request: Request, source: Source, digests: DigestsByFile) -> Evidence:
-    """Refuse files that are of two steps of a training, by what they say of it."""
+@rule(SAMPLES)
+def files_are_of_one_step(
+    request: Request, source: Source, digests: DigestsByFile
+) -> Iterator[Finding | Evidence]:
+    """Files are of one step of a training, by what they say of it."""
     step = source.selected.step or ()
     declared_steps = (
         *source.description.facts,
@@ -507,58 +521,60 @@ def _judge_steps(request: Request, source: Source, digests: DigestsByFile) -> Ev
     findings = list[Finding]()
     for contradiction in contradictions(facts):
         finding, subject = contradiction.finding, contradiction.first.subject
-        if finding.severity == ERROR and not request.accepts(STEP_DOUBT, subject):
-            raise CheckpointError(finding.text, "--accept step converts them as they are")
-        findings.append(finding._replace(severity=WARNING, need=SAMPLES))
+        if finding.severity == ERROR and not request.accepts(ACCEPT_STEP, subject):
+            yield Finding(Message(finding.text, ("--accept step converts them as they are",)))
+        findings.append(finding._replace(severity=WARNING))
     steps = {fact.subject: fact for fact in facts if fact.kind == STEP}
-    return Evidence(findings=tuple(findings[:1]), steps=tuple(steps.values()))
+    yield from findings[:1]
+    yield Evidence(steps=tuple(steps.values()))
 
 
-def _judge_holes(source: Source, content_samples: ReadSamples) -> Evidence:
-    """Refuse files of whose weights nothing was ever written; say where much was not.
+@rule(SAMPLES)
+def content_was_written(
+    source: Source, holes: Mapping[int, Mapping[str, int]], digests: DigestsByFile
+) -> Iterator[Finding]:
+    """Something was written of each file's weights; it is said where much was not.
 
     A weight that is zero everywhere may lie on a file system that stores no zeros.
     """
-    if not content_samples.holes:
-        return Evidence()
     telling = {
         pattern_of(name)
-        for file_digests in content_samples.samples[False].values()
+        for file_digests in digests.values()
         for name, digest in file_digests.items()
         if not digest.constant
     }
     warnings = []
-    for file, file_holes in content_samples.holes.items():
+    for file, file_holes in holes.items():
         weights = [name for name in file_holes if source.require_catalog().states.is_weight(name)]
-        file_digests = content_samples.samples[False].get(file, {})
+        file_digests = digests.get(file, {})
         if (
             weights
             and file_digests
             and all(digest.constant for digest in file_digests.values())
             and telling
         ):
-            raise CheckpointError(
+            text = (
                 f"nothing was ever written of what was looked at ({sum(file_holes.values()):,} "
-                "bytes are holes)",
-                "copy the file again",
-                where=source.paths[file],
+                "bytes are holes)"
             )
+            yield Finding(Message(text, ("copy the file again",), source.paths[file]))
         doubted = [name for name in weights if pattern_of(name) in telling]
         if doubted:
             warnings.append(
                 f"{source.paths[file]}: of {summarize_names(doubted, 2)} long parts were never "
                 f"written ({sum(file_holes[name] for name in doubted):,} bytes are holes)"
             )
-    return Evidence(findings=tuple(as_warning(text, SAMPLES) for text in warnings[:_SHOWN]))
+    yield from map(as_warning, warnings[:_SHOWN])
 
 
-def _judge_content(source: Source, sampled: DigestsByFile) -> Evidence:
-    """Warn of weights that are all zero, and of values that are infinite or no numbers."""
+@rule(SAMPLES)
+def content_is_usual(source: Source, sampled: DigestsByFile) -> Iterator[Finding]:
+    """Not all weights are zero, and no values are infinite or no numbers."""
     is_weight = source.require_catalog().states.is_weight
     weights = [(n, d[n]) for d in sampled.values() for n in d if is_weight(n)]
-    count, warnings = len({name for name, _ in weights}), []
+    count = len({name for name, _ in weights})
     if count > 1 and all(digest.is_zero for _, digest in weights):
-        warnings.append(
+        yield as_warning(
             f"{source.where.path}: all {count} sampled weights are zero, as before they are loaded"
         )
     wrong = {
@@ -568,22 +584,22 @@ def _judge_content(source: Source, sampled: DigestsByFile) -> Evidence:
         if not digest.is_finite
     }
     if wrong:
-        warnings.append(
+        yield as_warning(
             f"{source.where.path}: {summarize_names(sorted(wrong), 2)} hold values that are "
             "infinite or no numbers"
         )
-    return Evidence(findings=tuple(as_warning(text, SAMPLES) for text in warnings))
 
 
-def _judge_values(
+@rule(SAMPLES)
+def unlisted_values_agree(
     request: Request,
     source: Source,
     compared: Collection[str],
     listed: Collection[str],
     name_of: Callable[[str], str],
     digests: DigestsByFile,
-) -> Evidence:
-    """Tell which of the values that were compared whole are ranks' own.
+) -> Iterator[Finding | Evidence]:
+    """Values that were compared whole are the same on all ranks, or ranks' own.
 
     compared: those that no strategy lists; listed: those that one does.
     """
@@ -592,12 +608,12 @@ def _judge_values(
     differing = differing_values(catalog, digests, names)
     undeclared_differing = {name: files for name, files in differing.items() if name not in listed}
     take_one = request.unlisted == "take-one"
-    notices = check_undeclared(catalog, undeclared_differing, take_one, name_of)
+    yield from check_undeclared(catalog, undeclared_differing, take_one, name_of)
     if not take_one:
-        check_no_slices(catalog, digests, compared, name_of)
+        yield from check_no_slices(catalog, digests, compared, name_of)
     if len(undeclared_differing) < len(differing):
         per_rank_names = [name for name in differing if name in listed]
-        notices.append(
+        yield as_notice(
             f"{summarize_names(per_rank_names, 2)} differ between ranks, as running statistics do; "
             "each destination rank gets one source rank's"
         )
@@ -607,11 +623,10 @@ def _judge_values(
         for name in file_digests
         if name in names
     ]
-    return Evidence(
+    yield Evidence(
         frozenset(differing),
         tuple(dict.fromkeys(name for _, name in compared_tensors)),
         sum(source.indexes[file].nbytes(name) for file, name in compared_tensors),
-        findings=tuple(as_notice(text, SAMPLES) for text in notices),
     )
 
 

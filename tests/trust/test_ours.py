@@ -112,6 +112,7 @@ def test_a_source_file_that_only_the_first_ranks_needed_is_remembered(tmp_path):
         rankxform.transform(src, tmp_path / "dst", strategy, strategy, ranks=(0, 1))
 
 
+@pytest.mark.filterwarnings("ignore:.*the same bytes:rankxform.RankxformWarning")
 def test_what_stands_in_a_file_does_not_depend_on_the_other_files_of_a_run(tmp_path):
     params = {"a": ((8, 4), "Float32"), "b": ((8, 4), "Float32")}
     stages = [{name: ([2], [0, -1], 0, 0)} for name in params]

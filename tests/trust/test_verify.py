@@ -274,6 +274,7 @@ def compare_as_printed(folder, code=0):
 SHARDED = [{"w": ([4], [0, -1], 0, 0)}]
 
 
+@pytest.mark.filterwarnings("ignore:.*the same bytes:rankxform.RankxformWarning")
 @pytest.mark.filterwarnings("ignore:2 of 3 ranks were made:rankxform.RankxformWarning")
 @pytest.mark.parametrize(
     ("options", "words"),
