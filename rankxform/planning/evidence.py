@@ -69,8 +69,7 @@ class Evidence(HasFindings):
     percent: int | None = None
     reads: int = 0  # number of reads
     bytes_read: int = 0  # bytes that were read
-    # Digests of samples.
-    digests_by_file: DigestsByFile = field(default_factory=dict, compare=False)
+    digests_by_file: DigestsByFile = field(default_factory=dict, compare=False)  # of samples
     steps: tuple[Statement, ...] = ()  # training steps that files declare
     findings: tuple[Finding, ...] = ()  # what was noticed
 

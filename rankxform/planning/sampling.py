@@ -473,6 +473,7 @@ def slices_differ(
     yield Evidence(samples=len(compared), sampled=frozenset(compared))
     if compared and len(equal) == len(compared):
         yield _all_equal(catalog, equal)
+        return  # what follows would say it again
     if pairs:
         a, b = pairs[0]
         suffix = f", and so for {len(pairs) - 1} more" if pairs[1:] else ""
