@@ -75,11 +75,13 @@ night: export RANKXFORM_HEALTHY = 100
 night: export RANKXFORM_LIES = 2000
 night: export RANKXFORM_CHAINS = 200
 night: export RANKXFORM_FORM_KILLS = 20
+night: export RANKXFORM_KILLS = 8
+night: export RANKXFORM_CRASHES = all
 night: export RANKXFORM_SIGNALS = 200
 night: export RANKXFORM_WRITERS = 36
 night: $(VENV)/test-installed $(TORCH_VENV)/installed $(MINDFORMERS_VENV)/installed
 	$(VENV)/bin/python -m pytest -q -n $(JOBS) tests/test_distributed.py tests/test_check.py tests/oracle/test_healthy.py \
-	    $(addprefix tests/trust/,test_lies.py test_chains.py test_form_kills.py)
+	    $(addprefix tests/trust/test_,lies.py chains.py form_kills.py crashes.py faults.py kills.py)
 	$(VENV)/bin/python -m pytest -q -rs tests/frameworks $(addprefix tests/trust/test_,random_signals.py writer.py)
 
 filesystems: $(VENV)/test-installed

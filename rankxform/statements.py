@@ -8,7 +8,8 @@ once. Findings are collected, and `require` is the only place where one is raise
 
 A rule is a generator of findings: it looks at one subject, a value that has everything that was
 read, reads no file and never communicates. The subject is the same on every process, therefore the
-findings are. Rules stand in the rooms of their subjects, in the order in which they are run.
+findings are. Rules stand in the rooms of their subjects. They are run in the order of their
+definitions; those over samples in the order in which `verbs.evidence` asks for what they read.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from .errors import CheckpointError, Message, RankxformError
 ERROR, WARNING, NOTICE = "error", "warning", "notice"
 NAMES, HEADERS, CATALOG, SAMPLES, PLAN = "names", "headers", "catalog", "samples", "plan"
 """What has to be known before something can be noticed."""
+UNFIT = "unfit"
 
 
 class Finding(NamedTuple):
@@ -30,7 +32,7 @@ class Finding(NamedTuple):
 
     message: Message
     severity: str = ERROR
-    id: str = "unfit"  # the kind of statement that is contradicted; JSON's `fault`
+    id: str = UNFIT  # the kind of statement that is contradicted; JSON's `fault`
     error: type[RankxformError] = CheckpointError  # what is raised if it refuses
     file: int | None = None  # id of the file that it is about; None: the checkpoint, or the target
     need: str = NAMES  # what had to be known to notice it
@@ -92,7 +94,7 @@ def require(findings: Iterable[Finding], *, is_counted: bool = True) -> None:
     counted = f"{others} more such fault{'s' if others > 1 else ''}; inspect lists them"
     details = (first.message.details, counted if others and is_counted else "")
     error = first.error.of_parts(first.message._replace(details="\n".join(filter(None, details))))
-    is_fault = first.need != PLAN or first.id != Finding._field_defaults["id"]
+    is_fault = first.need != PLAN or first.id != UNFIT
     error.fault, error.rule = first.id if is_fault else None, first.rule or None
     raise error
 
@@ -130,9 +132,13 @@ def rule(need: str) -> Callable[[Check], Check]:
 def rules_of(need: str) -> list[Rule]:
     """Return the rules that need something, in the order in which they are run."""
     modules = [import_module(f"rankxform.{name}") for name in RULES[need]]
-    rules = (getattr(value, "rule", None) for module in modules for value in vars(module).values())
-    named = {rule.name: rule for rule in rules if isinstance(rule, Rule) and rule.need == need}
-    return list(named.values())  # a module may have imported another one's rule
+    functions = (
+        (value, getattr(value, "rule", None))
+        for module in modules
+        for value in vars(module).values()
+        if getattr(value, "__module__", "") == module.__name__  # others are imported
+    )
+    return [rule for _, rule in functions if isinstance(rule, Rule) and rule.need == need]
 
 
 def run_rules(need: str, subject: Any) -> Iterator[Finding]:

@@ -19,7 +19,7 @@ from rankxform.errors import Message
 from rankxform.formats.container import Index, content_bytes
 from rankxform.geometry.box import Box
 from rankxform.geometry.tiling import Grid
-from rankxform.layout.names import pattern_of, summarize_names
+from rankxform.layout.names import first_texts, pattern_of, summarize_names
 from rankxform.layout.strategy import SHARD_PREFIX
 from rankxform.statements import (
     ERROR,
@@ -36,6 +36,7 @@ from rankxform.values import dataclass
 from .catalog import Catalog, Parameter
 
 _SAMPLED = 12
+ALLOW_EQUAL = "say --allow-equal-slices if the slices really are equal"
 _LARGEST_OWN = 64 << 10
 """Bytes of values that are compared whole, where each rank may have its own."""
 
@@ -254,7 +255,7 @@ def check_no_slices(
                         f"{list(neighbour.shape)}, and its slices {list(local)}",
                     )
                 )
-                break
+                return
 
 
 def differing_shapes(catalog: Catalog, names: Iterable[str]) -> list[str]:
@@ -296,23 +297,18 @@ def pattern_slices_differ(
 
     A parameter whose bytes are all equal, such as a moment of zeros, proves nothing.
     """
+    equal = []
     for name in names:
         holder_samples = [
             samples[r][name] for r in catalog.declared[name].holders if name in samples[r]
         ]
-        if (
-            len({sample.digest for sample in holder_samples}) == 1
-            and not holder_samples[0].constant
-            and len(holder_samples) > 1
-        ):
-            text = (
-                f"{catalog.declared_by!r} shards {name!r}, and all ranks hold the same bytes of it"
-            )
-            tries = (
-                "let the expression match fewer names",
-                "say --allow-equal-slices if the slices really are equal",
-            )
-            yield Finding(Message(text, tries))
+        digests = {sample.digest for sample in holder_samples}
+        if len(digests) == 1 < len(holder_samples) and not holder_samples[0].constant:
+            equal.append(repr(name))
+    if equal:
+        names_text, label = first_texts(equal, 1), catalog.declared_by
+        text = f"{label!r} shards {names_text}, and all ranks hold the same bytes of it"
+        yield Finding(Message(text, ("let the expression match fewer names", ALLOW_EQUAL)))
 
 
 def extra_to_sample(catalog: Catalog, extra: Mapping[int, Index]) -> list[str]:
@@ -327,9 +323,9 @@ def extra_to_sample(catalog: Catalog, extra: Mapping[int, Index]) -> list[str]:
 def extra_ranks_are_left_over(
     catalog: Catalog, samples: DigestsByFile, paths: Mapping[int, str]
 ) -> Iterator[Finding]:
-    """A rank beyond the strategy's, of `paths`, holds no slices which no other rank has.
+    """A rank beyond the strategy's holds no slices that no other rank has.
 
-    Such a checkpoint was sharded by a strategy of more ranks.
+    Such a checkpoint was sharded by a strategy of more ranks. `paths` are those ranks' files.
     """
     for rank, path in paths.items():
         for name, sample in samples.get(rank, {}).items():
@@ -350,6 +346,7 @@ def extra_ranks_are_left_over(
                         "this checkpoint's",
                     )
                 )
+                return  # one such slice tells it
 
 
 @dataclass(frozen=True)

@@ -33,10 +33,9 @@ from rankxform.values import dataclass, pattern_on_use
 
 from .build_catalog import layout_with_uneven_rows
 from .catalog import Catalog, Parameter
-from .evidence import ContentDigest, DigestsByFile, Evidence, is_small
+from .evidence import ALLOW_EQUAL, ContentDigest, DigestsByFile, Evidence, is_small
 
 _RIGHT_STRATEGY = "give the strategy that this checkpoint was saved with"
-_ALLOW_EQUAL = "say --allow-equal-slices if the slices really are equal"
 _READS = 4096
 """Samples of all files together, where that is more than `_OF_FILE` of each."""
 _OF_FILE, _MOST_OF_FILE = 4, 32
@@ -481,7 +480,7 @@ def slices_differ(
             f"{catalog.paths[a]} and {catalog.paths[b]}: hold the same bytes of all that was "
             f"looked at, and by {catalog.declared_by} they hold different slices{suffix}"
         )
-        tries = ("copy the files again: one is a copy of the other", _RIGHT_STRATEGY, _ALLOW_EQUAL)
+        tries = ("copy the files again: one is a copy of the other", _RIGHT_STRATEGY, ALLOW_EQUAL)
         yield Finding(Message(text, tries))
     refused_names = [
         t.name
@@ -494,7 +493,7 @@ def slices_differ(
             f"{catalog.declared_by} shards {summarize_names(refused_names, 2)}, and files hold the "
             "same bytes of different slices"
         )
-        yield Finding(Message(text, (_RIGHT_STRATEGY, _ALLOW_EQUAL)))
+        yield Finding(Message(text, (_RIGHT_STRATEGY, ALLOW_EQUAL)))
     elif equal:
         names = summarize_names([tensor.name for tensor in equal], 2)
         yield as_notice(
@@ -513,7 +512,7 @@ def _all_equal(catalog: Catalog, equal: Sequence[SampledTensor]) -> Finding:
     )
     complete = "give one of the files as SRC, with --src-strategy none: they seem to be complete"
     where, details = catalog.paths[parameter.holders[0]], f"{len(equal)} parameters looked at"
-    return Finding(Message(text, (complete, _ALLOW_EQUAL), where, f"so it is with all {details}"))
+    return Finding(Message(text, (complete, ALLOW_EQUAL), where, f"so it is with all {details}"))
 
 
 def first_box(parameter: Parameter) -> Box:
@@ -530,7 +529,7 @@ def replicas_are_equal(
     accepted: Sequence[str],
     digests_by_file: DigestsByFile,
 ) -> Iterator[Finding | Evidence]:
-    """Not most replicas differ, nor all of one file or kind.
+    """Most replicas are equal, and some of each file and kind.
 
     A few that differ are a warning, and so are the `accepted` ones, whatever they are. Values that
     may be ranks' own are none.

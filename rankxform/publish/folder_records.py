@@ -330,6 +330,11 @@ class FolderRecords:
             if final in digests:
                 file_entry["digest"] = digests[final]
         self._write_job()
+        if self._durable:  # the job's own folder, which a power loss may take from what follows
+            sync(self._folder)
+            for folder in self._folder.parents:  # this run, or a killed one, may have made them
+                with suppress(StorageError):  # not all can be read
+                    sync(folder)
         if stats_by_path:
             if self._mark is not None and remove_mark(*self._mark) and self._durable:
                 sync(self._mark[0].parent)  # nothing that it leads to is removed before
@@ -349,9 +354,8 @@ class FolderRecords:
                 remove_if_possible(self._folder / MANIFEST_NAME)
             elif remaining_files != old["files"]:
                 self._write_manifest({**old, "files": remaining_files})
-        if self._durable:  # no reader may find the index of files that are gone, or one without it
-            for folder in {self._folder, *(path.parent for path in self._made)}:
-                sync(folder)
+        if self._durable:  # no reader may find the index of files that are gone
+            sync(self._folder)
         self._remove_stale()
 
     def _remove_stale(self) -> None:

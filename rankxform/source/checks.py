@@ -16,7 +16,7 @@ from rankxform.errors import FormatError, Message, RankxformError, StorageError
 from rankxform.formats.container import Index, Schema
 from rankxform.geometry.box import Shape
 from rankxform.layout.layout import Layout, repair_misstated_layout
-from rankxform.layout.names import first_texts
+from rankxform.layout.names import first_texts, summarize_names
 from rankxform.layout.states import NEVER_SAVED, find_states, is_never_saved
 from rankxform.layout.strategy import Strategy
 from rankxform.planning.build_catalog import catalog_statements, following
@@ -129,6 +129,7 @@ class HeadersRead(NamedTuple):
     paths: Mapping[int, str]  # by file
     dropped: Dropped = lambda name: False  # names that are not converted: their faults do not count
     is_described: bool = True  # whether the checkpoint itself declares it; rank folders do not
+    extra: Mapping[int, Schema] = {}  # by rank beyond the strategy's, of one of them
     catalog: Catalog | None = None  # for rules that need it
     manifest: SourceManifest | None = None
 
@@ -142,7 +143,7 @@ class HeadersRead(NamedTuple):
     @property
     def misplaced(self) -> Mapping[str, tuple[int, int]]:
         """Tensor -> the file in which an index lists it, and the one that has it."""
-        if not self.description.is_whole:
+        if not (self.description.is_whole and self.description.listed):
             return {}
         holder = {name: file for file, schema in self.schemas.items() for name in schema.names}
         return {
@@ -213,7 +214,8 @@ def an_index_names_the_file(read: HeadersRead) -> Iterator[Finding]:
 def what_is_listed_is_there(read: HeadersRead) -> Iterator[Finding]:
     """A file has every tensor that the description lists in it."""
     description, misplaced = read.description, read.misplaced
-    present_names = {name for schema in read.schemas.values() for name in schema.names}
+    listed_schemas = dict.fromkeys(read.schemas.values()) if description.listed else ()
+    present_names = {name for schema in listed_schemas for name in schema.names}
     is_strategy = description.strategy is not None
     for file, schema, names in read.listed:
         missing_names = [
@@ -342,6 +344,20 @@ def tensors_can_be_read(read: HeadersRead) -> Iterator[Finding]:
     for name, reason in read.description.refused.items():
         if not read.dropped(name):
             yield Finding(Message(reason))
+
+
+@rule(CATALOG)
+def extra_names_are_known(read: HeadersRead) -> Iterator[Finding]:
+    """A rank beyond the strategy's holds no parameter that nobody else has."""
+    assert read.catalog is not None
+    other_names = {name for schema in dict.fromkeys(read.schemas.values()) for name in schema.names}
+    strategy, label = read.catalog.strategy, read.catalog.declared_by
+    for file, schema in read.extra.items():
+        names = [name for name in schema.names if name not in other_names]
+        new = [name for name in names if strategy is None or name not in strategy]
+        if new:
+            text = f"holds {summarize_names(new, 2)}, which {label} does not list"
+            yield Finding(Message(text, where=read.paths[file]))
 
 
 @rule(CATALOG)

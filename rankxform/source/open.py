@@ -364,7 +364,10 @@ def _with_catalog(source: Source, chosen_files: ChosenFiles, narrow: SourceScope
     if description is None:
         final_description = _of_ranks(source, strategy)
         schemas = {file: index.schema for file, index in inside.items()}
-        read = HeadersRead(final_description, schemas, paths, is_described=False)
+        extra_schemas = {file: index.schema for file, index in extra.items()}
+        read = HeadersRead(
+            final_description, schemas, paths, is_described=False, extra=extra_schemas
+        )
     else:
         schemas = schemas_without_repeats(description, inside)
         final_description = repair_description(description, schemas)

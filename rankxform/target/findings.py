@@ -103,21 +103,6 @@ class TargetDraft(NamedTuple):
 
 
 @rule(PLAN)
-def extra_names_are_known(draft: TargetDraft) -> Iterator[Finding]:
-    """A rank beyond the strategy's holds no parameter that nobody else has."""
-    source, src = draft.source, draft.resolved.src
-    tensor_names = {name for index in source.indexes.values() for name in index.schema.names}
-    for rank, extra_index in source.extra_rank_index.items():
-        names = [n for n in extra_index.schema.names if n not in tensor_names]
-        new = [name for name in names if not (src and name in src)]
-        if new:
-            text = (
-                f"holds {summarize_names(new, 2)}, which {draft.catalog.declared_by} does not list"
-            )
-            yield Finding(Message(text, where=source.paths[rank]))
-
-
-@rule(PLAN)
 def naming_is_another(draft: TargetDraft) -> Iterator[Finding]:
     """A map gives a Hugging Face folder no other names than Hugging Face's."""
     form = FORMS[draft.request.dst_form or DEFAULT_FORM]

@@ -23,7 +23,7 @@ from rankxform.planning.catalog import Catalog
 from rankxform.planning.selection import apply_operations
 from rankxform.request import Request
 from rankxform.source.choose import form_at, list_and_select
-from rankxform.statements import CONFIGURATION, MODEL_SIZE, Statement, contradictions
+from rankxform.statements import CONFIGURATION, MODEL_SIZE, Statement, contradictions, require
 from rankxform.storage import user_files
 from rankxform.storage.posix import is_same_file
 from rankxform.storage.store import address_of, is_path, store_at
@@ -147,8 +147,7 @@ def _check_sizes(request: Request, where: str, config: Mapping[str, Any], path: 
         for key, value in declared_config.items()
         if type(value) is int and _IS_SIZE().fullmatch(key)
     )
-    for contradiction in contradictions(facts):
-        raise UsageError.of_parts(contradiction.finding.message)
+    require(pair.finding._replace(error=UsageError) for pair in contradictions(facts))
 
 
 def _config(request: Request, folder: str) -> tuple[dict[str, Any], str] | None:

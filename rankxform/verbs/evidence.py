@@ -250,6 +250,7 @@ def _is_small(*parameters: Parameter) -> bool:
 
 
 _SHOWN = 3
+_ACCEPTED = 2  # tensors that are sampled to say what is accepted
 _SECOND = 8
 _FEW = 50
 """Of a hundred bytes; where less is of kinds that were compared, it is said."""
@@ -367,7 +368,8 @@ def _comparisons(
     yield EvidenceRule(TensorsToRead(steps, True), partial(files_are_of_one_step, request, source))
     by_pattern = sharded_by_pattern(parameters, catalog)
     are_equal_accepted = request.accepts(ACCEPT_EQUAL_SLICES)
-    if by_pattern:
+    few = _ACCEPTED if are_equal_accepted else None
+    if by_pattern := by_pattern[:few]:
         judge = partial(pattern_slices_differ, catalog, names=by_pattern)
         pattern_samples = TensorsToRead(dict.fromkeys(all_files, by_pattern), False)
         yield EvidenceRule(pattern_samples, judge, are_equal_accepted)
@@ -379,14 +381,17 @@ def _comparisons(
     accepted = [t.name for t in sampled_tensors if request.accepts(ACCEPT_CONTRADICTIONS, t.name)]
     agree = partial(replicas_are_equal, catalog, sampled_tensors, accepted)
     yield EvidenceRule(samples_to_read, agree)
-    differ = partial(slices_differ, catalog, sampled_tensors)
+    judged = {*by_pattern} if are_equal_accepted else ()
+    differ = partial(slices_differ, catalog, [t for t in sampled_tensors if t.name not in judged])
     yield EvidenceRule(samples_to_read, differ, are_equal_accepted)
+    are_extra_accepted = request.accepts(ACCEPT_EXTRA_RANKS)
     names = extra_to_sample(catalog, source.extra_rank_index)
+    names = names[: _ACCEPTED if are_extra_accepted else None]
     extra_paths = {f: source.paths[f] for f in source.extra_rank_index}
     yield EvidenceRule(
         TensorsToRead(dict.fromkeys(all_files, names), False),
         partial(extra_ranks_are_left_over, catalog, paths=extra_paths),
-        request.accepts(ACCEPT_EXTRA_RANKS),
+        are_extra_accepted,
     )
     compared, per_rank_names = (
         undeclared_to_compare(parameters, catalog),
@@ -451,7 +456,6 @@ def read_samples(
     carry.
     """
     all_indexes = {**source.indexes, **source.extra_rank_index}
-
     holes: dict[int, dict[str, int]] = {}
 
     def own(on_progress: OnProgress) -> dict[bool, dict[int, dict[str, ContentDigest]]]:
@@ -474,21 +478,11 @@ def read_samples(
 
     local_digests = team.work(own, show)
     by_process = team.allgather(lambda: (local_digests, holes))
-    return ReadSamples(
-        {
-            is_whole: {
-                file: file_digests
-                for process_digests, _ in by_process
-                for file, file_digests in process_digests[is_whole].items()
-            }
-            for is_whole in (True, False)
-        },
-        {
-            file: file_holes
-            for _, process_holes in by_process
-            for file, file_holes in process_holes.items()
-        },
+    whole, sampled, all_holes = (
+        {file: content for by_file in parts for file, content in by_file.items()}
+        for parts in zip(*((digests[True], digests[False], holes) for digests, holes in by_process))
     )
+    return ReadSamples({True: whole, False: sampled}, all_holes)
 
 
 @rule(SAMPLES)
@@ -522,8 +516,10 @@ def files_are_of_one_step(
     for contradiction in contradictions(facts):
         finding, subject = contradiction.finding, contradiction.first.subject
         if finding.severity == ERROR and not request.accepts(ACCEPT_STEP, subject):
-            yield Finding(Message(finding.text, ("--accept step converts them as they are",)))
-        findings.append(finding._replace(severity=WARNING))
+            tries = (*finding.message.tries, "--accept step converts them as they are")
+            yield finding._replace(message=finding.message._replace(tries=tries))
+        else:
+            findings.append(finding._replace(severity=WARNING))
     steps = {fact.subject: fact for fact in facts if fact.kind == STEP}
     yield from findings[:1]
     yield Evidence(steps=tuple(steps.values()))

@@ -28,7 +28,7 @@ from rankxform.results import Result
 from rankxform.source.checks import HeadersRead, schemas_without_repeats
 from rankxform.source.choose import SourceScope, form_at, list_and_select
 from rankxform.source.open import Source, open_source
-from rankxform.statements import HEADERS, NAMES, require, run_rules
+from rankxform.statements import HEADERS, NAMES, errors_of, require, run_rules
 from rankxform.storage.checkpoint2_metadata import is_in_metadata
 from rankxform.storage.posix import OnProgress, inode, read_bytes
 from rankxform.storage.source_reader import describe_wrong_crc
@@ -359,8 +359,11 @@ def _compare(
     faults = [
         *(
             (source, finding.message.line)
-            for finding in run_rules(
-                HEADERS, HeadersRead(replace(description, refused={}), schemas, dst_source.paths)
+            for finding in errors_of(
+                run_rules(
+                    HEADERS,
+                    HeadersRead(replace(description, refused={}), schemas, dst_source.paths),
+                )
             )
         ),
         *(

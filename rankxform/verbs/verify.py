@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from itertools import chain
 from pathlib import Path
 from posixpath import basename
 from shlex import quote
@@ -99,16 +100,7 @@ def verify_alone(
     return Verdict(
         None,
         str(where),
-        tuple(
-            sorted(
-                (
-                    difference
-                    for _, process_differences in by_process
-                    for difference in process_differences
-                ),
-                key=lambda difference: difference.rank,
-            )
-        ),
+        tuple(sorted(chain.from_iterable(d for _, d in by_process), key=lambda d: d.rank)),
         len(facts_of_all),
         sum(nbytes for nbytes, _ in by_process),
         time.monotonic() - began,

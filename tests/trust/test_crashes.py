@@ -101,19 +101,20 @@ class Crashes:
 
     def __init__(self, place, processes=1, begin=lambda dst: None):
         self.place, self.processes = place, processes
-        self.dst, self.number = place.tmp / "dst", 0
+        self.area, self.number = place.tmp / "area", 0
+        self.dst = self.area / "above" / "dst"  # its folders are made by the run, and may be lost
+        self.area.mkdir()
         begin(self.dst)
-        before = contents_of(self.dst)
-        self.disk = self._record(before)
+        self.disk = self._record(contents_of(self.area))
         place.check_finished(self.dst)
-        self.dst.rename(place.tmp / "recorded")  # it keeps its inode numbers
+        self.area.rename(place.tmp / "recorded")  # it keeps its inode numbers
 
     def _record(self, before):
         self.number += 1
         log_path = self.place.tmp / f"calls{self.number}"
-        with recording(self.dst, log_path) as log:
+        with recording(self.area, log_path) as log:
             self._convert(log)
-        return Disk(self.dst, log_path, before)
+        return Disk(self.area, log_path, before)
 
     def _convert(self, log=None):
         if self.processes == 1:
@@ -184,7 +185,7 @@ def test_every_call_of_one_process(link, kind, tmp_path):
 @LINKED
 def test_what_was_not_synced_is_lost(link, kind, tmp_path):
     crashes = Crashes(Ranks(tmp_path, link, kind))
-    assert crashes.check_all(crashes.disk.power_lost(), STEP) > 100
+    assert crashes.check_all(crashes.disk.power_lost(), STEP) > 50
 
 
 @pytest.mark.parametrize("processes", [2, 3])

@@ -85,9 +85,10 @@ def place(tmp_path):
 
 
 def refused(place, match, strategy=None, kind=rankxform.CheckpointError, **options):
-    with pytest.raises(kind, match=match):
+    with pytest.raises(kind, match=match) as caught:
         place.convert(strategy, **options)
     assert not place.dst.exists()
+    return caught.value
 
 
 def test_the_right_strategy_stands_on_samples(place):
@@ -170,7 +171,8 @@ def test_files_of_two_steps(tmp_path, options):
     place = Place(
         tmp_path, lambda rank: {"global_step": (STEP[0], np.array([100 - rank // 3], "<i4"))}
     )
-    refused(place, r"global_step is 100, and 99 by .*rank_3", **options)
+    error = refused(place, r"global_step is 100, and 99 by .*rank_3", **options)
+    assert (error.fault, error.rule) == ("step", "files_are_of_one_step")
 
 
 def test_a_few_that_differ_are_a_warning(place):
