@@ -37,7 +37,7 @@ from pathlib import Path
 from typing import Any
 
 from rankxform.errors import RequestError, UsageError, did_you_mean
-from rankxform.formats.documents import parse_toml
+from rankxform.formats.documents import check_value, parse_toml
 from rankxform.geometry.box import Shape
 from rankxform.layout.names import compile_regex
 from rankxform.storage.posix import read_bytes
@@ -167,44 +167,32 @@ def parse_rule(text: str, option: str = "--rule") -> ShardingRule:
     )
 
 
-def rule_of(facts: Mapping[str, object], where: str) -> ShardingRule:
+_RULE = {
+    "names": str, "mesh": str, "spec": object, "optimizer": bool, "stage": str, "shape": [str],
+    "replicated_if": [str],
+}  # fmt: skip
+
+
+def rule_of(facts: dict[str, Any], where: str) -> ShardingRule:
     """Make a rule of a table of a rules file. Raises UsageError, which names `where`."""
-    rule_keys = {"names", "mesh", "spec", "optimizer", "stage", "shape", "replicated_if"}
-    for key in facts:
-        if key not in rule_keys:
-            raise UsageError(f"{key!r} is none of {', '.join(sorted(rule_keys))}", where=where)
-    names, spec, shape = facts.get("names"), facts.get("spec"), facts.get("shape", [])
-    replicated_if, optimizer = facts.get("replicated_if", []), facts.get("optimizer")
-    if not isinstance(names, str) or not names:
-        raise UsageError(f"names is {names!r}; expected a regular expression", where=where)
-    for key, value in (("shape", shape), ("replicated_if", replicated_if)):
-        if not isinstance(value, list) or not all(isinstance(text, str) for text in value):
-            raise UsageError(f"{key} is {value!r}; expected a list of texts", where=where)
-    if not isinstance(optimizer, (bool, type(None))):
-        raise UsageError(f"optimizer is {optimizer!r}; expected true or false", where=where)
-    assert isinstance(shape, list)
-    assert isinstance(replicated_if, list)
+    check_value(facts, _RULE, where)
+    names, spec = facts.get("names"), facts.get("spec")
+    if not names:
+        raise UsageError("expected names, a regular expression", where=where)
     return ShardingRule(
         compile_regex(names, where),
         where,
-        mesh=_text(facts, "mesh", where),
+        mesh=facts.get("mesh"),
         spec=None if spec is None else _spec(spec, where),
-        optimizer=optimizer,
-        stage=_text(facts, "stage", where),
-        shape=tuple(shape),
-        replicated_if=tuple(replicated_if),
+        optimizer=facts.get("optimizer"),
+        stage=facts.get("stage"),
+        shape=tuple(facts.get("shape", ())),
+        replicated_if=tuple(facts.get("replicated_if", ())),
     )
 
 
 def _spec(spec: object, where: str) -> Spec:
     return parse_spec(spec) if isinstance(spec, str) else validate_spec(spec, where)
-
-
-def _text(facts: Mapping[str, object], key: str, where: str) -> str | None:
-    value = facts.get(key)
-    if value is not None and not isinstance(value, str):
-        raise UsageError(f"{key} is {value!r}; expected a text", where=where)
-    return value
 
 
 def mismatched_shapes(rules: Sequence[ShardingRule], shapes: Mapping[str, Shape]) -> dict[str, str]:
@@ -266,7 +254,8 @@ def _product(text: str) -> tuple[int, list[str]]:
 
 _KINDS = {
     "version": int, "proven": bool, "networks": str, "evidence": str, "layers": str,
-    "complete": bool, "requires": list, "extends": str, "offset": list, "interleave": int,
+    "complete": bool, "requires": [{"field": str, "value": bool, "why": str}], "extends": str,
+    "offset": [int], "interleave": int,
 }  # fmt: skip
 
 
@@ -276,24 +265,11 @@ def parse_rules(data: bytes, label: str, preset: Callable[[str], Preset] | None 
     label: what messages call it; preset: returns the one of a name. Raises UsageError.
     """
     document = parse_toml(data, label)
-    for key in document:
-        if key not in ("preset", "rules"):
-            raise UsageError(f"{key!r} is neither preset nor rules", where=label)
+    check_value(document, {"preset": _KINDS, "rules": [dict]}, label)
     facts, tables = document.get("preset", {}), document.get("rules", [])
-    has_content = isinstance(facts, dict) and (tables or set(facts) & _ALONE)
-    if not isinstance(facts, dict) or not isinstance(tables, list) or not has_content:
+    if not (tables or set(facts) & _ALONE):
         raise UsageError("expected [[rules]], and [preset] with what is known of them", where=label)
-    for key, value in facts.items():
-        kind = _KINDS.get(key)
-        if kind is None or type(value) is not kind:
-            expected = f"a value of type {kind.__name__}" if kind else " or ".join(_KINDS)
-            raise UsageError(f"preset.{key} is {value!r}; expected {expected}", where=label)
-    rules = []
-    for number, table in enumerate(tables, 1):
-        where = f"{label}, rule {number}"
-        if not isinstance(table, dict):
-            raise UsageError("expected a table", where=where)
-        rules.append(rule_of(table, where))
+    rules = [rule_of(table, f"{label}, rule {number}") for number, table in enumerate(tables, 1)]
     base = _NOTHING
     if "extends" in facts:
         if preset is None or facts["extends"].endswith(".toml"):
@@ -312,7 +288,7 @@ def parse_rules(data: bytes, label: str, preset: Callable[[str], Preset] | None 
         ),
         layers=facts.get("layers", base.layers),
         complete=facts.get("complete", base.complete),
-        offset=_offset(facts, label) or base.offset,
+        offset=tuple(facts.get("offset", ())) or base.offset,
         interleave=_interleave(facts, label) or base.interleave,
         own_rule_count=len(rules) if preset is not None else 0,
     )
@@ -325,13 +301,6 @@ _NOTHING = Preset("", 1, True, "", "it says nothing of its evidence", rules=(), 
 """What holds where a file says nothing, and extends nothing."""
 
 
-def _offset(facts: Mapping[str, Any], label: str) -> tuple[int, ...]:
-    offset = facts.get("offset", [])
-    if not all(type(number) is int for number in offset):
-        raise UsageError(f"preset.offset is {offset!r}; expected a list of numbers", where=label)
-    return tuple(offset)
-
-
 def _interleave(facts: Mapping[str, Any], label: str) -> int:
     rounds: int = facts.get("interleave", 0)
     if "interleave" in facts and rounds < 1:
@@ -340,13 +309,7 @@ def _interleave(facts: Mapping[str, Any], label: str) -> int:
 
 
 def _parse_requirement(facts: Any, label: str) -> tuple[str, bool, str]:
-    flag_names = ("vocab_emb_dp", "use_seq_parallel")
-    if (
-        not isinstance(facts, Mapping)
-        or facts.get("field") not in flag_names
-        or not isinstance(facts.get("value"), bool)
-        or not isinstance(facts.get("why"), str)
-    ):
+    if len(facts) < 3 or facts["field"] not in ("vocab_emb_dp", "use_seq_parallel"):
         raise UsageError(f"preset.requires {facts!r}: expected field, value and why", where=label)
     return facts["field"], facts["value"], facts["why"]
 

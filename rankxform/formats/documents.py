@@ -15,7 +15,7 @@ from codecs import BOM_UTF8, getincrementaldecoder
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from rankxform.errors import FormatError, UsageError
+from rankxform.errors import FormatError, RankxformError, UsageError
 from rankxform.geometry.box import Shape
 
 from .container import ReadAt, item_size
@@ -43,6 +43,36 @@ def decode_json(data: bytes) -> Any:
         return json.loads(data.removeprefix(BOM_UTF8), object_pairs_hook=without_duplicate_names)
     except (ValueError, RecursionError) as error:
         raise FormatError(f"is not JSON: {error}") from None
+
+
+_KIND_TITLES = {
+    str: "a text",
+    int: "a number",
+    bool: "true or false",
+    dict: "a table",
+    list: "a list",
+}
+
+
+def check_value(value: Any, spec: Any, where: str, error: type[RankxformError] = UsageError) -> Any:
+    """Return a value of a document if it fits a spec. Raises `error`, which names `where`.
+
+    `spec`: a type; ``[spec]`` for a list of such values; ``{key: spec}`` for a table that has no
+    other keys, and need not have all; `object` for anything.
+
+    >>> check_value({"names": ["a"]}, {"names": [str], "depth": int}, "rules.toml")
+    {'names': ['a']}
+    """
+    kind = spec if isinstance(spec, type) else type(spec)
+    if kind is not object and type(value) is not kind:  # true is no number
+        raise error(f"expected {_KIND_TITLES[kind]}, found {value!r}", where=where)
+    for key in value if kind is dict and spec is not dict else ():
+        if key not in spec:
+            raise error(f"{key!r} is none of {', '.join(sorted(spec))}", where=where)
+        check_value(value[key], spec[key], f"{where}, {key}", error)
+    for element in value if kind is list and spec is not list else ():
+        check_value(element, spec[0], where, error)
+    return value
 
 
 class _Text:

@@ -47,7 +47,7 @@ side, and ``[[ignored]]`` which tensors are no weights and are left out.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import field
 from functools import cache
 from types import CodeType, MappingProxyType
@@ -56,21 +56,23 @@ from typing import Any
 from rankxform.errors import UsageError
 from rankxform.values import dataclass
 
-from .documents import parse_toml
+from .documents import check_value, parse_toml
 
 NAMINGS = MINDFORMERS, HUGGINGFACE = "mindformers", "huggingface"
 OTHER_NAMING = dict(zip(NAMINGS, reversed(NAMINGS)))
 
-_MAP = {
-    "title": str, "architectures": list, "model_types": list, "extends": list, "requires": list,
+_DOCUMENT = {
+    "map": {
+        "title": str, "architectures": [str], "model_types": [str], "extends": [str],
+        "requires": list,
+    },
+    "sizes": dict, "choices": dict, "variants": dict, "blocks": dict, "rules": [dict],
+    "copies": [dict], "ignored": [dict],
 }  # fmt: skip
 _RULE = {
     "mindformers", "huggingface", "blocks", "steps", "for", "optional", "if", "vocabulary",
     "keep_dtype", "where",
 }  # fmt: skip
-_SECTIONS = (
-    "map", "sizes", "choices", "variants", "blocks", "rules", "copies", "ignored",
-)  # fmt: skip
 _NODES = (
     "Expression", "BinOp", "UnaryOp", "BoolOp", "Compare", "Name", "Constant", "Load", "Add", "Sub",
     "Mult", "FloorDiv", "Not", "And", "Or", "Eq", "Lt", "Subscript",
@@ -222,53 +224,48 @@ class MapTable:
 
 def parse_extends(data: bytes, label: str) -> tuple[str, ...]:
     """Return the tables that a table extends. Raises UsageError."""
-    facts = _table(parse_toml(data, label).get("map", {}), f"{label}: [map]")
-    return tuple(_texts(facts.get("extends", []), f"{label}: extends"))
+    document = check_value(parse_toml(data, label), _DOCUMENT, label)
+    return tuple(document.get("map", {}).get("extends", ()))
 
 
 def parse_map_table(data: bytes, label: str, bases: tuple[MapTable, ...] = ()) -> MapTable:
     """Read a mapping table; `bases` are those that it extends. Raises UsageError."""
-    document = parse_toml(data, label)
-    for key in document:
-        if key not in _SECTIONS:
-            raise UsageError(f"{key!r} is none of {', '.join(_SECTIONS)}", where=label)
-    facts = _table(document.get("map", {}), f"{label}: [map]")
-    for key, value in facts.items():
-        if type(value) is not _MAP.get(key):
-            keys_text = ", ".join(_MAP)
-            raise UsageError(f"map.{key} is {value!r}; expected one of {keys_text}", where=label)
+    document = check_value(parse_toml(data, label), _DOCUMENT, label)
+    facts = document.get("map", {})
     sizes = {n: e for base in bases for n, e in base.sizes.items()}
-    for name, text in _table(document.get("sizes", {}), f"{label}: [sizes]").items():
+    for name, text in document.get("sizes", {}).items():
         sizes[name] = parse_size_expression(text, f"{label}: sizes.{name}")
     choices = {n: c for base in bases for n, c in base.choices.items()}
-    for name, steps in _table(document.get("choices", {}), f"{label}: [choices]").items():
-        steps_by_choice = _table(steps, f"{label}: choices.{name}")
-        if not steps_by_choice or not all(isinstance(s, str) for s in steps_by_choice.values()):
+    for name, steps in document.get("choices", {}).items():
+        if (
+            not isinstance(steps, dict)
+            or not all(isinstance(s, str) for s in steps.values())
+            or not steps
+        ):
             raise UsageError(f"choices.{name}: expected a step for each way, as texts", where=label)
-        choices[name] = steps_by_choice
+        choices[name] = steps
     variants = _read_variants(document, label, bases)
     blocks = {n: b for base in bases for n, b in base.blocks.items()}
-    for name, table in _table(document.get("blocks", {}), f"{label}: [blocks]").items():
-        blocks[name] = _block(_table(table, f"{label}: blocks.{name}"), f"{label}: blocks.{name}")
+    for name, table in document.get("blocks", {}).items():
+        where = f"{label}: blocks.{name}"
+        blocks[name] = _block(check_value(table, dict, where), where)
     rules = [rule for base in bases for rule in base.rules]
-    for number, table in enumerate(_list(document.get("rules", []), f"{label}: rules"), 1):
-        where = f"{label}, rule {number}"
-        rules.append(_rule(_table(table, where), where))
+    for number, table in enumerate(document.get("rules", []), 1):
+        rules.append(_rule(table, f"{label}, rule {number}"))
     copies = [tied_tensor for base in bases for tied_tensor in base.copies]
-    for number, table in enumerate(_list(document.get("copies", []), f"{label}: copies"), 1):
-        copies.append(
-            _parse_tied(_table(table, f"{label}, copy {number}"), f"{label}, copy {number}")
-        )
+    for number, table in enumerate(document.get("copies", []), 1):
+        copies.append(_parse_tied(table, f"{label}, copy {number}"))
     ignored = [entry for base in bases for entry in base.ignored]
-    ignored += _read_ignored(document, label)
+    for number, table in enumerate(document.get("ignored", []), 1):
+        ignored.append(_parse_ignored(table, f"{label}, ignored {number}"))
     _check_where(rules, variants, label)
     requires = [condition for base in bases for condition in base.requires]
     requires += [parse_size_expression(t, f"{label}: requires") for t in facts.get("requires", [])]
     return MapTable(
         label,
         facts.get("title", ""),
-        tuple(_texts(facts.get("architectures", []), f"{label}: architectures")),
-        tuple(_texts(facts.get("model_types", []), f"{label}: model_types")),
+        tuple(facts.get("architectures", ())),
+        tuple(facts.get("model_types", ())),
         tuple(requires),
         sizes,
         choices,
@@ -284,8 +281,8 @@ def _read_variants(
     document: Mapping[str, Any], label: str, bases: tuple[MapTable, ...]
 ) -> dict[str, tuple[str, ...]]:
     variants = {n: v for base in bases for n, v in base.variants.items()}
-    for name, variant_names in _table(document.get("variants", {}), f"{label}: [variants]").items():
-        variants[name] = tuple(_texts(variant_names, f"{label}: variants.{name}"))
+    for name, variant_names in document.get("variants", {}).items():
+        variants[name] = tuple(check_value(variant_names, [str], f"{label}: variants.{name}"))
         if not variants[name]:
             raise UsageError(f"variants.{name}: expected a list of names", where=label)
     return variants
@@ -298,12 +295,6 @@ def _check_where(
         for name, variant in rule.where.items():
             if variant not in variants.get(name, ()):
                 raise UsageError(f"where {name} = {variant!r}: no such variant", where=label)
-
-
-def _read_ignored(document: Mapping[str, Any], label: str) -> Iterator[Ignored]:
-    for number, table in enumerate(_list(document.get("ignored", []), f"{label}: ignored"), 1):
-        where = f"{label}, ignored {number}"
-        yield _parse_ignored(_table(table, where), where)
 
 
 def _rule(facts: Mapping[str, Any], where: str) -> MapRule:
@@ -321,14 +312,17 @@ def _rule(facts: Mapping[str, Any], where: str) -> MapRule:
         )
     shapes = {
         name: tuple(
-            parse_size_expression(text, where) for text in _list(shape, f"{where}: {name!r}")
+            parse_size_expression(text, where)
+            for text in check_value(shape, list, f"{where}: {name!r}")
         )
         for name, shape in facts[parts[0]].items()
     }
-    block_names = tuple(_texts(facts.get("blocks", []), f"{where}: blocks"))
+    block_names = tuple(check_value(facts.get("blocks", []), [str], f"{where}: blocks"))
     condition = parse_size_expression(facts["if"], where) if "if" in facts else None
-    steps = tuple(_step(text, where) for text in _texts(facts.get("steps", []), where))
-    ranges = tuple(_range(n, b, where) for n, b in _table(facts.get("for", {}), where).items())
+    steps = tuple(_step(text, where) for text in check_value(facts.get("steps", []), [str], where))
+    ranges = tuple(
+        _range(n, b, where) for n, b in check_value(facts.get("for", {}), dict, where).items()
+    )
     flags: dict[str, Any] = {}
     for name in ("optional", "vocabulary", "keep_dtype"):
         flags[name] = facts.get(name, False)
@@ -336,7 +330,7 @@ def _rule(facts: Mapping[str, Any], where: str) -> MapRule:
             flags[name] = parse_size_expression(flags[name], where)
         elif not isinstance(flags[name], bool):
             raise UsageError(f"{name} is {flags[name]!r}; expected true or false", where=where)
-    side, variant = single_sides[0], _table(facts.get("where", {}), f"{where}: where")
+    side, variant = single_sides[0], check_value(facts.get("where", {}), dict, f"{where}: where")
     return MapRule(
         side, facts[side], shapes, block_names, steps, ranges, condition, where=variant, **flags
     )
@@ -346,7 +340,7 @@ def _parse_ignored(facts: Mapping[str, Any], where: str) -> Ignored:
     side = next((side for side in NAMINGS if isinstance(facts.get(side), str)), None)
     if side is None or set(facts) - {side, "blocks"}:
         raise UsageError("expected mindformers or huggingface, and blocks", where=where)
-    return Ignored(side, facts[side], tuple(_texts(facts.get("blocks", []), where)))
+    return Ignored(side, facts[side], tuple(check_value(facts.get("blocks", []), [str], where)))
 
 
 def _step(text: str, where: str) -> tuple[str, str]:
@@ -362,7 +356,10 @@ def _parse_tied(facts: Mapping[str, Any], where: str) -> TiedTensor:
     texts = side is not None and isinstance(facts[side], str) and isinstance(facts.get("of"), str)
     if side is None or unknown or not texts:
         raise UsageError("expected mindformers or huggingface, of, made, if, for", where=where)
-    ranges = [_range(n, bounds, where) for n, bounds in _table(facts.get("for", {}), where).items()]
+    ranges = [
+        _range(n, bounds, where)
+        for n, bounds in check_value(facts.get("for", {}), dict, where).items()
+    ]
     condition = parse_size_expression(facts["if"], where) if "if" in facts else None
     is_written = facts.get("made", True)
     return TiedTensor(
@@ -373,7 +370,7 @@ def _parse_tied(facts: Mapping[str, Any], where: str) -> TiedTensor:
 def _block(facts: Mapping[str, Any], where: str) -> NameBlock:
     names = {side: facts.get(side) for side in NAMINGS}
     variables = [key for key in facts if key not in (*NAMINGS, "also", "unless")]
-    also = tuple(_texts(facts.get("also", []), f"{where}.also"))
+    also = tuple(check_value(facts.get("also", []), [str], f"{where}.also"))
     unless = facts.get("unless")
     if unless is not None and not isinstance(unless, str):
         raise UsageError(f"{where}.unless: expected a name of the configuration")
@@ -390,22 +387,3 @@ def _range(name: str, value: Any, where: str) -> VariableRange:
     return VariableRange(
         name, parse_size_expression(value[0], where), parse_size_expression(value[1], where)
     )
-
-
-def _table(value: Any, where: str) -> Mapping[str, Any]:
-    if not isinstance(value, dict):
-        raise UsageError(f"expected a table, found {value!r}", where=where)
-    return value
-
-
-def _list(value: Any, where: str) -> list[Any]:
-    if not isinstance(value, list):
-        raise UsageError(f"expected a list, found {value!r}", where=where)
-    return value
-
-
-def _texts(value: Any, where: str) -> list[str]:
-    texts = _list(value, where)
-    if not all(isinstance(text, str) for text in texts):
-        raise UsageError(f"expected texts, found {value!r}", where=where)
-    return texts

@@ -556,7 +556,7 @@ class TestRulesFiles:
         [
             ("extends = 'other.toml'", "the name of a preset of rankxform's"),
             ("extends = 'nothing'", "there is no preset"),
-            ("offset = ['1']", "expected a list of numbers"),
+            ("offset = ['1']", "offset: expected a number"),
             ("interleave = 0", "expected a number from 1 on"),
             ("version = 2", "expected [[rules]]"),
         ],
