@@ -132,13 +132,13 @@ def rule(need: str) -> Callable[[Check], Check]:
 def rules_of(need: str) -> list[Rule]:
     """Return the rules that need something, in the order in which they are run."""
     modules = [import_module(f"rankxform.{name}") for name in RULES[need]]
-    functions = (
-        (value, getattr(value, "rule", None))
+    rules = (
+        getattr(value, "rule", None)
         for module in modules
         for value in vars(module).values()
         if getattr(value, "__module__", "") == module.__name__  # others are imported
     )
-    return [rule for _, rule in functions if isinstance(rule, Rule) and rule.need == need]
+    return [rule for rule in rules if isinstance(rule, Rule) and rule.need == need]
 
 
 def run_rules(need: str, subject: Any) -> Iterator[Finding]:

@@ -561,9 +561,8 @@ class MessageRecorder:
             except BaseException as error:
                 self.calls.append([name, type(error).__name__, str(error)])
                 raise
-            texts = [
-                [*getattr(result, kind, ())] for kind in ("warnings", "notices", "differences")
-            ]
+            kinds = ("warnings", "notices", "differences", "rows")
+            texts = [[*getattr(result, kind, ())] for kind in kinds]
             self.calls.append([name, *([str(text) for text in kind] for kind in texts)])
             return result
 

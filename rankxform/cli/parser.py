@@ -48,12 +48,13 @@ def command_named(name: str) -> Command:
 
 
 DESCRIPTION = (
-    "Move a distributed MindSpore checkpoint between parallel strategies.\n\n  rankxform transform "
-    "-n P SRC DST --src-strategy A --dst-strategy B\n\nreads SRC/rank_0 .. rank_M-1, sharded by "
-    "strategy A, and writes DST/rank_0 .. rank_N-1 for strategy B. P processes share the work; P, "
-    "M and N need not be equal nor divide one another. -n starts them with mpirun; leave it out "
-    "under mpirun or srun. Without either, one process does it all, and no MPI is needed.\n\nA "
-    "strategy is a file that MindSpore saved, a folder with the files of all pipeline stages, or "
+    "Move a distributed MindSpore checkpoint between parallel strategies.\n\n"
+    "  rankxform transform -n P SRC DST --src-strategy A --dst-strategy B\n\n"
+    "reads SRC/rank_0 .. rank_M-1, sharded by strategy A, and writes DST/rank_0 .. rank_N-1 for "
+    "strategy B. P processes share the work; P, M and N need not be equal nor divide one another. "
+    "-n starts them with mpirun; leave it out under mpirun or srun. Without either, one process "
+    "does it all, and no MPI is needed.\n\n"
+    "A strategy is a file that MindSpore saved, a folder with the files of all pipeline stages, or "
     '"none" (whole tensors on one rank).'
 )
 EPILOG = (
