@@ -16,7 +16,7 @@ from typing import Any
 
 from rankxform.request import Request
 from rankxform.results.html import page
-from rankxform.target.resolve import prepare
+from rankxform.target.resolve import resolve
 from rankxform.transport import SerialTeam
 from rankxform.verbs.picture import as_drawn, kinds
 
@@ -44,7 +44,8 @@ def sharding() -> Mapping[str, Any]:
         path = Path(temporary) / "shapes.json"
         path.write_text(json.dumps(shapes))
         src, dst = (str(folder / f"{n}_opt.ckpt") for n in ("src_dp8mp1pp1", "dst_dp2mp4pp1"))
-        _, _, target = prepare(Request("", None, src, dst, shapes=str(path)), SerialTeam())
+        request = Request("", None, src, dst, shapes=str(path))
+        target = resolve(request, SerialTeam()).target
     drawn = [as_drawn(kind) for kind in kinds(target) if re.search(r"\.w[12]\.weight", kind.name)]
     told = "Llama-2 7B on 8 ranks: dp8 with optimizer shards, then dp2 mp4."
     return {"kinds": {"told": told, "drawn": drawn}}

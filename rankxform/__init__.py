@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from rankxform.verbs.contents import Contents
     from rankxform.verbs.load import Parameters
     from rankxform.verbs.plan import Plan
-    from rankxform.verbs.report import Report
-    from rankxform.verbs.verdict import Verdict
+    from rankxform.verbs.transform import Report
+    from rankxform.verbs.verify import Verdict
 
     from .api import check, contents, derive, inspect, load, merge, plan, ranks, transform, verify
 
@@ -51,8 +51,8 @@ _MODULES = {
     "verbs.contents": ("Contents",),
     "verbs.load": ("Parameters",),
     "verbs.plan": ("Plan",),
-    "verbs.report": ("Report",),
-    "verbs.verdict": ("Verdict",),
+    "verbs.transform": ("Report",),
+    "verbs.verify": ("Verdict",),
     "derivation.request": ("Derived", "ShardingRow"),
     "derivation.mesh": ("Parallel",),
     "layout.strategy": ("Strategy",),

@@ -25,9 +25,8 @@ from rankxform.verbs.check import Check
 from rankxform.verbs.contents import Contents
 from rankxform.verbs.load import Parameters
 from rankxform.verbs.plan import Plan
-from rankxform.verbs.report import Report
-from rankxform.verbs.verdict import Verdict
-from rankxform.verbs.verify import verify_alone
+from rankxform.verbs.transform import Report
+from rankxform.verbs.verify import Verdict, verify_alone
 
 from .errors import (
     RankxformError,
@@ -108,7 +107,7 @@ def transform(
             lambda: _request(src, dst, src_strategy, dst_strategy, options, _all())
         )
         return transforming.transform(
-            request, processes, lambda source, target, total: begin("move", total)
+            request, processes, lambda conversion, total: begin("move", total)
         )
 
     return _collective(comm, progress, run)
@@ -140,7 +139,9 @@ def load(
             return request, _own_rank(rank, request, processes)
 
         request, dst_rank = processes.agree(ask)
-        return loading.load(request, processes, dst_rank, lambda total: begin("load", total))
+        return loading.load(
+            request, dst_rank, processes, lambda conversion, total: begin("load", total)
+        )
 
     return _collective(comm, progress, run)
 
@@ -180,7 +181,7 @@ def verify(
             lambda: _request(src, dst, src_strategy, dst_strategy, options, _all())
         )
         return verifying.verify(
-            request, processes, lambda source, target, total: begin("compare", total)
+            request, processes, lambda conversion, total: begin("compare", total)
         )
 
     return _collective(comm, progress, run)

@@ -208,7 +208,7 @@ WITHIN_ONE = {
     "checkpoints/torch_dist.py": "what a backend says of itself against what can be read",
     "checkpoints/folders.py": "an option against the folder that it was to choose; a name against its normal form",
     "verbs/evidence.py": "rows of one tensor, which are values",
-    "verbs/verdict.py": "a destination that was written against what it was to be",
+    "target/existing.py": "a destination that was written against what it was to be",
     "source/choose.py": "a number of ranks; boxes are compared by facts after it",
     "storage/checkpoint2_metadata.py": "entries of one metadata.json",
     "storage/source_reader.py": "a sample against a later one of the same file",

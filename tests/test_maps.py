@@ -108,7 +108,7 @@ def test_fused_weights_are_taken_apart_in_the_order_of_the_file(tmp_path, monkey
     monkeypatch.setattr(piece_schedule, "SMALL_TILE", 2048)
     sample, server = SAMPLES["qwen3"], Server(tmp_path, 1 << 14)
     options = {"map": "qwen3", "config": str(sample / "hf" / "config.json")}
-    monkeypatch.setitem(DESTINATIONS, "parts", server)
+    monkeypatch.setitem(DESTINATIONS, "parts", server.destination)
     src = sample / "mindformers"
     done = rankxform.transform(src, "parts://hf", dst_form="huggingface", **options)
     rankxform.transform(src, tmp_path / "folder", dst_form="huggingface", **options)

@@ -300,6 +300,8 @@ def test_values_beyond_the_range_of_a_type_are_refused(dtype, tmp_path):
     with pytest.warns(rankxform.RankxformWarning, match="infinite or no numbers"):
         rankxform.transform(src, tmp_path / "d", dst_form="huggingface", **options)
     assert np.array_equal(found(tmp_path / "d")["w"].view("<f2"), numbers, equal_nan=True)
+    with pytest.warns(rankxform.RankxformWarning, match="infinite or no numbers"):
+        assert rankxform.verify(src, tmp_path / "d", dst_form="huggingface", **options).same
 
 
 @pytest.mark.parametrize("sign", [1, -1])

@@ -15,7 +15,7 @@ from rankxform.engine.pipeline import execute
 from rankxform.errors import StorageError
 from rankxform.formats.container import spans_of_range
 from rankxform.planning.assign import remaining
-from rankxform.target.folder import FileLayoutCache
+from rankxform.target.destination import Destination, FileLayoutCache, StoredFiles
 from rankxform.target.manifest import conversion_identity
 
 
@@ -29,7 +29,6 @@ class Server:
     root: Path
     part_size: int
     before_part: object = field(default=lambda: None)
-    ascending = True
 
     def parts(self, name):
         """Return how many parts of an upload are there, and their bytes."""
@@ -60,32 +59,30 @@ class Server:
         part.write_bytes(data)
         part.rename(path)
 
-    # -- a kind of destination ------------------------------------------------------------------
+    def destination(self):
+        return Upload(self)
 
-    def check_free(self, request, source, target, team):
-        """Nothing is read from here, so that nothing can be harmed."""
-        return ()
+
+class Upload(Destination):
+    """A destination that is uploaded; what parts hold tells how far it came."""
+
+    is_ascending = True
+
+    def __init__(self, server):
+        self.server = server
 
     @contextmanager
-    def claim(self, request, source, target, team):
-        upload = Upload(self, request, source, target)
-        upload.share_out(team.bcast(upload.begun), team)
-        yield upload
-
-
-class Upload:
-    """A destination while it is uploaded; what parts hold tells how far it came."""
-
-    files_linked, placement = 0, None
-
-    def __init__(self, server, request, source, target):
-        self.server, self.request, self.source, self.target = server, request, source, target
+    def claim(self, conversion, team):
+        request, source, target = conversion.request, conversion.source, conversion.target
+        self.target = target
         self._layouts = FileLayoutCache(target.planner, source.indexes, target, request.crc)
         self._place = target.place.partition("://")[2]
+        self.share_out(team.bcast(lambda: self.begun(conversion)), team)
+        yield conversion
 
-    def begun(self):
+    def begun(self, conversion):
         """Note what is made here; return what parts of which files are there."""
-        server, made = self.server, conversion_identity(self.request, self.source, self.target)
+        server, made = self.server, conversion_identity(conversion)
         record = json.dumps(made, sort_keys=True).encode()
         if server.get(self._name("record")) not in (None, record):
             raise StorageError(f"{self.target.dst}: holds another checkpoint; name another place")
@@ -99,9 +96,14 @@ class Upload:
     def _file(self, file):
         return self._name(self.target.arrangement.names[file])
 
-    bytes_before = property(lambda self: sum(nbytes for _, nbytes in self._sent.values()))
-    files_kept = property(lambda self: len(self.target.files) - len(self._sent))
-    files_continued = property(lambda self: sum(number > 0 for number, _ in self._sent.values()))
+    @property
+    def stored(self):
+        sent = self._sent.values()
+        return StoredFiles(
+            kept=len(self.target.files) - len(self._sent),
+            continued=sum(number > 0 for number, _ in sent),
+            bytes_before=sum(nbytes for _, nbytes in sent),
+        )
 
     def share_out(self, sent, team):
         """Give each process whole files, without the tensors that were `sent` to their end."""
@@ -115,13 +117,8 @@ class Upload:
             }
             for file, (_, nbytes) in self._sent.items()
         }
-        self.remaining_slices = [
-            remaining(planner, map(planner.whole_file, some), done) for some in files
-        ]
+        self.left = [remaining(planner, map(planner.whole_file, some), done) for some in files]
         self._mine = files[team.rank]
-
-    def begin(self, team):
-        pass
 
     def fill(self, work, inputs, on_progress):
         sinks = {
@@ -138,9 +135,6 @@ class Upload:
             for name, content in companions.items():
                 self.server.put(self._name(name), b"".join(content))
         team.barrier()
-
-    def foreign_warnings(self, team):
-        return []
 
 
 class PartSink:

@@ -169,10 +169,12 @@ def _compare_replicas(options: argparse.Namespace, team: Team, screen: Screen) -
 
 def _examine(options: argparse.Namespace, team: Team, screen: Screen) -> int:
     """Say whether what files hold bears a strategy out."""
-    from rankxform.verbs.evidence import examine_source
+    from rankxform.target.resolve import resolve
+    from rankxform.verbs.evidence import examine
 
     request = team.bcast(lambda: _request(options, "none"))
-    source, evidence = examine_source(request, team)
+    conversion = resolve(request, team)
+    source, evidence = conversion.source, examine(conversion, team)
     facts = {
         "src": source.where.path,
         "src_ranks": source.require_catalog().ranks,

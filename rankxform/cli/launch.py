@@ -79,7 +79,7 @@ def run(options: argparse.Namespace, team: Team) -> Program:
         Path(options.output).absolute(),
         team,
         announce,
-        partial(screen.begin_writing, request),
+        screen.begin_writing,
     )
     facts = {
         "checkpoint": checkpoint,
@@ -88,7 +88,7 @@ def run(options: argparse.Namespace, team: Team) -> Program:
     if options.json:
         screen.done("launch", lambda: facts, str)
     elif transform_report is not None:
-        verify = partial(verify_command, *screen.begun, request, team.size)
+        verify = partial(verify_command, screen.begun, team.size)
         screen.say(summary(transform_report, verify, screen.is_verbose, screen.is_quiet))
     return _program(options, checkpoint, team)
 

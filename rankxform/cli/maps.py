@@ -64,9 +64,9 @@ def _request(options: argparse.Namespace) -> Request:
 
 def show_names(request: Request, team: Team, screen: Screen) -> int:
     """Print what becomes of each name by a map. Collective."""
-    from rankxform.target.resolve import prepare
+    from rankxform.target.resolve import resolve
 
-    _, source, target = prepare(request, team)
+    _, source, target = resolve(request, team)
     text, facts = _apply_to_checkpoint(source, target)
     lines = [text, *notice_lines(target.notices), *warning_lines(target.warnings)]
     screen.result("maps check", lambda: facts, lambda: "\n".join(lines))

@@ -37,11 +37,10 @@ from rankxform.verbs.picture import (
 from .plan import describe_space
 
 if TYPE_CHECKING:
-    from rankxform.source.open import Source
-    from rankxform.target.target import Target
+    from rankxform.target.target import Conversion, Target
     from rankxform.verbs.plan import Plan
-    from rankxform.verbs.report import Report
-    from rankxform.verbs.verdict import Verdict
+    from rankxform.verbs.transform import Report
+    from rankxform.verbs.verify import Verdict
 
 
 _MOST_BARS = 16
@@ -58,10 +57,11 @@ class PageResults(NamedTuple):
 
 
 def page_document(
-    source: Source, target: Target, plan: Plan, command: Sequence[str], outcome: PageResults
+    conversion: Conversion, plan: Plan, command: Sequence[str], outcome: PageResults
 ) -> dict[str, Any]:
     """Return the facts of a plan, and of what came of it; docs/page.schema.json states them."""
     report, verdict, simulated, predicted = outcome
+    source, target = conversion.source, conversion.target
     planned = {**plan.as_dict(), "predicted_seconds": predicted}
     del planned["shards"]  # by file: as many as there are ranks; `byte_flow` has their sums
     results: dict[str, Any] = {"plan": planned, "simulation": simulated}
@@ -70,19 +70,20 @@ def page_document(
     nodes = simulated["nodes"] if simulated else len(source.reach.files)
     between = node_flow(plan.between_nodes, nodes).as_dict() if plan.between_nodes else None
     facts = {
-        "head": _head(source, target, plan, outcome),
+        "head": _head(conversion, plan, outcome),
         **stage_layers(plan.layers()),
         "flow": byte_flow(plan, target).as_dict(),
         "kinds": _kinds(target),
         "time": _time(outcome),
         "nodes": between,
-        "made": _describe_conversion(source, target, plan, command),
+        "made": _describe_conversion(conversion, plan, command),
         "results": {name: result_facts for name, result_facts in results.items() if result_facts},
     }
     return {"result": "page", **{name: section for name, section in facts.items() if section}}
 
 
-def _head(source: Source, target: Target, plan: Plan, outcome: PageResults) -> dict[str, Any]:
+def _head(conversion: Conversion, plan: Plan, outcome: PageResults) -> dict[str, Any]:
+    source, target = conversion.source, conversion.target
     report, verdict, simulated, predicted = outcome
     lower, upper = plan.fan_in
     catalog = source.require_catalog()
@@ -174,11 +175,12 @@ def _time(outcome: PageResults) -> dict[str, Any]:
 
 
 def _describe_conversion(
-    source: Source, target: Target, plan: Plan, command: Sequence[str]
+    conversion: Conversion, plan: Plan, command: Sequence[str]
 ) -> dict[str, Any]:
     from rankxform.target.manifest import description_digest, strategy_digest
 
-    src, dst = source.require_catalog(), target.planner.dst
+    target = conversion.target
+    src, dst = target.planner.catalog, target.planner.dst
     versions = f"rankxform {rankxform.__version__}, Python {platform.python_version()}"
     when = f"{time.strftime('%Y-%m-%d %H:%M:%S %z')} on {platform.node()}"
     return {
@@ -237,22 +239,17 @@ def save_page(file: str, facts: Mapping[str, Any]) -> None:
 
 
 def write_page(
-    options: argparse.Namespace, source: Source, target: Target, plan: Plan, **outcome: Any
+    options: argparse.Namespace, conversion: Conversion, plan: Plan, **outcome: Any
 ) -> None:
     """Write the page of a plan, and of what came of it. Raises StorageError."""
 
     save_page(
-        options.report, page_document(source, target, plan, options.words, PageResults(**outcome))
+        options.report, page_document(conversion, plan, options.words, PageResults(**outcome))
     )
 
 
 def write_page_of_work(
-    options: argparse.Namespace,
-    request: Request,
-    source: Source,
-    target: Target,
-    team: Team,
-    **outcome: Any,
+    options: argparse.Namespace, conversion: Conversion, team: Team, **outcome: Any
 ) -> None:
     """Write the page of what was done, and has been told. Collective.
 
@@ -261,8 +258,8 @@ def write_page_of_work(
     from rankxform.verbs.plan import plan_target
 
     try:
-        plan = plan_target(request, source, target, team, with_room=False).plan
-        team.bcast(lambda: write_page(options, source, target, plan, **outcome))
+        plan = plan_target(conversion, team, with_room=False).plan
+        team.bcast(lambda: write_page(options, conversion, plan, **outcome))
     except Exception as error:
         if team.rank == 0:
             error_prefix = "" if isinstance(error, RankxformError) else f"{type(error).__name__}: "

@@ -30,8 +30,7 @@ from .screen import Screen, header, left_out, notice_lines, warning_lines
 if TYPE_CHECKING:
     from rankxform.planning.simulate import MethodUse, Simulation
     from rankxform.request import Request
-    from rankxform.source.open import Source
-    from rankxform.target.target import Target
+    from rankxform.target.target import Conversion
     from rankxform.verbs.picture import FlowMatrix, TensorKind
     from rankxform.verbs.plan import Cluster, Plan, PlanResult, SimulationResult
 
@@ -84,11 +83,7 @@ def run(options: argparse.Namespace, team: Team) -> int:
     processes = getattr(options, "processes", None)
     planned = plan(request, team, processes, timed=options.verb == "transform")
     predicted = planned.prediction[0] if planned.prediction else None
-    team.bcast(
-        lambda: _write_page(
-            options, planned.source, planned.target, planned.plan, predicted=predicted
-        )
-    )
+    team.bcast(lambda: _write_page(options, planned.conversion, planned.plan, predicted=predicted))
     screen.result("plan", partial(_facts, planned), partial(_table, planned, screen))
     return 0
 
@@ -106,8 +101,8 @@ def _simulate(request: Request, options: argparse.Namespace, team: Team, screen:
         return _simulation_table(simulated, facts())
 
     def write() -> None:
-        plan = summarize_simulated(request, simulated)
-        _write_page(options, simulated.source, simulated.target, plan, simulated=facts())
+        plan = summarize_simulated(simulated)
+        _write_page(options, simulated.conversion, plan, simulated=facts())
 
     if options.report:
         team.bcast(write)
@@ -116,12 +111,12 @@ def _simulate(request: Request, options: argparse.Namespace, team: Team, screen:
 
 
 def _write_page(
-    options: argparse.Namespace, source: Source, target: Target, plan: Plan, **outcome: Any
+    options: argparse.Namespace, conversion: Conversion, plan: Plan, **outcome: Any
 ) -> None:
     if options.report:
         from .page import write_page
 
-        write_page(options, source, target, plan, **outcome)
+        write_page(options, conversion, plan, **outcome)
 
 
 # -- planned --------------------------------------------------------------------------------------
@@ -150,9 +145,10 @@ def _table(planned: PlanResult, screen: Screen) -> str:
     """Write a plan for people; of many ranks by stage."""
     from rankxform.verbs.picture import byte_flow, kinds, kinds_to_draw
 
-    source, target, plan, prediction = planned
+    conversion, plan, prediction = planned
+    source, target = conversion.source, conversion.target
     verdict = _verdict(plan, prediction)
-    head = header(source, target, plan.processes, verdict)
+    head = header(conversion, plan.processes, verdict)
     head = "\n".join(verdict) if screen.is_quiet else head
     between, verbose = byte_flow(plan, target), screen.is_verbose
     by_stage = between.row == "stage" and not verbose
@@ -302,7 +298,8 @@ def _simulation_facts(
     request: Request, cluster: Cluster, simulated: SimulationResult
 ) -> dict[str, Any]:
     """Return what was simulated for JSON."""
-    source, target, simulation = simulated
+    conversion, simulation = simulated
+    source, target = conversion.source, conversion.target
     planner = target.planner
     from rankxform.planning.simulate import spread_of
 
@@ -345,7 +342,7 @@ def _simulation_table(simulated: SimulationResult, facts: dict[str, Any]) -> str
     """Write what was simulated for people."""
     from rankxform.planning.simulate import spread_of
 
-    source, target, simulation = simulated
+    conversion, simulation = simulated
     rows = []
     for name, (smallest, mean, largest) in spread_of(simulation.workloads).items():
         show = "{:,.0f}".format if name in COUNTS else format_size
@@ -354,7 +351,7 @@ def _simulation_table(simulated: SimulationResult, facts: dict[str, Any]) -> str
         rows.append((NAMES[name], show(smallest), show(mean), show(largest), times, show(total)))
     costs = ", ".join(f"{name} {_cost(name, value)}" for name, value in facts["costs"].items())
     lines = [
-        header(source, target, facts["processes"]),
+        header(conversion, facts["processes"]),
         f"on           {facts['nodes']:,} nodes; source {facts['src_placement']}, destination "
         f"{facts['dst_placement']}",
         "",
@@ -370,6 +367,7 @@ def _simulation_table(simulated: SimulationResult, facts: dict[str, Any]) -> str
         f"Peak memory per process: {format_size(simulation.memory)} "
         f"({format_buffer(facts['buffer_bytes'])} buffers, the rest plan), excluding MPI.",
     ]
+    target = conversion.target
     return "\n".join([*lines, *notice_lines(target.notices), *warning_lines(target.warnings)])
 
 

@@ -50,7 +50,7 @@ def run(options: argparse.Namespace, team: Team) -> int:
 
 def _of_checkpoint(options: argparse.Namespace, team: Team) -> dict[int, tuple[int, ...]]:
     """Return the ranks that are read, by destination rank. Collective."""
-    from rankxform.target.resolve import prepare
+    from rankxform.target.resolve import resolve
 
     request = team.bcast(
         lambda: Request(
@@ -61,7 +61,7 @@ def _of_checkpoint(options: argparse.Namespace, team: Team) -> dict[int, tuple[i
             **request_options(options),
         )
     )
-    _, _, target = prepare(request, team)
+    target = resolve(request, team).target
     if team.rank == 0:
         os.write(2, "".join(f"{line}\n" for line in warning_lines(target.warnings)).encode())
     return {rank: target.planner.plan(rank).src_ranks for rank in target.ranks}

@@ -42,9 +42,9 @@ if TYPE_CHECKING:
     from rankxform.planning.selection import OmittedParameters
     from rankxform.request import Request
     from rankxform.source.open import Source
-    from rankxform.target.target import Target
+    from rankxform.target.target import Conversion
     from rankxform.transport.team import ShowProgress
-    from rankxform.verbs.report import Report
+    from rankxform.verbs.transform import Report
 
 
 VERSION = 1
@@ -60,8 +60,9 @@ _LONG_SECONDS = 10.0
 """From how long a run on more processes is worth a word."""
 
 
-def header(source: Source, target: Target, processes: int, verdict: Sequence[str] = ()) -> str:
+def header(conversion: Conversion, processes: int, verdict: Sequence[str] = ()) -> str:
     """Say which files were found and what is about to happen; behind warnings the verdict."""
+    source, target = conversion.source, conversion.target
     src, dst = source.where.path, target.planner.dst
     selected_count, rank_count = len(target.ranks), dst.ranks
     dst_text = (
@@ -100,11 +101,12 @@ def header(source: Source, target: Target, processes: int, verdict: Sequence[str
     )
 
 
-def size_lines(request: Request, target: Target, nbytes: int, processes: int) -> list[str]:
+def size_lines(conversion: Conversion, nbytes: int, processes: int) -> list[str]:
     """Say how much is about to be written, and how much is free; on one node.
 
     Whether that is enough is found when the files are made: those of an earlier run are continued.
     """
+    target, memory = conversion.target, conversion.request.memory
     if target.dst is None or scheme_of(target.dst) or not nbytes:
         return []
     try:
@@ -115,7 +117,7 @@ def size_lines(request: Request, target: Target, nbytes: int, processes: int) ->
     return [
         labelled_lines(
             "to write",
-            f"{format_size(nbytes)}{free}, {format_buffer(request.memory)} of buffers{suffix}",
+            f"{format_size(nbytes)}{free}, {format_buffer(memory)} of buffers{suffix}",
         )
     ]
 
@@ -277,12 +279,13 @@ def _describe_names(
     )
 
 
-def verify_command(source: Source, target: Target, request: Request, processes: int) -> str:
+def verify_command(conversion: Conversion, processes: int) -> str:
     """Return the command that compares every byte of a destination, as it can be pasted here."""
     from rankxform.target.manifest import verify_options
 
     number = ["-n", str(processes)] if processes > 1 else []
-    words = [source.where.path, target.dst or "DST", *verify_options(request, source, target)]
+    request, source, target = conversion.request, conversion.source, conversion.target
+    words = [source.where.path, target.dst or "DST", *verify_options(conversion)]
     if request.ranks:
         words += ["--ranks", format_ranges(request.ranks).replace(" ", "")]
     shown = [shown_path(word) if word.startswith("/") else word for word in words]
@@ -327,8 +330,8 @@ def profile(report: Report) -> str:
 class Screen:
     """Shows what one call of a verb says, as its options want it."""
 
-    begun: tuple[Source, Target]
-    """What work was begun with."""
+    begun: Conversion
+    """What was begun."""
 
     def __init__(self, options: argparse.Namespace, team: Team) -> None:
         self._options, self._team = options, team
@@ -348,21 +351,19 @@ class Screen:
 
         return self._team.bcast(read)
 
-    def begin_writing(
-        self, request: Request, source: Source, target: Target, nbytes: int
-    ) -> ShowProgress:
+    def begin_writing(self, conversion: Conversion, nbytes: int) -> ShowProgress:
         """Say what is about to be written; return what is shown the progress."""
         may_omit_needs = self._team.nodes.count > 1 or self._team.rank > 0
-        needs = [] if may_omit_needs else size_lines(request, target, nbytes, self._team.size)
-        return self.begin(source, target, nbytes, needs)
+        needs = [] if may_omit_needs else size_lines(conversion, nbytes, self._team.size)
+        return self.begin(conversion, nbytes, needs)
 
     def begin(
-        self, source: Source, target: Target, nbytes: int, verdict: Sequence[str] = ()
+        self, conversion: Conversion, nbytes: int, verdict: Sequence[str] = ()
     ) -> ShowProgress:
         """Say what is about to happen; return what is shown the progress."""
-        self.begun = source, target
+        self.begun = conversion
         if self._team.rank == 0 and not self.is_quiet:
-            lines = [header(source, target, self._team.size, verdict), *self.defaults()]
+            lines = [header(conversion, self._team.size, verdict), *self.defaults()]
             self.say("\n".join([*lines, *notice_lines(notes_of_script(self._options))]))
         return self.progress(nbytes)
 
@@ -416,13 +417,12 @@ class Screen:
     ) -> None:
         _print(as_json(name, facts()) if self._options.json else text())
 
-    def page_of_work(self, request: Request, **outcome: Any) -> None:
+    def page_of_work(self, **outcome: Any) -> None:
         """Write the page of what was begun, done and told, if one is asked for. Collective."""
         if self._page is not None:
             from .page import write_page_of_work
 
-            source, target = self.begun
-            write_page_of_work(self._options, request, source, target, self._team, **outcome)
+            write_page_of_work(self._options, self.begun, self._team, **outcome)
 
 
 def _print(text: str) -> None:

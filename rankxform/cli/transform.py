@@ -41,11 +41,11 @@ def run(options: argparse.Namespace, team: Team) -> int:
 
     screen = Screen(options, team)
     request = screen.request()
-    transform_report = transform(request, team, partial(screen.begin_writing, request))
-    verify = partial(verify_command, *screen.begun, request, team.size)
+    transform_report = transform(request, team, screen.begin_writing)
+    verify = partial(verify_command, screen.begun, team.size)
     text = partial(summary, transform_report, verify, screen.is_verbose, screen.is_quiet)
     screen.done("transform", transform_report.as_dict, text)
     if options.profile:
         screen.say(profile(transform_report))
-    screen.page_of_work(request, done=transform_report)
+    screen.page_of_work(done=transform_report)
     return 0

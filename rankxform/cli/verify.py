@@ -36,7 +36,7 @@ from .screen import Screen, describe_samples, notice_lines, warning_lines
 
 if TYPE_CHECKING:
     from rankxform.engine.sinks import Difference
-    from rankxform.verbs.verdict import Verdict
+    from rankxform.verbs.verify import Verdict
 
 SUMMARY = "Compare a destination with its source, or with its own manifest."
 EXAMPLE = f"rankxform verify -n 8 output/checkpoint new_ckpt \\\n      {STRATEGIES_EXAMPLE}"
@@ -78,7 +78,7 @@ def run(options: argparse.Namespace, team: Team) -> int:
     text = partial(_verdict, verdict, screen.is_verbose, screen.is_quiet)
     screen.result("verify", verdict.as_dict, text)
     if request is not None:
-        screen.page_of_work(request, verdict=verdict)
+        screen.page_of_work(verdict=verdict)
     return 0 if verdict.same else DifferenceError.exit_code
 
 

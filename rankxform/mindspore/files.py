@@ -17,7 +17,7 @@ from rankxform.request import Request
 from rankxform.source.choose import list_and_select
 from rankxform.storage.source_reader import index_file
 from rankxform.storage.user_files import is_none, load_strategy
-from rankxform.target.resolve import prepare
+from rankxform.target.resolve import resolve
 from rankxform.transport import SerialTeam, Team, team
 from rankxform.values import blake2b
 from rankxform.verbs.load import Parameters, load
@@ -64,8 +64,7 @@ def _names(request: Request) -> list[str]:
     """Return the names of a checkpoint's parameters. Collective."""
     processes: Team = team(None)
     try:
-        _, source, _ = prepare(request, processes)
-        names = [p.name for p in source.require_catalog().parameters]
+        names = [p.name for p in resolve(request, processes).planner.catalog.parameters]
     except RankxformError:  # raised on every process
         processes.free()
         raise
@@ -326,7 +325,7 @@ def load_segmented_checkpoints(
     parameters_by_name: dict[str, Any] = {}
     holders_by_name: dict[str, tuple[Path, Any]] = {}
     for path in sorted(folder.glob("*.ckpt")):
-        loaded_slices = load(Request(str(path), None, "none"), SerialTeam(), 0)
+        loaded_slices = load(Request(str(path), None, "none"), 0, SerialTeam())
         for name in [name for name in loaded_slices if not is_selected(name)]:
             loaded_slices.pop(name)
         _check_same(loaded_slices, holders_by_name, path)

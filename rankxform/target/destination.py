@@ -1,163 +1,159 @@
 """Kinds of destination, and whether writing harms anything.
 
 A folder (`rankxform.target.folder`) is the kind whose addresses are paths; other kinds are found
-by the scheme of their addresses.
+by the scheme of their addresses. Files that exist (`rankxform.target.existing`) are compared.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from posixpath import relpath
-from typing import TYPE_CHECKING, Protocol
+from posixpath import relpath, splitext
+from typing import Any, ClassVar, NamedTuple
 
 from rankxform.engine.copier import Operands
-from rankxform.engine.pipeline import Messenger, WorkInputs, execute
-from rankxform.engine.sinks import ArraySink
+from rankxform.engine.pipeline import Messenger, Traffic, WorkInputs, execute
+from rankxform.engine.sinks import ArraySink, OutputFile
 from rankxform.errors import StorageError, UsageError
-from rankxform.formats.container import TensorSpec
-from rankxform.layout.names import first_texts
+from rankxform.formats.container import (
+    BLOCK,
+    Container,
+    FileLayout,
+    Index,
+    TensorSpec,
+    container_of,
+)
+from rankxform.layout.names import compile_regex, first_texts
+from rankxform.layout.strategy import Strategy
+from rankxform.planning.assign import Assignment, runs_of
 from rankxform.planning.catalog import Parameter
 from rankxform.planning.exchange import WorkPlan
+from rankxform.planning.plan import Planner
+from rankxform.planning.transfers import SliceRange
 from rankxform.publish.folder_records import FOLDER_NAME, JOB_NAME, MANIFEST_NAME
+from rankxform.publish.journal import write_parts
 from rankxform.request import Request
 from rankxform.source.choose import listing_at
 from rankxform.source.open import Source
+from rankxform.statements import Finding, as_notice, as_warning
 from rankxform.storage.posix import (
     OnProgress,
+    create,
     inode,
     is_below,
     is_below_any,
     is_same_file,
+    make_folder,
+    publish_file,
     read_bytes,
+    remove_if_possible,
+    sync,
+    unique_name,
 )
 from rankxform.storage.source_reader import SourceReader, check_content
 from rankxform.storage.store import is_path, scheme_of
 from rankxform.transport import Team
 
 from .model_files import check_model_files
-from .target import Target
-
-if TYPE_CHECKING:
-    from rankxform.engine.pipeline import Traffic, WorkInputs
-    from rankxform.planning.assign import Assignment
-    from rankxform.planning.exchange import WorkPlan
-    from rankxform.request import Request
-    from rankxform.source.open import Source
-    from rankxform.storage.posix import OnProgress
-    from rankxform.transport import Team
-
-    from .target import Target
+from .target import Conversion, Target
 
 
-class Destination(Protocol):
-    """A destination while it is made, as one process has it."""
+class StoredFiles(NamedTuple):
+    """What a destination had already, and how its files are stored; for reports."""
 
-    source: Source
-    target: Target
-    request: Request
-    remaining_slices: Assignment  # by process the slices that it writes
+    linked: int = 0  # files that share another one's bytes
+    kept: int = 0  # files that were complete before
+    continued: int = 0  # files that an earlier run had begun
+    bytes_before: int = 0  # bytes of tensors that an earlier run had written
+    # Which nodes have which files, or write them, for people; None: all have one folder.
+    placement: str | None = None
 
-    @property
-    def files_linked(self) -> int:
-        """How many files share another one's bytes."""
 
-    @property
-    def files_kept(self) -> int:
-        """How many files were complete before."""
+class Destination(ABC):
+    """Where a target is stored, as one process has it; made for one conversion.
 
-    @property
-    def files_continued(self) -> int:
-        """How many files an earlier run had begun."""
+    `verbs.convert.convert` makes these calls in this order; all but `fill` are collective. A
+    subclass may leave calls out, and never reorders them.
+    """
 
-    @property
-    def bytes_before(self) -> int:
-        """Bytes of tensors that an earlier run had written."""
+    is_ascending: ClassVar[bool] = False
+    """Whether files take their bytes from the first to the last. What a process has to do is then
+    done file by file, so that `left` had best be whole files."""
 
-    @property
-    def placement(self) -> str | None:
-        """Which nodes have which files, or write them, for people. None: all have one folder."""
+    left: Assignment
+    """By process the slices that are to be put; `claim` sets it."""
 
-    def begin(self, team: Team) -> None:
-        """Prepare what is to be written, before the first byte. Collective."""
+    def prepare(self, request: Request, team: Team) -> Request:
+        """Return the request with what the destination itself declares, or other processes ask."""
+        return request
 
+    def check_free(self, conversion: Conversion, team: Team) -> Sequence[Finding]:
+        """See that storing harms nothing; return what lies there.
+
+        Raises UsageError or StorageError.
+        """
+        return ()
+
+    @abstractmethod
+    def claim(self, conversion: Conversion, team: Team) -> AbstractContextManager[Conversion]:
+        """Take the place, set `left`, and yield the conversion as it is stored here.
+
+        No other run writes there meanwhile. Where the block fails, what can be continued is kept,
+        and the rest abandoned.
+        """
+
+    def begin(self, team: Team) -> None:  # noqa: B027
+        """Make room, before the first byte."""
+
+    @abstractmethod
     def fill(self, work: WorkPlan, inputs: WorkInputs, on_progress: OnProgress) -> Traffic:
         """Carry out this process's work, and note what is complete.
 
         Work that a failure or a stop ended can be continued by a later run.
         """
 
-    def publish(self, team: Team) -> None:
-        """Let readers find the complete files, and say that they are. Collective."""
+    def publish(self, team: Team) -> None:  # noqa: B027
+        """Let readers find what is complete, and say that it is."""
 
-    def foreign_warnings(self, team: Team) -> Sequence[str]:
-        """Return warnings of others' files, which readers may take for its own. Collective."""
+    def findings(self, team: Team) -> Sequence[Finding]:
+        """Return what is noticed when all is stored, such as others' files that may be loaded."""
+        return ()
+
+    @property
+    def stored(self) -> StoredFiles:
+        """What was there already. Local."""
+        return StoredFiles()
 
 
-class DestinationKind(Protocol):
-    """Where files of one kind of address are made.
+def _folder() -> Destination:
+    from .folder import FolderDestination
 
-    ascending: whether files take their bytes from the first to the last. What a process has to do
-    is then done file by file, so that `Destination.remaining_slices` had best be whole files.
+    return FolderDestination()
+
+
+DESTINATIONS: dict[str, Callable[[], Destination]] = {"": _folder}
+"""What makes a destination, by the scheme of addresses; "" are folders of a file system."""
+
+
+def destination_at(request: Request, team: Team) -> Destination:
+    """Return the destination of process 0's request. Collective.
+
+    Raises UsageError where none is named, or nothing can be stored there.
     """
 
-    ascending: bool
+    def scheme() -> str:
+        if request.dst is None:
+            raise UsageError("no destination folder")
+        if request.shapes is not None:
+            raise UsageError("shapes are for a plan; a transform reads a checkpoint")
+        check_scheme(request.dst)
+        return scheme_of(request.dst)
 
-    def check_free(
-        self, request: Request, source: Source, target: Target, team: Team
-    ) -> Sequence[str]:
-        """See that writing harms nothing; return, as notices, what lies there. Collective.
-
-        Raises UsageError or StorageError.
-        """
-
-    def claim(
-        self, request: Request, source: Source, target: Target, team: Team
-    ) -> AbstractContextManager[Destination]:
-        """Yield the destination, which no other run writes meanwhile, with what is left.
-        Collective.
-
-        Where the block fails, what can be continued is kept, and the rest abandoned.
-        """
-
-
-class FolderKind:
-    """Folders of a file system; what makes them is imported when one is made."""
-
-    ascending = False
-
-    def check_free(
-        self, request: Request, source: Source, target: Target, team: Team
-    ) -> Sequence[str]:
-
-        return check_free(request, source, target, team)
-
-    def claim(
-        self, request: Request, source: Source, target: Target, team: Team
-    ) -> AbstractContextManager[Destination]:
-        from .folder import claim
-
-        return claim(request, source, target, team)
-
-
-DESTINATIONS: dict[str, DestinationKind] = {"": FolderKind()}
-"""Kinds of destination, by scheme; "" are folders of a file system."""
-
-
-def destination_of(request: Request) -> DestinationKind:
-    """Return what makes the destination of a request.
-
-    Raises UsageError where none is named, or none can be made there.
-    """
-    if request.dst is None:
-        raise UsageError("no destination folder")
-    if request.shapes is not None:
-        raise UsageError("shapes are for a plan; a transform reads a checkpoint")
-    check_scheme(request.dst)
-    return DESTINATIONS[scheme_of(request.dst)]
+    return DESTINATIONS[team.bcast(scheme)]()
 
 
 def check_scheme(dst: str) -> None:
@@ -167,17 +163,197 @@ def check_scheme(dst: str) -> None:
         raise UsageError(f"nothing writes {scheme}:// addresses", "name a folder as DST", where=dst)
 
 
+class OneFileDestination(Destination):
+    """One complete file, written by one process: a part file beside it, then its name.
+
+    It is written completely or not at all. An existing file is replaced, even by several processes
+    at once. There is no manifest and no journal: a stopped conversion starts over.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    @contextmanager
+    def claim(self, conversion: Conversion, team: Team) -> Iterator[Conversion]:
+        source, target, request = conversion.source, conversion.target, conversion.request
+        if any(is_same_file(self._path, Path(path)) for path in source.paths.values()):
+            raise UsageError("is a source file, which is never written to", where=self._path)
+        (self._rank,), self._durable = target.ranks, request.fsync
+        layouts = FileLayoutCache(target.planner, source.indexes, target, request.crc)
+        self._output = OutputFile(unique_name(self._path), layouts.of(self._rank))
+        self.left = [[target.planner.whole_file(self._rank)]]
+        try:
+            yield conversion
+        except BaseException:
+            remove_if_possible(self._output.part)
+            raise
+
+    def begin(self, team: Team) -> None:
+        make_folder(self._path.parent)
+        create(self._output.part)
+
+    def fill(self, work: WorkPlan, inputs: WorkInputs, on_progress: OnProgress) -> Traffic:
+        return write_parts(work, inputs, {self._rank: self._output}, on_progress)
+
+    def publish(self, team: Team) -> None:
+        if self._durable:
+            sync(self._output.part)
+        publish_file(self._output.part, self._path, durable=self._durable)
+
+
+class RankRequest(NamedTuple):
+    """What one process wants: the slices of a rank, of some names."""
+
+    rank: int
+    include: tuple[str, ...]
+
+
+class ArrayDestination(Destination):
+    """Arrays in memory: each process gets the slices of a rank, of the names that it includes.
+
+    arrays: by name, in the order of the rank's file, once they are published.
+    """
+
+    arrays: Mapping[str, Any]
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+
+    def prepare(self, request: Request, team: Team) -> Request:
+        """Return the request of all processes, which may differ in rank and include alone.
+
+        Raises UsageError.
+        """
+        by_process = team.allgather(
+            lambda: (RankRequest(self.rank, request.include), _common_question(request))
+        )
+        self._rank_requests, questions = zip(*by_process)
+        if len(set(questions)) > 1:
+            raise UsageError(
+                "the processes of one load ask for different things; only rank and include may "
+                "differ"
+            )
+        ranks = tuple(sorted({rank_request.rank for rank_request in self._rank_requests}))
+        include = tuple(
+            dict.fromkeys(
+                text for rank_request in self._rank_requests for text in rank_request.include
+            )
+        )
+        if any(not rank_request.include for rank_request in self._rank_requests):
+            include = ()
+        return replace(request, dst=None, ranks=ranks, include=include)
+
+    @contextmanager
+    def claim(self, conversion: Conversion, team: Team) -> Iterator[Conversion]:
+        planner = conversion.planner
+        self.left = team.agree(
+            lambda: [
+                _slices_of_names(planner, rank_request) for rank_request in self._rank_requests
+            ]
+        )
+        slices = planner.slices(self.rank)
+        self._wanted_slices = [
+            slices[p] for r in self.left[team.rank] for p in range(r.first, r.stop)
+        ]
+        yield conversion
+
+    def begin(self, team: Team) -> None:
+        self._sink = team.agree(
+            lambda: ArraySink(
+                TensorSpec(p.name, p.dtype, shape) for p, shape in self._wanted_slices
+            )
+        )
+
+    def fill(self, work: WorkPlan, inputs: WorkInputs, on_progress: OnProgress) -> Traffic:
+        return execute(work, inputs, {self.rank: self._sink}, on_progress)
+
+    def publish(self, team: Team) -> None:
+        self.arrays = team.agree(self._sink.take)
+
+
+def _common_question(request: Request) -> str:
+    """Return what all processes of a load must ask alike."""
+    src, dst = request.src_strategy, request.dst_strategy
+    named = [s.label if isinstance(s, Strategy) else s for s in (src, dst)]
+    return repr((named, replace(request, include=(), src_strategy=None, dst_strategy=None)))
+
+
+def _slices_of_names(planner: Planner, rank_request: RankRequest) -> list[SliceRange]:
+    """Return which slices of its rank a process wants that includes only some names."""
+    expressions = [compile_regex(pattern, "--include") for pattern in rank_request.include]
+    return runs_of(
+        rank_request.rank,
+        [
+            position
+            for position, (p, _) in enumerate(planner.slices(rank_request.rank))
+            if not expressions or any(expression.search(p.name) for expression in expressions)
+        ],
+    )
+
+
+class FileLayoutCache:
+    """The layouts of destination files; ranks with slices of one shape share one.
+
+    What is in a file depends on the source files of its pipeline stage, not on which other
+    files are made in the same run.
+    """
+
+    def __init__(
+        self, planner: Planner, indexes: Mapping[int, Index], target: Target, checksum: bool
+    ) -> None:
+        self._planner, self._indexes = planner, indexes
+        self._target, self._checksum = target, checksum
+        self._known: dict[int, FileLayout] = {}
+
+    def of(self, rank: int) -> FileLayout:
+        """Return the layout of the file of a destination rank."""
+        slices = self._planner.slices(rank)  # one list for all ranks with the same
+        if id(slices) not in self._known:
+            container, tensors = self._container(rank), self._planner.tensors(rank)
+            source = self._source(rank)
+            begins = min(source.offsets, default=0) % BLOCK
+            metadata = self._metadata(rank, source)
+            layout = container.lay_out(tensors, metadata, self._checksum, begins)
+            self._known[id(slices)] = layout
+        return self._known[id(slices)]
+
+    def _container(self, rank: int) -> Container:
+        """Return the container of a destination file; some forms have two."""
+        return container_of(splitext(self._target.arrangement.names[rank])[1])
+
+    def _source(self, rank: int) -> Index:
+        """Return the file of the lowest source rank of a destination rank's stage."""
+        planner = self._planner
+        return next(
+            index
+            for stage in planner.source_stages(planner.dst.stage_of(planner.part(rank).rank))
+            for file, index in self._indexes.items()
+            if planner.catalog.stage_of(file) == stage
+        )
+
+    def _metadata(self, rank: int, source: Index) -> Mapping[str, str]:
+        """Return a source file's metadata for the file of a destination rank.
+
+        Entries named after a source tensor that is not in the destination's file are left out.
+        """
+        omitted_names = set(source.schema.names).difference(
+            t.name for t in self._planner.tensors(rank)
+        )
+        metadata = {key: text for key, text in source.metadata.items() if key not in omitted_names}
+        return self._target.form.metadata(metadata)
+
+
 # Checkpoint files that rankxform did not write, where it has written nothing yet, mean one of two
 # things: SRC and DST were exchanged, or files are to be put beside others. Both are for the user
 # to say.
 
 
-def check_free(request: Request, source: Source, target: Target, team: Team) -> list[str]:
-    """See that writing will harm nothing, on every node; return notices of what lies there.
-    Collective.
+def check_free(conversion: Conversion, team: Team) -> list[Finding]:
+    """See that writing will harm nothing, on every node; return what lies there. Collective.
 
     Raises UsageError or StorageError.
     """
+    request, source, target = conversion.request, conversion.source, conversion.target
     is_leader = team.nodes.is_leader(team.rank)
 
     def check() -> None:
@@ -187,7 +363,7 @@ def check_free(request: Request, source: Source, target: Target, team: Team) -> 
 
     team.agree(check)
     _check_foreign_files(request, target, team)
-    return team.bcast(lambda: check_model_files(request, source, target))
+    return [as_notice(text) for text in team.bcast(lambda: check_model_files(conversion))]
 
 
 def _check_root(request: Request, target: Target) -> None:
@@ -267,17 +443,16 @@ def _check_apart(request: Request, source: Source, output_paths: Iterable[Path])
         )
 
 
-def foreign_warnings(target: Target, dst_paths: Iterable[Path | str], team: Team) -> list[str]:
+def foreign_files(target: Target, dst_paths: Iterable[Path | str], team: Team) -> list[Finding]:
     """Return a warning of checkpoint files beside a destination's own, if any. Collective."""
     foreign_paths = _foreign_files(target, dst_paths, team)
-    marked = team.bcast(lambda: _later_mark(target))
-    if not foreign_paths:
-        return marked
-    return [
-        *marked,
-        f"{first_texts(foreign_paths, 1)}: another checkpoint file lies beside those of this "
-        "destination, and may be loaded instead; remove what does not belong there",
-    ]
+    warnings = team.bcast(lambda: _later_mark(target))
+    if foreign_paths:
+        warnings.append(
+            f"{first_texts(foreign_paths, 1)}: another checkpoint file lies beside those of this "
+            "destination, and may be loaded instead; remove what does not belong there"
+        )
+    return [as_warning(text) for text in warnings]
 
 
 def _later_mark(target: Target) -> list[str]:
@@ -309,8 +484,7 @@ def _foreign_files(target: Target, dst_paths: Iterable[Path | str], team: Team) 
 
 @contextmanager
 def open_work_inputs(
-    source: Source,
-    target: Target,
+    conversion: Conversion,
     work: WorkPlan | None = None,
     messenger: Messenger | None = None,
     on_progress: OnProgress = lambda nbytes: None,
@@ -320,6 +494,7 @@ def open_work_inputs(
     Operands that processes send each other are in memory when it returns; where `work` has such,
     every process calls it, with messages.
     """
+    source, target = conversion.source, conversion.target
     with ExitStack() as stack:
         digests_by_file = target.evidence.digests_by_file
 

@@ -24,9 +24,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import field, replace
+from dataclasses import replace
 from pathlib import Path
-from posixpath import splitext
 from typing import TypeVar
 
 from rankxform.engine.checksum import MODULUS, IntegrityChecker
@@ -34,11 +33,6 @@ from rankxform.engine.pipeline import Traffic, WorkInputs
 from rankxform.engine.sinks import OutputFile, add_checksum, part_descriptors, part_of
 from rankxform.errors import DifferenceError, RankxformError, StoppedError, StorageError
 from rankxform.formats.container import (
-    BLOCK,
-    Container,
-    FileLayout,
-    Index,
-    container_of,
     content_bytes,
 )
 from rankxform.layout.names import STEPS
@@ -63,7 +57,7 @@ from rankxform.publish.folder_records import FolderRecords
 from rankxform.publish.journal import Journal, write_parts
 from rankxform.publish.records import FolderState, manifest_contents
 from rankxform.request import Request
-from rankxform.source.open import Source
+from rankxform.statements import Finding
 from rankxform.storage.identity import sample_digest
 from rankxform.storage.posix import (
     OnProgress,
@@ -75,9 +69,8 @@ from rankxform.storage.posix import (
 )
 from rankxform.transport import Team
 from rankxform.transport.team import show_nothing
-from rankxform.values import dataclass
 
-from .destination import foreign_warnings
+from .destination import Destination, FileLayoutCache, StoredFiles, check_free, foreign_files
 from .manifest import (
     applied_adapters,
     check_strategy_file,
@@ -87,7 +80,7 @@ from .manifest import (
 )
 from .model_files import stale
 from .node_folders import NodeFolder, Placement, find_placement
-from .target import Target
+from .target import Conversion, Target
 
 
 def equal_files(
@@ -112,58 +105,6 @@ def equal_files(
     return groups
 
 
-class FileLayoutCache:
-    """The layouts of destination files; ranks with slices of one shape share one.
-
-    What is in a file depends on the source files of its pipeline stage, not on which other
-    files are made in the same run.
-    """
-
-    def __init__(
-        self, planner: Planner, indexes: Mapping[int, Index], target: Target, checksum: bool
-    ) -> None:
-        self._planner, self._indexes = planner, indexes
-        self._target, self._checksum = target, checksum
-        self._known: dict[int, FileLayout] = {}
-
-    def of(self, rank: int) -> FileLayout:
-        """Return the layout of the file of a destination rank."""
-        slices = self._planner.slices(rank)  # one list for all ranks with the same
-        if id(slices) not in self._known:
-            container, tensors = self._container(rank), self._planner.tensors(rank)
-            source = self._source(rank)
-            begins = min(source.offsets, default=0) % BLOCK
-            metadata = self._metadata(rank, source)
-            layout = container.lay_out(tensors, metadata, self._checksum, begins)
-            self._known[id(slices)] = layout
-        return self._known[id(slices)]
-
-    def _container(self, rank: int) -> Container:
-        """Return the container of a destination file; some forms have two."""
-        return container_of(splitext(self._target.arrangement.names[rank])[1])
-
-    def _source(self, rank: int) -> Index:
-        """Return the file of the lowest source rank of a destination rank's stage."""
-        planner = self._planner
-        return next(
-            index
-            for stage in planner.source_stages(planner.dst.stage_of(planner.part(rank).rank))
-            for file, index in self._indexes.items()
-            if planner.catalog.stage_of(file) == stage
-        )
-
-    def _metadata(self, rank: int, source: Index) -> Mapping[str, str]:
-        """Return a source file's metadata for the file of a destination rank.
-
-        Entries named after a source tensor that is not in the destination's file are left out.
-        """
-        omitted_names = set(source.schema.names).difference(
-            t.name for t in self._planner.tensors(rank)
-        )
-        metadata = {key: text for key, text in source.metadata.items() if key not in omitted_names}
-        return self._target.form.metadata(metadata)
-
-
 def plan_output_files(
     target: Target,
     slice_ranges: Sequence[SliceRange],
@@ -186,78 +127,22 @@ def plan_output_files(
 T = TypeVar("T")
 
 
-@contextmanager
-def claim(
-    request: Request, source: Source, target: Target, team: Team
-) -> Iterator[FolderDestination]:
-    """Lock the destination, and yield it with what is left to be done. Collective.
+class FolderDestination(Destination):
+    """A folder of a file system, with part files, journals and a manifest."""
 
-    After a storage failure or a stop, everything is kept so that it can be continued; after any
-    other failure, only what an earlier run had done.
-    """
-    placement = find_placement(request, target, team)
-    root = placement.of(team.rank)
-    locked_folders: list[FolderRecords] = []
-
-    def lock() -> FolderState | None:
-        if team.rank != root.processes[0]:
-            return None
-        locked_folders.append(_lock_folder(request, source, target, root))
-        return locked_folders[0].state
-
-    try:
-        states = team.allgather(lock)
-        folder_state = states[root.processes[0]]
-        assert folder_state is not None
-        state = folder_state.with_all(s for s in states if s is not None)
-        folder = locked_folders[0] if locked_folders else None
-        claimed = FolderDestination(request, source, target, placement, root, folder, state)
-        claimed.share_out(team)
-        yield claimed
-    except BaseException as error:
-        keep = isinstance(error, (StorageError, StoppedError)) or not isinstance(error, Exception)
-        for locked_folder in locked_folders:
-            locked_folder.close(
-                keep or (locked_folder.resumed and not isinstance(error, DifferenceError))
-            )
-            if keep and locked_folder.begun and isinstance(error, RankxformError):
-                error.resumable = True
-        raise
-
-
-def _lock_folder(
-    request: Request, source: Source, target: Target, root: NodeFolder
-) -> FolderRecords:
-    mark = target.arrangement.mark
-    return FolderRecords(
-        target.folder,
-        conversion_identity(request, source, target),
-        {file: final for file, final in target.paths.items() if file in root.ranks},
-        form=target.form.name,
-        mark=None if mark is None else (Path(target.dst or "") / mark[0], mark[1]),
-        overwrite=request.overwrite,
-        durable=request.fsync,
-    )
-
-
-@dataclass
-class FolderDestination:
-    """A destination folder while it is made, as one process has it (`destination.Destination`)."""
-
+    conversion: Conversion
     request: Request
-    source: Source
     target: Target
     places: Placement  # which nodes have which folder
     root: NodeFolder  # the folder of this process
     folder: FolderRecords | None  # its records; None: this is not its first process
     state: FolderState  # what was found in all folders
-    # Id of the file that is written -> ids of files with equal bytes.
-    groups: Mapping[int, Sequence[int]] = field(default_factory=dict)
-    # By process the slices that it writes.
-    remaining_slices: Assignment = field(default_factory=list)
-    # Destination files of this process.
-    outputs: Mapping[int, OutputFile] = field(default_factory=dict)
-    _journal: Journal | None = None
+
+    def __init__(self) -> None:
+        # Id of the file that is written -> ids of files with equal bytes.
+        self.groups: Mapping[int, Sequence[int]] = {}
+        self.outputs: Mapping[int, OutputFile] = {}  # destination files of this process
+        self._journal: Journal | None = None
 
     @property
     def journal(self) -> Journal:
@@ -265,28 +150,18 @@ class FolderDestination:
         return self._journal
 
     @property
-    def files_linked(self) -> int:
-        return sum(len(ranks) - 1 for ranks in self.groups.values())
-
-    @property
-    def files_kept(self) -> int:
-        return len(self.state.complete_files)
-
-    @property
-    def files_continued(self) -> int:
-        return len(self.state.completed.names_by_rank)
-
-    @property
-    def bytes_before(self) -> int:
-        nbytes = 0
-        for file, names in self.state.completed.names_by_rank.items():
-            slices = zip(self.target.planner.names(file), self.target.planner.slices(file))
+    def stored(self) -> StoredFiles:
+        completed, planner, nbytes = self.state.completed.names_by_rank, self.target.planner, 0
+        for file, names in completed.items():
+            slices = zip(planner.names(file), planner.slices(file))
             nbytes += sum(content_bytes(p.dtype, s) for name, (p, s) in slices if name in names)
-        return nbytes
-
-    @property
-    def placement(self) -> str | None:
-        return self.places.describe()
+        return StoredFiles(
+            linked=sum(len(ranks) - 1 for ranks in self.groups.values()),
+            kept=len(self.state.complete_files),
+            continued=len(completed),
+            bytes_before=nbytes,
+            placement=self.places.describe(),
+        )
 
     @property
     def _owned(self) -> dict[int, OutputFile]:
@@ -300,10 +175,56 @@ class FolderDestination:
 
     # -- before the first byte ------------------------------------------------------------------
 
-    def share_out(self, team: Team) -> None:
+    def check_free(self, conversion: Conversion, team: Team) -> Sequence[Finding]:
+        return check_free(conversion, team)
+
+    @contextmanager
+    def claim(self, conversion: Conversion, team: Team) -> Iterator[Conversion]:
+        """Lock the folder, and yield with what is left to be done. Collective.
+
+        After a storage failure or a stop, everything is kept so that it can be continued; after any
+        other failure, only what an earlier run had done.
+        """
+        self.conversion, self.request, self.target = (
+            conversion,
+            conversion.request,
+            conversion.target,
+        )
+        self.places = find_placement(self.request, self.target, team)
+        self.root = root = self.places.of(team.rank)
+        locked_folders: list[FolderRecords] = []
+
+        def lock() -> FolderState | None:
+            if team.rank != root.processes[0]:
+                return None
+            locked_folders.append(_lock_folder(conversion, root))
+            return locked_folders[0].state
+
+        try:
+            states = team.allgather(lock)
+            folder_state = states[root.processes[0]]
+            assert folder_state is not None
+            self.state = folder_state.with_all(s for s in states if s is not None)
+            self.folder = locked_folders[0] if locked_folders else None
+            self._share_out(team)
+            yield conversion
+        except BaseException as error:
+            keep = isinstance(error, (StorageError, StoppedError))
+            keep = keep or not isinstance(error, Exception)
+            for locked_folder in locked_folders:
+                locked_folder.close(
+                    keep or (locked_folder.resumed and not isinstance(error, DifferenceError))
+                )
+                if keep and locked_folder.begun and isinstance(error, RankxformError):
+                    error.resumable = True
+            raise
+
+    def _share_out(self, team: Team) -> None:
         """Say who writes what of what is left. Collective."""
         planner, placement = self.target.planner, self.places
-        layouts = FileLayoutCache(planner, self.source.indexes, self.target, self.request.crc)
+        layouts = FileLayoutCache(
+            planner, self.conversion.source.indexes, self.target, self.request.crc
+        )
         files = [file for file in self.target.files if file not in self.state.complete_files]
         self.groups = groups = equal_files(self.request, planner, placement, files, team)
         self._keep_same_layouts(layouts, team)
@@ -313,7 +234,7 @@ class FolderDestination:
             assignment = placement.assign(planner, list(groups), done)
             return assignment, [remaining(planner, r, done) for r in assignment]
 
-        assignment, self.remaining_slices = team.agree(assign)
+        assignment, self.left = team.agree(assign)
         local_slices = assignment[team.rank]
         self.outputs = team.agree(
             lambda: plan_output_files(self.target, local_slices, groups, layouts)
@@ -476,7 +397,7 @@ class FolderDestination:
             for file in files
             if self.request.verify and file in self.root.ranks
         }
-        self.folder.complete(facts, digests, stale(self.request, self.source, self.target))
+        self.folder.complete(facts, digests, stale(self.conversion))
 
     def _rename(
         self, facts: Mapping[Path, FileStat], part_stats: Mapping[int, FileStat]
@@ -510,7 +431,7 @@ class FolderDestination:
         # an index or metadata says it of other forms, and its digest is kept
         has_contents = request.verify or not target.form.described
         content_fields = manifest_contents(target.planner, target.files) if has_contents else {}
-        options = verify_options(request, self.source, target)
+        options = verify_options(self.conversion)
         steps = {n: v for n in STEPS if isinstance(v := target.training.get(n), int)}
         steps |= {fact.subject: fact.value for fact in target.evidence.steps}
         copied_names = write_companions_near(target)
@@ -526,7 +447,7 @@ class FolderDestination:
         manifest_fields |= (
             {"beside": companion_digests, "copied": copied_names} if companion_digests else {}
         )
-        added = applied_adapters(self.source, target.adapter)
+        added = applied_adapters(self.conversion.source, target.adapter)
         manifest_fields |= {"applied": added} if added else {}
         self.folder.finish(
             {**content_fields, **manifest_fields},
@@ -535,8 +456,22 @@ class FolderDestination:
             published,
         )
 
-    def foreign_warnings(self, team: Team) -> list[str]:
-        return foreign_warnings(self.target, self.target.paths.values(), team)
+    def findings(self, team: Team) -> Sequence[Finding]:
+        return foreign_files(self.target, self.target.paths.values(), team)
+
+
+def _lock_folder(conversion: Conversion, root: NodeFolder) -> FolderRecords:
+    request, target = conversion.request, conversion.target
+    mark = target.arrangement.mark
+    return FolderRecords(
+        target.folder,
+        conversion_identity(conversion),
+        {file: final for file, final in target.paths.items() if file in root.ranks},
+        form=target.form.name,
+        mark=None if mark is None else (Path(target.dst or "") / mark[0], mark[1]),
+        overwrite=request.overwrite,
+        durable=request.fsync,
+    )
 
 
 def _check_part(part: Path, part_stat: FileStat, inode: int, nbytes: int) -> None:

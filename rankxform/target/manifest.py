@@ -36,6 +36,7 @@ from rankxform.storage.user_files import (
     path_of,
     strategy_files_at,
 )
+from rankxform.target.target import Conversion
 from rankxform.values import blake2b
 
 from .target import Target
@@ -45,11 +46,12 @@ _FEW_FILES = 16
 # -- identity: two conversions are the same if their output is, byte for byte ---------------------
 
 
-def conversion_identity(request: Request, source: Source, target: Target) -> dict[str, Any]:
+def conversion_identity(conversion: Conversion) -> dict[str, Any]:
     """Return, for JSON, what determines the bytes of the destination files.
 
     Which destination ranks are made, and how, is left out: neither changes what is in a file.
     """
+    request, source, target = conversion.request, conversion.source, conversion.target
     planner, adapter = target.planner, target.adapter
     options = {name: getattr(request, name) for name in options_affecting(AFFECTS_BYTES)}
     plain = {k: list(v) if isinstance(v, tuple) else v for k, v in options.items()}
@@ -257,8 +259,9 @@ _OF_SLICES = (
 """What a source's strategy is derived from, of slices."""
 
 
-def verify_options(request: Request, source: Source, target: Target) -> list[str]:
+def verify_options(conversion: Conversion) -> list[str]:
     """Return the options of a `verify` that compares the destination with this source."""
+    request, source, target = conversion.request, conversion.source, conversion.target
     words = []
     derives = target.derived or request.derives  # before, as `launch` does, or now
     dst_strategy = target.planner.dst if derives else request.dst_strategy

@@ -17,15 +17,12 @@ from rankxform.geometry.box import Shape
 from rankxform.layout.names import first_texts
 from rankxform.publish import files
 from rankxform.publish.folder_records import MANIFEST_NAME, read_manifest
-from rankxform.request import Request
-from rankxform.source.open import Source
 from rankxform.source.options import ACCEPT_CONTRADICTIONS
 from rankxform.storage.posix import read_bytes
 from rankxform.storage.store import is_path, scheme_of
 from rankxform.storage.user_files import CONFIG, companion_names, parse_config
+from rankxform.target.target import Conversion
 from rankxform.values import pattern_on_use
-
-from .target import Target
 
 _EMBEDDING = pattern_on_use(r"(?P<parent>(?:.*\.)?)(?:embed_tokens|wte|word_embeddings)\.weight")
 _OTHER_WIDTH = ("word_embed_proj_dim", "embedding_size")
@@ -35,19 +32,20 @@ _MANY_WORDS = 1000
 _LAYERS = ("num_hidden_layers", "n_layer", "num_layers")
 
 
-def check_model_files(request: Request, source: Source, target: Target) -> list[str]:
+def check_model_files(conversion: Conversion) -> list[str]:
     """Refuse to write tensors beside another model's config.json; return what to know.
 
     Files that an earlier run copied there go with its tensors (`publish.files`). Raises
     StorageError.
     """
+    request, target = conversion.request, conversion.target
     if request.dst is None or scheme_of(request.dst) or not target.form.configured:
         return []
     folder = target.folder
     existing_names = [n for n in companion_names(folder) if n not in target.companions]
     shapes = {parameter.name: parameter.shape for parameter in target.planner.selection.parameters}
     model_config, is_part = (
-        own_config(request, source, target),
+        own_config(conversion),
         bool(request.include or request.exclude),
     )
     copied = [name for name in existing_names if name in _unchanged_copies(folder)]
@@ -71,12 +69,13 @@ def check_model_files(request: Request, source: Source, target: Target) -> list[
     )
 
 
-def stale(request: Request, source: Source, target: Target) -> frozenset[str]:
+def stale(conversion: Conversion) -> frozenset[str]:
     """Return the small files of an earlier model that are to be removed with its tensors."""
+    request, target = conversion.request, conversion.target
     if request.dst is None or not target.form.configured or not request.overwrite:
         return frozenset()
     shapes = {parameter.name: parameter.shape for parameter in target.planner.selection.parameters}
-    if is_of(target.folder, own_config(request, source, target), shapes):
+    if is_of(target.folder, own_config(conversion), shapes):
         return frozenset()
     return _unchanged_copies(target.folder)
 
@@ -99,8 +98,9 @@ def is_of(
     return bool(model_config[0]) or any(_EMBEDDING().fullmatch(name) for name in shapes)
 
 
-def own_config(request: Request, source: Source, target: Target) -> tuple[Mapping[str, Any], str]:
+def own_config(conversion: Conversion) -> tuple[Mapping[str, Any], str]:
     """Return the configuration of the model that is converted, and where it is; {} if none is."""
+    request, source, target = conversion.request, conversion.source, conversion.target
     with suppress(RankxformError):
         if CONFIG in target.companions:
             label = request.config or f"{request.like}/{CONFIG}"

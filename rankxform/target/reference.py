@@ -35,7 +35,7 @@ from .operation_inputs import OperationInputs, name_map
 if TYPE_CHECKING:
     from rankxform.source.open import Source
 
-    from .target import Target
+    from .target import Conversion
 
 _ROWS, _SHOWN = 64, 3
 _ALIKE, _CLEARLY = 0.5, 0.5
@@ -105,20 +105,19 @@ def _check(request: Request, operation: OperationInputs, source: Source, referen
 # -- all that is made ------------------------------------------------------------------------------
 
 
-def check_resemblance(
-    request: Request, source: Source, target: Target, reference: Source
-) -> str | None:
+def check_resemblance(conversion: Conversion, reference: Source) -> str | None:
     """Compare some rows of what is made with the reference's tensors of the same names.
 
     Of every kind of matrix the first, one in the middle and the last. A kind that does not resemble
     the reference, where others do, was exchanged, permuted or taken apart in a wrong way: raises
     CheckpointError. Returns, as a warning, that nothing resembles it. On process 0.
     """
+    request, source = conversion.request, conversion.source
     if not source.reach.is_full or not reference.reach.is_full:
         return None
     reference_by_name = {p.name: p for p in reference.require_catalog().parameters}
     kinds: dict[str, list[Parameter]] = {}
-    for parameter in target.planner.selection.parameters:
+    for parameter in conversion.planner.selection.parameters:
         if parameter.name in reference_by_name and _are_comparable(
             parameter, reference_by_name[parameter.name]
         ):

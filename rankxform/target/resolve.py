@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -61,13 +61,15 @@ from .operation_inputs import (
     with_arrangement,
     with_variants,
 )
-from .target import Target, kept_facts, training_facts, training_step
+from .target import Conversion, Target, kept_facts, training_facts, training_step
 
 if TYPE_CHECKING:
     from rankxform.derivation.request import Derived
 
 
-def open_asked(resolved: ResolvedRequest, team: Team, *, all_files: bool = False) -> Source:
+def open_resolved_source(
+    resolved: ResolvedRequest, team: Team, *, all_files: bool = False
+) -> Source:
     """Open the source that a request names, as far as it is needed, or all of it. Collective.
 
     Raises its first error, with what else may be meant.
@@ -151,11 +153,18 @@ _LOADABLE = "safetensors"
 """The container of ranks' files whose source has one that MindSpore cannot load."""
 
 
-def prepare(request: Request, team: Team) -> tuple[ResolvedRequest, Source, Target]:
-    """Return a request as read, its source, and what is made of it. Collective."""
+def resolve(
+    request: Request, team: Team, enter: Callable[[str], None] = lambda phase: None
+) -> Conversion:
+    """Open the source and resolve the target; no more of tensors is read than single numbers.
+
+    enter: told which phase begins. Collective.
+    """
     resolved = resolve_request(request, team)
-    source = open_asked(resolved, team)
-    return resolved, source, resolve_target(resolved, source, team)
+    enter("index")
+    source = open_resolved_source(resolved, team)
+    enter("plan")
+    return Conversion(resolved, source, resolve_target(resolved, source, team))
 
 
 def resolve_target(resolved: ResolvedRequest, source: Source, team: Team) -> Target:
@@ -177,7 +186,7 @@ def resolve_target(resolved: ResolvedRequest, source: Source, team: Team) -> Tar
         from .reference import check_resemblance
 
         doubts.append(
-            team.bcast(lambda: check_resemblance(resolved.request, source, target, reference))
+            team.bcast(lambda: check_resemblance(Conversion(resolved, source, target), reference))
         )
     return target.with_findings(map(as_warning, filter(None, doubts)))
 

@@ -9,7 +9,7 @@ from math import isfinite
 from pathlib import Path
 from shlex import quote
 from struct import unpack
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rankxform.checkpoints.base import DEFAULT_FORM, FORMS, DestinationFiles, Form
 from rankxform.errors import CheckpointError
@@ -28,6 +28,8 @@ from rankxform.values import dataclass
 
 if TYPE_CHECKING:
     from rankxform.derivation.request import Derived
+
+    from .inputs import ResolvedRequest
 
 
 @dataclass(frozen=True)
@@ -83,6 +85,28 @@ class Target(HasFindings):
         planner = self.planner.with_own(names) if names else self.planner
         target = replace(self, planner=planner, evidence=evidence)
         return target.with_findings((*findings, *evidence.findings))
+
+
+class Conversion(NamedTuple):
+    """A request, what it reads, and what is made of that. The same on every process."""
+
+    resolved: ResolvedRequest
+    source: Source
+    target: Target
+
+    @property
+    def request(self) -> Request:
+        """The request, with absolute paths."""
+        return self.resolved.request
+
+    @property
+    def planner(self) -> Planner:
+        """What each file of the target holds, and of what it is made."""
+        return self.target.planner
+
+    def with_findings(self, findings: Iterable[Finding]) -> Conversion:
+        """Return the same with more that was noticed."""
+        return self._replace(target=self.target.with_findings(findings))
 
 
 _STEP_KEY = "global_step"

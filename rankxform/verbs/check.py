@@ -25,7 +25,8 @@ from rankxform.results import Result
 from rankxform.source.open import Source, open_source
 from rankxform.storage.posix import OnProgress
 from rankxform.target.inputs import resolve_request, source_ref_with_strategy
-from rankxform.target.resolve import open_asked, resolve_target
+from rankxform.target.resolve import open_resolved_source, resolve_target
+from rankxform.target.target import Conversion
 from rankxform.transport import Team
 from rankxform.transport.team import ShowProgress, show_nothing
 from rankxform.values import dataclass
@@ -224,7 +225,9 @@ def _compare_same_elements(
     """Compare what files hold of the same elements. Collective."""
     try:
         resolved = resolve_request(request, team)
-        evidence = examine(resolved, source, resolve_target(resolved, source, team), team)
+        evidence = examine(
+            Conversion(resolved, source, resolve_target(resolved, source, team)), team
+        )
     except RankxformError as error:
         return [CheckRow("copies", WRONG, str(error))], Evidence()
     rows = [CheckRow("copies", DOUBTFUL, text) for text in evidence.warnings]
@@ -340,7 +343,7 @@ def compare_replicas(
     `request` names the source and its strategy; it has no destination.
     """
     began = time.monotonic()
-    source = open_asked(resolve_request(request, team), team, all_files=True)
+    source = open_resolved_source(resolve_request(request, team), team, all_files=True)
     names = replicas_to_compare(source.require_catalog(), source.indexes)
     total = sum(
         source.indexes[file].nbytes(n) for file, tensor_names in names.items() for n in tensor_names

@@ -88,9 +88,7 @@ from rankxform.storage.source_reader import (
 from rankxform.storage.store import is_path
 from rankxform.target.destination import open_work_inputs
 from rankxform.target.findings import adding_suggestions
-from rankxform.target.inputs import ResolvedRequest
-from rankxform.target.resolve import prepare
-from rankxform.target.target import Target
+from rankxform.target.target import Conversion, Target
 from rankxform.transport import Team
 from rankxform.transport.team import ShowProgress, show_nothing
 from rankxform.values import pattern_on_use
@@ -106,25 +104,27 @@ _MOST_UNLIKE = 0.5
 """Part of the values that stochastic rounding may round otherwise."""
 
 
-def check_values(request: Request, source: Source, target: Target, team: Team) -> Evidence:
+def check_values(conversion: Conversion, team: Team) -> Evidence:
     """Compare values with what is said of them: rows that are left out, and masters. Collective.
 
     Raises CheckpointError.
     """
+    target = conversion.target
     masters = _masters(target)
     if not (target.truncated_vocab or target.tied_duplicates or masters):
         return Evidence()
-    return team.bcast(lambda: _check_values_kept(request, source, target, masters))
+    return team.bcast(lambda: _check_values_kept(conversion, masters))
 
 
 def _check_values_kept(
-    request: Request, source: Source, target: Target, masters: Sequence[tuple[Parameter, Parameter]]
+    conversion: Conversion, masters: Sequence[tuple[Parameter, Parameter]]
 ) -> Evidence:
-    with open_work_inputs(source, target) as inputs:
+    source, target = conversion.source, conversion.target
+    with open_work_inputs(conversion) as inputs:
         if target.truncated_vocab:
-            _check_truncated(request, source, target, inputs.sources)
+            _check_truncated(conversion, inputs.sources)
         if target.tied_duplicates and source.reach.is_full:
-            _check_tied(request, source, target, inputs.sources)
+            _check_tied(conversion, inputs.sources)
         if masters and source.reach.is_full:
             return _compare_masters(masters, inputs.sources)
     return Evidence()
@@ -166,12 +166,13 @@ def _compare_masters(
     return Evidence(findings=(doubt,))
 
 
-def _check_tied(request: Request, source: Source, target: Target, sources: SourceReader) -> None:
+def _check_tied(conversion: Conversion, sources: SourceReader) -> None:
     """Compare some rows of tensors that are left out because each is the same as another.
 
     Steps of single parameters differ if these were trained later; with --accept step the first is
     taken for all.
     """
+    request, source, target = conversion.request, conversion.source, conversion.target
     parameters_by_name = {p.src_name: p for p in source.require_catalog().parameters}
     for name, original in target.tied_duplicates:
         a, b = parameters_by_name[name], parameters_by_name.get(original)
@@ -204,10 +205,9 @@ def _check_tied(request: Request, source: Source, target: Target, sources: Sourc
             )
 
 
-def _check_truncated(
-    request: Request, source: Source, target: Target, sources: SourceReader
-) -> None:
+def _check_truncated(conversion: Conversion, sources: SourceReader) -> None:
     """Refuse to take rows from a vocabulary that are no padding, unless told to."""
+    request, source, target = conversion.request, conversion.source, conversion.target
     rows = request.vocab
     if request.vocab_cut or rows is None:
         return
@@ -256,25 +256,26 @@ _FEW = 50
 """Of a hundred bytes; where less is of kinds that were compared, it is said."""
 
 
-def examine(resolved: ResolvedRequest, source: Source, target: Target, team: Team) -> Evidence:
+def examine(conversion: Conversion, team: Team) -> Evidence:
     """Compare what ranks hold of the same elements, and of different ones. Collective.
 
     Raises CheckpointError where that contradicts what is said of the source, or of an adapter, with
     what else may be meant.
     """
-    if resolved.shapes is not None:  # there are no files
+    if conversion.resolved.shapes is not None:  # there are no files
         return Evidence()
-    with adding_suggestions(resolved, source, team):
-        return _examine_target(resolved.request, source, target, team)
+    with adding_suggestions(conversion.resolved, conversion.source, team):
+        return _examine_target(conversion, team)
 
 
-def examine_source(request: Request, team: Team) -> tuple[Source, Evidence]:
-    """Open a source, and compare what its ranks hold, as a conversion would. Collective."""
-    resolved, source, target = prepare(request, team)
-    return source, examine(resolved, source, target, team)
+def with_evidence(conversion: Conversion, team: Team) -> Conversion:
+    """Return a conversion with what `examine` finds. Collective; raises what that raises."""
+    target = conversion.target.with_evidence(examine(conversion, team))
+    return conversion._replace(target=target)
 
 
-def _examine_target(request: Request, source: Source, target: Target, team: Team) -> Evidence:
+def _examine_target(conversion: Conversion, team: Team) -> Evidence:
+    request, source, target = conversion.request, conversion.source, conversion.target
     selection, adapter = target.planner.selection, target.adapter
     is_named = len(source.paths) == 1 and request.files is None
     if is_named and not request.accepts(ACCEPT_CONTRADICTIONS):
@@ -303,7 +304,7 @@ def _examine_target(request: Request, source: Source, target: Target, team: Team
             "the bytes; of the others there was nothing to compare"
         )
         evidence += Evidence(findings=(as_notice(few_text, SAMPLES),))
-    return evidence + check_values(request, source, target, team)
+    return evidence + check_values(conversion, team)
 
 
 def _percent(states: States, parameters: Iterable[Parameter], sampled: Collection[str]) -> int:

@@ -34,21 +34,21 @@ from rankxform.storage.user_files import (
     strategy_files_at,
 )
 from rankxform.target.node_folders import ranks_to_nodes_in_order
-from rankxform.target.resolve import prepare
-from rankxform.target.target import Target
+from rankxform.target.resolve import resolve
+from rankxform.target.target import Conversion, Target
 from rankxform.transport import Team
 from rankxform.transport.team import Nodes
 from rankxform.values import dataclass
 
-from .evidence import examine
-from .report import Report
-from .transform import OnStart, start_silently, transform
+from .convert import OnStart, start_silently
+from .evidence import with_evidence
+from .transform import Report, transform
 
 if TYPE_CHECKING:
     from rankxform.derivation.request import Derived
 
 
-def already_fits(request: Request, source: Source, target: Target, team: Team) -> bool:
+def already_fits(conversion: Conversion, team: Team) -> bool:
     """Tell whether every destination rank would find its own slices in its own source file, and at
     home. Collective.
 
@@ -57,10 +57,11 @@ def already_fits(request: Request, source: Source, target: Target, team: Team) -
     folder with other files beside the rank's does not fit, because a file had to be chosen. Nor
     does a file that is on another node than the processes of its rank.
     """
+    source, target = conversion.source, conversion.target
     return team.bcast(
         lambda: (
             not (source.form.described or source.selected.ranks)
-            and not _is_choice(request, source, target)
+            and not _is_choice(conversion)
             and _same_slices(target.planner)
             and _at_home(target.planner.dst.ranks, source.reach, team.nodes)
             and not _other_files(source)
@@ -108,7 +109,8 @@ def _same_slices(planner: Planner) -> bool:
     return True
 
 
-def _is_choice(request: Request, source: Source, target: Target) -> bool:
+def _is_choice(conversion: Conversion) -> bool:
+    request, source, target = conversion.request, conversion.source, conversion.target
     if request.step == LATEST:  # what is taken where nothing is asked for
         request = replace(request, step=None)
     return (
@@ -131,7 +133,7 @@ def launch(
     output: Path,
     team: Team,
     announce: Announce = lambda target, fits: None,
-    begin: OnStart = start_silently,
+    on_start: OnStart = start_silently,
 ) -> tuple[Report | None, str]:
     """Convert a checkpoint if the job needs other shards; return what was done, and where what the
     job loads is. Collective.
@@ -140,15 +142,14 @@ def launch(
     because training would continue from it.
     """
     request = replace(request, step=request.step or LATEST, dst=None)
-    resolved, source, target = prepare(request, team)
-    target = target.with_evidence(examine(resolved, source, target, team))
-    fits = already_fits(resolved.request, source, target, team)
-    announce(target, fits)
+    conversion = with_evidence(resolve(request, team), team)
+    fits = already_fits(conversion, team)
+    announce(conversion.target, fits)
     if fits:
-        return None, source.where.path
-    request = with_derived(request, target.derived, output / STRATEGY)
+        return None, conversion.source.where.path
+    request = with_derived(request, conversion.target.derived, output / STRATEGY)
     strategy_folder = keep_strategy(request, output / STRATEGY, team)
-    report = transform(replace(request, dst=str(output / CHECKPOINT)), team, begin)
+    report = transform(replace(request, dst=str(output / CHECKPOINT)), team, on_start)
     strategy_folder.write(team)
     return report, str(output / CHECKPOINT)
 

@@ -21,7 +21,7 @@ from rankxform.target.target import Target
 from rankxform.values import dataclass
 
 from .plan import Plan
-from .report import Report
+from .transform import Report
 
 _MOST_ROWS = 64
 _LARGEST = 4

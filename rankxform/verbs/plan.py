@@ -32,7 +32,6 @@ from rankxform.publish.files import LINK_NONE as NO_LINKS
 from rankxform.publish.files import status_of_name
 from rankxform.request import Request
 from rankxform.results import Result
-from rankxform.source.open import Source
 from rankxform.statements import as_warning
 from rankxform.storage.bandwidth import measure_storage
 from rankxform.storage.posix import free_bytes
@@ -45,24 +44,19 @@ from rankxform.target.node_folders import (
     ranks_to_nodes_in_order,
     writers_of,
 )
-from rankxform.target.resolve import prepare
-from rankxform.target.target import Target
+from rankxform.target.resolve import resolve
+from rankxform.target.target import Conversion
 from rankxform.transport import Team
 from rankxform.transport.team import Nodes
 from rankxform.values import dataclass
 
-from .evidence import examine
-from .report import by_pattern
+from .evidence import with_evidence
+from .transform import by_pattern
 from .work import choose_policy
 
 
 def predict(
-    request: Request,
-    source: Source,
-    target: Target,
-    simulation: Simulation,
-    policy: ReadPolicy,
-    team: Team,
+    conversion: Conversion, simulation: Simulation, policy: ReadPolicy, team: Team
 ) -> tuple[float, Costs]:
     """Measure storage on every process at once, and predict how long the move will take.
 
@@ -71,7 +65,7 @@ def predict(
     `simulation` is what they will do, read by `policy`. The slowest process counts. Writes and
     removes a file of 64 MiB a process.
     """
-    speeds = storage_speeds(request, source, target, team)
+    speeds = storage_speeds(conversion, team)
     costs = policy.costs or Costs()
     seconds = [
         workload.seconds(replace(costs, read=speed.read, write=speed.write))
@@ -81,11 +75,12 @@ def predict(
     return costs.overlapped(max(seconds), max(simulation.network)), slowest
 
 
-def storage_speeds(request: Request, source: Source, target: Target, team: Team) -> list[Costs]:
+def storage_speeds(conversion: Conversion, team: Team) -> list[Costs]:
     """Measure, by process, how fast source and destination are, all at the same time. Collective.
 
     Writes and removes a file of 64 MiB a process.
     """
+    request, source, target = conversion.request, conversion.source, conversion.target
     visible = sorted(source.reach.of(team.rank))
     path = source.paths[visible[team.rank % len(visible)]] if visible else None
     team.barrier()  # so that all measure at the same time
@@ -93,12 +88,13 @@ def storage_speeds(request: Request, source: Source, target: Target, team: Team)
 
 
 def predict_loads(
-    request: Request, source: Source, target: Target, processes: int, team: Team
+    conversion: Conversion, processes: int, team: Team
 ) -> tuple[Simulation, ReadPolicy]:
     """Work out what so many processes would do: those of the team, or others on one node.
 
     Measures what the choice of a read method depends on. Collective.
     """
+    _, source, target = conversion
     planner, reach = target.planner, source.reach
     assignment = team.agree(lambda: assign(planner, target.files, processes))
     if processes != team.size:
@@ -110,7 +106,7 @@ def predict_loads(
     ]
     visible_files = None if reach.is_full else reach.of(team.rank)
     separate = team.agree(lambda: planner.transfers(local_ranges, visible_files))
-    policy, _ = choose_policy(request, source, planner, assignment, separate, team)
+    policy, _ = choose_policy(conversion, assignment, separate, team)
 
     def work_out() -> Simulation:
         requests = find_exchanges(planner, assignment, reach, policy)
@@ -142,14 +138,13 @@ class Cluster(NamedTuple):
     src_placement: str = PLACEMENT_SHARED
 
 
-def simulate_cluster(
-    request: Request, source: Source, target: Target, cluster: Cluster
-) -> Simulation:
+def simulate_cluster(conversion: Conversion, cluster: Cluster) -> Simulation:
     """Work out what the processes of a cluster would do.
 
     The request says where destination files go; "auto" is taken for "shared". The memory is what
     planning takes here, and the buffers. Raises UsageError for numbers that make no sense.
     """
+    request, source, target = conversion.request, conversion.source, conversion.target
     planner, processes, nodes = target.planner, cluster.processes, cluster.nodes
     if not 0 < nodes <= processes:
         raise UsageError(f"{processes} processes cannot be on {nodes} nodes")
@@ -301,8 +296,7 @@ class PlanResult(NamedTuple):
     """A plan, with what it is of; prediction: the seconds that it would take, and the costs of the
     slowest process, if that was measured."""
 
-    source: Source
-    target: Target
+    conversion: Conversion
     plan: Plan
     prediction: tuple[float, Costs] | None = None
 
@@ -315,15 +309,11 @@ def plan(
     Of the tensors no more is read than a few samples, by which the source's strategy is believed.
     timed: measure storage, and predict how long it takes.
     """
-    resolved, source, target = prepare(request, team)
-    target = target.with_evidence(examine(resolved, source, target, team))
-    return plan_target(resolved.request, source, target, team, processes, timed=timed)
+    return plan_target(with_evidence(resolve(request, team), team), team, processes, timed=timed)
 
 
 def plan_target(
-    request: Request,
-    source: Source,
-    target: Target,
+    conversion: Conversion,
     team: Team,
     processes: int | None = None,
     *,
@@ -334,20 +324,20 @@ def plan_target(
 
     with_room: say whether there is room for it, which is no question once it is made.
     """
-    simulation, policy = predict_loads(request, source, target, processes or team.size, team)
+    simulation, policy = predict_loads(conversion, processes or team.size, team)
     prediction = None
     has_many_nodes = team.nodes.count > 1  # each node may have a folder of its own
-    room = None if has_many_nodes or not with_room else team.bcast(lambda: room_of(request, target))
+    room = None if has_many_nodes or not with_room else team.bcast(lambda: room_of(conversion))
     if room is not None and room.is_short:
-        target = target.with_findings([as_warning(room.in_words)])
-    elif timed and target.dst is not None:
-        prediction = predict(request, source, target, simulation, policy, team)
-    written = team.agree(lambda: summarize(request, source, target, simulation, policy))
-    written_by = team.bcast(lambda: writers_of(request, target))
+        conversion = conversion.with_findings([as_warning(room.in_words)])
+    elif timed and conversion.target.dst is not None:
+        prediction = predict(conversion, simulation, policy, team)
+    written = team.agree(lambda: summarize(conversion, simulation, policy))
+    written_by = team.bcast(lambda: writers_of(conversion.request, conversion.target))
     written = replace(written, written_by=written_by)
     if room is not None:
         written = replace(written, bytes_stored=room.needed, bytes_free=room.free)
-    return PlanResult(source, target, written, prediction)
+    return PlanResult(conversion, written, prediction)
 
 
 class DiskSpace(NamedTuple):
@@ -369,8 +359,9 @@ class DiskSpace(NamedTuple):
         )
 
 
-def room_of(request: Request, target: Target) -> DiskSpace | None:
+def room_of(conversion: Conversion) -> DiskSpace | None:
     """Return how much room a destination needs and has; None where it is no folder."""
+    request, target = conversion.request, conversion.target
     if target.dst is None or scheme_of(target.dst):
         return None
     planner, files = target.planner, target.files
@@ -391,27 +382,25 @@ def room_of(request: Request, target: Target) -> DiskSpace | None:
 class SimulationResult(NamedTuple):
     """What a cluster would do, with what it is of."""
 
-    source: Source
-    target: Target
+    conversion: Conversion
     simulation: Simulation
 
 
 def simulate(request: Request, team: Team, cluster: Cluster) -> SimulationResult:
     """Plan for a cluster that need not be there. Collective."""
-    resolved, source, target = prepare(request, team)
-    simulation = team.bcast(lambda: simulate_cluster(resolved.request, source, target, cluster))
-    return SimulationResult(source, target, simulation)
+    conversion = resolve(request, team)
+    return SimulationResult(conversion, team.bcast(lambda: simulate_cluster(conversion, cluster)))
 
 
-def summarize_simulated(request: Request, simulated: SimulationResult) -> Plan:
+def summarize_simulated(simulated: SimulationResult) -> Plan:
     """Write out the plan of a cluster."""
-    return summarize(request, *simulated, ReadPolicy(READ_METHODS[request.read_method]))
+    method = READ_METHODS[simulated.conversion.request.read_method]
+    return summarize(*simulated, ReadPolicy(method))
 
 
-def summarize(
-    request: Request, source: Source, target: Target, simulation: Simulation, policy: ReadPolicy
-) -> Plan:
+def summarize(conversion: Conversion, simulation: Simulation, policy: ReadPolicy) -> Plan:
     """Write out the plan of a conversion, of which `simulation` is what each process does."""
+    request, source, target = conversion.request, conversion.source, conversion.target
     planner, arrangement = target.planner, target.arrangement
     selection, processes = planner.selection, len(simulation.workloads)
     strategy = planner.catalog.strategy

@@ -2,121 +2,166 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, field
+from itertools import chain
 from pathlib import Path
+from typing import Any
 
-from rankxform.engine.pipeline import Traffic
-from rankxform.engine.sinks import OutputFile
-from rankxform.errors import UsageError
-from rankxform.planning.exchange import WorkPlan
-from rankxform.process import Phases
-from rankxform.publish.journal import write_parts
+from rankxform.display.text import format_count, format_seconds, format_size, read_and_needed
+from rankxform.layout.names import layers_by_stage, patterns
+from rankxform.planning.plan import needed_bytes
+from rankxform.planning.selection import OmittedParameters
 from rankxform.request import Request
-from rankxform.source.open import Source
-from rankxform.statements import as_notice
-from rankxform.storage.posix import (
-    OnProgress,
-    create,
-    is_same_file,
-    make_folder,
-    publish_file,
-    remove_if_possible,
-    sync,
-    unique_name,
-)
-from rankxform.target.destination import Destination, destination_of, open_work_inputs
-from rankxform.target.findings import adding_suggestions
-from rankxform.target.folder import FileLayoutCache
-from rankxform.target.inputs import resolve_request
-from rankxform.target.resolve import open_asked, prepare, resolve_target
-from rankxform.target.target import Target
+from rankxform.results import Result
+from rankxform.target.destination import OneFileDestination, destination_at
 from rankxform.transport import SerialTeam, Team
-from rankxform.transport.team import ShowProgress, show_nothing
+from rankxform.values import dataclass
 
-from .evidence import examine
-from .report import Report, report_of
-from .work import plan_work
-
-OnStart = Callable[[Source, Target, int], ShowProgress]
-"""Called with what is read, what is made of it, and the bytes to move, before the first is; returns
-the function that is shown the progress. Process 0's is shown it."""
+from .convert import OnStart, Outcome, convert, start_silently
 
 
-def start_silently(source: Source, target: Target, nbytes: int) -> ShowProgress:
-    """Show nothing."""
-    return show_nothing
-
-
-def transform(request: Request, team: Team, begin: OnStart = start_silently) -> Report:
+def transform(request: Request, team: Team, on_start: OnStart = start_silently) -> Report:
     """Convert a checkpoint; return what was done. Collective."""
-    phases = Phases("plan")
-    resolved = resolve_request(request, team)
-    phases.enter("index")
-    source = open_asked(resolved, team)
-    phases.enter("plan")
-    target = resolve_target(resolved, source, team)
-    phases.enter("compare")
-    kind = destination_of(resolved.request)
-    lying_there = kind.check_free(resolved.request, source, target, team)
-    evidence = examine(resolved, source, target, team)
-    phases.enter("plan")
-    target = target.with_evidence(evidence, [as_notice(text) for text in lying_there])
-    with kind.claim(resolved.request, source, target, team) as destination:
-        with adding_suggestions(resolved, source, team):
-            work = plan_work(
-                resolved.request, source, target, destination.remaining_slices, team, kind.ascending
-            )
-        show = begin(source, target, work.nbytes)
-        phases.enter("move")
-        destination.begin(team)
-        traffic = move(work, source, target, destination, team, show)
-        phases.enter("publish")
-        destination.publish(team)
-    phases.enter("wait")
-    return report_of(destination, evidence, traffic, phases, team)
-
-
-def move(
-    work: WorkPlan,
-    source: Source,
-    target: Target,
-    destination: Destination,
-    team: Team,
-    show: ShowProgress,
-) -> Traffic:
-    """Read, exchange, assemble and write what every process has to. Collective."""
-    messenger = team.p2p() if work.exchanges else None
-
-    def fill(on_progress: OnProgress) -> Traffic:
-        with open_work_inputs(source, target, work, messenger, on_progress) as inputs:
-            return destination.fill(work, inputs, on_progress)
-
-    return team.work(fill, show)
+    outcome = convert(request, destination_at(request, team), team, on_start)
+    return report_of(outcome, team)
 
 
 def transform_one_rank(request: Request, path: Path) -> None:
-    """Write the file of the one rank of `request` as `path`, by this process on its own.
+    """Write the file of the one rank of `request` as `path`, by this process on its own."""
+    convert(request, OneFileDestination(path), SerialTeam())
 
-    The file is written completely or not at all. An existing file is replaced, even by several
-    processes at once. There is no manifest and no journal: a stopped conversion starts over.
-    """
-    team = SerialTeam()
-    resolved, source, target = prepare(request, team)
-    target = target.with_evidence(examine(resolved, source, target, team))
-    if any(is_same_file(path, Path(source_path)) for source_path in source.paths.values()):
-        raise UsageError("is a source file, which is never written to", where=path)
-    (rank,), planner = target.ranks, target.planner
-    layouts = FileLayoutCache(planner, source.indexes, target, request.crc)
-    output = OutputFile(unique_name(path), layouts.of(rank))
-    work = plan_work(resolved.request, source, target, [[planner.whole_file(rank)]], team)
-    make_folder(path.parent)
-    create(output.part)
-    try:
-        with open_work_inputs(source, target, work) as inputs:
-            write_parts(work, inputs, {rank: output}, lambda nbytes: None)
-        if request.fsync:
-            sync(output.part)
-        publish_file(output.part, path, durable=request.fsync)
-    except BaseException:
-        remove_if_possible(output.part)
-        raise
+
+@dataclass(frozen=True, repr=False)
+class Report(Result):
+    """What a transform did, over all processes. Sizes are bytes, times seconds."""
+
+    src: str  # the source, as it was named
+    dst: str  # the destination, as it was named
+    step: str | None  # training step that was converted; None: no name declares one
+    src_ranks: int  # ranks of the source's strategy
+    dst_ranks: int  # ranks of the destination's strategy
+    parameters: int  # number of parameters, optimizer states included
+    files: tuple[str, ...]  # paths of all destination files
+    files_linked: int  # number of files that share another one's bytes
+    files_kept: int  # number of files that were complete before
+    files_continued: int  # number of files that an earlier run had begun
+    bytes_read: int  # tensor content read, by all processes
+    bytes_needed: int  # distinct bytes of the source that were needed
+    bytes_written: int  # content of destination files that was written
+    bytes_sent: int  # content sent from one process to another
+    # Patterns of the parameters that were read whole to compare ranks.
+    compared_names: tuple[str, ...]
+    seconds: float  # of the whole call
+    processes: int  # number of processes that it ran on
+    peak_memory_bytes: int  # of the largest process
+    phases: tuple[Mapping[str, float], ...]  # for each process: phase -> seconds
+    left_out: tuple[OmittedParameters, ...]  # parameters that were not written, and why
+    absent: tuple[str, ...]  # names that the strategies list and no file holds
+    bytes_before: int = 0  # content that an earlier run had written
+    # What storage gave, headers and samples included, without what was in memory; None: the system
+    # does not count it.
+    bytes_fetched: int | None = None
+    bytes_compared: int = 0  # content that was read to compare ranks
+    # Samples of tensors that were compared between files, with the reads and bytes that it took.
+    evidence: Mapping[str, int | None] = field(default_factory=dict)
+    accepted: tuple[str, ...] = ()  # doubts that did not refuse the source
+    move_seconds: float = 0.0  # from the finished plan to the last file's name
+    # Which nodes have which ranks, or write them; None: all have one folder.
+    placement: str | None = None
+    strategy: str | None = None  # path of the destination's strategy, if it was derived
+    derivation: Mapping[str, Any] | None = None  # how the destination's strategy was derived
+    form: str = "ranks"  # form of the destination
+    fingerprints: bool = False  # whether fingerprints are kept, for `verify DST`
+    src_layers: tuple[str, ...] = ()  # for each pipeline stage its layers, such as "0-15"
+    dst_layers: tuple[str, ...] = ()  # for each pipeline stage its layers, such as "0-15"
+    notices: tuple[str, ...] = ()  # what was assumed
+    warnings: tuple[str, ...] = ()  # what may be wrong
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the report as ``transform --json`` prints it: names by pattern."""
+        return {**asdict(self), **by_pattern(self.left_out, self.absent)}
+
+    def in_short(self) -> str:
+        ranks = f"{self.src_ranks} -> {format_count(self.dst_ranks, 'rank')}"
+        files = format_count(len(self.files), "file")
+        return (
+            f"{ranks}: {format_size(self.bytes_written)} in {files}, {format_seconds(self.seconds)}"
+        )
+
+    def layers(self) -> dict[str, tuple[str, ...]]:
+        return {"before": self.src_layers, "after": self.dst_layers}
+
+    def amounts(self) -> dict[str, str]:
+        omitted_count = sum(len(omitted.names) for omitted in self.left_out)
+        return {
+            "from": f"{self.src}{f', step {self.step}' if self.step else ''}",
+            "to": self.dst,
+            "read": read_and_needed(self.bytes_read, self.bytes_needed),
+            "processes": f"{self.processes:,}, peak memory "
+            f"{format_size(self.peak_memory_bytes)} each",
+            **({"left out": format_count(omitted_count, "tensor")} if omitted_count else {}),
+            "fingerprints": "kept" if self.fingerprints else "not kept",
+        }
+
+
+def by_pattern(left_out: Iterable[OmittedParameters], absent: Iterable[str]) -> dict[str, Any]:
+    """Return for JSON what is not written, without a line for each layer."""
+    return {
+        "left_out": [omitted.facts for omitted in left_out],
+        "absent": patterns(absent),
+    }
+
+
+def _sum_if_known(counts: Iterable[int | None]) -> int | None:
+    all_counts = [*counts]
+    return (
+        None if None in all_counts else sum(nbytes for nbytes in all_counts if nbytes is not None)
+    )
+
+
+def report_of(outcome: Outcome, team: Team) -> Report:
+    """Return the report of a conversion. Collective."""
+    conversion, stored = outcome.conversion, outcome.destination.stored
+    _, source, target = conversion
+    planner, slice_ranges = target.planner, [*chain.from_iterable(outcome.destination.left)]
+    bytes_needed = team.bcast(lambda: needed_bytes(planner, slice_ranges))
+    catalog, selection, derived = planner.catalog, planner.selection, target.derived
+    return Report(
+        src=source.where.path,
+        dst=str(target.dst),
+        step=source.selected.step_name,
+        src_ranks=catalog.ranks,
+        dst_ranks=planner.dst.ranks,
+        parameters=len(selection.parameters),
+        files=tuple(map(target.address, target.files)),
+        files_linked=stored.linked,
+        files_kept=stored.kept,
+        files_continued=stored.continued,
+        bytes_read=sum(process.traffic.read for process in outcome.processes),
+        bytes_needed=bytes_needed,
+        bytes_written=outcome.bytes_written,
+        bytes_sent=sum(process.traffic.sent for process in outcome.processes),
+        bytes_before=stored.bytes_before,
+        bytes_fetched=_sum_if_known(process.bytes_fetched for process in outcome.processes),
+        bytes_compared=target.evidence.nbytes,
+        evidence=target.evidence.facts,
+        accepted=target.accepted,
+        compared_names=tuple(patterns(target.evidence.names)),
+        seconds=outcome.seconds,
+        move_seconds=outcome.move_seconds,
+        processes=len(outcome.processes),
+        peak_memory_bytes=max(process.peak_memory for process in outcome.processes),
+        phases=tuple(process.phases for process in outcome.processes),
+        placement=stored.placement,
+        left_out=selection.left_out,
+        absent=selection.absent,
+        strategy=planner.dst.label if derived else None,
+        derivation=derived.facts if derived else None,
+        form=target.form.name,
+        fingerprints=conversion.request.verify,
+        src_layers=layers_by_stage(catalog.strategy.stages if catalog.strategy else ()),
+        dst_layers=layers_by_stage(planner.dst.stages),
+        notices=outcome.notices,
+        warnings=outcome.warnings,
+    )

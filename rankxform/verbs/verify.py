@@ -5,54 +5,138 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import asdict, field, replace
 from itertools import chain
 from pathlib import Path
-from posixpath import basename
 from shlex import quote
 from typing import Any
 
 from rankxform.checkpoints.base import DEFAULT_FORM, DEFAULT_PATTERN, FORMS, CheckpointRef
 from rankxform.checkpoints.folders import tensor_files
 from rankxform.checkpoints.rank_folders import by_rank
+from rankxform.display.text import format_count, format_seconds, format_size
 from rankxform.engine.checksum import Fingerprint, file_fingerprint
-from rankxform.engine.pipeline import execute
-from rankxform.engine.sinks import ComparingSink, Difference, ExpectedSlice, header_differences
-from rankxform.errors import CheckpointError, FormatError, StorageError, UsageError
+from rankxform.engine.sinks import Difference, header_differences
+from rankxform.errors import CheckpointError, DifferenceError, FormatError, StorageError, UsageError
 from rankxform.formats.container import DeclaredFile, EntryView
-from rankxform.planning.assign import Assignment, assign_within_nodes
-from rankxform.planning.exchange import WorkPlan
-from rankxform.planning.plan import Planner
 from rankxform.publish.files import changed_model_files, wrong_companions
 from rankxform.publish.folder_records import FOLDER_NAME, JOB_NAME, MANIFEST_NAME, read_manifest
 from rankxform.publish.records import expected_slices
 from rankxform.request import Request
-from rankxform.source.choose import list_and_select, listing_at
-from rankxform.source.open import Source
+from rankxform.results import Result
+from rankxform.source.choose import form_at, list_and_select, listing_at
 from rankxform.storage.identity import file_digest, sample_digest
 from rankxform.storage.posix import OnProgress
 from rankxform.storage.source_reader import Indexer, SourceReader
-from rankxform.target.destination import foreign_warnings, open_work_inputs
+from rankxform.target.existing import ExistingDestination, unreadable_file, wrong_checksums
 from rankxform.target.manifest import verify_command, verify_options
-from rankxform.target.resolve import prepare
-from rankxform.target.target import Target
+from rankxform.target.target import Conversion
 from rankxform.transport import Team
 from rankxform.transport.team import ShowProgress, show_nothing
+from rankxform.values import dataclass
+from rankxform.verbs.convert import OnStart, convert, start_silently
 
-from .evidence import examine
-from .transform import OnStart, start_silently
-from .verdict import (
-    Verdict,
-    check_apart,
-    compare_beside,
-    find_record_folder,
-    open_described,
-    open_existing_files,
-    unreadable_file,
-    wrong_checksums,
-)
-from .work import plan_work
-
+_SHOWN = 5
+"""Differences that a line or a table names."""
 _MOST_FILES = 1 << 24
+
+
+@dataclass(frozen=True, repr=False)
+class Verdict(Result):
+    """What a verification found, over all processes."""
+
+    src: str | None  # the source, as it was named; None: compared with the manifest
+    dst: str  # the destination
+    differences: tuple[Difference, ...]  # by parameter and rank
+    files_compared: int  # number of destination files
+    bytes_compared: int  # bytes of destination files, by all processes
+    seconds: float  # of the whole call
+    processes: int  # number of processes that it ran on
+    notices: tuple[str, ...]  # what was assumed
+    # Compared with fingerprints of the manifest: differences are of files.
+    by_manifest: bool = False
+    sizes_only: bool = False  # headers and samples alone were compared
+    warnings: tuple[str, ...] = ()  # what may be wrong
+    command: str | None = None  # what would compare all
+    step: str | None = None  # training step of the source; None: no name declares one
+    # Samples of the source that were compared, with the reads and bytes that it took.
+    evidence: Mapping[str, int | None] = field(default_factory=dict)
+    names: Mapping[int, str] = field(default_factory=dict)  # file id -> its name; {}: ids are ranks
+
+    @property
+    def checked(self) -> str:
+        """What was compared: "bytes" with the source, "fingerprints" or "sizes" with a manifest."""
+        return "sizes" if self.sizes_only else "fingerprints" if self.by_manifest else "bytes"
+
+    @property
+    def same(self) -> bool | None:
+        """Whether both sides hold the same; None where no difference was found and no byte of
+        content compared."""
+        if self.differences:
+            return False
+        return None if self.sizes_only else True
+
+    def __bool__(self) -> bool:
+        """Whether every byte was compared and is the same.
+
+        Raises DifferenceError where nothing was found to differ and not every byte was compared.
+        """
+        if self.same is None:
+            raise DifferenceError(
+                "not every byte was compared, so it is not known whether it is the same",
+                "look at `same` and `checked`",
+                where=self.dst,
+            )
+        return self.same
+
+    def in_short(self) -> str:
+        text_by_verdict = {
+            True: "the same",
+            False: "DIFFERENT",
+            None: "not every byte was compared",
+        }
+        compared = (
+            f"{format_size(self.bytes_compared)} in {format_count(self.files_compared, 'file')}"
+        )
+        return f"{text_by_verdict[self.same]}: {compared}, {format_seconds(self.seconds)}"
+
+    def amounts(self) -> dict[str, str]:
+        text_by_checked = {
+            "bytes": "bytes",
+            "fingerprints": "fingerprints",
+            "sizes": "sizes and samples",
+        }
+        return {
+            "compared": f"{text_by_checked[self.checked]} of {self.dst}",
+            "with": self.src or "its own manifest",
+            "differences": f"{len(self.differences):,}",
+            **{difference.name: difference.why for difference in self.differences[:_SHOWN]},
+            **({"compare all": self.command} if self.command else {}),
+        }
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the verdict as ``verify --json`` prints it.
+
+        A difference has the name of its file where that is not the file of a rank.
+        """
+        facts = {"same": self.same, "checked": self.checked, **asdict(self)}
+        names = facts.pop("names")
+        del facts["by_manifest"], facts["sizes_only"]  # what `checked` says
+        for difference in facts["differences"]:
+            difference["file"] = names.get(difference["rank"])
+            difference["rank"] = None if names else difference["rank"]
+        return facts
+
+
+def find_record_folder(folder: Path) -> Path:
+    """Return where the records of a destination are: in it, or with the files that readers find."""
+    if (folder / MANIFEST_NAME).exists() or not folder.is_dir():
+        return folder
+    form, where = form_at(CheckpointRef(str(folder)), "--dst-form"), CheckpointRef(str(folder))
+    if not form.described:
+        return folder
+    _, _, selected = list_and_select(replace(where, form=form.name))
+    return (folder / next(iter(selected.names.values()), "")).parent
 
 
 def verify_alone(
@@ -144,19 +228,17 @@ def _incomplete(record: Mapping[str, Any]) -> tuple[str, ...]:
     return (f"{file_count} of {total} {unit} were made; what was compared is these",)
 
 
-def notice_of_other_options(
-    request: Request, source: Source, target: Target, team: Team
-) -> list[str]:
+def notice_of_other_options(conversion: Conversion, team: Team) -> list[str]:
     """Return, as a notice, the command with the options that a destination was made with, if they
-    are known and are not those of `request`.
+    are known and are not those of the request.
 
     Collective; what it does not find or cannot read, no process does.
     """
-    folder = target.folder
+    request, folder = conversion.request, conversion.target.folder
     with suppress(StorageError, UsageError):
         merged = _merge_manifests(_manifests(folder, team)[0])
-        src = None if request.files is not None else source.where.path
-        request_options = [src, *verify_options(request, source, target)]
+        src = None if request.files is not None else conversion.source.where.path
+        request_options = [src, *verify_options(conversion)]
         was = [merged["identity"].get("source"), *(merged.get("verify") or ())]
         if _normal(was) == _normal(request_options):
             return []
@@ -289,105 +371,26 @@ def _expected_by(record: Mapping[str, Any], rank: int, path: Path) -> Any:
         ) from error
 
 
-def verify(request: Request, team: Team, begin: OnStart = start_silently) -> Verdict:
+def verify(request: Request, team: Team, on_start: OnStart = start_silently) -> Verdict:
     """Compare every byte of ``request.dst`` with what the source and the strategies make of it.
 
     Both are streamed, in the memory that `request` allows; nothing is written. Collective.
     """
-    began = time.monotonic()
-    request, described = open_described(request, team)
-    resolved, source, target = prepare(request, team)
-    evidence = examine(resolved, source, target, team)
-    target = target.with_evidence(evidence)
-    dst_source, files_of, faults = open_existing_files(target, described, team)
-    check_apart(source, dst_source, team)
-    assignment = _share_out(files_of, dst_source, team)
-    work = plan_work(resolved.request, source, files_of, assignment, team)
-    show = begin(source, target, work.nbytes)
-    differing, nbytes = compare(work, source, files_of, dst_source, assignment, team, show)
-    lacking, notices = compare_beside(resolved.request, source, target, dst_source, team)
-    differences = _each_once([*faults, *lacking, *differing])
-    named = [*dst_source.paths.values(), *(d.name for d in differences if d.whole_file)]
-    if differences:
-        notices += notice_of_other_options(resolved.request, source, target, team)
+    destination = ExistingDestination()
+    outcome = convert(request, destination, team, on_start)
+    conversion = outcome.conversion
+    other_options = notice_of_other_options(conversion, team) if destination.differences else []
     return Verdict(
         src=request.src,
-        dst=str(target.folder),
-        differences=differences,
-        files_compared=len(dst_source.indexes),
-        bytes_compared=nbytes,
-        seconds=time.monotonic() - began,
+        dst=str(conversion.target.folder),
+        differences=tuple(destination.differences),
+        files_compared=len(destination.existing.indexes),
+        bytes_compared=outcome.bytes_written,
+        seconds=outcome.seconds,
         processes=team.size,
-        notices=(*target.notices, *(dst_source.notices if described else ()), *notices),
-        warnings=(*target.warnings, *foreign_warnings(target, named, team)),
-        step=source.selected.step_name,
-        evidence=evidence.facts,
-        names={file: basename(p) for file, p in dst_source.paths.items()} if described else {},
+        notices=(*outcome.notices, *other_options),
+        warnings=outcome.warnings,
+        step=conversion.source.selected.step_name,
+        evidence=conversion.target.evidence.facts,
+        names=destination.names,
     )
-
-
-def _each_once(differences: Sequence[Difference]) -> tuple[Difference, ...]:
-    """Return one difference for each name and rank, in their order."""
-    differences_by_key = {(d.name, d.rank): d for d in differences}
-    return tuple(differences_by_key[key] for key in sorted(differences_by_key))
-
-
-def _share_out(target: Target, dst_source: Source, team: Team) -> Assignment:
-    """Say which process compares what of the files that are there. Collective."""
-    if not dst_source.indexes:
-        return [[] for _ in dst_source.reach.node]
-    return team.agree(
-        lambda: assign_within_nodes(target.planner, list(dst_source.indexes), dst_source.reach)
-    )
-
-
-def compare(
-    work: WorkPlan,
-    source: Source,
-    target: Target,
-    dst_source: Source,
-    assignment: Assignment,
-    team: Team,
-    show: ShowProgress,
-) -> tuple[list[Difference], int]:
-    """Compare files, and the checksums that they carry; return differences, and bytes.
-
-    Collective.
-    """
-    messenger = team.p2p() if work.exchanges else None
-    local_files = dict.fromkeys(slice_range.rank for slice_range in assignment[team.rank])
-
-    def own(on_progress: OnProgress) -> tuple[int, list[Difference]]:
-        with SourceReader(dst_source.paths, dst_source.indexes) as destination:
-            sinks = {
-                file: ComparingSink(
-                    file,
-                    destination,
-                    dst_source.indexes[file],
-                    _expected_of_file(target.planner, file),
-                )
-                for file in local_files
-            }
-            with open_work_inputs(source, target, work, messenger, on_progress) as inputs:
-                traffic = execute(work, inputs, sinks, on_progress)
-            destination.check_unchanged()
-        return traffic.written, [d for s in sinks.values() for d in s.differences.values()]
-
-    nbytes, differing = team.work(own, show)
-    carrying = dst_source.reach.partition(dst_source.indexes)[team.rank]
-    differing += team.work(
-        lambda tick: wrong_checksums(dst_source.paths, dst_source.indexes, carrying, tick),
-        show_nothing,
-    )
-    by_process = team.allgather(lambda: (nbytes, differing))
-    return [difference for _, differences in by_process for difference in differences], sum(
-        nbytes for nbytes, _ in by_process
-    )
-
-
-def _expected_of_file(planner: Planner, file: int) -> Mapping[str, ExpectedSlice]:
-    layouts = planner.names(file).values()
-    return {
-        p.name: ExpectedSlice(p.dtype, layout.grid(p.shape).box(planner.cell(layout, file)))
-        for (p, _), layout in zip(planner.slices(file), layouts)
-    }

@@ -35,11 +35,10 @@ from rankxform.planning.reads import (
     bytes_to_read,
 )
 from rankxform.planning.transfers import Reach, SliceRange, Transfer, bytes_to_write
-from rankxform.request import Request
 from rankxform.source.open import Source
 from rankxform.storage.bandwidth import ReadTimer, measure_copying, measure_reading
 from rankxform.storage.posix import OnProgress
-from rankxform.target.target import Target
+from rankxform.target.target import Conversion
 from rankxform.transport import Team
 
 _WORTH_A_LOOK = 1.05
@@ -60,35 +59,32 @@ _MESSAGE, _TILE, _ROUNDS = 2 << 20, 256 << 10, 4
 
 
 def plan_work(
-    request: Request,
-    source: Source,
-    target: Target,
-    assignment: Assignment,
-    team: Team,
-    ascending: bool = False,
+    conversion: Conversion, assignment: Assignment, team: Team, *, is_ascending: bool = False
 ) -> WorkPlan:
     """Return what this process has to do if process p makes ``assignment[p]``. Collective.
 
-    In the order of destination files, as far as can be; strictly so, file by file, if `ascending`.
+    In the order of destination files, as far as can be; strictly so, file by file, if
+    `is_ascending`.
     Raises UsageError where that cannot be.
     """
-    planner, reach, order = target.planner, source.reach, file_order(target.container)
+    source, planner = conversion.source, conversion.planner
+    reach, order = source.reach, file_order(conversion.target.container)
     visible = None if reach.is_full else reach.of(team.rank)
 
     def own() -> tuple[WorkPlan | None, list[Transfer]]:
-        first = _plan_operands(request, source, target, assignment, team.rank)
+        first = _plan_operands(conversion, assignment, team.rank)
         return first, planner.transfers(assignment[team.rank], visible)
 
     first, separate = team.agree(own)
-    memory = request.memory
+    memory = conversion.request.memory
     if first is not None:
         # The tiles of an exchange follow from memory, and must be the same on all of its processes.
         operand_bytes = first.nbytes
         memory -= max(team.allgather(lambda: operand_bytes))
         first = replace(first, memory=memory)
-    policy, speeds = choose_policy(request, source, planner, assignment, separate, team)
+    policy, speeds = choose_policy(conversion, assignment, separate, team)
     requests = PendingExchanges((), ())
-    if not ascending:
+    if not is_ascending:
         requests = team.agree(lambda: find_exchanges(planner, assignment, reach, policy))
     if bytes_with_several_readers(requests, reach) < _WORTH_MEASURING * team.size:
         speeds = []
@@ -96,8 +92,8 @@ def plan_work(
         speeds = _measured_speeds(source, team)
 
     def plan() -> WorkPlan:
-        if ascending:
-            transfers = _file_by_file(request, source, target, assignment[team.rank])
+        if is_ascending:
+            transfers = _file_by_file(conversion, assignment[team.rank])
             return WorkPlan(transfers, policy, False, memory, ascending=True)
         exchanges = assign_readers(requests, reach, _significant(speeds), order)
         transfers = order_transfers(team.rank, separate, exchanges, order)
@@ -109,16 +105,15 @@ def plan_work(
     return replace(work, nbytes=nbytes, operands=first, exchanges=exchanges)
 
 
-def _plan_operands(
-    request: Request, source: Source, target: Target, assignment: Assignment, process: int
-) -> WorkPlan | None:
+def _plan_operands(conversion: Conversion, assignment: Assignment, process: int) -> WorkPlan | None:
     """Return what brings a process its operands, where not every process sees their files.
 
     Raises UsageError where they leave too little memory for the rest.
     """
-    operand_source, policy = target.adapter or source, ReadPolicy(READ_METHODS[request.read_method])
+    request, operand_source = conversion.request, conversion.target.adapter or conversion.source
+    policy = ReadPolicy(READ_METHODS[request.read_method])
     moves = operand_moves(
-        target.planner,
+        conversion.planner,
         assignment,
         operand_source.require_catalog(),
         operand_source.reach,
@@ -139,26 +134,25 @@ def _plan_operands(
     return WorkPlan(transfers, policy, bool(moves.exchanges), request.memory - nbytes, nbytes)
 
 
-def _file_by_file(
-    request: Request, source: Source, target: Target, slice_ranges: Sequence[SliceRange]
-) -> list[Transfer]:
+def _file_by_file(conversion: Conversion, slice_ranges: Sequence[SliceRange]) -> list[Transfer]:
     """Return what a process moves if it makes one file after the other, each in its order.
 
     Raises UsageError where that takes messages of other processes, whose order is their own.
     """
+    request = conversion.request
     if READ_METHODS[request.read_method].exchanges:
         raise UsageError(
             f"{request.dst} takes each file from its first byte to its last, and "
             "processes exchange in another order",
             f"leave out --read-method {request.read_method}",
         )
-    if not source.reach.is_full:
+    if not conversion.source.reach.is_full:
         raise UsageError(
             f"{request.dst} takes each file from its first byte to its last, and nodes send in "
             "another order",
             "put the checkpoint where all nodes see it",
         )
-    planner, order = target.planner, file_order(target.container)
+    planner, order = conversion.planner, file_order(conversion.target.container)
     of_file: dict[int, list[SliceRange]] = {}
     for slice_range in slice_ranges:
         of_file.setdefault(slice_range.rank, []).append(slice_range)
@@ -177,12 +171,7 @@ def file_order(container: Container) -> Callable[[Parameter], Any]:
 
 
 def choose_policy(
-    request: Request,
-    source: Source,
-    planner: Planner,
-    assignment: Assignment,
-    separate: Sequence[Transfer],
-    team: Team,
+    conversion: Conversion, assignment: Assignment, separate: Sequence[Transfer], team: Team
 ) -> tuple[ReadPolicy, list[float]]:
     """Return how files are read, and how fast each process reads, if that was measured.
 
@@ -191,6 +180,7 @@ def choose_policy(
     team has, they are taken to be on one node. separate: the transfers of this process, or some of
     them, if each process reads for itself. Collective; the same on every process.
     """
+    request, source, planner = conversion.request, conversion.source, conversion.planner
     reach, method = source.reach, READ_METHODS[request.read_method]
     policy = ReadPolicy(method, request.costs)
     imagined = request.shapes is not None and request.costs is None

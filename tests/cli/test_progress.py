@@ -132,10 +132,10 @@ def test_a_message_does_not_hang_on_a_bar(words, start):
 def test_a_sign_of_life_comes_before_all_is_read(processes, words, start):
     """Planning takes five seconds here."""
     program = (
-        "import sys, time; import rankxform.verbs.transform as convert; from rankxform.cli.main import main\n"
-        "resolve_target = convert.resolve_target\n"
+        "import sys, time; import rankxform.target.resolve as resolve; from rankxform.cli.main import main\n"
+        "resolve_target = resolve.resolve_target\n"
         "def slow(*a): time.sleep(5); return resolve_target(*a)\n"
-        "convert.resolve_target = slow\n"
+        "resolve.resolve_target = slow\n"
         "sys.exit(main())"
     )
     launcher = mpirun(processes) if processes else []

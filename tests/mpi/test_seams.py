@@ -400,7 +400,7 @@ def test_a_destination_that_takes_ascending_parts(kind, tmp):
     server, runs = Server(tmp / "server", 1000, break_at_the_second), 1
     with pytest.raises(UsageError, match="^parts://run: nothing writes parts:// addresses"):
         rankxform.transform(src, "parts://run", a, b, **options)
-    with registered(DESTINATIONS, "parts", server):
+    with registered(DESTINATIONS, "parts", server.destination):
         while not ended(lambda: rankxform.transform(src, "parts://run", a, b, **options)):
             of_run.clear()
             runs += 1

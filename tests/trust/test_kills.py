@@ -161,7 +161,7 @@ def test_every_part_of_an_upload(tmp_path, monkeypatch):
         sent.append(1)
 
     server, runs = Server(tmp_path / "server", 1000, kill_at_the_second), 1
-    monkeypatch.setitem(DESTINATIONS, "parts", server)
+    monkeypatch.setitem(DESTINATIONS, "parts", server.destination)
     options = {"src_strategy": place.a, "dst_strategy": place.b, "fsync": False}
     while forked(lambda: rankxform.transform(place.src, "parts://run", **options)):
         runs += 1

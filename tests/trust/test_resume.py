@@ -218,7 +218,7 @@ def test_no_part_of_another_size_gets_a_final_name(change, when, verify, place, 
 
 
 def test_what_fails_before_the_first_byte_leaves_nothing(place):
-    def fail(source, target, nbytes):
+    def fail(conversion, nbytes):
         assert nbytes > 0
         raise ValueError("of the caller's own")
 

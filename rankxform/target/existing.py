@@ -1,133 +1,129 @@
-"""The verdict, and the files of a destination that exists."""
+"""A destination that exists, in whatever files: opened, and compared with what a target puts there.
+
+A destination that says itself what its files hold is opened before the source: its form and its
+strategy complete the request. Rank folders are opened by the target's strategy.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import asdict, field, replace
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from posixpath import basename, relpath
-from typing import Any
 
 from rankxform.checkpoints.base import DEFAULT_PATTERN, FORMS, CheckpointRef
 from rankxform.checkpoints.rank_folders import by_rank
-from rankxform.display.text import format_count, format_seconds, format_size
-from rankxform.engine.sinks import Difference
-from rankxform.errors import CheckpointError, DifferenceError, StorageError, UsageError
+from rankxform.engine.pipeline import Traffic, WorkInputs, execute
+from rankxform.engine.sinks import ComparingSink, Difference, ExpectedSlice
+from rankxform.errors import CheckpointError, StorageError, UsageError
 from rankxform.formats.checkpoint2_metadata import COMMON
 from rankxform.formats.container import Index, Schema
 from rankxform.geometry.box import Box
 from rankxform.geometry.tiling import Cell
 from rankxform.layout.strategy import WholeStrategy
+from rankxform.planning.assign import assign_within_nodes
 from rankxform.planning.catalog import Description
+from rankxform.planning.exchange import WorkPlan
 from rankxform.planning.plan import FileContent, Planner
 from rankxform.publish.files import changed_model_files, means, wrong_companions
 from rankxform.publish.folder_records import MANIFEST_NAME, read_manifest
 from rankxform.request import Request
-from rankxform.results import Result
 from rankxform.source.checks import HeadersRead, schemas_without_repeats
-from rankxform.source.choose import SourceScope, form_at, list_and_select
+from rankxform.source.choose import SourceScope, form_at
 from rankxform.source.open import Source, open_source
-from rankxform.statements import HEADERS, NAMES, errors_of, require, run_rules
+from rankxform.statements import HEADERS, NAMES, Finding, as_notice, errors_of, require, run_rules
 from rankxform.storage.checkpoint2_metadata import is_in_metadata
 from rankxform.storage.posix import OnProgress, inode, read_bytes
-from rankxform.storage.source_reader import describe_wrong_crc
+from rankxform.storage.source_reader import SourceReader, describe_wrong_crc
 from rankxform.storage.store import is_path
 from rankxform.storage.user_files import CONFIG
+from rankxform.target.destination import Destination, foreign_files
 from rankxform.target.model_files import of_another, own_config
-from rankxform.target.target import Target
+from rankxform.target.target import Conversion, Target
 from rankxform.transport import Team
-from rankxform.values import dataclass
-
-_SHOWN = 5
-"""Differences that a line or a table names."""
+from rankxform.transport.team import show_nothing
 
 
-@dataclass(frozen=True, repr=False)
-class Verdict(Result):
-    """What a verification found, over all processes."""
+class ExistingDestination(Destination):
+    """A destination that exists, in whatever files: its content is compared with what is put.
 
-    src: str | None  # the source, as it was named; None: compared with the manifest
-    dst: str  # the destination
-    differences: tuple[Difference, ...]  # by parameter and rank
-    files_compared: int  # number of destination files
-    bytes_compared: int  # bytes of destination files, by all processes
-    seconds: float  # of the whole call
-    processes: int  # number of processes that it ran on
-    notices: tuple[str, ...]  # what was assumed
-    # Compared with fingerprints of the manifest: differences are of files.
-    by_manifest: bool = False
-    sizes_only: bool = False  # headers and samples alone were compared
-    warnings: tuple[str, ...] = ()  # what may be wrong
-    command: str | None = None  # what would compare all
-    step: str | None = None  # training step of the source; None: no name declares one
-    # Samples of the source that were compared, with the reads and bytes that it took.
-    evidence: Mapping[str, int | None] = field(default_factory=dict)
-    names: Mapping[int, str] = field(default_factory=dict)  # file id -> its name; {}: ids are ranks
+    existing: the files, opened; only what is to be compared is left in its indexes. differences: by
+    parameter and rank, once they are published.
+    """
+
+    existing: Source
+    differences: Sequence[Difference] = ()
+
+    def prepare(self, request: Request, team: Team) -> Request:
+        request, self._described = open_described(request, team)
+        return request
 
     @property
-    def checked(self) -> str:
-        """What was compared: "bytes" with the source, "fingerprints" or "sizes" with a manifest."""
-        return "sizes" if self.sizes_only else "fingerprints" if self.by_manifest else "bytes"
+    def names(self) -> dict[int, str]:
+        """The names of files by id, of a form whose ids are no ranks."""
+        if self._described is None:
+            return {}
+        return {file: basename(path) for file, path in self.existing.paths.items()}
 
-    @property
-    def same(self) -> bool | None:
-        """Whether both sides hold the same; None where no difference was found and no byte of
-        content compared."""
-        if self.differences:
-            return False
-        return None if self.sizes_only else True
-
-    def __bool__(self) -> bool:
-        """Whether every byte was compared and is the same.
-
-        Raises DifferenceError where nothing was found to differ and not every byte was compared.
-        """
-        if self.same is None:
-            raise DifferenceError(
-                "not every byte was compared, so it is not known whether it is the same",
-                "look at `same` and `checked`",
-                where=self.dst,
-            )
-        return self.same
-
-    def in_short(self) -> str:
-        text_by_verdict = {
-            True: "the same",
-            False: "DIFFERENT",
-            None: "not every byte was compared",
-        }
-        compared = (
-            f"{format_size(self.bytes_compared)} in {format_count(self.files_compared, 'file')}"
+    @contextmanager
+    def claim(self, conversion: Conversion, team: Team) -> Iterator[Conversion]:
+        self._asked, described = conversion, self._described
+        self.existing, target, self.differences = open_existing_files(
+            conversion.target, described, team
         )
-        return f"{text_by_verdict[self.same]}: {compared}, {format_seconds(self.seconds)}"
-
-    def amounts(self) -> dict[str, str]:
-        text_by_checked = {
-            "bytes": "bytes",
-            "fingerprints": "fingerprints",
-            "sizes": "sizes and samples",
+        check_apart(conversion.source, self.existing, team)
+        self.left = [[] for _ in self.existing.reach.node]
+        if self.existing.indexes:
+            files, reach = list(self.existing.indexes), self.existing.reach
+            self.left = team.agree(lambda: assign_within_nodes(target.planner, files, reach))
+        self._expected = {
+            slice_range.rank: _expected_of_file(target.planner, slice_range.rank)
+            for slice_range in self.left[team.rank]
         }
-        return {
-            "compared": f"{text_by_checked[self.checked]} of {self.dst}",
-            "with": self.src or "its own manifest",
-            "differences": f"{len(self.differences):,}",
-            **{difference.name: difference.why for difference in self.differences[:_SHOWN]},
-            **({"compare all": self.command} if self.command else {}),
-        }
+        yield conversion._replace(target=target)
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return the verdict as ``verify --json`` prints it.
+    def fill(self, work: WorkPlan, inputs: WorkInputs, on_progress: OnProgress) -> Traffic:
+        indexes = self.existing.indexes
+        with SourceReader(self.existing.paths, indexes) as files:
+            sinks = {
+                file: ComparingSink(file, files, indexes[file], expected)
+                for file, expected in self._expected.items()
+            }
+            traffic = execute(work, inputs, sinks, on_progress)
+            files.check_unchanged()
+        self._differing = [d for sink in sinks.values() for d in sink.differences.values()]
+        return traffic
 
-        A difference has the name of its file where that is not the file of a rank.
-        """
-        facts = {"same": self.same, "checked": self.checked, **asdict(self)}
-        names = facts.pop("names")
-        del facts["by_manifest"], facts["sizes_only"]  # what `checked` says
-        for difference in facts["differences"]:
-            difference["file"] = names.get(difference["rank"])
-            difference["rank"] = None if names else difference["rank"]
-        return facts
+    def publish(self, team: Team) -> None:
+        """Compare the checksums that files carry, and what lies beside them; gather differences."""
+        paths, indexes = self.existing.paths, self.existing.indexes
+        local_files = self.existing.reach.partition(indexes)[team.rank]
+        self._differing += team.work(
+            lambda tick: wrong_checksums(paths, indexes, local_files, tick), show_nothing
+        )
+        by_process = team.allgather(lambda: self._differing)
+        lacking, self._notices = team.bcast(lambda: _compare_companions(self._asked, self.existing))
+        differences = [*self.differences, *lacking, *chain.from_iterable(by_process)]
+        once_each = {(d.name, d.rank): d for d in differences}
+        self.differences = [once_each[key] for key in sorted(once_each)]
+
+    def findings(self, team: Team) -> Sequence[Finding]:
+        described = self._described
+        notices = (*(described.notices if described else ()), *self._notices)
+        whole_files = (d.name for d in self.differences if d.whole_file)
+        named = [*self.existing.paths.values(), *whole_files]
+        foreign = foreign_files(self._asked.target, named, team)
+        return [*map(as_notice, notices), *foreign]
+
+
+def _expected_of_file(planner: Planner, file: int) -> Mapping[str, ExpectedSlice]:
+    layouts = planner.names(file).values()
+    return {
+        p.name: ExpectedSlice(p.dtype, layout.grid(p.shape).box(planner.cell(layout, file)))
+        for (p, _), layout in zip(planner.slices(file), layouts)
+    }
 
 
 def wrong_checksums(
@@ -150,17 +146,6 @@ def unreadable_file(path: str, rank: int, reason: str) -> Difference:
 
 
 _AS_WHOLE = "convert both to whole tensors and compare these"
-
-
-def find_record_folder(folder: Path) -> Path:
-    """Return where the records of a destination are: in it, or with the files that readers find."""
-    if (folder / MANIFEST_NAME).exists() or not folder.is_dir():
-        return folder
-    form, where = form_at(CheckpointRef(str(folder)), "--dst-form"), CheckpointRef(str(folder))
-    if not form.described:
-        return folder
-    _, _, selected = list_and_select(replace(where, form=form.name))
-    return (folder / next(iter(selected.names.values()), "")).parent
 
 
 def open_described(request: Request, team: Team) -> tuple[Request, Source | None]:
@@ -450,20 +435,14 @@ def _find_misstated(
                 yield Difference(name, -1, f"is stated otherwise in {stating}")
 
 
-def compare_beside(
-    request: Request, source: Source, target: Target, dst_source: Source, team: Team
+def _compare_companions(
+    conversion: Conversion, dst_source: Source
 ) -> tuple[list[Difference], list[str]]:
     """Compare what a destination consists of beside its tensors; return differences, and notices.
-    Collective.
 
     What another tool wrote is asked for what its form needs, and no more.
     """
-    return team.bcast(lambda: _compare_companions(request, source, target, dst_source))
-
-
-def _compare_companions(
-    request: Request, source: Source, target: Target, dst_source: Source
-) -> tuple[list[Difference], list[str]]:
+    request, target = conversion.request, conversion.target
     if not target.form.described:
         return [], []
     folder, record, notices = Path(dst_source.folder), None, list[str]()
@@ -482,7 +461,7 @@ def _compare_companions(
             for name, shape in zip(index.schema.names, index.schema.shapes)
         }
         if (folder / CONFIG).is_file():
-            model_config = own_config(request, source, target)
+            model_config = own_config(conversion)
             is_part = bool(request.include or request.exclude)
             mismatch = of_another(folder, model_config, shapes, is_part=is_part)
             wrong += [(CONFIG, f"is of another model: {mismatch}")] if mismatch else []

@@ -1,0 +1,162 @@
+"""A conversion into any destination: what every verb that moves bytes does.
+
+For what processes wait, step by step, by kind of destination; a step with one entry is the same for
+all kinds. `open` is the opening of a checkpoint, whose calls `source.open` states; an existing one
+that says itself what it holds is opened in `prepare`. Choosing a read method by measurements
+(`plan_work`), some operations, and nodes with folders of their own ask for more.
+
+step          | folder                         | one file  | arrays    | existing
+prepare       | -                              | -         | allgather | 2 bcast
+resolve       | bcast, open, 4 agree
+check_free    | agree, 2 allgather, bcast      | -         | -         | -
+with_evidence | work, allgather, agree
+claim         | 2 allgather, 2 agree           | -         | agree     | open, agree, bcast, 2 agree
+plan_work     | 3 agree, allgather
+begin         | agree, 2 allgather, agree      | -         | agree     | -
+move          | work
+publish| 2 allgather, 2 agree, 2 allgather, 2 agree, bcast | - | agree | work, allgather, bcast
+sum_up        | allgather, bcast, allgather    | allgather | allgather | allgather, bcast, allgather
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import NamedTuple
+
+from rankxform.engine.copier import ValueStats
+from rankxform.engine.pipeline import Traffic
+from rankxform.layout.names import summarize_names
+from rankxform.planning.exchange import WorkPlan
+from rankxform.process import Phases, peak_memory
+from rankxform.request import Request
+from rankxform.statements import Finding, HasFindings, as_notice, as_warning
+from rankxform.storage.posix import OnProgress
+from rankxform.target.destination import Destination, open_work_inputs
+from rankxform.target.findings import adding_suggestions
+from rankxform.target.resolve import resolve
+from rankxform.target.target import Conversion
+from rankxform.transport import Team
+from rankxform.transport.team import ShowProgress, show_nothing
+from rankxform.values import dataclass
+
+from .evidence import with_evidence
+from .work import plan_work
+
+OnStart = Callable[[Conversion, int], ShowProgress]
+"""Called with what was asked for, and the bytes to move, before the first is; returns the function
+that is shown the progress. Process 0's is shown it."""
+
+
+def start_silently(conversion: Conversion, nbytes: int) -> ShowProgress:
+    """Show nothing."""
+    return show_nothing
+
+
+class ProcessOutcome(NamedTuple):
+    """What one process did."""
+
+    traffic: Traffic
+    peak_memory: int  # bytes
+    phases: Mapping[str, float]  # phase -> seconds
+    bytes_fetched: int | None  # that storage gave it; None: the system does not count it
+
+
+@dataclass(frozen=True)
+class Outcome(HasFindings):
+    """What a conversion did. The same on every process but for the destination."""
+
+    conversion: Conversion  # as the destination made it: an existing one has its own files
+    destination: Destination
+    processes: tuple[ProcessOutcome, ...]
+    findings: tuple[Finding, ...]  # the target's, the destination's, the engine's
+    seconds: float  # of the whole call
+    move_seconds: float  # from the finished plan to the last file's name
+
+    @property
+    def bytes_written(self) -> int:
+        """Content of tensors that all processes put."""
+        return sum(process.traffic.written for process in self.processes)
+
+
+def convert(
+    request: Request, destination: Destination, team: Team, on_start: OnStart = start_silently
+) -> Outcome:
+    """Move what `request` makes of its source into `destination`. Collective."""
+    phases = Phases("plan")
+    request = destination.prepare(request, team)
+    conversion = resolve(request, team, phases.enter)
+    phases.enter("compare")
+    conversion = conversion.with_findings(destination.check_free(conversion, team))
+    conversion = requested = with_evidence(conversion, team)
+    phases.enter("plan")
+    with destination.claim(conversion, team) as conversion:
+        with adding_suggestions(conversion.resolved, conversion.source, team):
+            work = plan_work(
+                conversion, destination.left, team, is_ascending=destination.is_ascending
+            )
+        show = on_start(requested, work.nbytes)
+        phases.enter("move")
+        destination.begin(team)
+        traffic = move(work, conversion, destination, team, show)
+        phases.enter("publish")
+        destination.publish(team)
+    phases.enter("wait")
+    return sum_up(conversion, destination, traffic, phases, team)
+
+
+def move(
+    work: WorkPlan,
+    conversion: Conversion,
+    destination: Destination,
+    team: Team,
+    show: ShowProgress,
+) -> Traffic:
+    """Read, exchange, assemble and put what every process has to. Collective."""
+    messenger = team.p2p() if work.exchanges else None
+
+    def fill(on_progress: OnProgress) -> Traffic:
+        with open_work_inputs(conversion, work, messenger, on_progress) as inputs:
+            return destination.fill(work, inputs, on_progress)
+
+    return team.work(fill, show)
+
+
+def sum_up(
+    conversion: Conversion, destination: Destination, traffic: Traffic, phases: Phases, team: Team
+) -> Outcome:
+    """Gather what all processes did. Collective."""
+    of_destination = destination.findings(team)
+    passed = phases.seconds
+    seconds, move_seconds = time.monotonic() - phases.began, passed.pop("move") + passed["publish"]
+    for name, phase_seconds in traffic.seconds.items():
+        passed[name] += phase_seconds
+    passed["wait"] += passed["start"] + seconds - sum(passed.values())
+    processes = team.allgather(
+        lambda: ProcessOutcome(traffic, peak_memory(), passed, phases.bytes_fetched())
+    )
+    traffics = [process.traffic for process in processes]
+    notices = dict.fromkeys(text for traffic in traffics for text in traffic.notices)
+    of_engine = [*map(as_notice, notices), *lost_values(traffics)]
+    findings = (*conversion.target.findings, *of_destination, *of_engine)
+    return Outcome(conversion, destination, tuple(processes), findings, seconds, move_seconds)
+
+
+def lost_values(traffic_by_process: Iterable[Traffic]) -> list[Finding]:
+    """Return which parameters are zero, or no numbers, since they were changed."""
+    values_by_name: dict[str, ValueStats] = {}
+    for traffic in traffic_by_process:
+        for name, values in traffic.values.items():
+            values_by_name[name] = values_by_name.get(name, ValueStats()) + values
+    zero = [n for n, v in values_by_name.items() if v.had_values and not v.has_values]
+    wrong = [name for name, tensor_values in values_by_name.items() if tensor_values.not_finite]
+    warnings = []
+    if zero:
+        warnings.append(
+            f"{summarize_names(zero, 3)}: every value is zero in the new type, and was not before"
+        )
+    if wrong:
+        warnings.append(
+            f"{summarize_names(wrong, 3)}: holds values that are infinite or no numbers"
+        )
+    return [as_warning(text) for text in warnings]

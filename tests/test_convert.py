@@ -1,0 +1,167 @@
+"""A conversion into each kind of destination: in which order processes wait for each other."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+
+import pytest
+
+from rankxform.request import Request
+from rankxform.target import existing, resolve
+from rankxform.target.destination import ArrayDestination, OneFileDestination
+from rankxform.target.existing import ExistingDestination
+from rankxform.target.folder import FolderDestination
+from rankxform.transport import SerialTeam
+from rankxform.verbs import convert as converting
+from rankxform.verbs.transform import transform
+from tests import reference
+
+PARAMS = {"w": ((8, 6), "Float32")}
+SRC = [{"w": ([2], [0, -1], 0, 0)}]
+DST = [{"w": ([2], [-1, 0], 0, 0)}]
+STEPS = ("prepare", "resolve", "check_free", "with_evidence", "claim", "plan_work", "begin", "move",
+         "publish", "sum_up")  # fmt: skip
+OF_DESTINATION = ("prepare", "check_free", "begin", "publish")
+
+
+class RecordingTeam(SerialTeam):
+    """Notes the outermost collective calls, by the step of `convert` in which they are made."""
+
+    def __init__(self):
+        self.calls, self._steps, self._is_inside = {step: [] for step in STEPS}, [], False
+
+    @contextmanager
+    def step(self, name):
+        self._steps.append(name)
+        yield
+        self._steps.pop()
+
+    def within(self, name, function):
+        """Return a function whose calls are those of a step."""
+
+        def call(*args, **keywords):
+            with self.step(name):
+                return function(*args, **keywords)
+
+        return call
+
+    def one(self, name, function):
+        """Return a function all of whose calls count as one."""
+
+        def call(*args, **keywords):
+            return self._note(name, function, *args, **keywords)
+
+        return call
+
+    def _note(self, name, function, *args, **keywords):
+        if self._is_inside:
+            return function(*args, **keywords)
+        self.calls[self._steps[-1]].append(name)
+        self._is_inside = True
+        try:
+            return function(*args, **keywords)
+        finally:
+            self._is_inside = False
+
+    def bcast(self, compute):
+        return self._note("bcast", super().bcast, compute)
+
+    def allgather(self, compute):
+        return self._note("allgather", super().allgather, compute)
+
+    def agree(self, compute):
+        return self._note("agree", super().agree, compute)
+
+    def work(self, compute, show):
+        return self._note("work", super().work, compute, show)
+
+
+def written(calls):
+    """Write calls as the head of `convert` does: "agree, 2 allgather"."""
+    groups = []
+    for call in calls:
+        if groups and groups[-1][0] == call:
+            groups[-1][1] += 1
+        else:
+            groups.append([call, 1])
+    return ", ".join(call if count == 1 else f"{count} {call}" for call, count in groups) or "-"
+
+
+@pytest.fixture
+def request_into(tmp_path):
+    src = reference.write_checkpoint(tmp_path / "src", SRC, PARAMS)
+    a = reference.write_strategy(tmp_path / "a.ckpt", SRC)
+    b = reference.write_strategy(tmp_path / "b.ckpt", DST)
+
+    def make(**options):
+        options = {"dst": str(tmp_path / "dst"), "dst_strategy": str(b), **options}
+        dst, dst_strategy = options.pop("dst"), options.pop("dst_strategy")
+        options = {"read_method": "ranges", "fsync": False, **options}
+        return Request(str(src), dst, str(a), dst_strategy, **options)
+
+    return make
+
+
+def record(request, destination, monkeypatch):
+    """Convert; return by step what collective calls were made."""
+    team = RecordingTeam()
+    for name in ("resolve", "with_evidence", "plan_work", "move", "sum_up"):
+        monkeypatch.setattr(converting, name, team.within(name, getattr(converting, name)))
+    for module in (resolve, existing):
+        monkeypatch.setattr(module, "open_source", team.one("open", module.open_source))
+    for name in OF_DESTINATION:
+        setattr(destination, name, team.within(name, getattr(destination, name)))
+    claim = destination.claim
+
+    @contextmanager
+    def claim_noted(conversion, team):
+        with team.step("claim"):
+            claimed = claim(conversion, team)
+            conversion = claimed.__enter__()
+        yield conversion
+        claimed.__exit__(None, None, None)
+
+    destination.claim = claim_noted
+    converting.convert(request, destination, team)
+    return {step: written(calls) for step, calls in team.calls.items()}
+
+
+def stated():
+    """Return what the head of `convert` states, by kind and step; one entry is that of all kinds."""
+    lines = [line.split("|") for line in converting.__doc__.splitlines() if "|" in line]
+    (_, *kinds), *rows = [[cell.strip() for cell in line] for line in lines]
+    rows = [row if row[2:] else row + row[1:] * (len(kinds) - 1) for row in rows]
+    return {kind: {row[0]: row[n] for row in rows} for n, kind in enumerate(kinds, 1)}
+
+
+def test_the_head_states_the_order_of_collectives(request_into, tmp_path, monkeypatch):
+    found = {}
+    for kind, destination, options in (
+        ("folder", FolderDestination(), {}),
+        (
+            "one file",
+            OneFileDestination(tmp_path / "w.ckpt"),
+            {"dst": None, "dst_strategy": "none"},
+        ),
+        ("arrays", ArrayDestination(1), {}),
+        ("existing", ExistingDestination(), {}),
+    ):
+        with monkeypatch.context() as patch:
+            found[kind] = record(request_into(**options), destination, patch)
+    assert found == stated()
+
+
+def test_what_was_asked_for_is_shown_and_not_what_lies_there(request_into, tmp_path):
+    """An existing folder of boxes has its own files; a header speaks of those of the target."""
+    transform(request_into(dst_form="dcp"), SerialTeam())
+    shown = []
+
+    def on_start(conversion, nbytes):
+        shown.append(conversion)
+        return lambda done, end: None
+
+    destination = ExistingDestination()
+    outcome = converting.convert(request_into(dst_form="dcp"), destination, SerialTeam(), on_start)
+    assert destination.differences == []
+    assert shown[0].target.arrangement.names == outcome.conversion.target.arrangement.names
+    assert shown[0].planner is not outcome.conversion.planner
