@@ -11,6 +11,7 @@ import os
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from functools import partial
 from operator import index
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, Union
@@ -102,15 +103,12 @@ def transform(
     both are 0, "move", "load", "compare" or "check") on process 0, and ends the call if it raises.
     """
 
-    def run(processes: Team, begin: Begin) -> Report:
-        request = processes.agree(
-            lambda: _request(src, dst, src_strategy, dst_strategy, options, _all())
-        )
-        return transforming.transform(
-            request, processes, lambda conversion, total: begin("move", total)
-        )
+    ask = partial(_request, src, dst, src_strategy, dst_strategy, options, _all())
 
-    return _collective(comm, progress, run)
+    def run(request: Request, processes: Team, begin: Begin) -> Report:
+        return transforming.transform(request, processes, lambda _, total: begin("move", total))
+
+    return _collective(comm, progress, ask, run)
 
 
 @_with_options(_loading)
@@ -133,17 +131,13 @@ def load(
     source file of each rank. Processes may differ in `rank` and `include` only.
     """
 
-    def run(processes: Team, begin: Begin) -> Parameters:
-        def ask() -> tuple[Request, int]:
-            request = _request(src, None, src_strategy, dst_strategy, options, _loading())
-            return request, _own_rank(rank, request, processes)
+    ask = partial(_request, src, None, src_strategy, dst_strategy, options, _loading())
 
-        request, dst_rank = processes.agree(ask)
-        return loading.load(
-            request, dst_rank, processes, lambda conversion, total: begin("load", total)
-        )
+    def run(request: Request, processes: Team, begin: Begin) -> Parameters:
+        dst_rank = processes.agree(lambda: _own_rank(rank, request, processes))
+        return loading.load(request, dst_rank, processes, lambda _, total: begin("load", total))
 
-    return _collective(comm, progress, run)
+    return _collective(comm, progress, ask, run)
 
 
 def _own_rank(rank: int | None, request: Request, processes: Team) -> int:
@@ -171,20 +165,16 @@ def verify(
     `same` is None if not every byte was compared.
     """
 
-    def run(processes: Team, begin: Begin) -> Verdict:
+    ask = partial(_request, src, dst, src_strategy, dst_strategy, options, _all())
+
+    def run(request: Request, processes: Team, begin: Begin) -> Verdict:
         if dst is None:
             if src_strategy is not None or dst_strategy is not None or options:
                 raise UsageError("one folder is compared with its manifest, which has all options")
-            folder = processes.agree(lambda: _path("src", src))
-            return verify_alone(folder, processes, lambda total: begin("compare", total))
-        request = processes.agree(
-            lambda: _request(src, dst, src_strategy, dst_strategy, options, _all())
-        )
-        return verifying.verify(
-            request, processes, lambda conversion, total: begin("compare", total)
-        )
+            return verify_alone(request.src, processes, lambda total: begin("compare", total))
+        return verifying.verify(request, processes, lambda _, total: begin("compare", total))
 
-    return _collective(comm, progress, run)
+    return _collective(comm, progress, ask, run)
 
 
 @_with_options(_all)
@@ -204,18 +194,15 @@ def plan(
     shapes in place of `src`.
     """
 
-    def run(members: Team, begin: Begin) -> Plan:
-        def ask() -> tuple[Request, int]:
-            request = _request(src, None, src_strategy, dst_strategy, options, _all())
-            count = members.size if processes is None else _number("processes", processes)
-            if count < 1:
-                raise UsageError(f"processes is {count!r}; expected a number from 1 on")
-            return request, count
+    def ask() -> Request:
+        if processes is not None and _number("processes", processes) < 1:
+            raise UsageError(f"processes is {processes!r}; expected a number from 1 on")
+        return _request(src, None, src_strategy, dst_strategy, options, _all())
 
-        request, count = members.agree(ask)
-        return planning.plan(request, members, count).plan
+    def run(request: Request, members: Team, begin: Begin) -> Plan:
+        return planning.plan(request, members, processes and index(processes)).plan
 
-    return _collective(comm, progress, run)
+    return _collective(comm, progress, ask, run)
 
 
 def ranks(
@@ -223,10 +210,8 @@ def ranks(
 ) -> dict[int, tuple[int, ...]]:
     """Return for each destination rank the source ranks whose bytes it needs."""
     with raising_storage_errors():
-        src, dst = (
-            load_strategy(_strategy("src_strategy", src_strategy)),
-            load_strategy(_strategy("dst_strategy", dst_strategy)),
-        )
+        src = load_strategy(_strategy("src_strategy", src_strategy))
+        dst = load_strategy(_strategy("dst_strategy", dst_strategy))
     numbers = [_number("wanted", rank) for rank in _several("wanted", wanted)]
     return source_ranks_needed(src, dst, numbers)
 
@@ -319,15 +304,13 @@ def check(
     """
     from .keywords import SourceKeywords
 
-    option_names = frozenset(SourceKeywords.__annotations__)
+    names = frozenset(SourceKeywords.__annotations__)
+    ask = partial(_request, src, None, src_strategy, "none", options, names)
 
-    def run(processes: Team, begin: Begin) -> Check:
-        request = processes.agree(
-            lambda: _request(src, None, src_strategy, "none", options, option_names)
-        )
+    def run(request: Request, processes: Team, begin: Begin) -> Check:
         return checking.check(request, full, processes, lambda total: begin("check", total))
 
-    return _collective(comm, progress, run)
+    return _collective(comm, progress, ask, run)
 
 
 def contents(
@@ -345,23 +328,27 @@ def contents(
     """
     from .keywords import SourceKeywords
 
-    option_names = frozenset(SourceKeywords.__annotations__)
+    names = frozenset(SourceKeywords.__annotations__)
+    ask = partial(_request, src, None, src_strategy, "none", options, names)
 
-    def run(processes: Team, begin: Begin) -> Contents:
-        request = processes.agree(
-            lambda: _request(src, None, src_strategy, "none", options, option_names)
-        )
+    def run(request: Request, processes: Team, begin: Begin) -> Contents:
         return containing.contents(request, processes)
 
-    return _collective(comm, progress, run)
+    return _collective(comm, progress, ask, run)
 
 
-def _collective(comm: Any, progress: Progress, run: Callable[[Team, Begin], T]) -> T:
-    """Return `run` of the team of `comm`; free its communicator if all processes end alike."""
+def _collective(
+    comm: Any,
+    progress: Progress,
+    ask: Callable[[], Request],
+    run: Callable[[Request, Team, Begin], T],
+) -> T:
+    """Return `run` of what each process asks and the team of `comm`; free its communicator if all
+    processes end alike."""
     processes = team(comm)
     try:
         with progress_shower(progress, processes) as begin:
-            outcome = run(processes, begin)
+            outcome = run(processes.agree(ask), processes, begin)
         _warn(getattr(outcome, "warnings", ()), processes)
     except (RankxformError, RankxformWarning):  # raised on every process
         processes.free()

@@ -327,7 +327,7 @@ def _ranks(place: str, pattern: str) -> Found:
         return {
             **common_fields,
             **_steps(source.selected),
-            **_newer(source.selected),
+            **({"warnings": [newer]} if (newer := source.selected.incomplete_step) else {}),
             "shards": rows,
         }
     unclear = source.errors[0].text
@@ -337,10 +337,6 @@ def _ranks(place: str, pattern: str) -> Found:
         for name in names
     ]
     return {**common_fields, "step": None, "unclear": unclear, "shards": rows}
-
-
-def _newer(selected: SelectedFiles) -> dict[str, Any]:
-    return {"warnings": [selected.incomplete_step]} if selected.incomplete_step else {}
 
 
 def _destination(place: str, pattern: str) -> Found:

@@ -9,7 +9,7 @@ once. Findings are collected, and `require` is the only place where one is raise
 A rule is a generator of findings: it looks at one subject, a value that has everything that was
 read, reads no file and never communicates. The subject is the same on every process, therefore the
 findings are. Rules stand in the rooms of their subjects. They are run in the order of their
-definitions; those over samples in the order in which `verbs.evidence` asks for what they read.
+definitions.
 """
 
 from __future__ import annotations
@@ -22,9 +22,14 @@ from typing import Any, NamedTuple, TypeVar
 from .errors import CheckpointError, Message, RankxformError
 
 ERROR, WARNING, NOTICE = "error", "warning", "notice"
-NAMES, HEADERS, CATALOG, SAMPLES, PLAN = "names", "headers", "catalog", "samples", "plan"
+NAMES, HEADERS, CATALOG, SAMPLES, PLAN, CONTENT = (
+    "names", "headers", "catalog", "samples", "plan", "content",
+)  # fmt: skip
 """What has to be known before something can be noticed."""
 UNFIT = "unfit"
+ACCEPT_ABSENT, ACCEPT_CONTRADICTIONS, ACCEPT_STEP = "absent", "contradictions", "step"
+ACCEPT_EQUAL_SLICES, ACCEPT_EXTRA_RANKS = "equal-slices", "extra-ranks"
+"""Values of --accept: doubts that do not refuse a source."""
 
 
 class Finding(NamedTuple):
@@ -108,22 +113,25 @@ class Rule(NamedTuple):
     name: str  # of its function
     need: str
     check: Callable[..., Iterator[Any]]
+    accept: str  # the value of --accept by which its errors are warnings; "": there is none
 
 
 RULES: Mapping[str, tuple[str, ...]] = {
+    NAMES: ("source.choose",),
     HEADERS: ("source.checks",),
     CATALOG: ("source.checks",),
-    SAMPLES: ("verbs.evidence", "planning.evidence", "planning.sampling"),
+    SAMPLES: ("verbs.evidence", "planning.sampling", "planning.evidence"),
     PLAN: ("target.findings",),
+    CONTENT: ("verbs.check",),
 }
 """What rules need to know -> the modules with these rules, which are run in their order."""
 
 
-def rule(need: str) -> Callable[[Check], Check]:
+def rule(need: str, accept: str = "") -> Callable[[Check], Check]:
     """Register a generator of findings."""
 
     def register(check: Check) -> Check:
-        check.rule = Rule(check.__name__, need, check)  # type: ignore[attr-defined]
+        check.rule = Rule(check.__name__, need, check, accept)  # type: ignore[attr-defined]
         return check
 
     return register
@@ -141,10 +149,20 @@ def rules_of(need: str) -> list[Rule]:
     return [rule for rule in rules if isinstance(rule, Rule) and rule.need == need]
 
 
-def run_rules(need: str, subject: Any) -> Iterator[Finding]:
-    """Yield what all rules of a need find, one rule after the other."""
-    for name, _, check in rules_of(need):
+def run_rules(need: str, subject: Any) -> Iterator[Any]:
+    """Yield what all rules of a need find, one rule after the other; of samples evidence too.
+
+    An error that is accepted is a warning.
+    """
+    for name, _, check, accept in rules_of(need):
+        is_accepted = accept and subject.accepts(accept)
         for finding in check(subject):
+            if not isinstance(finding, Finding):
+                yield finding
+                continue
+            if is_accepted and finding.severity == ERROR:
+                message = finding.message._replace(tries=(), details="")
+                finding = finding._replace(severity=WARNING, message=message)
             yield finding._replace(need=need, rule=name)
 
 

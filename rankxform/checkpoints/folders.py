@@ -362,10 +362,8 @@ def iteration_of(
             n: names for n, names in names_by_number.items() if kind.is_complete(names)
         } or names_by_number
         tracker_number = _tracked_number(listing, store, kind)
-        number, findings = (
-            tracker_number if tracker_number in names_by_number else max(names_by_number),
-            _doubts(listing, kind, names_by_number, tracker_number),
-        )
+        number = tracker_number if tracker_number in names_by_number else max(names_by_number)
+        findings = _doubts(listing, kind, names_by_number, tracker_number)
     else:
         number, findings = _number(listing, where, store, sorted(names_by_number), kind)
     skipped_steps = tuple((n,) for n in sorted(names_by_number) if n != number)
@@ -507,7 +505,9 @@ def describe_boxes(
             box = placed.box
             if id(box) not in box_cache:
                 box_cache[id(box)] = box.shape, box.size, f"{BOX_MARK}{str(box.start)[1:]}"
-        _check_name(name, source)
+        if BOX_MARK in name:
+            text = f"{name!r} is no name that can be told from a box's"
+            raise CheckpointError(text, where=source)
         full = len({b.box.start for b in placed_boxes if box_cache[id(b.box)][1]})
         declared_boxes, item_bytes = [], item_size(table.tensors[name][0])
         for item, box, item_shape, first in placed_boxes:
@@ -532,10 +532,8 @@ def describe_boxes(
         views[item.file][name, -1] = (
             rest_of if entry else EntryView("", None, name, shape, item.offset)
         )
-        non_tensors[name], boxes[name] = (
-            (BYTES, shape),
-            (DeclaredBox(ids[item.file], Box.whole(shape)),),
-        )
+        non_tensors[name] = (BYTES, shape)
+        boxes[name] = (DeclaredBox(ids[item.file], Box.whole(shape)),)
     ends = _ends(table)
     return (
         {number: below + file for file, number in ids.items()},
@@ -553,11 +551,6 @@ def describe_boxes(
             ),
         ),
     )
-
-
-def _check_name(name: str, source: str) -> None:
-    if BOX_MARK in name:
-        raise CheckpointError(f"{name!r} is no name that can be told from a box's", where=source)
 
 
 def _ends(table: BoxTable) -> dict[str, int]:

@@ -170,11 +170,11 @@ def _compare_replicas(options: argparse.Namespace, team: Team, screen: Screen) -
 def _examine(options: argparse.Namespace, team: Team, screen: Screen) -> int:
     """Say whether what files hold bears a strategy out."""
     from rankxform.target.resolve import resolve
-    from rankxform.verbs.evidence import examine
+    from rankxform.verbs.evidence import with_evidence
 
     request = team.bcast(lambda: _request(options, "none"))
-    conversion = resolve(request, team)
-    source, evidence = conversion.source, examine(conversion, team)
+    _, source, target = with_evidence(resolve(request, team), team)
+    evidence = target.evidence
     facts = {
         "src": source.where.path,
         "src_ranks": source.require_catalog().ranks,

@@ -71,14 +71,11 @@ def run(options: argparse.Namespace, team: Team) -> Program:
     team.bcast(lambda: _check(options, team))
     request = screen.request()
 
-    def announce(target: Target, fits: bool) -> None:
-        _announce(request, target, fits, team, screen)
-
     transform_report, checkpoint = launch(
         request,
         Path(options.output).absolute(),
         team,
-        announce,
+        partial(_announce, request, team, screen),
         screen.begin_writing,
     )
     facts = {
@@ -93,7 +90,7 @@ def run(options: argparse.Namespace, team: Team) -> Program:
     return _program(options, checkpoint, team)
 
 
-def _announce(request: Request, target: Target, fits: bool, team: Team, screen: Screen) -> None:
+def _announce(request: Request, team: Team, screen: Screen, target: Target, fits: bool) -> None:
     """Say how the strategy was derived, and whether anything is converted."""
     from .strategy import derived_table
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from rankxform.request import Request
     from rankxform.target.target import Conversion
     from rankxform.verbs.picture import FlowMatrix, TensorKind
-    from rankxform.verbs.plan import Cluster, Plan, PlanResult, SimulationResult
+    from rankxform.verbs.plan import Cluster, Plan, PlanResult
 
 SUMMARY = "Print what would be read, written and held in memory; read headers only."
 EXAMPLE = f"rankxform plan output/checkpoint \\\n      {STRATEGIES_EXAMPLE}"
@@ -94,19 +94,16 @@ def _simulate(request: Request, options: argparse.Namespace, team: Team, screen:
     processes = options.simulate
     nodes, placement = options.nodes or -(-processes // 8), options.src_placement or PLACES[0]
     cluster = Cluster(processes, nodes, placement)
-    simulated = simulate(request, team, cluster)
-    facts = cache(partial(_simulation_facts, request, cluster, simulated))
-
-    def show() -> str:
-        return _simulation_table(simulated, facts())
+    conversion, simulation = simulate(request, team, cluster)
+    facts = cache(partial(_simulation_facts, conversion, cluster, simulation))
 
     def write() -> None:
-        plan = summarize_simulated(simulated)
-        _write_page(options, simulated.conversion, plan, simulated=facts())
+        plan = summarize_simulated(conversion, simulation)
+        _write_page(options, conversion, plan, simulated=facts())
 
     if options.report:
         team.bcast(write)
-    screen.result("simulation", facts, show)
+    screen.result("simulation", facts, lambda: _simulation_table(conversion, simulation, facts()))
     return 0
 
 
@@ -182,7 +179,13 @@ def _table(planned: PlanResult, screen: Screen) -> str:
     lines += left_out(plan.left_out, plan.absent, verbose)
     lines += notice_lines(plan.notices)
     if prediction:
-        lines.append(_prediction(*prediction))
+        expected, slowest = prediction
+        text = (
+            f"the move would take about {format_seconds(expected)}: the slowest process reads "
+            f"{format_size(slowest.read)}/s and writes {format_size(slowest.write)}/s, measured "
+            f"with {format_buffer(MEASURED_BYTES)}"
+        )
+        lines.append(labelled_lines("time", text))
     if target.dst is not None and source.paths and not _is_short(plan):
         run = screen.command("transform", without=("--dry-run",))
         timed = [] if prediction else ["with --dry-run: how long that would take, measured"]
@@ -282,28 +285,19 @@ def methods_table(methods: Iterable[MethodUse]) -> str:
     return table(("how files are read", "parameters", "reads", "which"), rows)
 
 
-def _prediction(expected: float, slowest: Costs) -> str:
-    return labelled_lines(
-        "time",
-        f"the move would take about {format_seconds(expected)}: the slowest process reads "
-        f"{format_size(slowest.read)}/s and writes {format_size(slowest.write)}/s, measured with "
-        f"{format_buffer(MEASURED_BYTES)}",
-    )
-
-
 # -- simulated ----------------------------------------------------------------------------------
 
 
 def _simulation_facts(
-    request: Request, cluster: Cluster, simulated: SimulationResult
+    conversion: Conversion, cluster: Cluster, simulation: Simulation
 ) -> dict[str, Any]:
     """Return what was simulated for JSON."""
-    conversion, simulation = simulated
-    source, target = conversion.source, conversion.target
-    planner = target.planner
+    _, source, target = conversion
+    request, planner = conversion.request, target.planner
     from rankxform.planning.simulate import spread_of
 
-    names = {name: _json_name(name) for name in vars(simulation.workloads[0])}
+    measured = vars(simulation.workloads[0])
+    names = {name: name if name in COUNTS else f"bytes_{name}" for name in measured}
     spread = {names[name]: three for name, three in spread_of(simulation.workloads).items()}
     return {
         "src": source.where.path,
@@ -334,15 +328,10 @@ def _simulation_facts(
     }
 
 
-def _json_name(name: str) -> str:
-    return name if name in COUNTS else f"bytes_{name}"
-
-
-def _simulation_table(simulated: SimulationResult, facts: dict[str, Any]) -> str:
+def _simulation_table(conversion: Conversion, simulation: Simulation, facts: dict[str, Any]) -> str:
     """Write what was simulated for people."""
     from rankxform.planning.simulate import spread_of
 
-    conversion, simulation = simulated
     rows = []
     for name, (smallest, mean, largest) in spread_of(simulation.workloads).items():
         show = "{:,.0f}".format if name in COUNTS else format_size

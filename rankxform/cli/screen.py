@@ -124,10 +124,8 @@ def size_lines(conversion: Conversion, nbytes: int, processes: int) -> list[str]
 
 def describe_samples(evidence: Mapping[str, int | None]) -> str:
     """Say on what a source's strategy stands, by bytes that were compared."""
-    samples_text, percent = (
-        format_count(evidence.get("samples") or 0, "sample"),
-        evidence.get("percent"),
-    )
+    samples_text = format_count(evidence.get("samples") or 0, "sample")
+    percent = evidence.get("percent")
     return (
         samples_text
         if not percent

@@ -173,10 +173,8 @@ def _diff(options: argparse.Namespace) -> ActionResult:
     from rankxform.layout.strategy import strategy_differences
     from rankxform.storage.user_files import load_strategy
 
-    first, second = (
-        load_strategy(options.source),
-        load_strategy(options.other),
-    )
+    first = load_strategy(options.source)
+    second = load_strategy(options.other)
     differences = strategy_differences(first, second)
     code = DifferenceError.exit_code if differences else 0
     facts = {"same": not differences, "differences": list(map(vars, differences))}

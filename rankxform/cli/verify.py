@@ -103,9 +103,9 @@ def _verdict(verdict: Verdict, verbose: bool = False, quiet: bool = False) -> st
 
     verbose: each slice that differs has a row; quiet: the last line alone.
     """
-    compared_text = _describe_compared(
-        verdict.files_compared, verdict.bytes_compared, verdict.seconds
-    )
+    files_text = format_count(verdict.files_compared, "file")
+    size_text, duration = format_size(verdict.bytes_compared), format_seconds(verdict.seconds)
+    compared_text = f"{size_text} in {files_text}, {duration}"
     notices = [] if quiet else notice_lines(verdict.notices)
     doubts = warning_lines(verdict.warnings)
     if verdict.same is None:
@@ -145,10 +145,6 @@ def _verdict(verdict: Verdict, verbose: bool = False, quiet: bool = False) -> st
     return "\n".join([*notices, rows, *doubts, last_line])
 
 
-def _describe_compared(files: int, nbytes: int, duration: float) -> str:
-    return f"{format_size(nbytes)} in {format_count(files, 'file')}, {format_seconds(duration)}"
-
-
 def _differences(verdict: Verdict, verbose: bool) -> str:
     """Write a row for each difference, or for all of one kind."""
     differences_by_key: dict[object, list[Difference]] = {}
@@ -174,8 +170,6 @@ def _row(verdict: Verdict, differences: Sequence[Difference]) -> tuple[object, .
     )
     if first.index is None:
         return where, "", "", f"{title}: {first.why}"
-    differ, all_elements = (
-        sum(difference.count for difference in differences),
-        sum(difference.size for difference in differences),
-    )
+    differ = sum(difference.count for difference in differences)
+    all_elements = sum(difference.size for difference in differences)
     return where, str(list(first.index)), f"{differ:,} of {all_elements:,}", title

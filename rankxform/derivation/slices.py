@@ -162,10 +162,8 @@ def _decide_ambiguous(
     layouts = _layouts(free, slices, full)
     states = find_states(full)
     sharded = {name: layout for name, layout in layouts.items() if layout.opt_shards > 1}
-    sharded_slices, counts = (
-        {n: slices[n] for n in sharded},
-        {n: a.map_counts for n, a in sharded.items()},
-    )
+    sharded_slices = {n: slices[n] for n in sharded}
+    counts = {n: a.map_counts for n, a in sharded.items()}
     plain = _full_shapes(sharded_slices, counts)
     plain_layouts = _layouts(free, slices, {**full, **plain})
     unsure: dict[_LayerPattern, list[str]] = {}

@@ -527,11 +527,9 @@ class Pipeline:
     def complete(self) -> None:
         """Take what was sent for the oldest tile, forward, assemble, and put into sinks."""
         tile = self.in_flight.popleft()
-        messages, messenger, name = (
-            tile.work.messages,
-            self._messenger,
-            tile.transfer.parameter.src_name,
-        )
+        messages = tile.work.messages
+        messenger = self._messenger
+        name = tile.transfer.parameter.src_name
         if messages and messenger:
             began = perf_counter()
             self._receive(name, tile.recvs, messages.recvs)

@@ -395,10 +395,8 @@ class Schedule:
             self._used = assembly_start
             region, copies, places, sources = self._assemble(cell, target, regions)
             box = self._targets[cell]
-            start, step = (
-                content_offset(target, box, self._item),
-                self._step(tile_run, box, self._item),
-            )
+            start = content_offset(target, box, self._item)
+            step = self._step(tile_run, box, self._item)
             writes.append(TileWrite(cell, start, step, region.data.data, copies, places))
             targets.append(region)
             read += sources

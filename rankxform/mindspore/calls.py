@@ -98,10 +98,8 @@ def rank_list_for_transform(
     _must_be(int, rank_id=rank_id)
     if src_strategy_file is None:
         return [0]
-    src, dst = (
-        load_strategy(src_strategy_file),
-        load_strategy(dst_strategy_file),
-    )
+    src = load_strategy(src_strategy_file)
+    dst = load_strategy(dst_strategy_file)
     ranks(src_strategy_file, dst_strategy_file, (rank_id,))  # raises what is wrong with them
     try:
         from mindspore.parallel.checkpoint_transform import rank_list_for_transform as mindspores

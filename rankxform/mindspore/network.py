@@ -62,11 +62,9 @@ def load_into(
         dst_strategy = None if _derives(options) else strategy_of(net, comm=comm)
     loaded_slices = load_for(net, src, src_strategy, dst_strategy, rank=rank, comm=comm, **options)
     missing = tuple(p.name for p in net.get_parameters() if p.name not in loaded_slices)
-    loaded, read, left_over = (
-        tuple(loaded_slices),
-        loaded_slices.bytes_read,
-        loaded_slices.left_over,
-    )
+    loaded = tuple(loaded_slices)
+    read = loaded_slices.bytes_read
+    left_over = loaded_slices.left_over
     if strict and (missing or left_over):
         raise RequestError(
             f"{src} and the network do not hold the same parameters: "

@@ -2,29 +2,27 @@
 
 A parameter that no strategy lists must be the same on every rank, or it was sharded in a way that
 no file tells. A parameter that the strategy shards must not be the same everywhere, or the folder
-holds complete parameters. Each such rule is a `EvidenceRule`: which tensors of which files are
-read, whole or in samples, and what follows. The rules are pure functions of what all processes have
-seen.
+holds complete parameters. Such rules look at what all processes have seen of the files, a
+`planning.sampling.SampledSource`.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import field
 from math import prod
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from rankxform.errors import Message
 from rankxform.formats.container import Index, content_bytes
 from rankxform.geometry.box import Box
 from rankxform.geometry.tiling import Grid
-from rankxform.layout.names import first_texts, pattern_of, summarize_names
+from rankxform.layout.names import pattern_of, summarize_names
 from rankxform.layout.strategy import SHARD_PREFIX
 from rankxform.statements import (
-    ERROR,
+    ACCEPT_EXTRA_RANKS,
     SAMPLES,
-    WARNING,
     Finding,
     HasFindings,
     Statement,
@@ -34,6 +32,9 @@ from rankxform.statements import (
 from rankxform.values import dataclass
 
 from .catalog import Catalog, Parameter
+
+if TYPE_CHECKING:
+    from .sampling import SampledSource
 
 _SAMPLED = 12
 ALLOW_EQUAL = "say --allow-equal-slices if the slices really are equal"
@@ -98,27 +99,6 @@ class TensorsToRead(NamedTuple):
     is_whole: bool
 
 
-class EvidenceRule(NamedTuple):
-    """A rule about what several files hold."""
-
-    tensors_to_read: TensorsToRead
-    judge: Callable[[DigestsByFile], Iterator[Finding | Evidence]]  # pure
-    is_accepted: bool = False  # an error is a warning
-
-    def evidence(self, digests: DigestsByFile) -> Evidence:
-        """Return what follows from what was read."""
-        name = getattr(self.judge, "func", self.judge).__name__
-        return sum((self._settled(noticed, name) for noticed in self.judge(digests)), Evidence())
-
-    def _settled(self, noticed: Finding | Evidence, name: str) -> Evidence:
-        if isinstance(noticed, Evidence):
-            return noticed
-        if noticed.severity == ERROR and self.is_accepted:
-            message = noticed.message._replace(tries=(), details="")
-            noticed = noticed._replace(severity=WARNING, message=message)
-        return Evidence(findings=(noticed._replace(need=SAMPLES, rule=name),))
-
-
 def undeclared_to_compare(parameters: Sequence[Parameter], catalog: Catalog) -> list[str]:
     """Return the parameters in no strategy that several source ranks hold.
 
@@ -166,18 +146,18 @@ def differing_values(
     return files_by_name
 
 
-def check_undeclared(
-    catalog: Catalog,
-    differing: Mapping[str, tuple[int, int]],
-    take_one: bool,
-    name_of: Callable[[str], str] = str,
-) -> Iterator[Finding]:
-    """Yield parameters in no strategy that differ between ranks.
+@rule(SAMPLES)
+def unlisted_values_agree(sample: SampledSource) -> Iterator[Finding | Evidence]:
+    """A parameter that no strategy lists is the same on all ranks.
 
     One element may differ (a counter): a notice. More elements mean a parameter that was sharded,
-    unless the source has a strategy and `take_one` says to take one rank's as it is. `name_of`
-    tells the name at the destination, which --exclude matches.
+    unless the source has a strategy and the request takes one rank's as it is. What a strategy
+    lists may be ranks' own.
     """
+    catalog, take_one, name_of = sample.catalog, sample.take_one, sample.name_of
+    names = {*sample.undeclared_names, *sample.per_rank_names}
+    all_differing = differing_values(catalog, sample.whole, names)
+    differing = {n: files for n, files in all_differing.items() if n not in sample.per_rank_names}
     parameters_by_name = {**catalog.undeclared, **catalog.declared}
     large = [n for n in differing if _is_large(parameters_by_name[n])]
     if large and catalog.is_whole:
@@ -209,30 +189,43 @@ def check_undeclared(
             f"rank {catalog.rank_of(b_file)}; each destination rank gets one source rank's, as "
             "with MindSpore"
         )
+    per_rank_names = [name for name in all_differing if name in sample.per_rank_names]
+    if per_rank_names:
+        yield as_notice(
+            f"{summarize_names(per_rank_names, 2)} differ between ranks, as running statistics do; "
+            "each destination rank gets one source rank's"
+        )
+    compared = [
+        (file, name) for file, digests in sample.whole.items() for name in digests if name in names
+    ]
+    yield Evidence(
+        frozenset(all_differing),
+        tuple(dict.fromkeys(name for _, name in compared)),
+        sum(sample.sizes[file].nbytes(name) for file, name in compared),
+    )
 
 
-def check_no_slices(
-    catalog: Catalog,
-    samples: DigestsByFile,
-    names: Iterable[str],
-    name_of: Callable[[str], str] = str,
-) -> Iterator[Finding]:
-    """Yield unlisted tensors that are equal on all ranks and may be slices nonetheless.
+@rule(SAMPLES)
+def unlisted_tensors_are_no_slices(sample: SampledSource) -> Iterator[Finding]:
+    """An unlisted tensor that is equal on all ranks is no slice.
 
     A bias of zeros is the same on every rank, and so are its slices. What its shape should be, its
     neighbours tell: its weight, or tensors of the same name in other layers, which the strategy
     shards.
     """
+    if sample.take_one:
+        return
+    catalog, samples, name_of = sample.catalog, sample.whole, sample.name_of
     by_pattern: dict[str, Parameter] = {}
     for listed in catalog.declared.values():
         if listed.holders and isinstance(listed.grid, Grid):
             by_pattern.setdefault(pattern_of(listed.name), listed)
-    for name in names:
+    for name in sample.undeclared_names:
         parameter = catalog.undeclared.get(name)
         if parameter is None or not _is_large(parameter):
             continue
-        holder_samples = [samples[f][name] for f in parameter.holders if name in samples.get(f, {})]
-        if not holder_samples or not all(sample.constant for sample in holder_samples):
+        digests = [samples[f][name] for f in parameter.holders if name in samples.get(f, {})]
+        if not digests or not all(digest.constant for digest in digests):
             continue
         weight = catalog.declared.get(name.removesuffix("bias") + "weight")
         sibling = by_pattern.get(pattern_of(name))
@@ -289,28 +282,6 @@ def sharded_by_pattern(parameters: Sequence[Parameter], catalog: Catalog) -> lis
     return [p.name for p in parameters if p.is_declared and len(p.sharding.files) > 1]
 
 
-@rule(SAMPLES)
-def pattern_slices_differ(
-    catalog: Catalog, samples: DigestsByFile, names: Iterable[str]
-) -> Iterator[Finding]:
-    """A pattern shards no parameter of which all ranks hold the same bytes.
-
-    A parameter whose bytes are all equal, such as a moment of zeros, proves nothing.
-    """
-    equal = []
-    for name in names:
-        holder_samples = [
-            samples[r][name] for r in catalog.declared[name].holders if name in samples[r]
-        ]
-        digests = {sample.digest for sample in holder_samples}
-        if len(digests) == 1 < len(holder_samples) and not holder_samples[0].constant:
-            equal.append(repr(name))
-    if equal:
-        names_text, label = first_texts(equal, 1), catalog.declared_by
-        text = f"{label!r} shards {names_text}, and all ranks hold the same bytes of it"
-        yield Finding(Message(text, ("let the expression match fewer names", ALLOW_EQUAL)))
-
-
 def extra_to_sample(catalog: Catalog, extra: Mapping[int, Index]) -> list[str]:
     """Return a few listed parameters that a file beyond the strategy's ranks holds too."""
     extra_names = (name for index in extra.values() for name in index.schema.names)
@@ -319,19 +290,18 @@ def extra_to_sample(catalog: Catalog, extra: Mapping[int, Index]) -> list[str]:
     return names[::step][:_SAMPLED]
 
 
-@rule(SAMPLES)
-def extra_ranks_are_left_over(
-    catalog: Catalog, samples: DigestsByFile, paths: Mapping[int, str]
-) -> Iterator[Finding]:
+@rule(SAMPLES, ACCEPT_EXTRA_RANKS)
+def extra_ranks_are_left_over(sample: SampledSource) -> Iterator[Finding]:
     """A rank beyond the strategy's holds no slices that no other rank has.
 
-    Such a checkpoint was sharded by a strategy of more ranks. `paths` are those ranks' files.
+    Such a checkpoint was sharded by a strategy of more ranks.
     """
-    for rank, path in paths.items():
-        for name, sample in samples.get(rank, {}).items():
+    catalog, samples = sample.catalog, sample.samples
+    for rank, path in sample.extra_paths.items():
+        for name, extra_digest in samples.get(rank, {}).items():
             holders = catalog.declared[name].holders
-            if not sample.constant and all(
-                samples[r][name].digest != sample.digest for r in holders
+            if not extra_digest.constant and all(
+                samples[r][name].digest != extra_digest.digest for r in holders
             ):
                 yield Finding(
                     Message(

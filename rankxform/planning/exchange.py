@@ -299,7 +299,10 @@ def assign_readers(
         names = names_by_sharding.setdefault((parameter.sharding, request.grid), {})
         number = names.setdefault(parameter.name, len(names))
         if group not in fan_out:
-            fan_out[group] = _max_fan_out(group.receivers, reach.node)
+            fan_out[group] = max(
+                max(Counter(reach.node[process] for process in receivers).values())
+                for receivers in group.receivers.values()
+            )
         key = group, request.replica, readers
         if key not in endpoint_cache:
             endpoint_cache[key] = _with_readers(request, readers, reach)
@@ -326,14 +329,6 @@ def _choose_readers(
                 if (nbytes > LARGE_READ_BYTES) == large:
                     readers[number] = assigner.next(requirement.able, nbytes)
     return list(map(tuple, all_readers))
-
-
-def _max_fan_out(receivers: Receivers, node: Sequence[int]) -> int:
-    """Return how many processes of one node want the same, at most."""
-    return max(
-        max(Counter(node[p] for p in ranks_by_process).values())
-        for ranks_by_process in receivers.values()
-    )
 
 
 def _with_readers(

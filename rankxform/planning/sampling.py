@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import field
 from itertools import islice
 from typing import NamedTuple
@@ -27,8 +27,16 @@ from rankxform.errors import Message, RequestError
 from rankxform.formats.container import Index, Schema, content_bytes
 from rankxform.geometry.box import Box
 from rankxform.geometry.tiling import Cell
-from rankxform.layout.names import format_ranges, pattern_of, summarize_names
-from rankxform.statements import SAMPLES, Finding, as_notice, as_warning, rule
+from rankxform.layout.names import first_texts, format_ranges, pattern_of, summarize_names
+from rankxform.statements import (
+    ACCEPT_CONTRADICTIONS,
+    ACCEPT_EQUAL_SLICES,
+    SAMPLES,
+    Finding,
+    as_notice,
+    as_warning,
+    rule,
+)
 from rankxform.values import dataclass, pattern_on_use
 
 from .build_catalog import layout_with_uneven_rows
@@ -81,6 +89,26 @@ class SampledTensor(NamedTuple):
             yield cell, [(file, sample) for file, sample in file_samples if sample is not None]
 
 
+@dataclass(frozen=True)
+class SampledSource:
+    """What was read of a source's tensors, and why; the subject of rules over samples."""
+
+    catalog: Catalog
+    sizes: Mapping[int, Index]  # index of each file
+    extra_paths: Mapping[int, str]  # file id -> path of a file beyond the strategy's ranks
+    accepts: Callable[..., bool]  # tells whether a doubt does not refuse the source
+    take_one: bool  # one rank's values are taken of what no strategy lists
+    name_of: Callable[[str], str]  # source name -> the name at the destination
+    tensors: Sequence[SampledTensor]  # those whose samples are compared
+    pattern_names: Sequence[str]  # parameters that a pattern shards
+    # Parameters that are compared whole: those that no strategy lists, and those that one lists and
+    # of which each rank may have values of its own.
+    undeclared_names: frozenset[str]
+    per_rank_names: frozenset[str]
+    whole: DigestsByFile  # of all bytes
+    samples: DigestsByFile
+
+
 def choose_samples(
     parameters: Sequence[Parameter], catalog: Catalog, files: Iterable[int]
 ) -> tuple[SampledTensor, ...]:
@@ -92,7 +120,7 @@ def choose_samples(
     all_files = frozenset(files)
     if len(all_files) < 2:
         return ()
-    sample_limit = _most_of(len(all_files))
+    sample_limit = min(_MOST_OF_FILE, max(_OF_FILE, _READS // len(all_files)))
     kinds = _kinds(parameters, catalog)
     of_file = Counter(file for kind in kinds for file in kind[0].holders)
     room, sample_counts = dict.fromkeys(all_files, sample_limit), Counter[int]()
@@ -255,11 +283,6 @@ def _may_be_own(parameters: Sequence[Parameter], catalog: Catalog) -> set[str]:
         for p in parameters
         if p.base_name not in with_states and (len(p.shape) < 2 or (with_states and is_small(p)))
     }
-
-
-def _most_of(files: int) -> int:
-    """Return how many samples of each of so many files there are at most."""
-    return min(_MOST_OF_FILE, max(_OF_FILE, _READS // max(1, files)))
 
 
 def entries_to_read(tensors: Iterable[SampledTensor]) -> dict[int, list[str]]:
@@ -458,17 +481,71 @@ def _is_derived(catalog: Catalog) -> bool:
     return catalog.strategy is not None and catalog.strategy.derived
 
 
+@rule(SAMPLES, ACCEPT_EQUAL_SLICES)
+def pattern_slices_differ(sample: SampledSource) -> Iterator[Finding]:
+    """A pattern shards no parameter of which all ranks hold the same bytes.
+
+    A parameter whose bytes are all equal, such as a moment of zeros, proves nothing.
+    """
+    equal = []
+    for name in sample.pattern_names:
+        holders = sample.catalog.declared[name].holders
+        digests = [sample.samples[r][name] for r in holders if name in sample.samples[r]]
+        is_equal = len({digest.digest for digest in digests}) == 1 < len(digests)
+        if is_equal and not digests[0].constant:
+            equal.append(repr(name))
+    if equal:
+        names_text, label = first_texts(equal, 1), sample.catalog.declared_by
+        text = f"{label!r} shards {names_text}, and all ranks hold the same bytes of it"
+        yield Finding(Message(text, ("let the expression match fewer names", ALLOW_EQUAL)))
+
+
 @rule(SAMPLES)
-def slices_differ(
-    catalog: Catalog, tensors: Sequence[SampledTensor], digests_by_file: DigestsByFile
-) -> Iterator[Finding | Evidence]:
+def replicas_are_equal(sample: SampledSource) -> Iterator[Finding | Evidence]:
+    """Most replicas are equal, and some of each file and kind.
+
+    A few that differ are a warning, and so are those that are accepted, whatever they are. Values
+    that may be ranks' own are none.
+    """
+    catalog, tensors = sample.catalog, sample.tensors
+    agreement = replicas_agree((tensor for tensor in tensors if tensor.weighty), sample.samples)
+    per_rank_agreement = replicas_agree(
+        (tensor for tensor in tensors if not tensor.weighty), sample.samples
+    )
+    compared = [tensor.name for tensor in (*agreement.compared, *per_rank_agreement.compared)]
+    if not agreement.compared and _all_differ(per_rank_agreement):
+        agreement, per_rank_agreement = per_rank_agreement, ReplicaAgreement()
+    refused = [
+        contradiction
+        for contradiction in agreement.differing
+        if not sample.accepts(ACCEPT_CONTRADICTIONS, contradiction.tensor.name)
+    ]
+    yield Evidence(samples=len(compared), sampled=frozenset(compared))
+    if (agreement.is_refuted or _is_derived(catalog)) and refused:
+        tries = (
+            _RIGHT_STRATEGY,
+            "copy its files again",
+            "--accept contradictions converts it as it is",
+        )
+        details = _describe_observed(catalog, agreement, sample.samples)
+        yield Finding(Message(_in_words(catalog, agreement), tries, details=details))
+    elif agreement.differing:
+        yield as_warning(_in_words(catalog, agreement))
+
+
+@rule(SAMPLES, ACCEPT_EQUAL_SLICES)
+def slices_differ(sample: SampledSource) -> Iterator[Finding | Evidence]:
     """Files do not hold the same bytes of whatever they should hold different boxes of.
 
     All of them, or two, or files that hold one tensor which nobody repeats. Experts that were made
     of one, and heads of keys and values, are a notice; the latter not where rankxform derived the
     strategy, which may have taken replicas for slices.
     """
-    equal, copied, pairs, compared = compare_different_slices(tensors, digests_by_file)
+    catalog = sample.catalog
+    judged_names = {*sample.pattern_names} if sample.accepts(ACCEPT_EQUAL_SLICES) else ()
+    equal, copied, pairs, compared = compare_different_slices(
+        [tensor for tensor in sample.tensors if tensor.name not in judged_names], sample.samples
+    )
     yield Evidence(samples=len(compared), sampled=frozenset(compared))
     if compared and len(equal) == len(compared):
         yield _all_equal(catalog, equal)
@@ -520,39 +597,6 @@ def first_box(parameter: Parameter) -> Box:
     files, first = parameter.sharding.files, parameter.holders[0]
     cell = next(cell for cell, cell_files in files.items() if first in cell_files)
     return parameter.grid.box(cell)
-
-
-@rule(SAMPLES)
-def replicas_are_equal(
-    catalog: Catalog,
-    tensors: Sequence[SampledTensor],
-    accepted: Sequence[str],
-    digests_by_file: DigestsByFile,
-) -> Iterator[Finding | Evidence]:
-    """Most replicas are equal, and some of each file and kind.
-
-    A few that differ are a warning, and so are the `accepted` ones, whatever they are. Values that
-    may be ranks' own are none.
-    """
-    agreement = replicas_agree((tensor for tensor in tensors if tensor.weighty), digests_by_file)
-    per_rank_agreement = replicas_agree(
-        (tensor for tensor in tensors if not tensor.weighty), digests_by_file
-    )
-    compared = [tensor.name for tensor in (*agreement.compared, *per_rank_agreement.compared)]
-    if not agreement.compared and _all_differ(per_rank_agreement):
-        agreement, per_rank_agreement = per_rank_agreement, ReplicaAgreement()
-    refused = [c for c in agreement.differing if c.tensor.name not in accepted]
-    yield Evidence(samples=len(compared), sampled=frozenset(compared))
-    if (agreement.is_refuted or _is_derived(catalog)) and refused:
-        tries = (
-            _RIGHT_STRATEGY,
-            "copy its files again",
-            "--accept contradictions converts it as it is",
-        )
-        details = _describe_observed(catalog, agreement, digests_by_file)
-        yield Finding(Message(_in_words(catalog, agreement), tries, details=details))
-    elif agreement.differing:
-        yield as_warning(_in_words(catalog, agreement))
 
 
 def _all_differ(agreement: ReplicaAgreement) -> bool:

@@ -279,10 +279,8 @@ def select_parameters(
         if tensor.dropped:
             reasons.setdefault(tensor.dropped, []).append(parameter)
             continue
-        name, is_in_dst = (
-            parameter.name,
-            parameter.name in dst and not isinstance(dst, WholeStrategy),
-        )
+        name = parameter.name
+        is_in_dst = parameter.name in dst and not isinstance(dst, WholeStrategy)
         declared = parameter.is_declared and parameter.src_name not in non_followers
         is_in_src = declared and not catalog.is_whole and not _is_in_no_strategy(parameter)
         if parameter.value is not None:  # no strategy speaks of what no file holds

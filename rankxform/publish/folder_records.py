@@ -296,10 +296,8 @@ class FolderRecords:
         )
         free, needed_bytes = free_bytes(self._folder), sum(sizes.values()) - present_bytes
         if needed_bytes > free:
-            more_text, details = (
-                "more " if present_bytes else "",
-                f"{present_bytes / 1e6:,.1f} MB are there already",
-            )
+            more_text = "more " if present_bytes else ""
+            details = f"{present_bytes / 1e6:,.1f} MB are there already"
             raise StorageError(
                 f"{needed_bytes / 1e6:,.1f} MB {more_text}are to be written, {free / 1e6:,.1f} MB "
                 "are free",

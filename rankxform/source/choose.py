@@ -13,6 +13,7 @@ from dataclasses import field, replace
 from math import prod
 from pathlib import Path
 from posixpath import dirname
+from types import MappingProxyType
 from typing import NamedTuple
 
 from rankxform.checkpoints.base import (
@@ -28,7 +29,7 @@ from rankxform.checkpoints.base import (
 )
 from rankxform.checkpoints.folders import and_more
 from rankxform.checkpoints.rank_folders import by_rank
-from rankxform.errors import CheckpointError, Message, StrategyError, UsageError
+from rankxform.errors import CheckpointError, Message, RankxformError, StrategyError, UsageError
 from rankxform.formats.container import Index
 from rankxform.geometry.box import Shape
 from rankxform.layout.names import format_ranges, summarize_names
@@ -37,7 +38,18 @@ from rankxform.layout.strategy import PatternStrategy, Strategy, WholeStrategy, 
 from rankxform.planning.build_catalog import with_uneven_states
 from rankxform.planning.catalog import Description
 from rankxform.publish.folder_records import FOLDER_NAME, JOB_NAME
-from rankxform.statements import BOXES, FILE_IDENTITY, Finding, as_notice, as_warning
+from rankxform.statements import (
+    ACCEPT_CONTRADICTIONS,
+    ACCEPT_EXTRA_RANKS,
+    BOXES,
+    FILE_IDENTITY,
+    NAMES,
+    Finding,
+    as_notice,
+    as_warning,
+    rule,
+    run_rules,
+)
 from rankxform.storage.store import FILE, Listing, Store, absolute, address_of, is_path, store_at
 from rankxform.transport import Team
 from rankxform.values import dataclass
@@ -63,8 +75,7 @@ class SourceScope:
     drops: Callable[[States], Callable[[str], bool]] = lambda states: lambda name: False
     preferred: Mapping[int, str] = field(default_factory=dict)  # chosen if all of them exist
     manifest: bool = True  # use what rankxform noted of its own files
-    extra_ranks: bool = False  # ranks beyond the strategy's are a notice, not a warning
-    check_saved_strategy: bool = True  # compare --src-strategy with output/strategy nearby
+    accepts: Callable[[str], bool] = lambda doubt: False  # as `Request.accepts`
 
 
 class ChosenFiles(NamedTuple):
@@ -129,6 +140,59 @@ def listing_at(folder: Path, form: Form, where: CheckpointRef | None = None) -> 
     return store_at(str(folder)).list(form.pattern(where or CheckpointRef()))
 
 
+class NamesRead(NamedTuple):
+    """What is known of a checkpoint before headers are read, and what is wanted of it; the subject
+    of rules over names. On process 0."""
+
+    where: CheckpointRef  # with the strategy that is given
+    form: Form
+    scope: SourceScope
+    listing: Listing | None  # None: files are given
+    strategy: Strategy | None  # the one that is given, or that its manifest states
+    manifest: SourceManifest | None = None  # what rankxform noted when it wrote the files
+    stopped_in: str = ""  # folder in which a conversion was stopped
+    saved_strategy: Strategy | None = None  # that MindFormers left with it
+    siblings: Sequence[int] = ()  # ranks whose folders lie beside the one file that was named
+    failure: RankxformError | None = None  # why no files could be selected
+    selected: SelectedFiles = SelectedFiles({})
+    names: Mapping[int, str] = MappingProxyType({})  # of the files to be read, by id
+    needed_ranks: Sequence[int] = ()  # of files of ranks; the others are not looked for
+
+    def selecting(self, select: Callable[[], SelectedFiles]) -> NamesRead:
+        """Return the same with the files that are selected, or the reason why there are none."""
+        try:
+            return self._replace(selected=select())
+        except (UsageError, CheckpointError) as error:
+            return self._replace(failure=error)
+
+    @property
+    def description(self) -> Description | None:
+        """What a checkpoint says itself of how it is sharded; None if it is of files of ranks."""
+        return self.selected.description
+
+    @property
+    def searched(self) -> str:
+        """For messages, which nodes were searched."""
+        return self.listing.searched if self.listing is not None else ""
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether no strategy shards it."""
+        return self.strategy is None or isinstance(self.strategy, WholeStrategy)
+
+    @property
+    def present_ranks(self) -> dict[int, None]:
+        """The ranks of which there are files."""
+        return dict.fromkeys(map(self.selected.rank_of, self.selected.names))
+
+    @property
+    def ranks_beyond(self) -> list[int]:
+        """The ranks that have files and are none of the strategy's."""
+        if self.description is not None or self.strategy is None or self.is_whole:
+            return []
+        return [rank for rank in self.present_ranks if rank >= self.strategy.ranks]
+
+
 def choose_files(
     where: CheckpointRef, form: Form, listing: Listing | None, narrow: SourceScope, team: Team
 ) -> tuple[ChosenFiles, Listing | None]:
@@ -141,59 +205,11 @@ def choose_files(
             listings.append(store.list(form.pattern(where)))
         src_listing = listings[0] if listings else None
         if form.described:
-            chosen_files = _choose_described(where, form, src_listing, store, narrow)
-            below = dirname(next(iter(chosen_files.names.values()), ""))
-            manifest = (
-                read_source_manifest(where, form, src_listing, below) if narrow.manifest else None
-            )
-            if manifest is None:
-                return chosen_files
-            return _with_own(chosen_files, manifest, where, src_listing)
-        manifest = read_source_manifest(where, form, src_listing) if narrow.manifest else None
-        if manifest is None:
-            return _of_ranks(where, form, src_listing, store, narrow)
-        declared_ref = replace(where, strategy=where.strategy or manifest.strategy)
-        # The manifest declares more than what lies beside the checkpoint.
-        manifest_scope = replace(narrow, check_saved_strategy=False)
-        chosen_files = _of_ranks(declared_ref, form, src_listing, store, manifest_scope)
-        return _with_own(chosen_files, manifest, where, src_listing)
+            return _choose_described(where, form, src_listing, store, narrow)
+        return _choose_of_ranks(where, form, src_listing, store, narrow)
 
     chosen_files = team.bcast(found)
     return chosen_files, (listings[0] if listings else None)
-
-
-def _with_own(
-    chosen_files: ChosenFiles,
-    manifest: SourceManifest,
-    where: CheckpointRef,
-    listing: Listing | None,
-) -> ChosenFiles:
-    """Compare what was chosen with what rankxform noted of the files when it wrote them."""
-    if manifest.notice:
-        return chosen_files._replace(findings=(as_notice(manifest.notice), *chosen_files.findings))
-    wrong = [*manifest.wrong, *manifest.missing_files]
-    findings = list[Finding]()
-    if manifest.strategy is not None:
-        if where.strategy is not None:
-            description = _stated_by(manifest, manifest.strategy)
-            for contradiction in _contradictions(description, with_uneven_states(where.strategy)):
-                findings.append(contradiction._replace(error=StrategyError, id=BOXES))
-        assert listing is not None
-        wrong += missing_manifest_files(
-            manifest, listing.files, chosen_files.needed_files if not findings else ()
-        )
-    findings += (Finding(message, id=FILE_IDENTITY) for message in wrong)
-    doubts = map(as_notice, manifest.doubts)
-    return chosen_files._replace(
-        findings=(*findings, *chosen_files.findings, *doubts), manifest=manifest
-    )
-
-
-def _stated_by(manifest: SourceManifest, strategy: Strategy) -> Description:
-    """Return what a manifest states, as a checkpoint's own description."""
-    shapes = strategy.shapes
-    declared = {name: (manifest.dtypes[name], shape) for name, shape in shapes.items()}
-    return Description(manifest.label, strategy, declared=declared)
 
 
 def _choose_described(
@@ -204,132 +220,76 @@ def _choose_described(
         raise UsageError(
             f"--src-pattern and files are for rank folders; {where.path} is {form.name}"
         )
-    findings = [*_find_unfinished(where.path)]
-    try:
-        selected = form.select(listing, where, store, RankFilter())
-    except (UsageError, CheckpointError) as error:
-        is_empty = not listing.files and error.parts.what.startswith("holds no")
-        parts = with_what_lies_there(error.parts, where, listing, is_empty=is_empty)
-        return ChosenFiles(
-            SelectedFiles({}), {}, (), None, (*findings, Finding(parts, error=type(error)))
-        )
-    description = selected.description
-    assert description is not None
-    names = selected.names
-    folder = dirname(address_of(where.path, next(iter(names.values()), "")))
-    findings = findings or [*_find_unfinished(folder)]
-    strategy = description.strategy
-    if where.strategy is not None:
-        findings += _contradictions(description, where.strategy, as_ranks(names.values()))
-    needed_files: set[int] = {*names, *description.ranks}
-    needed_ranks = narrow.ranks(strategy) if strategy is not None and not findings else None
-    if needed_ranks is not None:
-        ranks = set(needed_ranks)
-        needed_files = {file for file in needed_files if description.ranks[file] in ranks}
+    read = NamesRead(where, form, narrow, listing, where.strategy)
+    read = read.selecting(lambda: form.select(listing, where, store, RankFilter()))
+    description, names = read.description, read.selected.names
+    below = dirname(next(iter(names.values()), ""))
+    read = read._replace(
+        stopped_in=_stopped_in(where.path) or _stopped_in(address_of(where.path, below)),
+        manifest=read_source_manifest(where, form, listing, below) if narrow.manifest else None,
+    )
+    if description is None:
+        return _chosen(read)
+    needed_files, strategy = {*names, *description.ranks}, description.strategy
+    if strategy is not None and not read.stopped_in and not any(given_strategy_agrees(read)):
+        needed_ranks = narrow.ranks(strategy)
+        if needed_ranks is not None:
+            ranks = {*needed_ranks}
+            needed_files = {file for file in needed_files if description.ranks[file] in ranks}
     names_to_read = {file: name for file, name in names.items() if file in needed_files}
-    if not names_to_read:
-        missing_names = [*description.missing_files.values()]
-        named = f": {missing_names[0]}{and_more(missing_names, 'file')}" if missing_names else ""
-        problem_text = f"none of the files that are needed is there{listing.searched}{named}"
-        findings.append(Finding(Message(problem_text, ("bring them",), where=where.path)))
-    return ChosenFiles(
-        selected, names_to_read, tuple(sorted(needed_files)), strategy,
-        (*findings, *description.findings),
-    )  # fmt: skip
+    return _chosen(read._replace(names=names_to_read), tuple(sorted(needed_files)), strategy)
 
 
-def _of_ranks(
+def _choose_of_ranks(
     where: CheckpointRef, form: Form, listing: Listing | None, store: Store, narrow: SourceScope
 ) -> ChosenFiles:
     """Choose the files of ranks, which say nothing of how they are sharded."""
-    src, searched = where.strategy, listing.searched if listing else ""
-    is_whole = src is None or isinstance(src, WholeStrategy)
+    manifest = read_source_manifest(where, form, listing) if narrow.manifest else None
+    src = where.strategy or (manifest.strategy if manifest is not None else None)
+    read = NamesRead(where, form, narrow, listing, src, manifest)
     requested_ranks, rank_filter = None if src is None else narrow.ranks(src), RankFilter()
-    if src is not None and (requested_ranks is not None or not is_whole):
+    if src is not None and (requested_ranks is not None or not read.is_whole):
         rank_filter = RankFilter(requested_ranks or range(src.ranks), range(src.ranks))
-    findings = [*_find_unfinished(where.path)] if where.files is None else []
-    if narrow.check_saved_strategy and where.files is None and src is not None:
-        findings += _contradicted_beside(where.path, src)
-    try:
-        selected = _select_files(where, form, listing, store, rank_filter, narrow.preferred)
-    except (UsageError, CheckpointError) as error:
-        is_empty = listing is not None and not by_rank(listing, where.pattern)
-        is_empty = is_empty and where.pattern == DEFAULT_PATTERN
-        parts = with_what_lies_there(error.parts, where, listing, is_empty=is_empty)
-        return ChosenFiles(
-            SelectedFiles({}), {}, (), None, (*findings, Finding(parts, error=type(error)))
-        )
-    names = selected.names
-    alone = listing is None or listing.kind == FILE  # files are given: one, or that of each rank
-    single_path = address_of(where.path, *names.values()) if alone and len(names) == 1 else ""
+    if where.files is None:
+        read = read._replace(stopped_in=_stopped_in(where.path))
+    # The manifest declares more than what lies beside the checkpoint.
+    has_saved = where.files is None and manifest is None
+    if has_saved and src is not None and not narrow.accepts(ACCEPT_CONTRADICTIONS):
+        read = read._replace(saved_strategy=saved_strategy(where.path, src))
+    ref = replace(where, strategy=src)
+    read = read.selecting(
+        lambda: _select_files(ref, form, listing, store, rank_filter, narrow.preferred)
+    )
+    if read.failure is not None:
+        return _chosen(read)
+    selected, names = read.selected, read.selected.names
+    is_alone = listing is None or listing.kind == FILE  # files are given: one, or each rank's
+    single_path = address_of(where.path, *names.values()) if is_alone and len(names) == 1 else ""
     siblings = siblings_of(Path(single_path)) if single_path and is_path(single_path) else []
-    if src is None and (len(names) > 1 or siblings):
-        message = which_strategy(where, selected, siblings)
-        findings.append(Finding(message, error=UsageError))
-    if src is not None and not is_whole and siblings and where.files is None:
-        findings.append(Finding(one_of_ranks(where, src, siblings), error=UsageError))
-    present_ranks = dict.fromkeys(map(selected.rank_of, names))
-    needed_ranks = sorted(present_ranks) if rank_filter.ranks is None else list(rank_filter.ranks)
-    if not any(rank in present_ranks for rank in needed_ranks):
-        problem_text = f"none of the ranks {format_ranges(needed_ranks)} is there{searched}"
-        findings.append(Finding(Message(problem_text, where=where.path)))
-    outside = (
-        [] if src is None or is_whole else [rank for rank in present_ranks if rank >= src.ranks]
-    )
-    keep = {*needed_ranks, *outside[-1:]}  # of the ranks beyond the strategy's, one is looked at
+    read = read._replace(siblings=siblings)
+    present, beyond = read.present_ranks, read.ranks_beyond[-1:]  # of which one is looked at
+    needed_ranks = sorted(present) if rank_filter.ranks is None else list(rank_filter.ranks)
+    keep = {*needed_ranks, *beyond}
     names_to_read = {file: name for file, name in names.items() if selected.rank_of(file) in keep}
-    findings += map(as_warning, _newer(selected))
-    if outside:
-        assert src is not None
-        as_finding = as_notice if narrow.extra_ranks else as_warning
-        findings.append(
-            as_finding(
-                f"{where.path}: {len(outside)} ranks from {min(outside)} on are beyond the "
-                f"{src.ranks} of {src.label} and were not used"
-            )
-        )
-    missing = [rank for rank in needed_ranks if rank not in present_ranks]
-    if missing:
-        findings.append(
-            as_notice(
-                f"{where.path}: no file of rank {format_ranges(missing)}{searched}; "
-                "copies on other ranks serve"
-            )
-        )
-    files = [file for file in names_to_read if selected.rank_of(file) not in {*outside[-1:]}]
+    files = [file for file in names_to_read if selected.rank_of(file) not in beyond]
+    missing = [rank for rank in needed_ranks if rank not in present]
+    return _chosen(
+        read._replace(names=names_to_read, needed_ranks=needed_ranks), (*files, *missing), src
+    )
+
+
+def _chosen(
+    read: NamesRead, needed_files: tuple[int, ...] = (), strategy: Strategy | None = None
+) -> ChosenFiles:
+    """Return what was chosen, with what all rules over names find."""
+    description = read.description
+    findings = [*run_rules(NAMES, read), *(description.findings if description else ())]
+    if read.manifest is not None:
+        findings += map(as_notice, read.manifest.doubts)
     return ChosenFiles(
-        selected, names_to_read, (*files, *missing), src, tuple(findings), len(siblings)
+        read.selected, read.names, needed_files, strategy, tuple(findings), len(read.siblings),
+        None if read.manifest is None or read.manifest.notice else read.manifest,
     )  # fmt: skip
-
-
-def _contradicted_beside(path: str, src_strategy: Strategy) -> Iterator[Finding]:
-    """Yield that a strategy contradicts the one that MindFormers left with the checkpoint."""
-    loaded_strategy = saved_strategy(path, src_strategy)
-    mindformers_strategy = (
-        with_uneven_states(loaded_strategy) if loaded_strategy is not None else None
-    )
-    listed = mindformers_strategy.stages_of if mindformers_strategy is not None else ()
-    kind = src_strategy.states.kind
-    common_names = [n for n in listed if n in src_strategy.stages_of and kind(n) != NEVER_SAVED]
-    if (
-        mindformers_strategy is None
-        or mindformers_strategy.ranks != src_strategy.ranks
-        or not common_names
-    ):
-        return  # it is another job's
-    name = first_differing_name(
-        mindformers_strategy, with_uneven_states(src_strategy), common_names, {}
-    )
-    if name is not None:
-        tries = (
-            "give the one that the checkpoint was saved with",
-            "say --accept contradictions if --src-strategy is right",
-        )
-        problem_text = (
-            f"{src_strategy.label} and {mindformers_strategy.label} shard {name!r} in two ways"
-        )
-        details = f"MindFormers left the latter with {path}"
-        yield Finding(Message(problem_text, tries, details=details), id=BOXES, error=StrategyError)
 
 
 def _select_files(
@@ -348,22 +308,173 @@ def _select_files(
     return SelectedFiles({rank: absolute(path) for rank, path in where.files.items()})
 
 
-def _newer(selected: SelectedFiles) -> tuple[str, ...]:
-    if not selected.incomplete_step or not selected.step:
-        return ()
-    epoch, step = selected.step
-    return (
-        f"{selected.incomplete_step}. What is converted is epoch {epoch} step {step} "
-        f"(--step {epoch}_{step} says that it is meant, --step latest refuses)",
-    )
+def _stopped_in(folder: str) -> str:
+    """Return the folder if a run of rankxform was stopped in it, whatever it holds, else ""."""
+    return folder if store_at(folder).has(f"{FOLDER_NAME}/{JOB_NAME}") else ""
 
 
-def _find_unfinished(folder: str) -> Iterator[Finding]:
-    """Yield that a run of rankxform was stopped in a folder, whatever it holds."""
-    if store_at(folder).has(f"{FOLDER_NAME}/{JOB_NAME}"):
+# -- rules over names ------------------------------------------------------------------------------
+
+
+@rule(NAMES)
+def a_manifest_can_be_read(read: NamesRead) -> Iterator[Finding]:
+    """What rankxform noted of its files is of a version that is known."""
+    if read.manifest is not None and read.manifest.notice:
+        yield as_notice(read.manifest.notice)
+
+
+@rule(NAMES)
+def manifest_strategy_agrees(read: NamesRead) -> Iterator[Finding]:
+    """A given strategy shards the files as their manifest says."""
+    manifest = read.manifest
+    if manifest is None or manifest.strategy is None or read.where.strategy is None:
+        return
+    shapes = manifest.strategy.shapes
+    declared = {name: (manifest.dtypes[name], shape) for name, shape in shapes.items()}
+    description = Description(manifest.label, manifest.strategy, declared=declared)
+    for finding in _contradictions(description, with_uneven_states(read.where.strategy)):
+        yield finding._replace(error=StrategyError, id=BOXES)
+
+
+@rule(NAMES)
+def manifest_files_are_there(read: NamesRead) -> Iterator[Finding]:
+    """Files are there, and beside them what went with them, as their manifest says."""
+    manifest = read.manifest
+    if manifest is None or manifest.notice:
+        return
+    wrong = [*manifest.wrong, *manifest.missing_files]
+    if manifest.strategy is not None:
+        assert read.listing is not None
+        agrees = not any(manifest_strategy_agrees(read))
+        wrong += missing_manifest_files(
+            manifest, read.listing.files, read.needed_ranks if agrees else ()
+        )
+    yield from (Finding(message, id=FILE_IDENTITY) for message in wrong)
+
+
+@rule(NAMES)
+def no_conversion_was_stopped(read: NamesRead) -> Iterator[Finding]:
+    """No conversion into the folder was stopped, or is at work."""
+    if read.stopped_in:
         tries = ("run its command again to complete it, unless it is at work",)
         problem_text = "a conversion into this folder was stopped, or is at work"
-        yield Finding(Message(problem_text, tries, folder))
+        yield Finding(Message(problem_text, tries, read.stopped_in))
+
+
+@rule(NAMES)
+def saved_strategy_agrees(read: NamesRead) -> Iterator[Finding]:
+    """A given strategy is the one that MindFormers left with the checkpoint."""
+    if read.saved_strategy is None or read.strategy is None:
+        return
+    strategy, saved = read.strategy, with_uneven_states(read.saved_strategy)
+    kind = strategy.states.kind
+    common_names = [
+        n for n in saved.stages_of if n in strategy.stages_of and kind(n) != NEVER_SAVED
+    ]
+    if saved.ranks != strategy.ranks or not common_names:
+        return  # it is another job's
+    name = first_differing_name(saved, with_uneven_states(strategy), common_names, {})
+    if name is not None:
+        tries = (
+            "give the one that the checkpoint was saved with",
+            "say --accept contradictions if --src-strategy is right",
+        )
+        problem_text = f"{strategy.label} and {saved.label} shard {name!r} in two ways"
+        details = f"MindFormers left the latter with {read.where.path}"
+        yield Finding(Message(problem_text, tries, details=details), id=BOXES, error=StrategyError)
+
+
+@rule(NAMES)
+def files_can_be_selected(read: NamesRead) -> Iterator[Finding]:
+    """The place holds files of one checkpoint, of one form and one step."""
+    if read.failure is None:
+        return
+    parts, listing, where = read.failure.parts, read.listing, read.where
+    if read.form.described:
+        is_empty = not (listing and listing.files) and parts.what.startswith("holds no")
+    else:
+        is_empty = listing is not None and not by_rank(listing, where.pattern)
+        is_empty = is_empty and where.pattern == DEFAULT_PATTERN
+    parts = with_what_lies_there(parts, where, listing, is_empty=is_empty)
+    yield Finding(parts, error=type(read.failure))
+
+
+@rule(NAMES)
+def given_strategy_agrees(read: NamesRead) -> Iterator[Finding]:
+    """A given strategy shards a checkpoint as that itself says."""
+    if read.description is not None and read.strategy is not None:
+        otherwise = as_ranks(read.selected.names.values())
+        yield from _contradictions(read.description, read.strategy, otherwise)
+
+
+@rule(NAMES)
+def a_strategy_is_given(read: NamesRead) -> Iterator[Finding]:
+    """Files of several ranks have a strategy, which says how they were sharded."""
+    is_of_ranks = read.description is None and read.failure is None
+    if is_of_ranks and read.strategy is None and (len(read.selected.names) > 1 or read.siblings):
+        message = which_strategy(read.where, read.selected, read.siblings)
+        yield Finding(message, error=UsageError)
+
+
+@rule(NAMES)
+def all_ranks_are_named(read: NamesRead) -> Iterator[Finding]:
+    """If a strategy shards the checkpoint, not one rank's file of several is named."""
+    strategy = read.strategy
+    if strategy is not None and not read.is_whole and read.siblings and read.where.files is None:
+        yield Finding(one_of_ranks(read.where, strategy, read.siblings), error=UsageError)
+
+
+@rule(NAMES)
+def needed_files_are_there(read: NamesRead) -> Iterator[Finding]:
+    """At least one file that is needed is there."""
+    if read.failure is not None:
+        return
+    if read.description is None:
+        if read.present_ranks.keys().isdisjoint(read.needed_ranks):
+            ranks = format_ranges(read.needed_ranks)
+            text = f"none of the ranks {ranks} is there{read.searched}"
+            yield Finding(Message(text, where=read.where.path))
+    elif not read.names:
+        missing_names = [*read.description.missing_files.values()]
+        named = f": {missing_names[0]}{and_more(missing_names, 'file')}" if missing_names else ""
+        text = f"none of the files that are needed is there{read.searched}{named}"
+        yield Finding(Message(text, ("bring them",), where=read.where.path))
+
+
+@rule(NAMES)
+def the_newest_step_is_complete(read: NamesRead) -> Iterator[Finding]:
+    """The step that is taken is the newest, of which all ranks have files."""
+    selected = read.selected
+    if selected.incomplete_step and selected.step and read.description is None:
+        epoch, step = selected.step
+        yield as_warning(
+            f"{selected.incomplete_step}. What is converted is epoch {epoch} step {step} "
+            f"(--step {epoch}_{step} says that it is meant, --step latest refuses)"
+        )
+
+
+@rule(NAMES)
+def no_ranks_are_beyond(read: NamesRead) -> Iterator[Finding]:
+    """No rank that has files is beyond the strategy's ranks."""
+    beyond, strategy = read.ranks_beyond, read.strategy
+    if beyond and strategy is not None:
+        as_finding = as_notice if read.scope.accepts(ACCEPT_EXTRA_RANKS) else as_warning
+        yield as_finding(
+            f"{read.where.path}: {len(beyond)} ranks from {min(beyond)} on are beyond the "
+            f"{strategy.ranks} of {strategy.label} and were not used"
+        )
+
+
+@rule(NAMES)
+def every_rank_has_a_file(read: NamesRead) -> Iterator[Finding]:
+    """Each rank that is needed has a file; copies on other ranks may serve."""
+    present = read.present_ranks
+    missing = [rank for rank in read.needed_ranks if rank not in present]
+    if missing:
+        yield as_notice(
+            f"{read.where.path}: no file of rank {format_ranges(missing)}{read.searched}; "
+            "copies on other ranks serve"
+        )
 
 
 def _contradictions(

@@ -19,10 +19,15 @@ from rankxform.options import (
     option,
 )
 from rankxform.planning.selection import ERROR
+from rankxform.statements import (
+    ACCEPT_ABSENT,
+    ACCEPT_CONTRADICTIONS,
+    ACCEPT_EQUAL_SLICES,
+    ACCEPT_EXTRA_RANKS,
+    ACCEPT_STEP,
+)
 from rankxform.values import dataclass
 
-ACCEPT_ABSENT, ACCEPT_CONTRADICTIONS, ACCEPT_STEP = "absent", "contradictions", "step"
-ACCEPT_EQUAL_SLICES, ACCEPT_EXTRA_RANKS = "equal-slices", "extra-ranks"
 DOUBTS = (
     ACCEPT_ABSENT, ACCEPT_CONTRADICTIONS, ACCEPT_EQUAL_SLICES, ACCEPT_EXTRA_RANKS, ACCEPT_STEP,
 )  # fmt: skip

@@ -153,10 +153,8 @@ class SourceReader:
         # Each with how many requests it takes.
         self._flight: deque[tuple[TensorRead, int]] = deque()
         self._memory = self._free_requests = self._free_bytes = 0
-        self.nbytes, self.ahead = (
-            0,
-            max((ranges.ahead for ranges in self._ranges.values()), default=0),
-        )
+        self.nbytes = 0
+        self.ahead = max((ranges.ahead for ranges in self._ranges.values()), default=0)
 
     def read(self, file: int, name: str, start: int, room: Buffer, sparse: bool = False) -> None:
         """Fill `room` with what a file holds of `name`, from byte `start` on.

@@ -224,11 +224,13 @@ class ArrayDestination(Destination):
 
         Raises UsageError.
         """
-        by_process = team.allgather(
-            lambda: (RankRequest(self.rank, request.include), _common_question(request))
-        )
-        self._rank_requests, questions = zip(*by_process)
-        if len(set(questions)) > 1:
+        src, dst = request.src_strategy, request.dst_strategy
+        named = [s.label if isinstance(s, Strategy) else s for s in (src, dst)]
+        others = replace(request, include=(), src_strategy=None, dst_strategy=None)
+        common_text = repr((named, others))  # which all must ask alike
+        by_process = team.allgather(lambda: (RankRequest(self.rank, request.include), common_text))
+        self._rank_requests, common_texts = zip(*by_process)
+        if len(set(common_texts)) > 1:
             raise UsageError(
                 "the processes of one load ask for different things; only rank and include may "
                 "differ"
@@ -269,13 +271,6 @@ class ArrayDestination(Destination):
 
     def publish(self, team: Team) -> None:
         self.arrays = team.agree(self._sink.take)
-
-
-def _common_question(request: Request) -> str:
-    """Return what all processes of a load must ask alike."""
-    src, dst = request.src_strategy, request.dst_strategy
-    named = [s.label if isinstance(s, Strategy) else s for s in (src, dst)]
-    return repr((named, replace(request, include=(), src_strategy=None, dst_strategy=None)))
 
 
 def _slices_of_names(planner: Planner, rank_request: RankRequest) -> list[SliceRange]:

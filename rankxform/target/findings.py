@@ -39,8 +39,9 @@ from rankxform.request import Request
 from rankxform.source.choose import ranks_at
 from rankxform.source.hints import option_for, short_path
 from rankxform.source.open import Source
-from rankxform.source.options import ACCEPT_ABSENT, ACCEPT_EXTRA_RANKS
 from rankxform.statements import (
+    ACCEPT_ABSENT,
+    ACCEPT_EXTRA_RANKS,
     HEADER,
     ITERATION,
     OPTION,

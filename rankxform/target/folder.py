@@ -185,11 +185,9 @@ class FolderDestination(Destination):
         After a storage failure or a stop, everything is kept so that it can be continued; after any
         other failure, only what an earlier run had done.
         """
-        self.conversion, self.request, self.target = (
-            conversion,
-            conversion.request,
-            conversion.target,
-        )
+        self.conversion = conversion
+        self.request = conversion.request
+        self.target = conversion.target
         self.places = find_placement(self.request, self.target, team)
         self.root = root = self.places.of(team.rank)
         locked_folders: list[FolderRecords] = []

@@ -55,7 +55,7 @@ def conversion_identity(conversion: Conversion) -> dict[str, Any]:
     planner, adapter = target.planner, target.adapter
     options = {name: getattr(request, name) for name in options_affecting(AFFECTS_BYTES)}
     plain = {k: list(v) if isinstance(v, tuple) else v for k, v in options.items()}
-    return {
+    identity = {
         "options": {**plain, "format": target.container.name},
         "source": source.where.path if request.files is None else None,
         "step": source.selected.step_name,
@@ -63,16 +63,12 @@ def conversion_identity(conversion: Conversion) -> dict[str, Any]:
         "destination strategy": strategy_digest(planner.dst),
         "tensors": _tensors(planner.selection.parameters),
         "source files": _files(source, source.where.path, target.evidence.digests_by_file),
-        **(_adapter(adapter) if adapter else {}),
     }
-
-
-def _adapter(adapter: Source) -> dict[str, Any]:
-    return {
-        "adapter files": _files(adapter, adapter.where.path, {}),
-        "adapter sample": adapter_digest(adapter),
-        "adapter strategy": description_digest(adapter.require_catalog()),
-    }
+    if adapter is not None:
+        identity["adapter files"] = _files(adapter, adapter.where.path, {})
+        identity["adapter sample"] = adapter_digest(adapter)
+        identity["adapter strategy"] = description_digest(adapter.require_catalog())
+    return identity
 
 
 def applied_adapters(source: Source, adapter: Source | None) -> list[str]:
@@ -304,10 +300,8 @@ def verify_command(manifest: Mapping[str, Any], folder: str) -> str:
     options = manifest.get("verify")
     if not isinstance(options, list) or not all(isinstance(word, str) for word in options):
         options = ["--src-strategy", "A", "--dst-strategy", "B"]
-    ranks, total = (
-        sorted({file_entry["rank"] for file_entry in manifest["files"].values()}),
-        manifest.get("ranks"),
-    )
+    ranks = sorted({file_entry["rank"] for file_entry in manifest["files"].values()})
+    total = manifest.get("ranks")
     if isinstance(total, int) and total != len(ranks):
         options = [*options, "--ranks", format_ranges(ranks).replace(" ", "")]
     source = manifest["identity"].get("source")

@@ -17,7 +17,7 @@ from rankxform.geometry.box import Shape
 from rankxform.layout.names import first_texts
 from rankxform.publish import files
 from rankxform.publish.folder_records import MANIFEST_NAME, read_manifest
-from rankxform.source.options import ACCEPT_CONTRADICTIONS
+from rankxform.statements import ACCEPT_CONTRADICTIONS
 from rankxform.storage.posix import read_bytes
 from rankxform.storage.store import is_path, scheme_of
 from rankxform.storage.user_files import CONFIG, companion_names, parse_config
@@ -44,10 +44,8 @@ def check_model_files(conversion: Conversion) -> list[str]:
     folder = target.folder
     existing_names = [n for n in companion_names(folder) if n not in target.companions]
     shapes = {parameter.name: parameter.shape for parameter in target.planner.selection.parameters}
-    model_config, is_part = (
-        own_config(conversion),
-        bool(request.include or request.exclude),
-    )
+    model_config = own_config(conversion)
+    is_part = bool(request.include or request.exclude)
     copied = [name for name in existing_names if name in _unchanged_copies(folder)]
     if copied and request.overwrite and not is_of(folder, model_config, shapes):
         return [f"{folder}: {first_texts(copied)} go with the tensors for which they were copied"]

@@ -331,10 +331,8 @@ def _block(inputs: OperationInputs) -> tuple[int, int] | None:
 
 def _scheme(inputs: OperationInputs) -> str:
     """Return what the configuration calls the model's quantization; "" if it states none."""
-    quantization, experts = (
-        inputs.config.get("quantization_config"),
-        inputs.config.get("expert_dtype"),
-    )
+    quantization = inputs.config.get("quantization_config")
+    experts = inputs.config.get("expert_dtype")
     method = str(quantization.get("quant_method") or "") if isinstance(quantization, dict) else ""
     return f"{method}, experts {experts}" if method and isinstance(experts, str) else method
 
@@ -385,29 +383,6 @@ def _variants(request: Request) -> dict[str, str]:
     return {name: way for name, _, way in pairs}
 
 
-def with_variants(
-    request: Request, inputs: OperationInputs, source: Source, dst: object
-) -> Request:
-    """Return the request with the variants of a map that are told by the names that are there.
-
-    Those are the source's, or those that the destination's strategy lists.
-    """
-    if inputs.table is None or not inputs.table.variants:
-        return request
-    mapping = name_map(request, inputs)
-    assert mapping is not None
-    with suppress(RequestError, CheckpointError):  # what is wrong with the names, the map says
-        axes = {tensor.name: len(tensor.shape) for tensor in _tensors_before_a_map(request, source)}
-        if isinstance(dst, Strategy):
-            layouts = (item for stage in dst.stages for item in stage.items())
-            axes |= {n: len(layout.tensor_map) for n, layout in layouts if not layout.may_be_nested}
-        ways_by_variant = {**mapping.told(axes), **_variants(request)}
-        return replace(
-            request, variant=tuple(f"{name}={way}" for name, way in ways_by_variant.items())
-        )
-    return request
-
-
 MINDFORMERS_FORMS = ("ranks", "checkpoint2", "unified")
 """Forms that only MindFormers' jobs write; a single file is one of rank folders."""
 
@@ -415,21 +390,26 @@ _MEGATRON = {"qkv": "grouped", "gate_up": "contiguous"}
 """How Megatron-Core joins them: q, k and v of a group together, gate before up."""
 
 
-def with_arrangement(request: Request, inputs: OperationInputs, source: Source) -> Request:
-    """Return the request with how joined tensors lie where the source's form tells.
+def settle_map(request: Request, inputs: OperationInputs, source: Source, dst: object) -> Request:
+    """Return the request with what names and forms tell of a map: variants, and how tensors join.
 
-    What counts is the form whose tensors are joined, the source's or the destination's: MindFormers
-    joins them as its defaults say, Megatron otherwise, and other forms may be anybody's. Raises
-    UsageError where no form tells.
+    Variants are told by the names that are there: the source's, or those that the destination's
+    strategy lists. Joining is told by the form whose tensors are joined, the source's or the
+    destination's: MindFormers joins them as its defaults say, Megatron otherwise, and other forms
+    may be anybody's. Raises UsageError where no form tells.
     """
-    if inputs.table is None or not inputs.table.choices:
+    if inputs.table is None or not (inputs.table.variants or inputs.table.choices):
         return request
     from rankxform.formats.map_table import MINDFORMERS
 
-    mapping = name_map(request, inputs)
-    assert mapping is not None
     try:
-        is_source = mapping.naming_of(_names_before_a_map(request, source)) == MINDFORMERS
+        tensors = _tensors_before_a_map(request, source)
+        if inputs.table.variants:
+            request = _with_variants(request, inputs, tensors, dst)
+        mapping = name_map(request, inputs)
+        assert mapping is not None
+        names = [tensor.name for tensor in tensors if tensor.is_weight]
+        is_source = mapping.naming_of(names) == MINDFORMERS
     except (RequestError, CheckpointError):
         return request  # what is wrong with the names, the map says
     if request.like is not None and is_source:
@@ -455,9 +435,16 @@ def with_arrangement(request: Request, inputs: OperationInputs, source: Source) 
     )
 
 
-def _names_before_a_map(request: Request, source: Source) -> list[str]:
-    """Return what the source's weights are called when a map takes them. Raises RequestError."""
-    return [tensor.name for tensor in _tensors_before_a_map(request, source) if tensor.is_weight]
+def _with_variants(
+    request: Request, inputs: OperationInputs, tensors: Sequence[Tensor], dst: object
+) -> Request:
+    mapping = name_map(request, inputs)
+    assert mapping is not None
+    axes = {tensor.name: len(tensor.shape) for tensor in tensors}
+    for layouts in dst.stages if isinstance(dst, Strategy) else ():
+        axes |= {n: len(d.tensor_map) for n, d in layouts.items() if not d.may_be_nested}
+    ways = {**mapping.told(axes), **_variants(request)}
+    return replace(request, variant=tuple(f"{name}={way}" for name, way in ways.items()))
 
 
 def _tensors_before_a_map(request: Request, source: Source) -> list[Tensor]:

@@ -21,12 +21,12 @@ from rankxform.formats.map_table import HUGGINGFACE
 from rankxform.geometry.box import Box
 from rankxform.layout.names import first_texts, natural_sort_key, pattern_of
 from rankxform.operations.base import Tensor
-from rankxform.operations.map import MappedGroup, NameMap
+from rankxform.operations.map import NameMap
 from rankxform.options import flag_of
 from rankxform.planning.catalog import Catalog, Parameter
 from rankxform.planning.selection import ParameterFactory
 from rankxform.request import Request
-from rankxform.source.options import ACCEPT_CONTRADICTIONS
+from rankxform.statements import ACCEPT_CONTRADICTIONS
 from rankxform.storage.source_reader import SourceReader
 from rankxform.transport import Team
 
@@ -204,7 +204,8 @@ def _score(
     reference_by_name = {parameter.name: parameter for parameter in reference.parameters}
     for link in mapping.links:
         steps = {step for step, _ in link.rule.steps}
-        if name in steps and link.whole_name in parameters_by_name and _two_axes(link):
+        is_matrix = len(link.parts) > 1 and len(link.shapes[1]) == 2
+        if name in steps and link.whole_name in parameters_by_name and is_matrix:
             part = link.parts[1]
             if part not in reference_by_name:
                 continue
@@ -222,10 +223,6 @@ def _score(
                 part_rows, read_as_float64(reference_by_name[part], box, reference_reader)
             ), part
     raise UsageError("the reference has none of those tensors", f"give {flag_of(name)}")
-
-
-def _two_axes(link: MappedGroup) -> bool:
-    return len(link.parts) > 1 and len(link.shapes[1]) == 2
 
 
 def _decide(name: str, scores: Mapping[str, tuple[float, str]], reference: str) -> str:

@@ -42,8 +42,13 @@ from rankxform.planning.transfers import Reach
 from rankxform.request import Request
 from rankxform.source.choose import SourceScope
 from rankxform.source.open import Source, open_source
-from rankxform.source.options import ACCEPT_CONTRADICTIONS, ACCEPT_EXTRA_RANKS
-from rankxform.statements import PLAN, as_warning, require, run_rules
+from rankxform.statements import (
+    ACCEPT_CONTRADICTIONS,
+    PLAN,
+    as_warning,
+    require,
+    run_rules,
+)
 from rankxform.storage.source_reader import container_of_path
 from rankxform.storage.store import address_of, scheme_of
 from rankxform.storage.user_files import load_strategy
@@ -56,10 +61,9 @@ from .node_folders import unsafe_writers
 from .operation_inputs import (
     build_operations,
     map_in_words,
+    settle_map,
     tied_duplicates,
     truncated_vocab,
-    with_arrangement,
-    with_variants,
 )
 from .target import Conversion, Target, kept_facts, training_facts, training_step
 
@@ -87,8 +91,7 @@ def _needed_of(resolved: ResolvedRequest) -> SourceScope:
     return SourceScope(
         lambda src: _needed_ranks(src, resolved, derivation),
         lambda states: derivation.with_states(states).drops,
-        extra_ranks=resolved.request.accepts(ACCEPT_EXTRA_RANKS),
-        check_saved_strategy=not resolved.request.accepts(ACCEPT_CONTRADICTIONS),
+        accepts=resolved.request.accepts,
     )
 
 
@@ -172,11 +175,10 @@ def resolve_target(resolved: ResolvedRequest, source: Source, team: Team) -> Tar
     adapter = _adapter(resolved, team)
     if adapter is not None and not resolved.request.accepts(ACCEPT_CONTRADICTIONS):
         team.bcast(lambda: check_not_applied(source, adapter))
-    variant_request = team.agree(
-        lambda: with_variants(resolved.request, resolved.operation, source, resolved.dst)
+    settled = team.agree(
+        lambda: settle_map(resolved.request, resolved.operation, source, resolved.dst)
     )
-    arranged = team.agree(lambda: with_arrangement(variant_request, resolved.operation, source))
-    resolved = replace(resolved, request=arranged)
+    resolved = replace(resolved, request=settled)
     training = training_facts(resolved.request, source, team)
     reference = _check_arrangement(resolved, source, team)
     with adding_suggestions(resolved, source, team):
@@ -255,12 +257,14 @@ def _make_target(
     if arrangement.parts:
         planner = planner.with_parts(arrangement.parts)
     findings += iteration_findings(source, training, arrangement)
+    dst_place, folder = request.dst or "", arrangement.folder
+    is_address = bool(scheme_of(dst_place))
     return Target(
         planner=planner,
         ranks=ranks,
         files=tuple(f for f in arrangement.names if planner.part(f).rank in set(ranks)),
         dst=request.dst,
-        place=_place(request.dst or "", arrangement.folder),
+        place=address_of(dst_place, folder) if is_address else str(Path(dst_place) / folder),
         form=form,
         container=written,
         arrangement=arrangement,
@@ -274,11 +278,6 @@ def _make_target(
         accepted=request.accepted,
         findings=tuple(findings),
     )
-
-
-def _place(dst: str, folder: str) -> str:
-    """Return the place of a destination's files."""
-    return address_of(dst, folder) if scheme_of(dst) else str(Path(dst) / folder)
 
 
 def _with_vocabulary(error: RequestError, tensors: Sequence[Tensor], dst: Strategy) -> RequestError:

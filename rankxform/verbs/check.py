@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, replace
 from typing import Any, NamedTuple
 
 from rankxform.display.text import format_count, format_seconds, format_size
 from rankxform.engine.checksum import FileScan, bytes_to_scan, scan
-from rankxform.errors import DifferenceError, RankxformError, UsageError
+from rankxform.errors import DifferenceError, Message, RankxformError, UsageError
 from rankxform.formats.container import BOX_MARK
 from rankxform.layout.names import first_texts, format_ranges, summarize_names
+from rankxform.planning.catalog import Catalog
 from rankxform.planning.evidence import (
     Evidence,
     ReplicaDifference,
@@ -23,6 +24,7 @@ from rankxform.planning.selection import missing_slices, types_by_file, unusual_
 from rankxform.request import Request
 from rankxform.results import Result
 from rankxform.source.open import Source, open_source
+from rankxform.statements import CONTENT, ERROR, SAMPLES, Finding, as_warning, rule, run_rules
 from rankxform.storage.posix import OnProgress
 from rankxform.target.inputs import resolve_request, source_ref_with_strategy
 from rankxform.target.resolve import open_resolved_source, resolve_target
@@ -31,7 +33,7 @@ from rankxform.transport import Team
 from rankxform.transport.team import ShowProgress, show_nothing
 from rankxform.values import dataclass
 
-from .evidence import examine, read_samples
+from .evidence import examine, read_samples, require_evidence
 
 RIGHT, DOUBTFUL, WRONG, NOT_CHECKED = "right", "doubtful", "wrong", "not checked"
 _SHOWN = 20
@@ -120,14 +122,28 @@ def check(
     asked_amiss = where.strategy is not None and any(e.error is UsageError for e in source.errors)
     if not source.paths or asked_amiss:
         source.require()
-    rows = [*_statements(source), *_ranks(source)]
-    evidence = Evidence()
+    rows, evidence = [*_statements(source), *_ranks(source)], Evidence()
     if not source.errors:
-        judged, evidence = _compare_same_elements(request, source, team)
-        rows += judged
-        shapes = {p.name: p.shape for p in source.require_catalog().parameters if p.is_weight}
-        noticed = [*unusual_tensors(shapes, [*shapes]), *types_by_file(source.require_catalog())]
-        rows += [CheckRow("tensors", DOUBTFUL, text) for text in noticed]
+        evidence = _examine_or_finding(request, source, team)
+        rows += [*_rows_of_samples(evidence), *_rows_of_tensors(source.require_catalog())]
+    scans = scan_all(source, full, team, begin)
+    rows += team.bcast(lambda: rows_of_content(ContentRead(source, scans, full)))
+    return Check(
+        source.where.path,
+        source.form.name,
+        full,
+        len(source.paths),
+        tuple(rows),
+        evidence.reads + sum(file_scan.reads for file_scan in scans),
+        evidence.bytes_read + sum(file_scan.nbytes for file_scan in scans),
+        time.monotonic() - began,
+    )
+
+
+def scan_all(
+    source: Source, full: bool, team: Team, begin: Callable[[int], ShowProgress]
+) -> list[FileScan]:
+    """Return what all files hold. Collective."""
     all_indexes = {**source.indexes, **source.extra_rank_index}
     total = sum(index.size if full else bytes_to_scan(index) for index in all_indexes.values())
 
@@ -138,18 +154,7 @@ def check(
         ]
 
     local_scans = team.work(mine, begin(total))
-    scanned = [file_scan for scans in team.allgather(lambda: local_scans) for file_scan in scans]
-    rows += [*_contents(scanned, full), *team.bcast(lambda: [*_leftovers(source)])]
-    return Check(
-        source.where.path,
-        source.form.name,
-        full,
-        len(source.paths),
-        tuple(rows),
-        evidence.reads + sum(file_scan.reads for file_scan in scanned),
-        evidence.bytes_read + sum(file_scan.nbytes for file_scan in scanned),
-        time.monotonic() - began,
-    )
+    return [file_scan for scans in team.allgather(lambda: local_scans) for file_scan in scans]
 
 
 def _statements(source: Source) -> Iterator[CheckRow]:
@@ -219,93 +224,141 @@ def _ranks(source: Source) -> Iterator[CheckRow]:
         yield CheckRow("ranks", DOUBTFUL, f"{message}; others hold all that it should")
 
 
-def _compare_same_elements(
-    request: Request, source: Source, team: Team
-) -> tuple[list[CheckRow], Evidence]:
-    """Compare what files hold of the same elements. Collective."""
+def _examine_or_finding(request: Request, source: Source, team: Team) -> Evidence:
+    """Return what samples say, or what prevents that they say anything. Collective."""
+    evidence = Evidence()
     try:
         resolved = resolve_request(request, team)
-        evidence = examine(
-            Conversion(resolved, source, resolve_target(resolved, source, team)), team
-        )
-    except RankxformError as error:
-        return [CheckRow("copies", WRONG, str(error))], Evidence()
-    rows = [CheckRow("copies", DOUBTFUL, text) for text in evidence.warnings]
+        conversion = Conversion(resolved, source, resolve_target(resolved, source, team))
+        evidence = examine(conversion, team)
+        require_evidence(conversion, evidence, team)
+    except RankxformError as error:  # it says what else may be meant
+        first, others = Finding.of_error(error, SAMPLES), evidence.errors[1:]
+        return replace(evidence, findings=(first, *others))
+    return evidence
+
+
+def _rows_of_samples(evidence: Evidence) -> Iterator[CheckRow]:
+    """Yield whether what files hold of the same elements agrees."""
+    for error in evidence.errors:
+        yield CheckRow("copies", WRONG, error.text)
+    for text in evidence.warnings:
+        yield CheckRow("copies", DOUBTFUL, text)
+    if evidence.errors:
+        return
     if evidence.samples:
         text = f"{format_count(evidence.samples, 'comparison')} of what several files hold"
-        rows.append(CheckRow("copies", RIGHT, text))
+        yield CheckRow("copies", RIGHT, text)
     else:
         text = "no two files hold bytes that must be the same, or must not be"
-        rows.append(CheckRow("copies", NOT_CHECKED, text))
-    return rows, evidence
+        yield CheckRow("copies", NOT_CHECKED, text)
 
 
-def _contents(scanned: Iterable[FileScan], full: bool) -> Iterator[CheckRow]:
-    """Yield what was found in the files' content."""
-    scans = [*scanned]
-    wrong = [text for file_scan in scans for text in file_scan.wrong_sums]
-    for text in wrong[:_SHOWN]:
-        yield CheckRow("checksums", WRONG, text)
-    if wrong[_SHOWN:]:
-        yield CheckRow("checksums", WRONG, f"and {len(wrong) - _SHOWN} more")
-    sums, unchecked_count = (
-        sum(file_scan.sums for file_scan in scans),
-        sum(file_scan.unchecked_sums for file_scan in scans),
-    )
-    if sums and not wrong:
-        yield CheckRow(
-            "checksums", RIGHT, f"{format_count(sums, 'checksum')} compared with the content"
-        )
-    elif unchecked_count:
-        yield CheckRow(
-            "checksums",
-            NOT_CHECKED,
-            f"{format_count(unchecked_count, 'checksum')}; --full compares them",
-        )
-    elif not sums:
-        yield CheckRow("checksums", NOT_CHECKED, "the files carry none")
-    tensors_text = format_count(sum(file_scan.tensors for file_scan in scans), "tensor") + (
-        "" if full else " looked at"
-    )
-    nans, infinite = (
-        _count_by_tensor(file_scan.nans for file_scan in scans),
-        _count_by_tensor(file_scan.infinite for file_scan in scans),
-    )
-    if nans:
+def _rows_of_tensors(catalog: Catalog) -> Iterator[CheckRow]:
+    shapes = {p.name: p.shape for p in catalog.parameters if p.is_weight}
+    for text in (*unusual_tensors(shapes, [*shapes]), *types_by_file(catalog)):
+        yield CheckRow("tensors", DOUBTFUL, text)
+
+
+# -- the files' content ----------------------------------------------------------------------------
+
+
+class ContentRead(NamedTuple):
+    """What files hold; the subject of rules over content. On process 0."""
+
+    source: Source
+    scans: Sequence[FileScan]
+    full: bool  # whether every byte was read
+
+    def totals(self, kind: str) -> dict[str, int]:
+        """Return the number of such values, or bytes, by tensor: "nans", "infinite", "holes"."""
+        by_tensor: dict[str, int] = {}
+        for file_scan in self.scans:
+            for box, number in getattr(file_scan, kind).items():
+                name = box.partition(BOX_MARK)[0]
+                by_tensor[name] = by_tensor.get(name, 0) + number
+        return by_tensor
+
+
+@rule(CONTENT)
+def checksums_match(read: ContentRead) -> Iterator[Finding]:
+    """Content is what the checksums are of that files carry."""
+    wrong = [text for file_scan in read.scans for text in file_scan.wrong_sums]
+    and_more = [f"and {len(wrong) - _SHOWN} more"] if wrong[_SHOWN:] else []
+    yield from (Finding(Message(text)) for text in (*wrong[:_SHOWN], *and_more))
+
+
+@rule(CONTENT)
+def values_are_numbers(read: ContentRead) -> Iterator[Finding]:
+    """No float is NaN."""
+    if nans := read.totals("nans"):
         values = format_count(sum(nans.values()), "value")
-        text = f"{values} of {summarize_names(nans, 3)}: no number (NaN)"
-        yield CheckRow("values", WRONG, text)
-    if infinite:
+        yield Finding(Message(f"{values} of {summarize_names(nans, 3)}: no number (NaN)"))
+
+
+@rule(CONTENT)
+def values_are_finite(read: ContentRead) -> Iterator[Finding]:
+    """No float is infinite."""
+    if infinite := read.totals("infinite"):
         values = format_count(sum(infinite.values()), "value")
-        text = f"{values} of {summarize_names(infinite, 3)}: infinite"
-        yield CheckRow("values", DOUBTFUL, text)
-    if not nans and not infinite:
-        suffix = "" if full else "; --full looks at all"
-        yield CheckRow(
-            "values", RIGHT if full else NOT_CHECKED, f"finite in {tensors_text}{suffix}"
-        )
-    holes = _count_by_tensor(file_scan.holes for file_scan in scans)
-    if holes:
-        text = f"{sum(holes.values()):,} bytes of {summarize_names(holes, 3)} were never written"
-        yield CheckRow("holes", DOUBTFUL, text)
+        yield as_warning(f"{values} of {summarize_names(infinite, 3)}: infinite")
 
 
-def _count_by_tensor(counts_by_box: Iterable[dict[str, int]]) -> dict[str, int]:
-    totals: dict[str, int] = {}
-    for counts in counts_by_box:
-        for box, number in counts.items():
-            name = box.partition(BOX_MARK)[0]
-            totals[name] = totals.get(name, 0) + number
-    return totals
+@rule(CONTENT)
+def all_parts_were_written(read: ContentRead) -> Iterator[Finding]:
+    """Files have no long parts that were never written."""
+    if holes := read.totals("holes"):
+        nbytes = sum(holes.values())
+        yield as_warning(f"{nbytes:,} bytes of {summarize_names(holes, 3)} were never written")
 
 
-def _leftovers(source: Source) -> Iterator[CheckRow]:
-    """Yield files that a save left behind."""
-    names = source.listing.entries if source.listing is not None else ()
-    leftovers = [name for name in names if name.endswith(_LEFT_OVER)]
-    if leftovers:
-        text = f"{first_texts(leftovers)}: left by a save that was interrupted"
-        yield CheckRow("leftovers", DOUBTFUL, text)
+@rule(CONTENT)
+def nothing_is_left_over(read: ContentRead) -> Iterator[Finding]:
+    """No file is there that an interrupted save left behind."""
+    listing = read.source.listing
+    names = [n for n in (listing.entries if listing is not None else ()) if n.endswith(_LEFT_OVER)]
+    if names:
+        yield as_warning(f"{first_texts(names)}: left by a save that was interrupted")
+
+
+_ROW_OF_RULE = {
+    "checksums_match": "checksums",
+    "values_are_numbers": "values",
+    "values_are_finite": "values",
+    "all_parts_were_written": "holes",
+    "nothing_is_left_over": "leftovers",
+}
+"""What rows call what is checked by a rule."""
+
+
+def rows_of_content(read: ContentRead) -> list[CheckRow]:
+    """Return what was found in the files' content, and what was found right."""
+    by_check: dict[str, list[CheckRow]] = {"checksums": [], "values": []}
+    for finding in run_rules(CONTENT, read):
+        check, state = _ROW_OF_RULE[finding.rule], WRONG if finding.severity == ERROR else DOUBTFUL
+        by_check.setdefault(check, []).append(CheckRow(check, state, finding.text))
+    for check, passed in (("checksums", _sums_passed(read)), ("values", _values_passed(read))):
+        by_check[check] = by_check[check] or [CheckRow(check, *passed)]
+    return [row for rows in by_check.values() for row in rows]
+
+
+def _sums_passed(read: ContentRead) -> tuple[str, str]:
+    """Return the state of checksums of which none is wrong, in words."""
+    sums = sum(file_scan.sums for file_scan in read.scans)
+    unchecked = sum(file_scan.unchecked_sums for file_scan in read.scans)
+    if sums:
+        return RIGHT, f"{format_count(sums, 'checksum')} compared with the content"
+    if unchecked:
+        return NOT_CHECKED, f"{format_count(unchecked, 'checksum')}; --full compares them"
+    return NOT_CHECKED, "the files carry none"
+
+
+def _values_passed(read: ContentRead) -> tuple[str, str]:
+    """Return the state of values of which all are finite, in words."""
+    tensors_text = format_count(sum(file_scan.tensors for file_scan in read.scans), "tensor")
+    if read.full:
+        return RIGHT, f"finite in {tensors_text}"
+    return NOT_CHECKED, f"finite in {tensors_text} looked at; --full looks at all"
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ that says itself what it holds is opened in `prepare`. Choosing a read method by
 
 step          | folder                         | one file  | arrays    | existing
 prepare       | -                              | -         | allgather | 2 bcast
-resolve       | bcast, open, 4 agree
+resolve       | bcast, open, 3 agree
 check_free    | agree, 2 allgather, bcast      | -         | -         | -
 with_evidence | work, allgather, agree
 claim         | 2 allgather, 2 agree           | -         | agree     | open, agree, bcast, 2 agree

@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from posixpath import basename
 from shlex import quote
@@ -30,36 +29,27 @@ from rankxform.planning.evidence import (
     ContentDigest,
     DigestsByFile,
     Evidence,
-    EvidenceRule,
     TensorsToRead,
-    check_no_slices,
-    check_undeclared,
-    differing_values,
-    extra_ranks_are_left_over,
     extra_to_sample,
-    pattern_slices_differ,
     per_rank_candidates,
     sharded_by_pattern,
     undeclared_to_compare,
 )
 from rankxform.planning.sampling import (
+    SampledSource,
     choose_samples,
     entries_to_read,
-    replicas_are_equal,
-    slices_differ,
     to_know_again,
 )
 from rankxform.planning.selection import sources_of
 from rankxform.request import Request
 from rankxform.source.hints import short_path, siblings_of
 from rankxform.source.open import Source
-from rankxform.source.options import (
+from rankxform.statements import (
     ACCEPT_CONTRADICTIONS,
     ACCEPT_EQUAL_SLICES,
     ACCEPT_EXTRA_RANKS,
     ACCEPT_STEP,
-)
-from rankxform.statements import (
     ERROR,
     FILE_NAME,
     NAMED_STEP,
@@ -74,6 +64,7 @@ from rankxform.statements import (
     contradictions,
     require,
     rule,
+    run_rules,
 )
 from rankxform.storage.posix import OnProgress
 from rankxform.storage.source_reader import (
@@ -91,7 +82,7 @@ from rankxform.target.findings import adding_suggestions
 from rankxform.target.target import Conversion, Target
 from rankxform.transport import Team
 from rankxform.transport.team import ShowProgress, show_nothing
-from rankxform.values import pattern_on_use
+from rankxform.values import dataclass, pattern_on_use
 
 _ROWS, _COLUMNS = 64, 8192
 """Rows that are looked at at once, and columns of masters."""
@@ -180,9 +171,9 @@ def _check_tied(conversion: Conversion, sources: SourceReader) -> None:
             continue
         rows = min(a.shape[:1] + b.shape[:1], default=1)  # a number is one row
         is_equal = (a.shape, a.src_dtype) == (b.shape, b.src_dtype)
-        small = _is_small(a, b)
-        many = _rows_at_once(a) if small else _BLOCK
-        stride = many if small else max(many, rows // _PLACES)
+        is_small = sum(content_bytes(p.src_dtype, p.shape) for p in (a, b)) <= _ALL
+        many = _rows_at_once(a) if is_small else _BLOCK
+        stride = many if is_small else max(many, rows // _PLACES)
         for first in range(0, rows, stride) if is_equal else ():
             duplicate_rows, original_rows = (
                 _rows(parameter, sources, first, min(first + many, rows)) for parameter in (a, b)
@@ -242,13 +233,6 @@ def _rows_at_once(parameter: Parameter) -> int:
     return max(2, _AT_ONCE * (*parameter.shape, 1)[0] // max(1, nbytes))
 
 
-def _is_small(*parameters: Parameter) -> bool:
-    """Tell whether all rows are looked at, and not some."""
-    return (
-        sum(content_bytes(parameter.src_dtype, parameter.shape) for parameter in parameters) <= _ALL
-    )
-
-
 _SHOWN = 3
 _ACCEPTED = 2  # tensors that are sampled to say what is accepted
 _SECOND = 8
@@ -259,8 +243,8 @@ _FEW = 50
 def examine(conversion: Conversion, team: Team) -> Evidence:
     """Compare what ranks hold of the same elements, and of different ones. Collective.
 
-    Raises CheckpointError where that contradicts what is said of the source, or of an adapter, with
-    what else may be meant.
+    What contradicts what is said of the source, or of an adapter, is an error among its findings.
+    Raises CheckpointError, with what else may be meant, where single tensors do.
     """
     if conversion.resolved.shapes is not None:  # there are no files
         return Evidence()
@@ -269,9 +253,16 @@ def examine(conversion: Conversion, team: Team) -> Evidence:
 
 
 def with_evidence(conversion: Conversion, team: Team) -> Conversion:
-    """Return a conversion with what `examine` finds. Collective; raises what that raises."""
-    target = conversion.target.with_evidence(examine(conversion, team))
-    return conversion._replace(target=target)
+    """Return a conversion with what `examine` finds. Collective. Raises the first error."""
+    evidence = examine(conversion, team)
+    require_evidence(conversion, evidence, team)
+    return conversion._replace(target=conversion.target.with_evidence(evidence))
+
+
+def require_evidence(conversion: Conversion, evidence: Evidence, team: Team) -> None:
+    """Raise the first error of what `examine` found, with what else may be meant. Collective."""
+    with adding_suggestions(conversion.resolved, conversion.source, team):
+        require(evidence.findings, is_counted=False)
 
 
 def _examine_target(conversion: Conversion, team: Team) -> Evidence:
@@ -282,20 +273,18 @@ def _examine_target(conversion: Conversion, team: Team) -> Evidence:
         team.bcast(lambda: check_neighbour(source))
     catalog = source.require_catalog()
     src_parameters = sources_of(selection.parameters, catalog)
-    rules = [*_comparisons(request, source, src_parameters, selection.name_of)]
-    evidence = _checksums(request, source) + _apply_rules(request, source, rules, team)
+    name_of = selection.name_of
+    evidence = _compare(request, source, src_parameters, name_of, team)
     if adapter is not None:
         adapter_parameters = adapter.require_catalog().parameters
-        rules = [
-            *_comparisons(request, adapter, adapter_parameters, selection.name_of),
-            _adapter_rule(adapter),
-        ]
         evidence += replace(
-            _apply_rules(request, adapter, rules, team),
+            _compare(request, adapter, adapter_parameters, name_of, team, is_adapter=True),
             per_rank_tensors=frozenset(),
             digests_by_file={},
             steps=(),
         )
+    if evidence.errors:
+        return evidence
     percent = _percent(catalog.states, src_parameters, evidence.sampled)
     evidence = replace(evidence, percent=percent)
     if 0 < percent < _FEW and catalog.strategy is not None and not source.form.described:
@@ -315,121 +304,71 @@ def _percent(states: States, parameters: Iterable[Parameter], sampled: Collectio
     return 100 * compared_bytes // max(1, sum(nbytes for _, nbytes in sizes))
 
 
-def _adapter_rule(adapter: Source) -> EvidenceRule:
-    """Return what tells an adapter that adds nothing: its second matrices begin with zeros."""
-    names = {
-        file: [name for name in index.schema.names if "lora_b" in name.lower()][:_SECOND]
-        for file, index in adapter.indexes.items()
-    }
-    return EvidenceRule(TensorsToRead(names, False), partial(an_adapter_is_trained, adapter, names))
+@dataclass(frozen=True)
+class SourceSamples(SampledSource):
+    """The same, with the source."""
+
+    source: Source
+    holes: Mapping[int, Mapping[str, int]]  # by file the tensors with long unwritten parts -> bytes
+    is_crc_checked: bool  # files are compared with the checksums that they carry
+    is_adapter: bool
 
 
-@rule(SAMPLES)
-def an_adapter_is_trained(
-    adapter: Source, names: Mapping[int, Sequence[str]], digests: DigestsByFile
-) -> Iterator[Finding]:
-    """Not each of an adapter's B matrices is constant, as before its training."""
-    matrices = [digests[file][name] for file, b_names in names.items() for name in b_names]
-    if matrices and all(matrix.constant for matrix in matrices):
-        yield as_warning(
-            f"{adapter.where.path}: each of {len(matrices)} B matrices looked at is constant, as "
-            "before the training: nothing may be added"
-        )
-
-
-def _checksums(request: Request, source: Source) -> Evidence:
-    """Say which files carry checksums, where that is not what was asked for.
-
-    Raises DifferenceError where a comparison was asked for and none does.
-    """
-    carrying = {file for file, index in source.indexes.items() if index.has_checksum}
-    unchecked_paths = [source.paths[file] for file in source.indexes if file not in carrying]
-    if not request.check_crc:
-        text = f"{source.where.path}: {len(carrying)} files carry checksums; --check-crc compares"
-        return Evidence(findings=(as_notice(text, SAMPLES),) if carrying else ())
-    if not carrying:
-        raise DifferenceError(
-            f"{source.where.path}: no file carries a checksum, so nothing would be compared",
-            "leave out --check-crc",
-        )
-    if not unchecked_paths:
-        return Evidence()
-    text = (
-        f"{unchecked_paths[0]}: carries no checksum, as {len(unchecked_paths)} of the files do not"
-    )
-    return Evidence(findings=(as_warning(text, SAMPLES),))
-
-
-def _comparisons(
-    request: Request, source: Source, parameters: Sequence[Parameter], name_of: Callable[[str], str]
-) -> Iterator[EvidenceRule]:
-    """Yield what is compared of `parameters`, in the order in which it is judged."""
-    catalog, all_files = source.require_catalog(), (*source.indexes, *source.extra_rank_index)
+def _compare(
+    request: Request,
+    source: Source,
+    parameters: Sequence[Parameter],
+    name_of: Callable[[str], str],
+    team: Team,
+    *,
+    is_adapter: bool = False,
+) -> Evidence:
+    """Read what is compared of `parameters`, and judge it by all rules. Collective."""
+    catalog, extra_indexes = source.require_catalog(), source.extra_rank_index
+    all_indexes = {**source.indexes, **extra_indexes}
     steps = {file: [n for n in STEPS if n in index] for file, index in source.indexes.items()}
-    yield EvidenceRule(TensorsToRead(steps, True), partial(files_are_of_one_step, request, source))
-    by_pattern = sharded_by_pattern(parameters, catalog)
-    are_equal_accepted = request.accepts(ACCEPT_EQUAL_SLICES)
-    few = _ACCEPTED if are_equal_accepted else None
-    if by_pattern := by_pattern[:few]:
-        judge = partial(pattern_slices_differ, catalog, names=by_pattern)
-        pattern_samples = TensorsToRead(dict.fromkeys(all_files, by_pattern), False)
-        yield EvidenceRule(pattern_samples, judge, are_equal_accepted)
+    few = _ACCEPTED if request.accepts(ACCEPT_EQUAL_SLICES) else None
+    pattern_names = sharded_by_pattern(parameters, catalog)[:few]
     sampled_tensors = choose_samples(parameters, catalog, source.indexes)
     entries = entries_to_read(sampled_tensors)
     if request.dst is not None:  # whose records say what was read
         entries = to_know_again(source.indexes, entries)
-    samples_to_read = TensorsToRead(entries, False)
-    accepted = [t.name for t in sampled_tensors if request.accepts(ACCEPT_CONTRADICTIONS, t.name)]
-    agree = partial(replicas_are_equal, catalog, sampled_tensors, accepted)
-    yield EvidenceRule(samples_to_read, agree)
-    judged = {*by_pattern} if are_equal_accepted else ()
-    differ = partial(slices_differ, catalog, [t for t in sampled_tensors if t.name not in judged])
-    yield EvidenceRule(samples_to_read, differ, are_equal_accepted)
-    are_extra_accepted = request.accepts(ACCEPT_EXTRA_RANKS)
-    names = extra_to_sample(catalog, source.extra_rank_index)
-    names = names[: _ACCEPTED if are_extra_accepted else None]
-    extra_paths = {f: source.paths[f] for f in source.extra_rank_index}
-    yield EvidenceRule(
-        TensorsToRead(dict.fromkeys(all_files, names), False),
-        partial(extra_ranks_are_left_over, catalog, paths=extra_paths),
-        are_extra_accepted,
-    )
-    compared, per_rank_names = (
-        undeclared_to_compare(parameters, catalog),
-        per_rank_candidates(parameters, catalog),
-    )
-    names = [*compared, *per_rank_names]
-    values = partial(
-        unlisted_values_agree, request, source, {*compared}, {*per_rank_names}, name_of
-    )
-    yield EvidenceRule(TensorsToRead(dict.fromkeys(source.indexes, names), True), values)
-
-
-def _apply_rules(
-    request: Request, source: Source, rules: Sequence[EvidenceRule], team: Team
-) -> Evidence:
-    """Read what is compared, and judge it by all rules. Raises the first error. Collective."""
-    names_to_read = [evidence_rule.tensors_to_read for evidence_rule in rules]
-    content_samples = read_samples(source, names_to_read, team, crc=request.check_crc)
-    all_indexes, holes = {**source.indexes, **source.extra_rank_index}, content_samples.holes
+    few = _ACCEPTED if request.accepts(ACCEPT_EXTRA_RANKS) else None
+    extra_names = extra_to_sample(catalog, extra_indexes)[:few]
+    undeclared_names = undeclared_to_compare(parameters, catalog)
+    per_rank_names = per_rank_candidates(parameters, catalog)
+    compared_names = [*undeclared_names, *per_rank_names]
+    values = dict.fromkeys(source.indexes, compared_names)
+    b_matrices = {
+        file: [name for name in index.schema.names if _is_second(name)][:_SECOND]
+        for file, index in (source.indexes.items() if is_adapter else ())
+    }
+    tensors_to_read = [
+        TensorsToRead(steps, True),
+        TensorsToRead(dict.fromkeys(all_indexes, pattern_names), False),
+        TensorsToRead(entries, False),
+        TensorsToRead(dict.fromkeys(all_indexes, extra_names), False),
+        TensorsToRead(values, True),
+        TensorsToRead(b_matrices, False),
+    ]
+    read = read_samples(source, tensors_to_read, team, crc=request.check_crc)
 
     def judge_all() -> Evidence:
-        sampled = content_samples.samples[False]
+        sampled = read.samples[False]
         sizes = [
             min(SAMPLE, all_indexes[file].nbytes(name))
             for file, file_digests in sampled.items()
             for name in file_digests
         ]
+        subject = SourceSamples(
+            catalog, all_indexes, {file: source.paths[file] for file in extra_indexes},
+            request.accepts, request.unlisted == "take-one", name_of, sampled_tensors,
+            pattern_names, frozenset(undeclared_names), frozenset(per_rank_names),
+            read.samples[True], sampled, source, read.holes, request.check_crc, is_adapter,
+        )  # fmt: skip
         evidence = Evidence(reads=len(sizes), bytes_read=sum(sizes), digests_by_file=sampled)
-        of_content = (
-            partial(content_was_written, source, holes),
-            partial(content_is_usual, source),
-        )
-        nothing = TensorsToRead({}, False)
-        for evidence_rule in (*(EvidenceRule(nothing, judge) for judge in of_content), *rules):
-            digests = content_samples.samples[evidence_rule.tensors_to_read.is_whole]
-            evidence += evidence_rule.evidence(digests)
-        require(evidence.findings, is_counted=False)
+        for noticed in run_rules(SAMPLES, subject):
+            evidence += Evidence(findings=(noticed,)) if isinstance(noticed, Finding) else noticed
         return evidence
 
     return team.agree(judge_all)
@@ -487,53 +426,32 @@ def read_samples(
 
 
 @rule(SAMPLES)
-def files_are_of_one_step(
-    request: Request, source: Source, digests: DigestsByFile
-) -> Iterator[Finding | Evidence]:
-    """Files are of one step of a training, by what they say of it."""
-    step = source.selected.step or ()
-    declared_steps = (
-        *source.description.facts,
-        *(source.manifest.facts if source.manifest is not None else ()),
-    )
-    facts = [fact for fact in declared_steps if fact.kind == STEP]
-    for file, file_digests in digests.items():
-        schema = source.indexes[file].schema
-        counters = {
-            name: int.from_bytes(file_digests[name].content, "little")
-            for name in STEPS
-            if name in file_digests
-            and file_digests[name].content
-            and "Int" in schema.dtypes[schema.position[name]]
-        }
-        path = source.paths[file]
-        facts += (Statement(STEP, name, value, SCALAR, path) for name, value in counters.items())
-        if len(step) > 1 and {"epoch_num", "step_num"} <= {*counters}:
-            subject = f"epoch and step of {basename(path)}"
-            declared_steps = counters["epoch_num"], counters["step_num"]
-            facts.append(Statement(NAMED_STEP, subject, step, FILE_NAME, path))
-            facts.append(Statement(NAMED_STEP, subject, declared_steps, SCALAR, "what it holds"))
-    findings = list[Finding]()
-    for contradiction in contradictions(facts):
-        finding, subject = contradiction.finding, contradiction.first.subject
-        if finding.severity == ERROR and not request.accepts(ACCEPT_STEP, subject):
-            tries = (*finding.message.tries, "--accept step converts them as they are")
-            yield finding._replace(message=finding.message._replace(tries=tries))
-        else:
-            findings.append(finding._replace(severity=WARNING))
-    steps = {fact.subject: fact for fact in facts if fact.kind == STEP}
-    yield from findings[:1]
-    yield Evidence(steps=tuple(steps.values()))
+def files_carry_checksums(sample: SourceSamples) -> Iterator[Finding]:
+    """Files carry checksums if they are to be compared with these."""
+    source = sample.source
+    if sample.is_adapter:
+        return
+    unchecked_paths = [
+        source.paths[f] for f, index in source.indexes.items() if not index.has_checksum
+    ]
+    count = len(source.indexes) - len(unchecked_paths)
+    if count and not sample.is_crc_checked:
+        yield as_notice(f"{source.where.path}: {count} files carry checksums; --check-crc compares")
+    elif sample.is_crc_checked and not count:
+        text = f"{source.where.path}: no file carries a checksum, so nothing would be compared"
+        yield Finding(Message(text, ("leave out --check-crc",)), error=DifferenceError)
+    elif sample.is_crc_checked and unchecked_paths:
+        paths_text = f"as {len(unchecked_paths)} of the files do not"
+        yield as_warning(f"{unchecked_paths[0]}: carries no checksum, {paths_text}")
 
 
 @rule(SAMPLES)
-def content_was_written(
-    source: Source, holes: Mapping[int, Mapping[str, int]], digests: DigestsByFile
-) -> Iterator[Finding]:
+def content_was_written(sample: SourceSamples) -> Iterator[Finding]:
     """Something was written of each file's weights; it is said where much was not.
 
     A weight that is zero everywhere may lie on a file system that stores no zeros.
     """
+    source, digests = sample.source, sample.samples
     telling = {
         pattern_of(name)
         for file_digests in digests.values()
@@ -541,7 +459,7 @@ def content_was_written(
         if not digest.constant
     }
     warnings = []
-    for file, file_holes in holes.items():
+    for file, file_holes in sample.holes.items():
         weights = [name for name in file_holes if source.require_catalog().states.is_weight(name)]
         file_digests = digests.get(file, {})
         if (
@@ -565,8 +483,9 @@ def content_was_written(
 
 
 @rule(SAMPLES)
-def content_is_usual(source: Source, sampled: DigestsByFile) -> Iterator[Finding]:
+def content_is_usual(sample: SourceSamples) -> Iterator[Finding]:
     """Not all weights are zero, and no values are infinite or no numbers."""
+    source, sampled = sample.source, sample.samples
     is_weight = source.require_catalog().states.is_weight
     weights = [(n, d[n]) for d in sampled.values() for n in d if is_weight(n)]
     count = len({name for name, _ in weights})
@@ -588,43 +507,62 @@ def content_is_usual(source: Source, sampled: DigestsByFile) -> Iterator[Finding
 
 
 @rule(SAMPLES)
-def unlisted_values_agree(
-    request: Request,
-    source: Source,
-    compared: Collection[str],
-    listed: Collection[str],
-    name_of: Callable[[str], str],
-    digests: DigestsByFile,
-) -> Iterator[Finding | Evidence]:
-    """Values that were compared whole are the same on all ranks, or ranks' own.
-
-    compared: those that no strategy lists; listed: those that one does.
-    """
-    names = {*compared, *listed}
-    catalog = source.require_catalog()
-    differing = differing_values(catalog, digests, names)
-    undeclared_differing = {name: files for name, files in differing.items() if name not in listed}
-    take_one = request.unlisted == "take-one"
-    yield from check_undeclared(catalog, undeclared_differing, take_one, name_of)
-    if not take_one:
-        yield from check_no_slices(catalog, digests, compared, name_of)
-    if len(undeclared_differing) < len(differing):
-        per_rank_names = [name for name in differing if name in listed]
-        yield as_notice(
-            f"{summarize_names(per_rank_names, 2)} differ between ranks, as running statistics do; "
-            "each destination rank gets one source rank's"
-        )
-    compared_tensors = [
-        (file, name)
-        for file, file_digests in digests.items()
-        for name in file_digests
-        if name in names
-    ]
-    yield Evidence(
-        frozenset(differing),
-        tuple(dict.fromkeys(name for _, name in compared_tensors)),
-        sum(source.indexes[file].nbytes(name) for file, name in compared_tensors),
+def files_are_of_one_step(sample: SourceSamples) -> Iterator[Finding | Evidence]:
+    """Files are of one step of a training, by what they say of it."""
+    source = sample.source
+    step = source.selected.step or ()
+    declared_steps = (
+        *source.description.facts,
+        *(source.manifest.facts if source.manifest is not None else ()),
     )
+    facts = [fact for fact in declared_steps if fact.kind == STEP]
+    for file, file_digests in sample.whole.items():
+        schema = source.indexes[file].schema
+        counters = {
+            name: int.from_bytes(file_digests[name].content, "little")
+            for name in STEPS
+            if name in file_digests
+            and file_digests[name].content
+            and "Int" in schema.dtypes[schema.position[name]]
+        }
+        path = source.paths[file]
+        facts += (Statement(STEP, name, value, SCALAR, path) for name, value in counters.items())
+        if len(step) > 1 and {"epoch_num", "step_num"} <= {*counters}:
+            subject = f"epoch and step of {basename(path)}"
+            declared_steps = counters["epoch_num"], counters["step_num"]
+            facts.append(Statement(NAMED_STEP, subject, step, FILE_NAME, path))
+            facts.append(Statement(NAMED_STEP, subject, declared_steps, SCALAR, "what it holds"))
+    findings = list[Finding]()
+    for contradiction in contradictions(facts):
+        finding, subject = contradiction.finding, contradiction.first.subject
+        if finding.severity == ERROR and not sample.accepts(ACCEPT_STEP, subject):
+            tries = (*finding.message.tries, "--accept step converts them as they are")
+            yield finding._replace(message=finding.message._replace(tries=tries))
+        else:
+            findings.append(finding._replace(severity=WARNING))
+    steps = {fact.subject: fact for fact in facts if fact.kind == STEP}
+    yield from findings[:1]
+    yield Evidence(steps=tuple(steps.values()))
+
+
+@rule(SAMPLES)
+def an_adapter_is_trained(sample: SourceSamples) -> Iterator[Finding]:
+    """Not each of an adapter's B matrices is constant, as before its training."""
+    matrices = [
+        digest
+        for digests in sample.samples.values()
+        for name, digest in digests.items()
+        if sample.is_adapter and _is_second(name)
+    ]
+    if matrices and all(matrix.constant for matrix in matrices):
+        yield as_warning(
+            f"{sample.source.where.path}: each of {len(matrices)} B matrices looked at is "
+            "constant, as before the training: nothing may be added"
+        )
+
+
+def _is_second(name: str) -> bool:
+    return "lora_b" in name.lower()
 
 
 # -- rows of whole tensors ------------------------------------------------------------------------

@@ -266,15 +266,12 @@ def _src_words(planner: Planner, parameter: Parameter, src: DrawnSharding | None
     return describe_layout(layout.fold(parameter.shape, slices=False))
 
 
-def _box(transfer: Transfer, cell: Cell) -> Box:
-    return transfer.parameter.grid.source_box(cell)
-
-
 def _runs(transfer: Transfer, item: int) -> tuple[int, int]:
     """Return the shortest runs of a slice's copies, in bytes: as they are read, as written."""
     cell = next(iter(transfer.targets))
     target = transfer.grid.box(cell)
-    pairs = [(r, _box(transfer, c)) for c, r in transfer.copies(cell) if r.size]
+    source_box = transfer.parameter.grid.source_box
+    pairs = [(r, source_box(c)) for c, r in transfer.copies(cell) if r.size]
     return (
         min((_run(region, source_box) for region, source_box in pairs), default=0) * item,
         min((_run(region, target) for region, _ in pairs), default=0) * item,

@@ -379,23 +379,16 @@ def room_of(conversion: Conversion) -> DiskSpace | None:
     )
 
 
-class SimulationResult(NamedTuple):
-    """What a cluster would do, with what it is of."""
-
-    conversion: Conversion
-    simulation: Simulation
-
-
-def simulate(request: Request, team: Team, cluster: Cluster) -> SimulationResult:
-    """Plan for a cluster that need not be there. Collective."""
+def simulate(request: Request, team: Team, cluster: Cluster) -> tuple[Conversion, Simulation]:
+    """Plan for a cluster that need not be there; return of what, and what it does. Collective."""
     conversion = resolve(request, team)
-    return SimulationResult(conversion, team.bcast(lambda: simulate_cluster(conversion, cluster)))
+    return conversion, team.bcast(lambda: simulate_cluster(conversion, cluster))
 
 
-def summarize_simulated(simulated: SimulationResult) -> Plan:
+def summarize_simulated(conversion: Conversion, simulation: Simulation) -> Plan:
     """Write out the plan of a cluster."""
-    method = READ_METHODS[simulated.conversion.request.read_method]
-    return summarize(*simulated, ReadPolicy(method))
+    method = READ_METHODS[conversion.request.read_method]
+    return summarize(conversion, simulation, ReadPolicy(method))
 
 
 def summarize(conversion: Conversion, simulation: Simulation, policy: ReadPolicy) -> Plan:
@@ -449,10 +442,8 @@ def summarize(conversion: Conversion, simulation: Simulation, policy: ReadPolicy
 
 
 def _summary(plan: FilePlan, rank: int, file: str | None, writers: tuple[int, ...]) -> FileSummary:
-    copies, bytes_by_rank = (
-        sum(len(planned_slice.copies) for planned_slice in plan.slices),
-        bytes_from(plan),
-    )
+    copies = sum(len(planned_slice.copies) for planned_slice in plan.slices)
+    bytes_by_rank = bytes_from(plan)
     bytes_needed = sum(bytes_by_rank.values())
     return FileSummary(
         rank, file, writers, len(plan.slices), copies, bytes_needed, plan.nbytes, bytes_by_rank

@@ -113,18 +113,12 @@ def by_pattern(left_out: Iterable[OmittedParameters], absent: Iterable[str]) -> 
     }
 
 
-def _sum_if_known(counts: Iterable[int | None]) -> int | None:
-    all_counts = [*counts]
-    return (
-        None if None in all_counts else sum(nbytes for nbytes in all_counts if nbytes is not None)
-    )
-
-
 def report_of(outcome: Outcome, team: Team) -> Report:
     """Return the report of a conversion. Collective."""
     conversion, stored = outcome.conversion, outcome.destination.stored
     _, source, target = conversion
     planner, slice_ranges = target.planner, [*chain.from_iterable(outcome.destination.left)]
+    fetched = [process.bytes_fetched for process in outcome.processes]
     bytes_needed = team.bcast(lambda: needed_bytes(planner, slice_ranges))
     catalog, selection, derived = planner.catalog, planner.selection, target.derived
     return Report(
@@ -143,7 +137,7 @@ def report_of(outcome: Outcome, team: Team) -> Report:
         bytes_written=outcome.bytes_written,
         bytes_sent=sum(process.traffic.sent for process in outcome.processes),
         bytes_before=stored.bytes_before,
-        bytes_fetched=_sum_if_known(process.bytes_fetched for process in outcome.processes),
+        bytes_fetched=None if None in fetched else sum(filter(None, fetched)),
         bytes_compared=target.evidence.nbytes,
         evidence=target.evidence.facts,
         accepted=target.accepted,
