@@ -174,9 +174,13 @@ class MpiTeam(Team):
     # -- collectives that end as one --------------------------------------------------------
 
     def bcast(self, compute: Callable[[], T]) -> T:
-        value = self.agree(lambda: compute() if self.rank == 0 else None)
-        payload = self._broadcast(pickle.dumps(value) if self.rank == 0 else b"", root=0)
-        return value if self.rank == 0 else pickle.loads(payload)  # type: ignore[return-value]
+        def value_and_bytes() -> tuple[T, bytes]:
+            value = compute()
+            return value, pickle.dumps(value)  # in here: it may fail
+
+        pair = self.agree(lambda: value_and_bytes() if self.rank == 0 else None)
+        payload = self._broadcast(pair[1] if pair else b"", root=0)
+        return pair[0] if pair else pickle.loads(payload)
 
     def allgather(self, compute: Callable[[], T]) -> list[T]:
         mine = self.agree(lambda: pickle.dumps(compute()))

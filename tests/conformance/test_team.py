@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import time
+from types import MappingProxyType
 
 import numpy as np
 import pytest
@@ -67,6 +68,14 @@ class TeamTests:
             "rank_1/a.ckpt",
         )
         assert raised.value.fault == "files"
+
+    @pytest.mark.parametrize("call", ["bcast", "allgather"])
+    def test_a_value_that_cannot_be_sent_ends_all(self, processes, call):
+        if processes.size == 1:
+            pytest.skip("one process sends nothing")
+        with pytest.raises(PeerError, match="pickle"):
+            getattr(processes, call)(lambda: MappingProxyType({}))
+        assert processes.bcast(lambda: 1) == 1  # and all are where they were
 
     def test_the_lowest_process_that_fails_is_heard(self, processes):
         with pytest.raises(StorageError, match="disk 0 is full"):
