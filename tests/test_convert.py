@@ -127,10 +127,10 @@ def record(request, destination, monkeypatch):
 
 
 def stated():
-    """Return what the head of `convert` states, by kind and step; one entry is that of all kinds."""
+    """Return what the head of `convert` states, by kind and step; the last entry is repeated."""
     lines = [line.split("|") for line in converting.__doc__.splitlines() if "|" in line]
     (_, *kinds), *rows = [[cell.strip() for cell in line] for line in lines]
-    rows = [row if row[2:] else row + row[1:] * (len(kinds) - 1) for row in rows]
+    rows = [row + row[-1:] * (len(kinds) + 1 - len(row)) for row in rows]
     return {kind: {row[0]: row[n] for row in rows} for n, kind in enumerate(kinds, 1)}
 
 
@@ -145,7 +145,10 @@ def test_the_head_states_the_order_of_collectives(request_into, tmp_path, monkey
         ),
         ("arrays", ArrayDestination(1), {}),
         ("existing", ExistingDestination(), {}),
+        ("described", ExistingDestination(), {"dst_form": "dcp", "dst": str(tmp_path / "dcp")}),
     ):
+        if kind == "described":
+            transform(request_into(**options), SerialTeam())
         with monkeypatch.context() as patch:
             found[kind] = record(request_into(**options), destination, patch)
     assert found == stated()

@@ -287,7 +287,7 @@ def _chosen(
     if read.manifest is not None:
         findings += map(as_notice, read.manifest.doubts)
     return ChosenFiles(
-        read.selected, read.names, needed_files, strategy, tuple(findings), len(read.siblings),
+        read.selected, {**read.names}, needed_files, strategy, tuple(findings), len(read.siblings),
         None if read.manifest is None or read.manifest.notice else read.manifest,
     )  # fmt: skip
 

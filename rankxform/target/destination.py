@@ -171,7 +171,7 @@ class OneFileDestination(Destination):
     """
 
     def __init__(self, path: Path) -> None:
-        self._path = path
+        self._path, self._is_begun = path, False
 
     @contextmanager
     def claim(self, conversion: Conversion, team: Team) -> Iterator[Conversion]:
@@ -185,12 +185,14 @@ class OneFileDestination(Destination):
         try:
             yield conversion
         except BaseException:
-            remove_if_possible(self._output.part)
+            if self._is_begun:  # before, it is another thread's
+                remove_if_possible(self._output.part)
             raise
 
     def begin(self, team: Team) -> None:
         make_folder(self._path.parent)
         create(self._output.part)
+        self._is_begun = True
 
     def fill(self, work: WorkPlan, inputs: WorkInputs, on_progress: OnProgress) -> Traffic:
         return write_parts(work, inputs, {self._rank: self._output}, on_progress)

@@ -498,7 +498,10 @@ def _other_strategy(
 ) -> _Suggestion | None:
     ranks = source.selected.rank_count
     counts = f"{src.label} is of {src.ranks} ranks, and the checkpoint has {ranks}"
-    if request.dst is not None and _ranks_in(Path(request.dst)) == src.ranks:
+    is_alike = (
+        isinstance(dst, Strategy) and dst.ranks == src.ranks
+    )  # then DST's number tells nothing
+    if request.dst is not None and not is_alike and _ranks_in(Path(request.dst)) == src.ranks:
         tries = ["exchange SRC and DST"]
         if isinstance(dst, Strategy) and dst.ranks == ranks:  # either pair may be meant
             tries.insert(0, "exchange --src-strategy and --dst-strategy")

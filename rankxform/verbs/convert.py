@@ -1,21 +1,21 @@
 """A conversion into any destination: what every verb that moves bytes does.
 
-For what processes wait, step by step, by kind of destination; a step with one entry is the same for
-all kinds. `open` is the opening of a checkpoint, whose calls `source.open` states; an existing one
-that says itself what it holds is opened in `prepare`. Choosing a read method by measurements
-(`plan_work`), some operations, and nodes with folders of their own ask for more.
+For what processes wait, step by step, by kind of destination; the last entry of a line is that of
+all kinds behind it. `open` is the opening of a checkpoint, whose calls `source.open` states; files
+that exist may be described by themselves. Several nodes, measurements for a read method, some
+operations, files that lie in a folder already, `--crc` and `--verify` ask for more.
 
-step          | folder                         | one file  | arrays    | existing
-prepare       | -                              | -         | allgather | 2 bcast
+step          | folder                    | one file  | arrays    | existing | described
+prepare       | -                         | -         | allgather | 2 bcast  | 2 bcast, open, agree
 resolve       | bcast, open, 3 agree
-check_free    | agree, 2 allgather, bcast      | -         | -         | -
+check_free    | agree, 2 allgather, bcast | -
 with_evidence | work, allgather, agree
-claim         | 2 allgather, 2 agree           | -         | agree     | open, agree, bcast, 2 agree
+claim         | 2 allgather, 2 agree | -         | agree | open, agree, bcast, 2 agree | 3 agree
 plan_work     | 3 agree, allgather
-begin         | agree, 2 allgather, agree      | -         | agree     | -
+begin         | agree, 2 allgather, agree | -         | agree     | -
 move          | work
 publish| 2 allgather, 2 agree, 2 allgather, 2 agree, bcast | - | agree | work, allgather, bcast
-sum_up        | allgather, bcast, allgather    | allgather | allgather | allgather, bcast, allgather
+sum_up        | allgather, bcast, allgather | allgather | allgather | allgather, bcast, allgather
 """
 
 from __future__ import annotations

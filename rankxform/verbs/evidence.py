@@ -419,7 +419,7 @@ def read_samples(
     local_digests = team.work(own, show)
     by_process = team.allgather(lambda: (local_digests, holes))
     whole, sampled, all_holes = (
-        {file: content for by_file in parts for file, content in by_file.items()}
+        dict(sorted((file, content) for by_file in parts for file, content in by_file.items()))
         for parts in zip(*((digests[True], digests[False], holes) for digests, holes in by_process))
     )
     return ReadSamples({True: whole, False: sampled}, all_holes)

@@ -15,7 +15,6 @@ from rankxform.planning.catalog import Sharding
 from rankxform.planning.plan import Planner
 from rankxform.planning.transfers import Reach
 from rankxform.request import Request, default_of, options_affecting, options_in_group
-from rankxform.source.open import Source
 from rankxform.storage.posix import (
     inode,
     is_same_file,
@@ -58,22 +57,16 @@ def already_fits(conversion: Conversion, team: Team) -> bool:
     does a file that is on another node than the processes of its rank.
     """
     source, target = conversion.source, conversion.target
+    listing, names = source.listing, [*source.selected.names.values()]
     return team.bcast(
         lambda: (
             not (source.form.described or source.selected.ranks)
             and not _is_choice(conversion)
             and _same_slices(target.planner)
             and _at_home(target.planner.dst.ranks, source.reach, team.nodes)
-            and not _other_files(source)
+            and not (listing is not None and source.form.foreign_files(listing, names))
         )
     )
-
-
-def _other_files(source: Source) -> list[str]:
-    """Return other checkpoint files beside the chosen ones."""
-    if source.listing is None:
-        return []
-    return source.form.foreign_files(source.listing, list(source.selected.names.values()))
 
 
 def _at_home(ranks: int, reach: Reach, nodes: Nodes) -> bool:

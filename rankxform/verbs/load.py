@@ -75,13 +75,12 @@ def load(request: Request, rank: int, team: Team, on_start: OnStart = start_sile
     outcome = convert(request, destination, team, on_start)
     planner, arrays = outcome.conversion.planner, destination.arrays
     parameters_by_name = {name: planner.parameter(name) for name in arrays}
-    selection = planner.selection
-    dropped = [name for omitted in selection.left_out for name in omitted.names]
+    dropped = [name for omitted in planner.selection.left_out for name in omitted.names]
     return Parameters(
         arrays,
         rank,
         parameters_by_name,
-        [*dropped, *(p.name for p in selection.parameters if p.name not in parameters_by_name)],
+        [*dropped, *(p.name for p in planner.selection.parameters if p.name not in arrays)],
         outcome.processes[team.rank].traffic.read,
         outcome.notices,
         outcome.warnings,

@@ -20,8 +20,15 @@ import numpy as np
 import pytest
 
 import rankxform
+from rankxform import api
+from rankxform.request import all_options
 from rankxform.statements import STATEMENT_KINDS
+from rankxform.target.resolve import resolve
+from rankxform.transport import SerialTeam
+from rankxform.transport.mpi import MpiTeam
+from rankxform.verbs.evidence import with_evidence
 from tests import reference
+from tests.local_world import run_world
 
 WEIGHTS = {
     "embed.weight": ((32, 16), "Float32"),
@@ -406,6 +413,43 @@ def test_the_checker_sees_a_lie(tmp_path, name, form, own):
         except rankxform.RankxformError:
             return
     assert states & {"wrong", "doubtful"}
+
+
+def noticed(place, team):
+    """Return what one process notices of a conversion, or the error that refuses it."""
+    options = {"format": "ckpt", **place.options}
+    names = frozenset(option.name for option in all_options())
+    try:
+        request = api._request(
+            place.src, place.folder / "dst", place.strategy, None, options, names
+        )
+        target = with_evidence(resolve(request, team), team).target
+    except rankxform.RankxformError as error:
+        return type(error).__name__, error.parts, error.fault, error.rule
+    return [(finding.severity, finding.rule, finding.text) for finding in target.findings]
+
+
+def noticed_by_three(place):
+    """Return by process what each of three notices."""
+
+    def work(comm):
+        team = MpiTeam.over(comm)
+        found = noticed(place, team)
+        team.free()
+        return found
+
+    return run_world(3, work)
+
+
+ONCE = {name: (name, form, own) for name, form, own in reversed([*cases()])}
+"""Each lie in the first of its forms; all of them are told to three processes at night."""
+
+
+@pytest.mark.parametrize(("name", "form", "own"), [*cases()] if PAIRS > 40 else [*ONCE.values()])
+def test_three_processes_notice_what_one_does(tmp_path, name, form, own):
+    place = Place(tmp_path, form, own)
+    LIES[name][-1](place)
+    assert noticed_by_three(place) == [noticed(place, SerialTeam())] * 3
 
 
 @pytest.mark.parametrize("own", [False, True])
