@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from rankxform.engine.cast import BFLOAT16, FLOAT16, cast_function
 from rankxform.engine.copier import read_box
-from rankxform.errors import CheckpointError, DifferenceError, Message, RankxformError, UsageError
+from rankxform.errors import DifferenceError, Message, RankxformError, UsageError
 from rankxform.formats.container import content_bytes
 from rankxform.geometry.box import Box
 from rankxform.layout.names import STEPS, pattern_of, summarize_names
@@ -95,30 +95,23 @@ _MOST_UNLIKE = 0.5
 """Part of the values that stochastic rounding may round otherwise."""
 
 
-def check_values(conversion: Conversion, team: Team) -> Evidence:
-    """Compare values with what is said of them: rows that are left out, and masters. Collective.
-
-    Raises CheckpointError.
-    """
+def examine_values(conversion: Conversion, team: Team) -> Evidence:
+    """Compare values with what is said of them: rows that are left out, and masters. Collective."""
     target = conversion.target
-    masters = _masters(target)
-    if not (target.truncated_vocab or target.tied_duplicates or masters):
+    if not (target.truncated_vocab or target.tied_duplicates or _masters(target)):
         return Evidence()
-    return team.bcast(lambda: _check_values_kept(conversion, masters))
+    return Evidence(findings=team.bcast(lambda: tuple(_find_lost_values(conversion))))
 
 
-def _check_values_kept(
-    conversion: Conversion, masters: Sequence[tuple[Parameter, Parameter]]
-) -> Evidence:
-    source, target = conversion.source, conversion.target
+def _find_lost_values(conversion: Conversion) -> Iterator[Finding]:
+    target, is_full = conversion.target, conversion.source.reach.is_full
     with open_work_inputs(conversion) as inputs:
         if target.truncated_vocab:
-            _check_truncated(conversion, inputs.sources)
-        if target.tied_duplicates and source.reach.is_full:
-            _check_tied(conversion, inputs.sources)
-        if masters and source.reach.is_full:
-            return _compare_masters(masters, inputs.sources)
-    return Evidence()
+            yield from _find_lost_rows(conversion, inputs.sources)
+        if target.tied_duplicates and is_full:
+            yield from _find_differing_ties(conversion, inputs.sources)
+        if is_full:
+            yield from _find_unlike_masters(_masters(target), inputs.sources)
 
 
 def _masters(target: Target) -> list[tuple[Parameter, Parameter]]:
@@ -136,10 +129,10 @@ def _masters(target: Target) -> list[tuple[Parameter, Parameter]]:
     return pairs[:: max(1, len(pairs) // _FEW_ROWS)][:_FEW]
 
 
-def _compare_masters(
+def _find_unlike_masters(
     pairs: Sequence[tuple[Parameter, Parameter]], sources: SourceReader
-) -> Evidence:
-    """Warn of masters that do not round to their parameters."""
+) -> Iterator[Finding]:
+    """Yield, as a warning, masters that do not round to their parameters."""
     wrong = []
     for master, parameter in pairs:
         inner = min(master.shape[-2], _ROWS), min(master.shape[-1], _COLUMNS)
@@ -149,16 +142,16 @@ def _compare_masters(
         cast_function(master.src_dtype, parameter.src_dtype)(rounded, values)
         if (rounded.view("<u2") != words.view("<u2")).mean() > _MOST_UNLIKE:
             wrong.append(master.name)
-    if not wrong:
-        return Evidence()
-    count = f"{len(wrong)} of {len(pairs)} masters looked at"
-    text = f"{summarize_names(wrong, 2)}: {count} do not round to their parameters; are they of "
-    doubt = as_warning(f"{text}another step, or of another rank?", SAMPLES)
-    return Evidence(findings=(doubt,))
+    if wrong:
+        count = f"{len(wrong)} of {len(pairs)} masters looked at"
+        text = (
+            f"{summarize_names(wrong, 2)}: {count} do not round to their parameters; are they of "
+        )
+        yield as_warning(f"{text}another step, or of another rank?", SAMPLES)
 
 
-def _check_tied(conversion: Conversion, sources: SourceReader) -> None:
-    """Compare some rows of tensors that are left out because each is the same as another.
+def _find_differing_ties(conversion: Conversion, sources: SourceReader) -> Iterator[Finding]:
+    """Yield tensors that are left out as the same as another, and of which some rows differ.
 
     Steps of single parameters differ if these were trained later; with --accept step the first is
     taken for all.
@@ -182,31 +175,30 @@ def _check_tied(conversion: Conversion, sources: SourceReader) -> None:
         if not is_equal and a.state is not None and a.state.kind == STEP_OF_ONE:
             if request.accepts(ACCEPT_STEP, name):
                 continue
-            raise CheckpointError(
-                f"{name!r} and {original!r} differ, and the destination has one step for all",
-                "--accept step takes the first of them for all",
-                f"--exclude {quote('^global_step$')} leaves the step out",
-            )
-        if not is_equal:
-            raise CheckpointError(
-                f"{name!r} should be the same as {original!r} by "
-                f"{target.map_in_words or '--names'}, and is not",
-                "give this model's configuration, if it is another's",
-                f"--exclude {quote(f'^{re.escape(name)}$')} leaves it out",
-            )
+            text = f"{name!r} and {original!r} differ, and the destination has one step for all"
+            takes = "--accept step takes the first of them for all"
+            leaves = f"--exclude {quote('^global_step$')} leaves the step out"
+            yield Finding(Message(text, (takes, leaves)), need=SAMPLES)
+        elif not is_equal:
+            words = target.map_in_words or "--names"
+            text = f"{name!r} should be the same as {original!r} by {words}, and is not"
+            gives = "give this model's configuration, if it is another's"
+            leaves = f"--exclude {quote(f'^{re.escape(name)}$')} leaves it out"
+            yield Finding(Message(text, (gives, leaves)), need=SAMPLES)
 
 
-def _check_truncated(conversion: Conversion, sources: SourceReader) -> None:
-    """Refuse to take rows from a vocabulary that are no padding, unless told to."""
+def _find_lost_rows(conversion: Conversion, sources: SourceReader) -> Iterator[Finding]:
+    """Yield vocabularies that would lose rows that are no padding, unless they are to."""
     request, source, target = conversion.request, conversion.source, conversion.target
     rows = request.vocab
     if request.vocab_cut or rows is None:
         return
     if not source.reach.is_full:
-        raise UsageError(
-            "--vocab: which rows are padding, one process looks up, and it does not see all files",
-            "say --vocab-cut if they are",
+        text = (
+            "--vocab: which rows are padding, one process looks up, and it does not see all files"
         )
+        yield Finding(Message(text, ("say --vocab-cut if they are",)), error=UsageError)
+        return
     parameters_by_name = {p.src_name: p for p in source.require_catalog().parameters}
     for name in target.truncated_vocab:
         parameter, n_rows = parameters_by_name[name], parameters_by_name[name].shape[0]
@@ -214,12 +206,10 @@ def _check_truncated(conversion: Conversion, sources: SourceReader) -> None:
             last_row = _rows(parameter, sources, rows - 1, rows)
             dst_rows = _rows(parameter, sources, first, min(first + _ROWS, n_rows))
             if dst_rows.any() and not (dst_rows == last_row).all():
-                raise CheckpointError(
-                    f"rows {rows} to {n_rows - 1} are not padding (zeros, or the last row again)",
-                    f"give --vocab {n_rows}",
-                    "say --vocab-cut to lose them",
-                    where=f"{name!r}",
-                )
+                text = f"rows {rows} to {n_rows - 1} are not padding (zeros, or the last row again)"
+                tries = (f"give --vocab {n_rows}", "say --vocab-cut to lose them")
+                yield Finding(Message(text, tries, f"{name!r}"), need=SAMPLES)
+                break
 
 
 def _rows(parameter: Parameter, sources: SourceReader, first: int, stop: int) -> Any:
@@ -244,33 +234,16 @@ def examine(conversion: Conversion, team: Team) -> Evidence:
     """Compare what ranks hold of the same elements, and of different ones. Collective.
 
     What contradicts what is said of the source, or of an adapter, is an error among its findings.
-    Raises CheckpointError, with what else may be meant, where single tensors do.
     """
     if conversion.resolved.shapes is not None:  # there are no files
         return Evidence()
-    with adding_suggestions(conversion.resolved, conversion.source, team):
-        return _examine_target(conversion, team)
-
-
-def with_evidence(conversion: Conversion, team: Team) -> Conversion:
-    """Return a conversion with what `examine` finds. Collective. Raises the first error."""
-    evidence = examine(conversion, team)
-    require_evidence(conversion, evidence, team)
-    return conversion._replace(target=conversion.target.with_evidence(evidence))
-
-
-def require_evidence(conversion: Conversion, evidence: Evidence, team: Team) -> None:
-    """Raise the first error of what `examine` found, with what else may be meant. Collective."""
-    with adding_suggestions(conversion.resolved, conversion.source, team):
-        require(evidence.findings, is_counted=False)
-
-
-def _examine_target(conversion: Conversion, team: Team) -> Evidence:
     request, source, target = conversion.request, conversion.source, conversion.target
     selection, adapter = target.planner.selection, target.adapter
     is_named = len(source.paths) == 1 and request.files is None
     if is_named and not request.accepts(ACCEPT_CONTRADICTIONS):
-        team.bcast(lambda: check_neighbour(source))
+        findings = team.bcast(lambda: (*find_other_rank(source),))
+        if findings:
+            return Evidence(findings=findings)
     catalog = source.require_catalog()
     src_parameters = sources_of(selection.parameters, catalog)
     name_of = selection.name_of
@@ -293,7 +266,20 @@ def _examine_target(conversion: Conversion, team: Team) -> Evidence:
             "the bytes; of the others there was nothing to compare"
         )
         evidence += Evidence(findings=(as_notice(few_text, SAMPLES),))
-    return evidence + check_values(conversion, team)
+    return evidence + examine_values(conversion, team)
+
+
+def with_evidence(conversion: Conversion, team: Team) -> Conversion:
+    """Return a conversion with what `examine` finds. Collective. Raises the first error."""
+    evidence = examine(conversion, team)
+    require_evidence(conversion, evidence, team)
+    return conversion._replace(target=conversion.target.with_evidence(evidence))
+
+
+def require_evidence(conversion: Conversion, evidence: Evidence, team: Team) -> None:
+    """Raise the first error of what `examine` found, with what else may be meant. Collective."""
+    with adding_suggestions(conversion.resolved, conversion.source, team):
+        require(evidence.findings, is_counted=False)
 
 
 def _percent(states: States, parameters: Iterable[Parameter], sampled: Collection[str]) -> int:
@@ -574,11 +560,10 @@ _COUNTER = 8
 _STEP = pattern_on_use(r"-\d+_\d+(?=\.\w+$)")
 
 
-def check_neighbour(source: Source) -> None:
-    """Refuse one rank's file that was taken as complete, and of which another rank's differs.
+def find_other_rank(source: Source) -> Iterator[Finding]:
+    """Yield that one rank's file was taken as complete, and that another rank's differs.
 
-    Ranks of a data-parallel job hold the same, but for statistics of their own. Raises
-    CheckpointError.
+    Ranks of a data-parallel job hold the same, but for statistics of their own.
     """
     [(file, path)] = source.paths.items()
     catalog = source.require_catalog()
@@ -602,13 +587,13 @@ def check_neighbour(source: Source) -> None:
     differing = [n for n in telling_names if digests[n].digest != peer_digests[n].digest]
     if 2 * len(differing) > len(telling_names):
         folder = short_path(peer.parent.parent)
-        raise CheckpointError(
-            f"is one rank's file, and {peer.parent.name}'s holds other bytes of {differing[0]!r}",
+        text = f"is one rank's file, and {peer.parent.name}'s holds other bytes of {differing[0]!r}"
+        tries = (
             f"name the folder of all ranks, {folder}, with --src-strategy",
             "--accept contradictions takes the file for a complete checkpoint",
-            where=path,
-            details=f"so it is with {len(differing)} of {len(telling_names)} tensors looked at",
         )
+        details = f"so it is with {len(differing)} of {len(telling_names)} tensors looked at"
+        yield Finding(Message(text, tries, path, details), need=SAMPLES)
 
 
 def _neighbour(path: Path) -> Path | None:
