@@ -8,9 +8,10 @@ nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 from rankxform.errors import RequestError
 from rankxform.formats.container import Schema
@@ -18,6 +19,7 @@ from rankxform.geometry.box import Shape
 from rankxform.geometry.pieces import Assembly
 from rankxform.layout.states import Related, State, States
 from rankxform.layout.strategy import Strategy
+from rankxform.statements import Finding
 from rankxform.values import dataclass
 
 NO_STATES = States()
@@ -123,8 +125,7 @@ TensorOperation = Callable[[Tensor], Tensor]
 strategies, which know names only, can be renamed alike; a dropped tensor is renamed too."""
 
 
-@runtime_checkable
-class ModelOperation(Protocol):
+class ModelOperation(ABC):
     """An operation that sees all tensors, and returns those that they become.
 
     Tensors that are dropped already are passed too, and are to be returned. renames: whether
@@ -133,8 +134,13 @@ class ModelOperation(Protocol):
 
     renames: bool
 
+    @abstractmethod
     def compose(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """Return what the tensors become. Raises RequestError or CheckpointError."""
+
+    def findings(self, names: Sequence[str]) -> Iterator[Finding]:
+        """Yield what it assumes or doubts, once tensors are composed; `names`: the checkpoint's."""
+        return iter(())
 
 
 OPERATIONS: dict[str, Callable[[Mapping[str, Any]], TensorOperation | ModelOperation | None]] = {}

@@ -17,6 +17,7 @@ from rankxform.errors import CheckpointError, UsageError
 from rankxform.geometry.box import Shape
 from rankxform.layout.names import first_texts, pattern_of, summarize_names
 from rankxform.layout.states import find_states
+from rankxform.statements import Finding, as_notice, as_warning
 from rankxform.values import dataclass
 
 from .base import LowRankUpdate, ModelOperation, Tensor
@@ -215,19 +216,16 @@ class LoraOperation(ModelOperation):
         step = LowRankUpdate(a, b, scaling.scale(module), scaling.transposed)
         return step, shape[::-1] if scaling.transposed else shape
 
-    def remarks(self, names: Iterable[str]) -> tuple[str, list[str]]:
-        """Return what is merged, in words, and doubts about it; `names` are the checkpoint's."""
-        kinds = Counter(map(pattern_of, self._steps))
-        counts_by_kind = Counter(map(pattern_of, names))
-        doubts = [
-            f"{self._label}: has pairs for {count} of {counts_by_kind[kind]} {kind}"
-            for kind, count in kinds.items()
-            if count < counts_by_kind[kind] and not self._scaling.partial
-        ]
-        modules = [name.removesuffix(".weight") for name in self._steps]
+    def findings(self, names: Sequence[str]) -> Iterator[Finding]:
         shown = summarize_names(self._steps, 3)
-        added = f"{self._label}: is added to {len(self._steps)} matrices, {shown}"
-        return added, [*doubts, *self._scaling.matchless(modules)]
+        yield as_notice(f"{self._label}: is added to {len(self._steps)} matrices, {shown}")
+        counts_by_kind = Counter(map(pattern_of, names))
+        for kind, count in Counter(map(pattern_of, self._steps)).items():
+            if count < counts_by_kind[kind] and not self._scaling.partial:
+                text = f"has pairs for {count} of {counts_by_kind[kind]} {kind}"
+                yield as_warning(f"{self._label}: {text}")
+        modules = [name.removesuffix(".weight") for name in self._steps]
+        yield from map(as_warning, self._scaling.matchless(modules))
 
     def compose(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         present_names = {tensor.name for tensor in tensors if not tensor.dropped}

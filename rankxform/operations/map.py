@@ -37,6 +37,7 @@ from rankxform.geometry.pieces import (
 )
 from rankxform.layout.names import summarize_names
 from rankxform.layout.states import COUNTERS, State
+from rankxform.statements import Finding, as_warning
 from rankxform.values import dataclass, pattern_on_use
 
 from .base import ModelOperation, SourceTensor, Tensor
@@ -423,13 +424,12 @@ class NameMap(ModelOperation):
             if prefixes and not any(name.startswith(tuple(prefixes)) for name in all_names)
         ]
 
-    def remarks(self, names: Iterable[str]) -> tuple[str, list[str]]:
-        """Return what is to be known of how the table was applied, and doubts."""
-        return "", [
-            f"{self.sizes.label}: states {entry} {self.sizes.known.get(entry)}, and the checkpoint "
-            "has none of these layers; the destination gets none"
-            for entry in self._absent
-        ]
+    def findings(self, names: Sequence[str]) -> Iterator[Finding]:
+        for entry in self._absent:
+            yield as_warning(
+                f"{self.sizes.label}: states {entry} {self.sizes.known.get(entry)}, and the "
+                "checkpoint has none of these layers; the destination gets none"
+            )
 
     def compose(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         tensors_by_name = {tensor.name: tensor for tensor in tensors if not tensor.dropped}

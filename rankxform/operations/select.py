@@ -10,7 +10,7 @@ them, and begins with step 0 or fails where there are none.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from shlex import quote
 from struct import pack, unpack
@@ -22,6 +22,7 @@ from rankxform.formats.container import BYTES
 from rankxform.geometry.pieces import Assembly
 from rankxform.layout.names import compile_regex, summarize_names
 from rankxform.layout.states import MASTER, MODEL, State, state_of_name
+from rankxform.statements import Finding, as_warning
 
 from .base import ModelOperation, Tensor, TensorOperation
 
@@ -165,13 +166,10 @@ class TakeMasters(ModelOperation):
     def __init__(self) -> None:
         self._without: list[str] = []  # 16-bit weights that have no master
 
-    def remarks(self, names: Iterable[str]) -> tuple[str, list[str]]:
-        """Return what is known of the masters that were taken, and doubts."""
-        if not self._without:
-            return "", []
-        count, shown = len(self._without), summarize_names(self._without, 2)
-        text = f"--masters: {count} 16-bit weights have no master and stay as they are: {shown}"
-        return "", [text]
+    def findings(self, names: Sequence[str]) -> Iterator[Finding]:
+        if self._without:
+            text = f"{len(self._without)} 16-bit weights have no master and stay as they are"
+            yield as_warning(f"--masters: {text}: {summarize_names(self._without, 2)}")
 
     def compose(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         masters = {t.base_name: t for t in tensors if is_master(t.state) and not t.dropped}

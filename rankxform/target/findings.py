@@ -325,10 +325,7 @@ def operations_fit(draft: TargetDraft) -> Iterator[Finding]:
     """Adapters and maps fit what they are applied to."""
     names = [parameter.name for parameter in draft.catalog.parameters]
     for operation in draft.derivation.compositions:
-        if hasattr(operation, "remarks"):
-            text, doubts = operation.remarks(names)
-            yield from map(as_notice, [text] if text else [])
-            yield from map(as_warning, doubts)
+        yield from operation.findings(names)
 
 
 @rule(PLAN)
@@ -365,7 +362,7 @@ def weights_are_usual(draft: TargetDraft) -> Iterator[Finding]:
 @rule(PLAN)
 def the_request_is_meant(draft: TargetDraft) -> Iterator[Finding]:
     """What was doubtful when the request was read is said."""
-    yield from map(as_warning, draft.resolved.doubts)
+    yield from draft.resolved.findings
 
 
 def iteration_findings(

@@ -16,6 +16,7 @@ from rankxform.formats.documents import parse_shapes as parse_shapes
 from rankxform.geometry.box import Shape
 from rankxform.layout.strategy import Strategy
 from rankxform.request import Request
+from rankxform.statements import Finding, as_warning
 from rankxform.storage.posix import read_bytes, suggest_similar_path
 from rankxform.storage.source_reader import index_file
 from rankxform.storage.store import absolute, is_path, scheme_of
@@ -47,7 +48,7 @@ class ResolvedRequest:
     dst: Strategy | DeriveRequest  # the destination's, or what it is to be derived from
     # Full shapes and types in the place of a source.
     shapes: dict[str, tuple[Shape, str]] | None = None
-    doubts: tuple[str, ...] = ()  # what may not be what was meant
+    findings: tuple[Finding, ...] = ()  # what may not be what was meant
 
     @property
     def where(self) -> CheckpointRef:
@@ -98,25 +99,26 @@ def _read(request: Request) -> ResolvedRequest:
             where=where,
         )
     declared_src = src if is_derived or request.src_strategy is not None else None
-    doubts = (*operation.doubts, *_part_of_a_job(request.src_strategy))
+    findings = (*operation.findings, *_part_of_a_job(request.src_strategy))
     if is_derived:
-        doubts += (*_by_configuration_alone(request.src_config or ""),)
-    return ResolvedRequest(_absolute(request, where), operation, declared_src, dst, doubts=doubts)
+        findings += (*_by_configuration_alone(request.src_config or ""),)
+    request = _absolute(request, where)
+    return ResolvedRequest(request, operation, declared_src, dst, findings=findings)
 
 
-def _by_configuration_alone(path: str) -> Iterator[str]:
+def _by_configuration_alone(path: str) -> Iterator[Finding]:
     """Yield what of a source's strategy nothing but its job's configuration says."""
     from rankxform.derivation.inputs import read_config
 
     sizes = read_config(path).parallel
     if sizes.ep > 1:
-        yield (
+        yield as_warning(
             f"{path}: that ep={sizes.ep} is taken from it alone; slices of experts look alike in "
             "any order"
         )
 
 
-def _part_of_a_job(src_strategy: str | Strategy | None) -> Iterator[str]:
+def _part_of_a_job(src_strategy: str | Strategy | None) -> Iterator[Finding]:
     """Yield that a strategy is one pipeline stage's, and the others lie beside it."""
     path = path_of(src_strategy)
     if path is None or not path.is_file():
@@ -139,7 +141,7 @@ def _part_of_a_job(src_strategy: str | Strategy | None) -> Iterator[str]:
         ):
             is_other = is_strategy(sibling) and not record.merged
             if is_other and read_strategy_file(sibling).stage != record.stage:
-                yield (
+                yield as_warning(
                     f"{path}: is pipeline stage {record.stage}'s alone, and others' lie beside it, "
                     f"as {sibling.name}: is a part of the model meant?"
                 )

@@ -23,7 +23,15 @@ from rankxform.planning.catalog import Catalog
 from rankxform.planning.selection import apply_operations
 from rankxform.request import Request
 from rankxform.source.choose import form_at, list_and_select
-from rankxform.statements import CONFIGURATION, MODEL_SIZE, Statement, contradictions, require
+from rankxform.statements import (
+    CONFIGURATION,
+    MODEL_SIZE,
+    Finding,
+    Statement,
+    as_warning,
+    contradictions,
+    require,
+)
 from rankxform.storage import user_files
 from rankxform.storage.posix import is_same_file
 from rankxform.storage.store import address_of, is_path, store_at
@@ -62,7 +70,7 @@ class OperationInputs:
     inside: bool = False  # its tensors are the source's own
     # Files of the reference that belong to the model too.
     companions: Mapping[str, bytes] = field(default_factory=dict)
-    doubts: tuple[str, ...] = ()  # why one is not made
+    findings: tuple[Finding, ...] = ()  # why one is not made
     # What other operations read, by their names.
     documents: Mapping[str, Any] = field(default_factory=dict)
 
@@ -177,9 +185,8 @@ def _with_companions(request: Request, inputs: OperationInputs) -> OperationInpu
     doubt = (
         f"{inputs.label}: states no model_type, and {inputs.table.label} is not for one model only"
     )
-    return replace(
-        inputs, companions=companions, doubts=(f"{doubt}; no {user_files.CONFIG} is written of it",)
-    )
+    finding = as_warning(f"{doubt}; no {user_files.CONFIG} is written of it")
+    return replace(inputs, companions=companions, findings=(finding,))
 
 
 def _with_type(inputs: OperationInputs, written: bytes) -> bytes | None:
@@ -214,7 +221,7 @@ def _with_manifest(request: Request, where: str, inputs: OperationInputs) -> Ope
         adapter_files = {ADAPTER_MANIFEST: user_files.read_config_bytes(path)}
         return replace(inputs, companions={**inputs.companions, **adapter_files})
     doubt = f"{path}: says what the adapter is for, and the destination gets no such file"
-    return replace(inputs, doubts=(*inputs.doubts, doubt))
+    return replace(inputs, findings=(*inputs.findings, as_warning(doubt)))
 
 
 def _manifest_at(where: Path, step: str | None = None) -> Path | None:
