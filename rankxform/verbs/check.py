@@ -241,7 +241,7 @@ def _examine_or_finding(request: Request, source: Source, team: Team) -> Evidenc
 def _rows_of_samples(evidence: Evidence) -> Iterator[CheckRow]:
     """Yield whether what files hold of the same elements agrees."""
     for error in evidence.errors:
-        yield CheckRow("copies", WRONG, error.text)
+        yield CheckRow("copies", WRONG, error.text.replace("\n", "; "))
     for text in evidence.warnings:
         yield CheckRow("copies", DOUBTFUL, text)
     if evidence.errors:
