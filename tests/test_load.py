@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -57,6 +58,20 @@ def place(tmp_path):
     a = reference.write_strategy(tmp_path / "a.ckpt", SRC)
     b = reference.write_strategy(tmp_path / "b.ckpt", DST)
     return src, a, b
+
+
+def test_what_is_noticed_of_files_while_they_are_read_is_told_by_load_and_verify(place, tmp_path):
+    src, a, b = place
+    rankxform.transform(src, tmp_path / "dst", a, b, fsync=False)
+
+    def change_mode(done, total, phase):
+        for path in Path(src).rglob("*.ckpt"):
+            path.chmod(0o600 if done else 0o644)
+
+    found = rankxform.load(src, a, b, rank=0, progress=change_mode)
+    verdict = rankxform.verify(src, tmp_path / "dst", a, b, progress=change_mode)
+    for notices in (found.notices, verdict.notices):
+        assert [text for text in notices if "its name, mode or links were changed" in text]
 
 
 def test_values_types_and_shapes(place):
