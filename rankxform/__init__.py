@@ -34,18 +34,6 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _MODULES = {
-    "api": (
-        "check",
-        "contents",
-        "derive",
-        "inspect",
-        "load",
-        "merge",
-        "plan",
-        "ranks",
-        "transform",
-        "verify",
-    ),
     "engine.sinks": ("Difference",),
     "verbs.check": ("Check",),
     "verbs.contents": ("Contents",),
@@ -58,7 +46,7 @@ _MODULES = {
     "layout.strategy": ("Strategy",),
     "planning.reads": ("Costs",),
 }
-"""Names by the module that is imported when one is first asked for."""
+"""Names by the module that is imported when one is first asked for; others are of `api`."""
 
 
 def __dir__() -> list[str]:
@@ -66,11 +54,11 @@ def __dir__() -> list[str]:
 
 
 def __getattr__(name: str) -> Any:
-    module = next((module for module, names in _MODULES.items() if name in names), None)
-    if module is None:
+    if name not in __all__:
         raise AttributeError(f"module 'rankxform' has no attribute {name!r}")
     from importlib import import_module
 
+    module = next((module for module, names in _MODULES.items() if name in names), "api")
     exported = globals()[name] = getattr(import_module(f"rankxform.{module}"), name)
     return exported
 

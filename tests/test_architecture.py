@@ -136,10 +136,10 @@ def test_there_is_one_way_in():
         for name in names_used(path, {"PosixStore", "store_at", "Indexer"}):
             found.setdefault(name, set()).add(str(path.relative_to(PACKAGE)))
     assert found["PosixStore"] == {"storage/store.py"}
-    # index, samples: one file, whose name is known; operation_inputs: config.json; companions: what lies where a destination is to be written;
+    # index, samples: one file, whose name is known; model_files: config.json; companions: what lies where a destination is to be written;
     # hints: which folders below a place are checkpoints, for a message
     assert found["store_at"] == {"source/choose.py", "source/open.py", "source/hints.py", "publish/files.py",
-                                 "storage/source_reader.py", "target/operation_inputs.py"}  # fmt: skip
+                                 "storage/source_reader.py", "target/model_files.py"}  # fmt: skip
     # a destination by its manifest, and shapes for a strategy: no tensor is read
     indexers = {"source/open.py", "verbs/verify.py", "verbs/strategies.py"}
     assert found["Indexer"] - {"storage/source_reader.py"} == indexers
@@ -214,8 +214,8 @@ WITHIN_ONE = {
     "storage/source_reader.py": "a sample against a later one of the same file",
     "target/inputs.py": "stages of one strategy",
     "target/destination.py": "paths",
-    "target/reference.py": "a tensor of another checkpoint, whose values are compared next",
-    "target/operation_inputs.py": "what the destination becomes against what it was",
+    "target/map_choices.py": "a tensor of another checkpoint, whose values are compared next",
+    "target/model_files.py": "what the destination becomes against what it was",
     "target/manifest.py": "a file's bytes against those to be written",
 }
 """Files that compare two values and refuse, and why these are no two statements of one fact."""

@@ -35,10 +35,10 @@ class Alias:
 
     own_options = AliasOptions
 
-    def read(self, options):
-        path = options["alias"]
+    def read(self, context):
+        path = context.options["alias"]
         return None if path is None else json.loads(Path(path).read_text())
 
     def __call__(self, options):
-        names = options["alias"]
+        names = options["inputs"].get("alias")
         return names and (lambda tensor: replace(tensor, name=names.get(tensor.name, tensor.name)))

@@ -2,7 +2,7 @@
 
 from rankxform.operations import cast, rename, select, vocabulary
 
-from .base import OPERATIONS, operation_from_options
+from .base import OPERATIONS, ImportedOperation
 
 OPERATIONS.update(
     rename=rename.rename,
@@ -10,9 +10,9 @@ OPERATIONS.update(
     model_only=select.model_only,
     masters=select.masters,
     to_mindspore=rename.to_mindspore,
-    dequantize=cast.dequantize,
-    lora=operation_from_options("adapter"),
-    mapping=operation_from_options("mapping"),
+    dequantize=ImportedOperation("dequantize", "dtype", "map", "lora"),
+    lora=ImportedOperation("lora", "lora", "lora_alpha", "lora_rank", "lora_strategy"),
+    map=ImportedOperation("map", "map", "config", "like", "qkv", "gate_up", "variant"),
     from_mindspore=rename.from_mindspore,
     drop=select.drop_by_name,
     no_copies=select.no_copies,

@@ -11,7 +11,9 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from rankxform.errors import RequestError
 from rankxform.formats.container import Schema
@@ -21,6 +23,9 @@ from rankxform.layout.states import Related, State, States
 from rankxform.layout.strategy import Strategy
 from rankxform.statements import Finding
 from rankxform.values import dataclass
+
+if TYPE_CHECKING:
+    from rankxform.formats.map_table import MapTable
 
 NO_STATES = States()
 
@@ -142,25 +147,97 @@ class ModelOperation(ABC):
         """Yield what it assumes or doubts, once tensors are composed; `names`: the checkpoint's."""
         return iter(())
 
+    def in_words(self) -> str:
+        """Return what a report says of it, if that is more than its options; else ""."""
+        return ""
+
+    def truncated(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """Return those of derived tensors that lose rows by it."""
+        return []
+
+
+class OperationContext(ABC):
+    """A request, and what its operations may read of files. On process 0, before a source is open.
+
+    Operations stand below the packages that read files, which implement this.
+    """
+
+    options: Mapping[str, Any]  # the request's, by name
+
+    @property
+    @abstractmethod
+    def config(self) -> tuple[Mapping[str, Any], str] | None:
+        """The model's config.json, given or in a folder, and where it is. Raises UsageError."""
+
+    @property
+    @abstractmethod
+    def model_folder(self) -> str:
+        """Where the configuration lies that is not given: the reference's folder, or the source."""
+
+    @abstractmethod
+    def other_configs(self) -> Iterator[tuple[Mapping[str, Any], str]]:
+        """Yield the configurations of the source and the reference, and where each is."""
+
+    @abstractmethod
+    def read_config(self, path: Path) -> Mapping[str, Any]:
+        """Return what a JSON file holds. Raises UsageError."""
+
+    @abstractmethod
+    def map_table(self, name: str) -> MapTable:
+        """Return a mapping table that comes with rankxform, or a file's. Raises UsageError."""
+
+    @abstractmethod
+    def adapter_manifest(self, path: Path, step: str | None = None) -> Path | None:
+        """Return the path of what MindFormers' trainer says of an adapter; None without it."""
+
+    @abstractmethod
+    def states_its_strategy(self, path: Path) -> bool:
+        """Tell whether a checkpoint is one file, or of a form that says how it is sharded."""
+
+    @abstractmethod
+    def is_source(self, path: Path) -> bool:
+        """Tell whether a path is the source's."""
+
 
 OPERATIONS: dict[str, Callable[[Mapping[str, Any]], TensorOperation | ModelOperation | None]] = {}
 """Makes an operation of the options of a conversion, None where they do not ask for it; in the
 order in which they are applied; filled in the package's `__init__`.
 
 One that is no part of rankxform declares its options in a class `own_options`, as
-`OperationOptions` does. What it needs of files, process 0 reads with its method ``read(options)``;
-the operation finds that among the options, under its own name.
+`OperationOptions` does. What it needs of files, process 0 reads with its method ``read(context)``;
+every process finds that in ``options["inputs"]``, under the operation's name.
 """
 
 
-def operation_from_options(name: str) -> Callable[[Mapping[str, Any]], ModelOperation | None]:
-    """Return what takes the operation that the options carry under `name`, made already."""
+class ImportedOperation:
+    """An operation whose module is imported where one of its options is given.
 
-    def take(options: Mapping[str, Any]) -> ModelOperation | None:
-        operation: ModelOperation | None = options.get(name)
+    The module has `read`, which takes an `OperationContext`, and `make`, which takes options.
+    """
+
+    def __init__(self, name: str, *asked_by: str) -> None:
+        self._name, self._asked_by = name, asked_by
+
+    def read(self, context: OperationContext) -> Any:
+        is_asked = any(context.options.get(name) not in (None, ()) for name in self._asked_by)
+        return self._module.read(context) if is_asked else None
+
+    def __call__(self, options: Mapping[str, Any]) -> ModelOperation | None:
+        if options.get("inputs", {}).get(self._name) is None:
+            return None
+        operation: ModelOperation | None = self._module.make(options)
         return operation
 
-    return take
+    @property
+    def _module(self) -> Any:
+        return import_module(f"rankxform.operations.{self._name}")
+
+
+def read_inputs(context: OperationContext) -> dict[str, Any]:
+    """Return what operations need of files, by their names. Raises UsageError."""
+    readers = {n: o.read for n, o in OPERATIONS.items() if hasattr(o, "read")}
+    inputs = {name: read(context) for name, read in readers.items()}
+    return {name: value for name, value in inputs.items() if value is not None}
 
 
 class OperationChain:

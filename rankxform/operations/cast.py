@@ -1,24 +1,16 @@
-"""Types of elements: `--dtype`, and blocks of 8-bit floats.
-
-An 8-bit float has one tensor of factors beside it: for each block (DeepSeek-V3), for each row, or
-one for all. What is quantized to integers has zero points, packed values or codes that no rule
-here knows; rounding its factors would change every weight, and so nothing but a copy is made of it.
-"""
+"""`--dtype`: types of elements."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
-from math import prod
 from typing import Any
 
-from rankxform.errors import CheckpointError, UsageError
-from rankxform.formats.container import FLOAT8, FLOATS
+from rankxform.errors import UsageError
+from rankxform.formats.container import FLOATS
 from rankxform.layout.names import compile_regex
-from rankxform.values import pattern_on_use
 
-from .base import BlockScale, ModelOperation, SourceTensor, Tensor, TensorOperation
+from .base import Tensor, TensorOperation
 
 TYPES = {"bf16": "BFloat16", "fp16": "Float16", "fp32": "Float32"}
 WRITTEN_OUT = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
@@ -52,151 +44,3 @@ def cast(options: Mapping[str, Any]) -> TensorOperation | None:
         return replace(tensor, dtype=dtype)
 
     return changed
-
-
-RESULT = "BFloat16"
-DEFAULT_BLOCK = (128, 128)
-APPLIED = "factors of 8-bit matrices, which are applied"
-OF_ACTIVATIONS = "factors of activations, which numbers need not"
-
-_INTEGERS = ("Int4", "Int8", "UInt8", "Int32", "UInt32")
-_PACKED = pattern_on_use(r"weight[^.]*$|_blocks$")
-"""Last parts of names of quantized matrices; other integers are tables and indexes."""
-_FACTOR_TYPES = ("Float32", "BFloat16", "F8_E8M0")
-_ACTIVATION = pattern_on_use(r"(.*[._])?(input|output|activation|[qkv]|kv)_scale(_ub)?")
-_INTEGER_FACTOR = pattern_on_use(
-    r"(weight_?)?(scales?|scale_inv|qzeros|zero_points?|g_idx|deq_scale|quant_(bias|scale|map|state).*"
-    r"|offsets?|absmax|nested_.*|scb)",
-    re.IGNORECASE,
-)
-
-
-class DequantizeOperation(ModelOperation):
-    """Multiplies 8-bit floats by their factors, which are left out; refuses integers."""
-
-    renames = False
-
-    def __init__(
-        self, block: tuple[int, int] = DEFAULT_BLOCK, *, applies: bool, option: str, scheme: str
-    ) -> None:
-        """`block`: rows and columns that share a factor. `applies`: numbers are asked for, by the
-        option `option`. `scheme`: what the configuration calls the quantization, or ""."""
-        self._block, self._applies, self._asked, self._scheme = block, applies, option, scheme
-
-    def compose(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        tensors_by_name = {tensor.name: tensor for tensor in tensors if not tensor.dropped}
-        self._check_integers(tensors_by_name)
-        if not self._applies:
-            return [*tensors]
-        scale_names, new_tensors, has_matrices = set[str](), [], False
-        for tensor in tensors:
-            is_matrix = tensor.dtype in FLOAT8[:2] and not tensor.dropped
-            if is_matrix:
-                scales = self._factors_of(tensor, tensors_by_name)
-                scale_names.add(scales.name)
-                tensor, has_matrices = self._with_factors(tensor, scales), True
-            new_tensors.append(tensor)
-        if not has_matrices:
-            return [*tensors]
-        matrices = [name for name, tensor in tensors_by_name.items() if tensor.dtype in FLOAT8[:2]]
-        remaining = [tensor for tensor in new_tensors if not tensor.dropped]
-        reasons = {tensor.name: _left_out(tensor, scale_names, matrices) for tensor in remaining}
-        return [
-            replace(t, dropped=reasons[t.name]) if reasons.get(t.name) else t for t in new_tensors
-        ]
-
-    def _check_integers(self, tensors_by_name: Mapping[str, Tensor]) -> None:
-        """Refuse matrices of integers that have factors beside them. Raises CheckpointError."""
-        matrices = [
-            tensor
-            for tensor in tensors_by_name.values()
-            if tensor.dtype in _INTEGERS and len(tensor.shape) > 1 and _PACKED().search(tensor.name)
-        ]
-        if not matrices:
-            return
-        factors_by_stem: dict[str, list[str]] = {}
-        for name in tensors_by_name:
-            stem, _, last_part = name.rpartition(".")
-            if _INTEGER_FACTOR().fullmatch(last_part):
-                factors_by_stem.setdefault(stem, []).append(name)
-        for matrix in matrices:
-            stem = matrix.name.rpartition(".")[0]
-            factors = factors_by_stem.get(stem) or factors_by_stem.get(matrix.name)
-            if factors:
-                scheme = f"{self._scheme}: " if self._scheme else ""
-                remedy = "leave out --dtype; a copy is exact"
-                if self._asked != "--dtype":
-                    remedy = "convert the model that was not quantized"
-                raise CheckpointError(
-                    f"{matrix.name!r} is quantized ({scheme}{matrix.dtype} with {factors[0]!r}), "
-                    f"and {self._asked} would change the numbers that it stands for",
-                    remedy,
-                )
-
-    def _factors_of(self, matrix: Tensor, tensors_by_name: Mapping[str, Tensor]) -> Tensor:
-        """Return the one tensor of factors of a matrix. Raises CheckpointError."""
-        stem = matrix.name.removesuffix("weight")
-        names = [
-            f"{matrix.name}_scale_inv",
-            f"{matrix.name}_scale",
-            f"{stem}scale",
-            f"{stem}scale_inv",
-        ]
-        scales = [tensors_by_name[name] for name in dict.fromkeys(names) if name in tensors_by_name]
-        if len(scales) == 1:
-            return scales[0]
-        count = "no" if not scales else f"{len(scales)} tensors of"
-        raise CheckpointError(
-            f"{matrix.name!r} is {matrix.dtype}, and there are {count} factors by which it becomes "
-            f"a number ({' or '.join(repr(tensor.name) for tensor in scales) or repr(names[0])})",
-            "leave out --dtype and --map to carry it as it is",
-        )
-
-    def _with_factors(self, matrix: Tensor, scales: Tensor) -> Tensor:
-        block = self._block_of(matrix, scales)
-        if block is None or scales.dtype not in _FACTOR_TYPES:
-            want = [-(-n // size) for n, size in zip(matrix.shape, self._block)]
-            raise CheckpointError(
-                f"{scales.name!r} is {scales.dtype} {list(scales.shape)}, and {matrix.name!r} has "
-                f"shape {list(matrix.shape)}: expected {want}, a factor for each row, or one",
-                details=f"blocks are of {list(self._block)}; factors Float32, BFloat16 or F8_E8M0",
-            )
-        (source,) = matrix.sources
-        step = BlockScale(scales.sources[0].name, block)
-        scaled_source = SourceTensor(source.name, source.src_dtype, source.shape, step, RESULT)
-        return replace(matrix, dtype=RESULT, sources=(scaled_source,))
-
-    def _block_of(self, matrix: Tensor, scales: Tensor) -> tuple[int, int] | None:
-        """Return the rows and columns that share a factor, by the factors' shape; None if none."""
-        if len(matrix.shape) != 2:
-            return None
-        rows, columns = matrix.shape
-        if scales.shape == tuple(-(-n // size) for n, size in zip(matrix.shape, self._block)):
-            return self._block
-        if scales.shape in ((rows,), (rows, 1)):
-            return 1, columns
-        return (rows, columns) if scales.shape in ((), (1,), (1, 1)) else None
-
-
-def _left_out(tensor: Tensor, scale_names: set[str], matrices: Sequence[str]) -> str:
-    """Return why a tensor is left out where matrices become numbers, "" if it is not.
-
-    A factor of activations is one number in a module that has 8-bit `matrices`.
-    """
-    if tensor.name in scale_names:
-        return APPLIED
-    if prod(tensor.shape) != 1 or not _ACTIVATION().fullmatch(tensor.name):
-        return ""
-    module = tensor.name.rpartition(".")[0] + "."
-    return OF_ACTIVATIONS if any(name.startswith(module) for name in matrices) else ""
-
-
-def dequantize(options: Mapping[str, Any]) -> ModelOperation | None:
-    """Return the operation, where another type, another naming or an adapter is asked for."""
-    option = next(
-        (name for name in ("dtype", "map", "lora") if options.get(name) is not None), None
-    )
-    if option is None:
-        return None
-    block, scheme = options.get("block") or DEFAULT_BLOCK, options.get("scheme") or ""
-    return DequantizeOperation(block, applies=option != "lora", option=f"--{option}", scheme=scheme)

@@ -11,16 +11,19 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import field, replace
 from math import sqrt
+from pathlib import Path
 from typing import Any
 
 from rankxform.errors import CheckpointError, UsageError
 from rankxform.geometry.box import Shape
 from rankxform.layout.names import first_texts, pattern_of, summarize_names
 from rankxform.layout.states import find_states
+from rankxform.layout.strategy import Strategy
+from rankxform.options import flag_of
 from rankxform.statements import Finding, as_notice, as_warning
 from rankxform.values import dataclass
 
-from .base import LowRankUpdate, ModelOperation, Tensor
+from .base import LowRankUpdate, ModelOperation, OperationContext, Tensor
 
 _FAMILIES = (
     (".mindpet_delta_lora_a", ".mindpet_delta_lora_b", ".weight"),
@@ -32,6 +35,8 @@ _FAMILIES = (
 """Names of A, B and their matrix behind the module's: MindPet's, MindFormers' Mcore and PEFT's,
 PyNative's, and those of its experts, of which each has a product."""
 
+_CONFIG = "adapter_config.json"
+"""PEFT's."""
 _MOST = 1e9
 _PEFT = "base_model.model."
 
@@ -83,13 +88,13 @@ class LoraScaling:
                     where=label,
                 )
         alpha, rank = config.get("lora_alpha"), config.get("r")
-        if alpha is None or not positive(alpha) or not positive(rank) or type(rank) is not int:
+        if alpha is None or not _positive(alpha) or not _positive(rank) or type(rank) is not int:
             raise UsageError(
                 f"lora_alpha is {alpha!r} and r is {rank!r}; expected both", where=label
             )
         alphas, ranks = config.get("alpha_pattern") or {}, config.get("rank_pattern") or {}
         for patterns in (alphas, ranks):
-            if not isinstance(patterns, dict) or not all(map(positive, patterns.values())):
+            if not isinstance(patterns, dict) or not all(map(_positive, patterns.values())):
                 raise UsageError("alpha_pattern and rank_pattern: expected numbers", where=label)
         root, transposed = config.get("use_rslora"), config.get("fan_in_fan_out")
         if root not in (True, False, None) or transposed not in (True, False, None):
@@ -107,7 +112,7 @@ class LoraScaling:
         config = manifest.get("lora_config")
         lora_config = config if isinstance(config, dict) else {}
         alpha, rank = lora_config.get("lora_alpha"), lora_config.get("lora_rank")
-        if alpha is None or not positive(alpha) or not positive(rank) or type(rank) is not int:
+        if alpha is None or not _positive(alpha) or not _positive(rank) or type(rank) is not int:
             raise UsageError(
                 f"lora_alpha is {alpha!r} and lora_rank is {rank!r}; expected both", where=label
             )
@@ -134,7 +139,7 @@ class LoraScaling:
         return int(_match(self.ranks, module, self.rank))
 
 
-def positive(value: Any) -> bool:
+def _positive(value: Any) -> bool:
     """Tell whether a value is a number above zero that a scale can be made of."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < _MOST
 
@@ -148,6 +153,66 @@ def _match(patterns: Mapping[str, Any], module: str, otherwise: Any) -> Any:
         except re.error as error:
             raise UsageError(f"adapter_config.json: {text!r}: {error}") from error
     return otherwise
+
+
+@dataclass(frozen=True)
+class LoraAdapter:
+    """An adapter's folder or file, and how much of its products is added."""
+
+    path: str
+    scaling: LoraScaling
+    strategy: str | Strategy | None  # how it is sharded
+    is_in_source: bool  # its tensors are the source's own
+    shapes: Mapping[str, Shape] | None = None  # of its tensors, by name, once it is open
+
+
+def read(context: OperationContext) -> LoraAdapter | None:
+    """Return the adapter that is to be added. Raises UsageError."""
+    options = context.options
+    numbers = ("lora_alpha", "lora_rank")
+    if options["lora"] is None:
+        for name in (*numbers, "lora_strategy"):
+            if options[name] is not None:
+                raise UsageError(f"{flag_of(name)} is for --lora", "give both")
+        return None
+    path = Path(options["lora"]).absolute()
+    if not path.exists():
+        raise UsageError("no such adapter", where=path)
+    strategy: str | Strategy | None = options["lora_strategy"]
+    is_in_source = context.is_source(path)
+    if strategy is None and (is_in_source or not context.states_its_strategy(path)):
+        strategy = options["src_strategy"]
+    scaling = _read_scaling(context, path, [n for n in numbers if options[n] is not None])
+    return LoraAdapter(str(path), scaling, strategy, is_in_source)
+
+
+def _read_scaling(
+    context: OperationContext, path: Path, requested_numbers: Sequence[str]
+) -> LoraScaling:
+    alpha, rank = context.options["lora_alpha"], context.options["lora_rank"]
+    config = (path if path.is_dir() else path.parent) / _CONFIG
+    manifest = None if config.is_file() else context.adapter_manifest(path)
+    stating = config if config.is_file() else manifest
+    if stating is not None:
+        if requested_numbers:
+            flags = " and ".join(map(flag_of, requested_numbers))
+            raise UsageError(f"{stating} states both", f"leave out {flags}")
+        parse = LoraScaling.of if manifest is None else LoraScaling.of_mindformers
+        return parse(context.read_config(stating), str(stating))
+    if not _positive(alpha) or not rank:
+        raise UsageError(
+            f"{path} has no {_CONFIG}, and without them it is not known how much is to be added",
+            "give --lora-alpha and --lora-rank, as the adapter was trained",
+        )
+    return LoraScaling(float(alpha), rank)
+
+
+def make(options: Mapping[str, Any]) -> LoraOperation | None:
+    """Return the operation, once the adapter is open."""
+    adapter: LoraAdapter = options["inputs"]["lora"]
+    if adapter.shapes is None:
+        return None
+    return LoraOperation(adapter.shapes, adapter.scaling, adapter.path, inside=adapter.is_in_source)
 
 
 class LoraOperation(ModelOperation):

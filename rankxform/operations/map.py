@@ -35,12 +35,22 @@ from rankxform.geometry.pieces import (
     invert,
     pile,
 )
-from rankxform.layout.names import summarize_names
+from rankxform.layout.names import compile_regex, summarize_names
 from rankxform.layout.states import COUNTERS, State
-from rankxform.statements import Finding, as_warning
+from rankxform.options import flag_of
+from rankxform.statements import (
+    CONFIGURATION,
+    MODEL_SIZE,
+    Finding,
+    Statement,
+    as_notice,
+    as_warning,
+    contradictions,
+    require,
+)
 from rankxform.values import dataclass, pattern_on_use
 
-from .base import ModelOperation, SourceTensor, Tensor
+from .base import ModelOperation, OperationContext, SourceTensor, Tensor
 
 
 class ModelSizes:
@@ -110,10 +120,72 @@ class ModelSizes:
         return list(dependencies)
 
 
+def read(context: OperationContext) -> ModelSizes | None:
+    """Return the table that is asked for, with the model's sizes. Raises UsageError."""
+    options = context.options
+    if options["map"] is None:
+        has_use = options["dtype"] is not None or options["lora"] is not None
+        for name in ("config", "like", *CHOICES, "variant"):
+            if options[name] and not (name == "config" and has_use):
+                raise UsageError(f"{flag_of(name)} is for --map", "give both")
+        return None
+    table = context.map_table(options["map"])
+    for name in CHOICES:
+        if options[name] is not None and name not in table.choices:
+            raise UsageError(f"{table.label} has no such choice", f"leave out {flag_of(name)}")
+    for name in requested_variants(options):
+        if name not in table.variants:
+            variants_text = ", ".join(table.variants) or "none"
+            raise UsageError(f"--variant {name}: {table.label} has {variants_text}")
+    if context.config is None:
+        raise UsageError(
+            f"{table.label} needs its sizes, and {context.model_folder} has none",
+            "give --config, the model's config.json",
+        )
+    config, label = context.config
+    configs_by_label = {label: config, **{place: other for other, place in context.other_configs()}}
+    facts = (
+        Statement(MODEL_SIZE, key, value, CONFIGURATION, place)
+        for place, stated_config in configs_by_label.items()
+        for key, value in stated_config.items()
+        if type(value) is int and _IS_SIZE().fullmatch(key)
+    )
+    require(pair.finding._replace(error=UsageError) for pair in contradictions(facts))
+    architectures = config.get("architectures")
+    named = [str(name) for name in architectures] if isinstance(architectures, list) else []
+    if table.architectures and named and not set(named) & set(table.architectures):
+        raise UsageError(
+            f"is of a {named[0]}; {table.label} is for {' and '.join(table.architectures)}",
+            where=label,
+        )
+    return ModelSizes(table, config, label)
+
+
+def requested_variants(options: Mapping[str, Any]) -> dict[str, str]:
+    """Return the ways that are asked for, by variant. Raises UsageError."""
+    pairs = [text.partition("=") for text in options["variant"]]
+    for name, equals, way in pairs:
+        if not (name and equals and way):
+            raise UsageError(f"--variant {name!r}: expected NAME=WAY, such as mla=apart")
+    return {name: way for name, _, way in pairs}
+
+
+def make(options: Mapping[str, Any]) -> NameMap:
+    """Return the operation. Raises UsageError."""
+    return NameMap.of(options, options["inputs"]["map"])
+
+
 # A table says only how the one tensor of a rule is made of its parts: the other direction inverts
 # the pieces. Names are worked out from the sizes, not matched by patterns, so that what is
 # missing or too much is known by name.
 
+CHOICES = ("qkv", "gate_up")
+"""The options that choose a step of a map."""
+
+_IS_SIZE = pattern_on_use(
+    r"hidden_size|num_(?!nextn).*(heads|layers)|.*head_dim|.*intermediate_size|.*_lora_rank|.*experts"
+)
+"""Keys of a config.json whose values say how tensors are taken apart."""
 _PLACE = pattern_on_use(r"\{([^{}]+)\}")
 _MOST = 1_000_000
 """Values of a variable."""
@@ -152,10 +224,12 @@ class NameMap(ModelOperation):
         excluded: Sequence[re.Pattern[str]] = (),
         *,
         free_rows: bool = False,
+        has_reference: bool = False,
     ) -> None:
         """`choices`: by name, if not the default. excluded: names that need no rule. free_rows: the
-        vocabulary may have any number of rows."""
+        vocabulary may have any number of rows. has_reference: one decides on choices."""
         self.sizes, self.table = sizes, sizes.table
+        self._requested, self._has_reference = choices.keys(), has_reference
         self._excluded, self._free_rows = excluded, free_rows
         self.choices = {}
         for name, alternatives in self.table.choices.items():
@@ -181,6 +255,18 @@ class NameMap(ModelOperation):
         self.copies = [c for t in self.table.copies for c in self._copies(t)]
         self._ignored = {side: {*self._no_weights(side)} for side in NAMINGS}
         self._names = self._by_side()
+
+    @classmethod
+    def of(cls, options: Mapping[str, Any], sizes: ModelSizes) -> NameMap:
+        """Return the map that the options of a conversion ask for. Raises UsageError."""
+        choices = {name: options[name] for name in CHOICES if options[name]}
+        choices |= requested_variants(options)
+        excluded = [compile_regex(text, "--exclude") for text in options["exclude"]]
+        return cls(
+            sizes, choices, excluded,
+            free_rows=options["vocab"] is not None,
+            has_reference=options["like"] is not None,
+        )  # fmt: skip
 
     # -- what the table says ----------------------------------------------------------------------
 
@@ -430,6 +516,25 @@ class NameMap(ModelOperation):
                 f"{self.sizes.label}: states {entry} {self.sizes.known.get(entry)}, and the "
                 "checkpoint has none of these layers; the destination gets none"
             )
+        untold = [f"{n}={way}" for n, way in self.variants.items() if n not in self._requested]
+        if untold:
+            yield as_notice(
+                f"{self.table.label}: MindFormers gets {', '.join(untold)}, as in its "
+                "configurations (--variant chooses; a destination's strategy tells)"
+            )
+        unsaid = [name for name in self.choices if name not in self._requested]
+        if unsaid and not self._has_reference:
+            in_words = ", ".join(f"{name} {self.choices[name]}" for name in unsaid)
+            flags = " and ".join(map(flag_of, unsaid))
+            yield as_notice(
+                f"{self.table.label}: takes {in_words}, as MindFormers does by default; no file "
+                f"records it ({flags} choose; on the way to Hugging Face, --like compares)"
+            )
+
+    def in_words(self) -> str:
+        """Return which map is applied, and what it takes that no file records."""
+        choices = ", ".join(f"{name} {value}" for name, value in self.choices.items())
+        return f"{self.table.label} by {self.sizes.label}" + (f": {choices}" if choices else "")
 
     def compose(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         tensors_by_name = {tensor.name: tensor for tensor in tensors if not tensor.dropped}

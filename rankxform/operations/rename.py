@@ -311,7 +311,7 @@ def rename_strategy(strategy: Strategy, names: str, tensor_names: Collection[str
 
 def to_mindspore(options: Mapping[str, Any]) -> ModelOperation | None:
     """Return the operation before a map, if names are asked for, or a map."""
-    names, mapping = options.get("names", AS_STORED), options.get("mapping")
+    names, mapping = options.get("names", AS_STORED), options.get("map")
     if names == AS_STORED and not mapping:
         return None
     keeps_steps = names in (TORCH, HYPERPARALLEL) and not mapping

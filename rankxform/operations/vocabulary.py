@@ -69,8 +69,7 @@ class ResizeVocabulary(ModelOperation):
             assembly = tensor.made_of.resized_rows(self.rows, repeat_last=repeat)
         return replace(tensor, shape=assembly.shape, assembly=assembly)
 
-    def cut(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """Return those of derived tensors that lost rows."""
+    def truncated(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         return [
             tensor
             for tensor in tensors

@@ -67,12 +67,7 @@ from rankxform.storage.user_files import (
 from rankxform.transport import Team
 
 from .inputs import ResolvedRequest
-from .operation_inputs import (
-    assumptions,
-    map_operation,
-    name_map,
-    read_operation_inputs,
-)
+from .model_files import RequestContext, configuration_doubts
 from .target import training_notices, training_step
 
 _ADAPTER = "lora"
@@ -107,11 +102,12 @@ class TargetDraft(NamedTuple):
 def naming_is_another(draft: TargetDraft) -> Iterator[Finding]:
     """A map gives a Hugging Face folder no other names than Hugging Face's."""
     form = FORMS[draft.request.dst_form or DEFAULT_FORM]
-    mapping = map_operation(draft.resolved.operation, draft.derivation)
-    if mapping is None or not form.configured:
+    if draft.request.map is None or not form.configured:
         return
     from rankxform.formats.map_table import HUGGINGFACE
+    from rankxform.operations.map import NameMap
 
+    (mapping,) = (o for o in draft.derivation.compositions if isinstance(o, NameMap))
     names = [p.name for p in draft.catalog.parameters if p.state is None]
     if mapping.knows(names) and mapping.naming_of(names) == HUGGINGFACE:
         text = (
@@ -246,9 +242,9 @@ def training_facts_have_a_place(draft: TargetDraft) -> Iterator[Finding]:
 @rule(PLAN)
 def a_model_has_its_configuration(draft: TargetDraft) -> Iterator[Finding]:
     """A Hugging Face folder gets a config.json."""
-    form, operation = FORMS[draft.request.dst_form or DEFAULT_FORM], draft.resolved.operation
-    mapped = operation.table is not None
-    if form.configured and not draft.source.form.configured and CONFIG not in operation.companions:
+    form, mapped = FORMS[draft.request.dst_form or DEFAULT_FORM], draft.request.map is not None
+    has_config = draft.source.form.configured or CONFIG in draft.resolved.companions
+    if form.configured and not has_config:
         names = "" if mapped else "tensors keep their names, and "
         yield as_notice(
             f"{names}the destination gets no config.json; for a model that Transformers reads, "
@@ -277,10 +273,9 @@ def options_have_an_effect(draft: TargetDraft) -> Iterator[Finding]:
 
 
 @rule(PLAN)
-def operations_assume(draft: TargetDraft) -> Iterator[Finding]:
-    """What operations assume is said."""
-    resolved = draft.resolved
-    yield from map(as_notice, assumptions(draft.request, resolved.operation, draft.derivation))
+def configurations_state_tensors(draft: TargetDraft) -> Iterator[Finding]:
+    """The configuration that goes with tensors states what they are."""
+    yield from map(as_notice, configuration_doubts(draft))
 
 
 @rule(PLAN)
@@ -476,15 +471,17 @@ def _missing_map(request: Request, source: Source, dst: object) -> _Suggestion |
 
 def _fitting_maps(request: Request, source: Source, dst: Strategy | None = None) -> list[str]:
     """Return the maps that fit all of the source's tensors, and make some that `dst` lists."""
+    from rankxform.operations.map import NameMap
+    from rankxform.operations.map import read as read_sizes
     from rankxform.storage import user_files
 
     tensors = [Tensor.of(p.name, p.src_dtype, p.shape) for p in source.require_catalog().parameters]
     fitting_names = []
     for name in filter(None, (request.map, *user_files.map_names())):
         with suppress(RankxformError):
-            map_request = replace(request, map=name)
-            mapping = name_map(map_request, read_operation_inputs(map_request, source.where.path))
-            composed_tensors = mapping.compose(tensors) if mapping is not None else []
+            context = RequestContext(replace(request, map=name), source.where.path)
+            sizes = read_sizes(context)
+            composed_tensors = NameMap.of(context.options, sizes).compose(tensors) if sizes else []
             if any(dst is None or tensor.name in dst for tensor in composed_tensors):
                 fitting_names.append(name)
     return list(dict.fromkeys(fitting_names))

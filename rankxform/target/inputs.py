@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,7 @@ from rankxform.formats.container import container_suffixes as checkpoint_suffixe
 from rankxform.formats.documents import parse_shapes as parse_shapes
 from rankxform.geometry.box import Shape
 from rankxform.layout.strategy import Strategy
+from rankxform.operations.base import read_inputs
 from rankxform.request import Request
 from rankxform.statements import Finding, as_warning
 from rankxform.storage.posix import read_bytes, suggest_similar_path
@@ -32,7 +33,7 @@ from rankxform.transport import Team
 from rankxform.values import dataclass
 
 from .destination import check_scheme
-from .operation_inputs import OperationInputs, read_operation_inputs
+from .model_files import ModelConfig, RequestContext, read_companions
 
 if TYPE_CHECKING:
     from rankxform.derivation.request import DeriveRequest
@@ -43,11 +44,14 @@ class ResolvedRequest:
     """A request, with what the files that it names say."""
 
     request: Request  # with absolute paths
-    operation: OperationInputs  # what operations need
     src: Strategy | None  # the source's strategy, if one is stated
     dst: Strategy | DeriveRequest  # the destination's, or what it is to be derived from
     # Full shapes and types in the place of a source.
     shapes: dict[str, tuple[Shape, str]] | None = None
+    inputs: Mapping[str, Any] = field(default_factory=dict)  # what operations read, by their names
+    config: ModelConfig | None = None  # the model's, if operations use one
+    # Small files that belong to the model and go with the destination.
+    companions: Mapping[str, bytes] = field(default_factory=dict)
     findings: tuple[Finding, ...] = ()  # what may not be what was meant
 
     @property
@@ -76,7 +80,11 @@ def resolve_request(request: Request, team: Team) -> ResolvedRequest:
 
 def _read(request: Request) -> ResolvedRequest:
     where = absolute(request.src)
-    operation = read_operation_inputs(request, where)
+    context = RequestContext(request, where)
+    inputs = read_inputs(context)
+    config = context.config if inputs.keys() & {"dequantize", "map"} else None
+    companions, findings = read_companions(context, inputs.get("map"), config)
+    facts: dict[str, Any] = {"inputs": inputs, "config": config, "companions": companions}
     src, is_derived = load_strategy(request.src_strategy), False
     has_source = not is_path(where) or Path(where).exists()
     alone = request.src_strategy is None and request.src_config is not None
@@ -90,7 +98,8 @@ def _read(request: Request) -> ResolvedRequest:
     dst_request = None if is_own and not request.derives else _question(request)
     dst = dst_request or load_strategy(request.dst_strategy)
     if request.shapes is not None:
-        return ResolvedRequest(request, operation, src, dst, read_shapes(Path(request.shapes)))
+        shapes = read_shapes(Path(request.shapes))
+        return ResolvedRequest(request, src, dst, shapes, **facts)
     if request.dst and not has_source and Path(request.dst).exists():
         raise UsageError(
             f"no such checkpoint file or folder, and {request.dst} is there",
@@ -99,11 +108,11 @@ def _read(request: Request) -> ResolvedRequest:
             where=where,
         )
     declared_src = src if is_derived or request.src_strategy is not None else None
-    findings = (*operation.findings, *_part_of_a_job(request.src_strategy))
+    findings += _part_of_a_job(request.src_strategy)
     if is_derived:
         findings += (*_by_configuration_alone(request.src_config or ""),)
     request = _absolute(request, where)
-    return ResolvedRequest(request, operation, declared_src, dst, findings=findings)
+    return ResolvedRequest(request, declared_src, dst, findings=(*findings,), **facts)
 
 
 def _by_configuration_alone(path: str) -> Iterator[Finding]:

@@ -1,4 +1,4 @@
-"""A model's small files, its config.json and tokenizer: whether they are of the tensors there.
+"""A model's small files, its config.json and tokenizer: what is read, copied, and of the tensors.
 
 People write them by hand, copy them from elsewhere and change them, so that another content alone
 proves nothing. They are another model's where architectures differ, or a size that tensors refute.
@@ -6,23 +6,44 @@ proves nothing. They are another model's where architectures differ, or a size t
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from posixpath import dirname
+from typing import TYPE_CHECKING, Any
 
-from rankxform.errors import RankxformError, StorageError
+from rankxform.checkpoints.base import DEFAULT_FORM, FORMS, CheckpointRef
+from rankxform.errors import RankxformError, StorageError, UsageError
 from rankxform.geometry.box import Shape
 from rankxform.layout.names import first_texts
+from rankxform.operations.base import OperationContext
+from rankxform.operations.cast import WRITTEN_OUT
 from rankxform.publish import files
 from rankxform.publish.folder_records import MANIFEST_NAME, read_manifest
-from rankxform.statements import ACCEPT_CONTRADICTIONS
-from rankxform.storage.posix import read_bytes
-from rankxform.storage.store import is_path, scheme_of
+from rankxform.request import Request
+from rankxform.source.choose import form_at, list_and_select
+from rankxform.statements import ACCEPT_CONTRADICTIONS, as_warning
+from rankxform.storage import user_files
+from rankxform.storage.posix import is_same_file, read_bytes
+from rankxform.storage.store import address_of, is_path, scheme_of, store_at
 from rankxform.storage.user_files import CONFIG, companion_names, parse_config
-from rankxform.target.target import Conversion
 from rankxform.values import pattern_on_use
+
+if TYPE_CHECKING:
+    from rankxform.formats.map_table import MapTable
+    from rankxform.operations.map import ModelSizes
+    from rankxform.statements import Finding
+
+    from .findings import TargetDraft
+    from .target import Conversion
+
+ModelConfig = tuple[Mapping[str, Any], str]
+"""A config.json, and where it is."""
+
+ADAPTER_MANIFEST = "mindformers_adapter_config.json"
+"""That of MindFormers' PyNative trainer since 2.1.0."""
 
 _EMBEDDING = pattern_on_use(r"(?P<parent>(?:.*\.)?)(?:embed_tokens|wte|word_embeddings)\.weight")
 _OTHER_WIDTH = ("word_embed_proj_dim", "embedding_size")
@@ -30,6 +51,164 @@ _OTHER_WIDTH = ("word_embed_proj_dim", "embedding_size")
 _MANY_WORDS = 1000
 """Of fewer words no vocabulary is padded."""
 _LAYERS = ("num_hidden_layers", "n_layer", "num_layers")
+
+
+# -- what is read for operations ------------------------------------------------------------------
+
+
+class RequestContext(OperationContext):
+    """What operations read of the files that a request names; on process 0."""
+
+    def __init__(self, request: Request, where: str) -> None:
+        """`where`: the source's absolute path, or its address."""
+        self.options, self.request, self.where = vars(request), request, where
+        self._configs: dict[str, ModelConfig | None] = {}
+
+    @property
+    def config(self) -> ModelConfig | None:
+        request = self.request
+        if request.config is not None:
+            return user_files.read_config(Path(request.config)), str(Path(request.config))
+        folder = self.model_folder
+        if request.map is not None and is_path(folder) and not Path(folder).is_dir():
+            tries = () if request.like is None else ("give --like a published model",)
+            raise UsageError("no such folder", *tries, where=folder)
+        return self._config_in(folder)
+
+    @property
+    def model_folder(self) -> str:
+        if self.request.like is not None:
+            return str(Path(self.request.like))
+        is_file = is_path(self.where) and Path(self.where).is_file()
+        return str(Path(self.where).parent) if is_file else self.where
+
+    def other_configs(self) -> Iterator[ModelConfig]:
+        request, folders = self.request, [self.where]
+        if request.like is not None and request.config is None:
+            folders.append(request.like)  # a given one stands in the place of a reference's
+        yield from filter(None, map(self._config_in, folders))
+
+    def _config_in(self, folder: str) -> ModelConfig | None:
+        if folder not in self._configs:
+            store, label = store_at(folder), address_of(folder, CONFIG)
+            has_one = store.has(CONFIG)
+            config = parse_config(store.read(CONFIG), label) if has_one else None
+            self._configs[folder] = None if config is None else (config, label)
+        return self._configs[folder]
+
+    def read_config(self, path: Path) -> Mapping[str, Any]:
+        return user_files.read_config(path)
+
+    def map_table(self, name: str) -> MapTable:
+        return user_files.load_map_table(name)
+
+    def adapter_manifest(self, path: Path, step: str | None = None) -> Path | None:
+        # It lies with each iteration, and above them that of the last to be saved.
+        folder = path.parent if path.is_file() else path
+        step_folder, number = folder, None
+        with suppress(RankxformError, OSError):
+            _, _, selected = list_and_select(CheckpointRef(str(folder), step=step))
+            step_folder = folder / dirname(next(iter(selected.names.values()), ""))
+            number = selected.step[0] if selected.step else None
+        if (step_folder / ADAPTER_MANIFEST).is_file():
+            return step_folder / ADAPTER_MANIFEST
+        above = folder / ADAPTER_MANIFEST
+        is_there = above.is_file()
+        is_there = is_there and self.read_config(above).get("global_step", number) == number
+        return above if is_there else None
+
+    def states_its_strategy(self, path: Path) -> bool:
+        return path.is_file() or form_at(CheckpointRef(str(path))).described
+
+    def is_source(self, path: Path) -> bool:
+        return is_path(self.where) and is_same_file(path, Path(self.where))
+
+
+# -- what goes with the destination ---------------------------------------------------------------
+
+
+def read_companions(
+    context: RequestContext, sizes: ModelSizes | None, config: ModelConfig | None
+) -> tuple[dict[str, bytes], list[Finding]]:
+    """Return small files that go with the destination, by name, and why one is not made.
+
+    These are a reference's, in a folder that has such files, and what MindFormers' trainer knows
+    an adapter by, without which it loads no base. sizes: of a map, if one is asked for. Raises
+    UsageError.
+    """
+    request, where = context.request, context.where
+    if request.dst is None:
+        return {}, []
+    companions: dict[str, bytes] = {}
+    findings: list[Finding] = []
+    if FORMS[request.dst_form or DEFAULT_FORM].configured:
+        if request.like is not None:
+            companions = user_files.companions(Path(request.like))
+        if request.config is not None:  # the one that was given, not the reference's
+            companions.pop(CONFIG, None)
+            content = _with_type(user_files.read_config_bytes(Path(request.config)), sizes, config)
+            if content is not None:
+                companions[CONFIG] = content
+            elif sizes is not None:
+                findings.append(as_warning(
+                    f"{sizes.label}: states no model_type, and {sizes.table.label} is not for one "
+                    f"model only; no {CONFIG} is written of it"
+                ))  # fmt: skip
+    manifest = None
+    if request.lora is None and is_path(where):
+        manifest = context.adapter_manifest(Path(where), request.step)
+    if manifest is not None and request.dst_form == "checkpoint2":
+        companions[ADAPTER_MANIFEST] = user_files.read_config_bytes(manifest)
+    elif manifest is not None:
+        text = f"{manifest}: says what the adapter is for, and the destination gets no such file"
+        findings.append(as_warning(text))
+    return companions, findings
+
+
+def _with_type(
+    content: bytes, sizes: ModelSizes | None, model_config: ModelConfig | None
+) -> bytes | None:
+    """Return a configuration with the model's type, by which libraries know what it is of.
+
+    None where neither it nor the map says that.
+    """
+    if sizes is None or model_config is None or model_config[0].get("model_type"):
+        return content
+    config, table = model_config[0], sizes.table
+    types = dict(zip(table.architectures, table.model_types))
+    architectures = config.get("architectures")
+    if not isinstance(architectures, list) or not architectures:
+        architectures = [*types][: 1 if len(types) == 1 else 0]
+    name = next((architecture for architecture in architectures if architecture in types), None)
+    if name is None:
+        return None
+    typed_config = {**config, "architectures": [name], "model_type": types[name]}
+    return (json.dumps(typed_config, indent=2) + "\n").encode()
+
+
+def configuration_doubts(draft: TargetDraft) -> Iterator[str]:
+    """Yield what the model's configuration states otherwise than the destination's tensors."""
+    resolved, request = draft.resolved, draft.request
+    config, label = resolved.config or ({}, "")
+    if resolved.companions and config.get("quantization_config"):
+        yield (
+            f"{label}: its quantization_config is copied, and the destination's tensors are "
+            "not quantized; remove it from DST/config.json"
+        )
+    if request.vocab is not None and config.get("vocab_size", request.vocab) != request.vocab:
+        yield (
+            f"{label}: states vocab_size {config['vocab_size']}, and the destination "
+            f"has {request.vocab} rows; change the configuration that goes with it"
+        )
+    dtype = config.get("torch_dtype", config.get("dtype", request.dtype))
+    if resolved.companions and request.dtype and WRITTEN_OUT.get(dtype, dtype) != request.dtype:
+        yield (
+            f"{label}: states torch_dtype {dtype}, and the destination's tensors are "
+            f"{request.dtype}; change DST/config.json"
+        )
+
+
+# -- what lies there already ----------------------------------------------------------------------
 
 
 def check_model_files(conversion: Conversion) -> list[str]:

@@ -58,13 +58,6 @@ from .findings import TargetDraft, adding_suggestions, iteration_findings
 from .inputs import ResolvedRequest, resolve_request, source_ref
 from .manifest import check_not_applied
 from .node_folders import unsafe_writers
-from .operation_inputs import (
-    build_operations,
-    map_in_words,
-    settle_map,
-    tied_duplicates,
-    truncated_vocab,
-)
 from .target import Conversion, Target, kept_facts, training_facts, training_step
 
 if TYPE_CHECKING:
@@ -87,7 +80,7 @@ def open_resolved_source(
 
 def _needed_of(resolved: ResolvedRequest) -> SourceScope:
     """Return what of the source is needed."""
-    derivation = build_operations(resolved.request, resolved.operation)
+    derivation = _build_operations(resolved)
     return SourceScope(
         lambda src: _needed_ranks(src, resolved, derivation),
         lambda states: derivation.with_states(states).drops,
@@ -175,17 +168,22 @@ def resolve_target(resolved: ResolvedRequest, source: Source, team: Team) -> Tar
     adapter = _adapter(resolved, team)
     if adapter is not None and not resolved.request.accepts(ACCEPT_CONTRADICTIONS):
         team.bcast(lambda: check_not_applied(source, adapter))
-    settled = team.agree(
-        lambda: settle_map(resolved.request, resolved.operation, source, resolved.dst)
-    )
-    resolved = replace(resolved, request=settled)
+    if resolved.request.map is not None:
+        from .map_choices import settle_map
+
+        settled = team.agree(lambda: settle_map(resolved, source))
+        resolved = replace(resolved, request=settled)
+    if adapter is not None:
+        shapes = {p.src_name: p.shape for p in adapter.require_catalog().parameters}
+        lora = replace(resolved.inputs["lora"], shapes=shapes)
+        resolved = replace(resolved, inputs={**resolved.inputs, "lora": lora})
     training = training_facts(resolved.request, source, team)
     reference = _check_arrangement(resolved, source, team)
     with adding_suggestions(resolved, source, team):
         target = team.agree(lambda: _make_target(resolved, source, training, adapter))
     doubts = [unsafe_writers(resolved.request, target, team)]
     if reference is not None:
-        from .reference import check_resemblance
+        from .map_choices import check_resemblance
 
         doubts.append(
             team.bcast(lambda: check_resemblance(Conversion(resolved, source, target), reference))
@@ -195,45 +193,66 @@ def resolve_target(resolved: ResolvedRequest, source: Source, team: Team) -> Tar
 
 def _adapter(resolved: ResolvedRequest, team: Team) -> Source | None:
     """Open an adapter, if one is to be added. Collective."""
-    if resolved.operation.lora is None:
+    if (adapter := resolved.inputs.get("lora")) is None:
         return None
-    operation, request = resolved.operation, resolved.request
-    requested_strategy = request.lora_strategy or (
-        request.src_strategy if operation.inside else None
-    )
-    adapter_strategy = requested_strategy or operation.lora_strategy
-    strategy = team.bcast(
-        lambda: None if adapter_strategy is None else load_strategy(adapter_strategy)
-    )
-    where = CheckpointRef(operation.lora or "", strategy=strategy)
-    if operation.inside:  # the same files as the source's
-        where = replace(source_ref(request, strategy), path=operation.lora or "")
+    is_stated = adapter.strategy is not None
+    strategy = team.bcast(lambda: load_strategy(adapter.strategy) if is_stated else None)
+    where = CheckpointRef(adapter.path, strategy=strategy)
+    if adapter.is_in_source:  # the same files as the source's
+        where = replace(source_ref(resolved.request, strategy), path=adapter.path)
     return open_source(where, team).require()
 
 
 def _check_arrangement(resolved: ResolvedRequest, source: Source, team: Team) -> Source | None:
     """Compare how tensors are joined with a reference; return that, if one is given. Collective."""
     request = resolved.request
-    if request.like is None or resolved.operation.table is None or resolved.shapes is not None:
+    if request.like is None or resolved.shapes is not None:
         return None
-    from .reference import check_joining
+    from .map_choices import check_joining
 
     reference = open_source(CheckpointRef(request.like), team).require()
-    check_joining(request, resolved.operation, source, reference, team)
+    check_joining(resolved, source, reference, team)
     return reference
 
 
 # -- on every process ---------------------------------------------------------------------------
 
 
+def _build_operations(
+    resolved: ResolvedRequest, items: str = "", training: Mapping[str, Any] | None = None
+) -> OperationChain:
+    """Return what becomes of the source's tensors; the same on every process.
+
+    items: how the source keeps what is no tensor. training: what it states of the training.
+    """
+    request, form = resolved.request, FORMS[resolved.request.dst_form or DEFAULT_FORM]
+    has_counters = form.counters and request.dst is not None
+    return OperationChain.of({
+        **vars(request), "inputs": resolved.inputs, "items": (items, form.items),
+        "training": training if has_counters else None,
+    })  # fmt: skip
+
+
+def _tied_duplicates(tensors: Sequence[Tensor]) -> tuple[tuple[str, str], ...]:
+    """Return the source tensors that are left out as the same as another, with that one.
+
+    Steps of parameters only where one of them is written.
+    """
+    written = {s.name for t in tensors if not t.dropped for s in t.sources}
+    return tuple(
+        (tensor.sources[0].name, tensor.same_as)
+        for tensor in tensors
+        if tensor.same_as and (tensor.state is None or tensor.same_as in written)
+    )
+
+
 def _make_target(
     resolved: ResolvedRequest, source: Source, training: Mapping[str, Any], adapter: Source | None
 ) -> Target:
     """Work out what is made; pure, and the same on every process."""
-    request, operation, catalog = resolved.request, resolved.operation, source.require_catalog()
-    added, items = adapter.require_catalog() if adapter else None, source.description.items
+    request, catalog = resolved.request, source.require_catalog()
     facts = None if source.form.counters else training  # as tensors, the source has them
-    derivation = build_operations(request, operation, added, items, facts)
+    derivation = _build_operations(resolved, source.description.items, facts)
     derivation = derivation.with_states(catalog.states)
     tensors = apply_operations(catalog, derivation)
     listed = catalog.strategy.stages_of if catalog.strategy is not None else ()
@@ -271,10 +290,14 @@ def _make_target(
         derived=derived,
         adapter=adapter,
         training=kept_facts(request, training),
-        companions=operation.companions,
-        truncated_vocab=truncated_vocab(derivation, tensors),
-        tied_duplicates=tied_duplicates(tensors),
-        map_in_words=map_in_words(operation, derivation),
+        companions=resolved.companions,
+        truncated_vocab=tuple(
+            tensor.sources[0].name
+            for operation in derivation.compositions
+            for tensor in operation.truncated(tensors)
+        ),
+        tied_duplicates=_tied_duplicates(tensors),
+        map_in_words=next(filter(None, (o.in_words() for o in derivation.compositions)), None),
         accepted=request.accepted,
         findings=tuple(findings),
     )
@@ -369,7 +392,7 @@ def _destination_strategy(
     from .manifest import label_beside
 
     is_named = request.names not in (AS_STORED, MINDSPORE)  # as a framework does, and no more
-    is_named = is_named and resolved.operation.table is None and not request.masters
+    is_named = is_named and request.map is None and not request.masters
     is_other = derivation.renames and not is_named
     if is_other or catalog.is_whole or catalog.strategy is None:
         derived = derive_from(requested_dst, WholeStrategy(), {0: schema})

@@ -7,7 +7,7 @@ operations, files that lie in a folder already, `--crc` and `--verify` ask for m
 
 step          | folder                    | one file  | arrays    | existing | described
 prepare       | -                         | -         | allgather | 2 bcast  | 2 bcast, open, agree
-resolve       | bcast, open, 3 agree
+resolve       | bcast, open, 2 agree
 check_free    | agree, 2 allgather, bcast | -
 with_evidence | work, allgather, agree
 claim         | 2 allgather, 2 agree | -         | agree | open, agree, bcast, 2 agree | 3 agree

@@ -1,4 +1,4 @@
-"""Whether a checkpoint joins its tensors as it is said to, by comparing a few with a reference's.
+"""What a map takes that no file records: told by names and forms, and compared with a reference's.
 
 No file records whether q, k and v lie in groups, nor whether gate and up are interleaved. A model
 that was trained on from a published one is still close to it: taken apart in the right way, its
@@ -10,54 +10,133 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import takewhile
 from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 from rankxform.checkpoints.base import DEFAULT_FORM, FORMS
 from rankxform.engine.copier import correlation, read_as_float64
-from rankxform.errors import CheckpointError, UsageError
+from rankxform.errors import CheckpointError, RequestError, UsageError
 from rankxform.formats.container import FLOATS
-from rankxform.formats.map_table import HUGGINGFACE
+from rankxform.formats.map_table import HUGGINGFACE, MINDFORMERS
 from rankxform.geometry.box import Box
 from rankxform.layout.names import first_texts, natural_sort_key, pattern_of
-from rankxform.operations.base import Tensor
-from rankxform.operations.map import NameMap
+from rankxform.layout.strategy import Strategy
+from rankxform.operations.base import OPERATIONS, OperationChain, Tensor
+from rankxform.operations.map import CHOICES, NameMap, requested_variants
 from rankxform.options import flag_of
 from rankxform.planning.catalog import Catalog, Parameter
-from rankxform.planning.selection import ParameterFactory
+from rankxform.planning.selection import ParameterFactory, apply_operations
 from rankxform.request import Request
 from rankxform.statements import ACCEPT_CONTRADICTIONS
 from rankxform.storage.source_reader import SourceReader
 from rankxform.transport import Team
 
-from .operation_inputs import OperationInputs, name_map
+from .inputs import ResolvedRequest
 
 if TYPE_CHECKING:
     from rankxform.source.open import Source
 
     from .target import Conversion
 
+MINDFORMERS_FORMS = ("ranks", "checkpoint2", "unified")
+"""Forms that only MindFormers' jobs write; a single file is one of rank folders."""
+
+_MEGATRON = {"qkv": "grouped", "gate_up": "contiguous"}
+"""How Megatron-Core joins them: q, k and v of a group together, gate before up."""
+
+
+def settle_map(resolved: ResolvedRequest, source: Source) -> Request:
+    """Return the request with what names and forms tell of a map: variants, and how tensors join.
+
+    Variants are told by the names that are there: the source's, or those that the destination's
+    strategy lists. Joining is told by the form whose tensors are joined, the source's or the
+    destination's: MindFormers joins them as its defaults say, Megatron otherwise, and other forms
+    may be anybody's. Raises UsageError where no form tells.
+    """
+    request, table = resolved.request, resolved.inputs["map"].table
+    if not (table.variants or table.choices):
+        return request
+    try:
+        tensors = _tensors_before_a_map(request, source)
+        if table.variants:
+            request = replace(request, variant=_told_variants(resolved, tensors))
+        mapping = _map_of(resolved, variant=request.variant)
+        names = [tensor.name for tensor in tensors if tensor.is_weight]
+        is_source = mapping.naming_of(names) == MINDFORMERS
+    except (RequestError, CheckpointError):
+        return request  # what is wrong with the names, the map says
+    if request.like is not None and is_source:
+        return request  # the reference decides
+    form = source.form if is_source else FORMS[request.dst_form or DEFAULT_FORM]
+    unsaid = [name for name in mapping.choices if getattr(request, name) is None]
+    if not unsaid or form.name in MINDFORMERS_FORMS or (form.configured and not is_source):
+        return request  # what has Hugging Face's names gets no others in such a folder
+    if form.name == "torch_dist":
+        lies = {name: _MEGATRON.get(name) if name in unsaid else None for name in CHOICES}
+        qkv, gate_up = request.qkv or lies["qkv"], request.gate_up or lies["gate_up"]
+        return replace(request, qkv=qkv, gate_up=gate_up)
+    tries = [
+        " ".join(f"{flag_of(name)} {[*table.choices[name]][number]}" for name in unsaid)
+        for number in (0, 1)
+    ]
+    where = source.where.path if is_source else f"--dst-form {form.name}"
+    raise UsageError(
+        f"{table.label} joins tensors, and a {form.title} checkpoint does not say how",
+        f"{tries[0]}, as MindFormers joins them",
+        f"{tries[1]}, as most others do",
+        where=where,
+    )
+
+
+def _told_variants(resolved: ResolvedRequest, tensors: Sequence[Tensor]) -> tuple[str, ...]:
+    axes = {tensor.name: len(tensor.shape) for tensor in tensors}
+    for layouts in resolved.dst.stages if isinstance(resolved.dst, Strategy) else ():
+        axes |= {n: len(d.tensor_map) for n, d in layouts.items() if not d.may_be_nested}
+    ways = {**_map_of(resolved).told(axes), **requested_variants(vars(resolved.request))}
+    return tuple(f"{name}={way}" for name, way in ways.items())
+
+
+def _map_of(resolved: ResolvedRequest, **choices: Any) -> NameMap:
+    """Return the map that is asked for, with other choices than asked for."""
+    return NameMap.of({**vars(resolved.request), **choices}, resolved.inputs["map"])
+
+
+def _tensors_before_a_map(request: Request, source: Source) -> list[Tensor]:
+    """Return the source's tensors as a map takes them. Raises RequestError."""
+    earlier_factories = takewhile(
+        lambda item: item[0] not in ("dequantize", "map"), OPERATIONS.items()
+    )
+    operations = (make(vars(request)) for _, make in earlier_factories)
+    catalog = source.require_catalog()
+    derivation = OperationChain(
+        (operation for operation in operations if operation is not None),
+        catalog.states,
+    )
+    return [tensor for tensor in apply_operations(catalog, derivation) if not tensor.dropped]
+
+
+# -- a reference -----------------------------------------------------------------------------------
+
 _ROWS, _SHOWN = 64, 3
 _ALIKE, _CLEARLY = 0.5, 0.5
 """A right way correlates at least so much, and others at most so many times as much as it."""
 
 
-def check_joining(
-    request: Request, operation: OperationInputs, source: Source, reference: Source, team: Team
-) -> None:
+def check_joining(resolved: ResolvedRequest, source: Source, reference: Source, team: Team) -> None:
     """Refuse an arrangement of joined tensors that a reference contradicts. Collective.
 
     Raises UsageError, which names the options; and where a reference does not tell, and none is
     given.
     """
-    team.bcast(lambda: _check(request, operation, source, reference))
+    team.bcast(lambda: _check(resolved, source, reference))
 
 
-def _check(request: Request, operation: OperationInputs, source: Source, reference: Source) -> None:
+def _check(resolved: ResolvedRequest, source: Source, reference: Source) -> None:
     if not source.reach.is_full or not reference.reach.is_full:
         raise UsageError("it needs files that all nodes see", "leave out --like (give --config)")
-    mapping, catalog = name_map(request, operation), source.require_catalog()
-    assert mapping is not None
+    request, catalog = resolved.request, source.require_catalog()
+    mapping = _map_of(resolved)
     names = {parameter.name for parameter in catalog.parameters}
     if mapping.naming_of(names) == HUGGINGFACE:
         return
@@ -80,7 +159,7 @@ def _check(request: Request, operation: OperationInputs, source: Source, referen
             try:
                 scores = {
                     choice: _score(
-                        _as_joined(request, operation, name, choice), name, catalog,
+                        _map_of(resolved, **{name: choice}), name, catalog,
                         sources, reference.require_catalog(), reference_reader,
                     )
                     for choice in choices
@@ -183,15 +262,8 @@ def _resemblance(
     )
 
 
-def _as_joined(
-    request: Request, operation: OperationInputs, name: str, choice: str
-) -> NameMap | None:
-    changed: Any = {name: choice}
-    return name_map(replace(request, **changed), operation)
-
-
 def _score(
-    mapping: NameMap | None,
+    mapping: NameMap,
     name: str,
     catalog: Catalog,
     sources: SourceReader,
