@@ -6,8 +6,11 @@ from contextlib import contextmanager
 
 import pytest
 
+from rankxform import statements
+from rankxform.errors import Message, RankxformError
 from rankxform.request import Request
-from rankxform.target import existing, resolve
+from rankxform.statements import Finding
+from rankxform.target import existing, findings, resolve
 from rankxform.target.destination import ArrayDestination, OneFileDestination
 from rankxform.target.existing import ExistingDestination
 from rankxform.target.folder import FolderDestination
@@ -168,3 +171,24 @@ def test_what_was_asked_for_is_shown_and_not_what_lies_there(request_into, tmp_p
     assert destination.differences == []
     assert shown[0].target.arrangement.names == outcome.conversion.target.arrangement.names
     assert shown[0].planner is not outcome.conversion.planner
+
+
+@pytest.mark.parametrize("is_accepted", [True, False])
+def test_an_error_of_any_rule_may_be_accepted(request_into, tmp_path, monkeypatch, is_accepted):
+    """`rule` says by which value of --accept, whatever the rule's subject is."""
+
+    @statements.rule(statements.PLAN, statements.ACCEPT_ABSENT)
+    def nothing_is_right(draft):
+        yield Finding(Message("is wrong"))
+
+    nothing_is_right.__module__ = findings.__name__
+    monkeypatch.setattr(findings, "nothing_is_right", nothing_is_right, raising=False)
+    accepted = (statements.ACCEPT_ABSENT,) if is_accepted else ()
+    request = request_into(accept=accepted)
+    if is_accepted:
+        assert any(
+            text.startswith("is wrong") for text in transform(request, SerialTeam()).warnings
+        )
+    else:
+        with pytest.raises(RankxformError, match="is wrong"):
+            transform(request, SerialTeam())

@@ -8,6 +8,7 @@ from dataclasses import field, replace
 from math import prod
 from pathlib import Path
 from posixpath import basename
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from rankxform.checkpoints.base import DEFAULT_FORM, DEFAULT_PATTERN, CheckpointRef, Form
@@ -129,7 +130,9 @@ class HeadersRead(NamedTuple):
     paths: Mapping[int, str]  # by file
     dropped: Dropped = lambda name: False  # names that are not converted: their faults do not count
     is_described: bool = True  # whether the checkpoint itself declares it; rank folders do not
-    extra: Mapping[int, Schema] = {}  # by rank beyond the strategy's, of one of them
+    extra: Mapping[int, Schema] = MappingProxyType(
+        {}
+    )  # by rank beyond the strategy's, of one of them
     catalog: Catalog | None = None  # for rules that need it
     manifest: SourceManifest | None = None
 

@@ -283,7 +283,8 @@ def _chosen(
 ) -> ChosenFiles:
     """Return what was chosen, with what all rules over names find."""
     description = read.description
-    findings = [*run_rules(NAMES, read), *(description.findings if description else ())]
+    findings = [*run_rules(NAMES, read, read.scope.accepts)]
+    findings += description.findings if description else ()
     if read.manifest is not None:
         findings += map(as_notice, read.manifest.doubts)
     return ChosenFiles(

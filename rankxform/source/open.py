@@ -374,7 +374,7 @@ def _with_catalog(source: Source, chosen_files: ChosenFiles, narrow: SourceScope
         findings += final_description.findings[len(description.findings) :]
         dropped = narrow.drops(_states_of(final_description, schemas))
         read = HeadersRead(final_description, schemas, paths, dropped)
-    findings += run_rules(HEADERS, read)
+    findings += run_rules(HEADERS, read, narrow.accepts)
     # An id stands for a rank with all that it holds whole.
     if description is not None and final_description.is_whole:
         size = max(chosen_files.selected.names, default=0) + 1
@@ -390,5 +390,5 @@ def _with_catalog(source: Source, chosen_files: ChosenFiles, narrow: SourceScope
     if catalog is not None:
         description, manifest = final_description, source.manifest
         read = read._replace(description=description, catalog=catalog, manifest=manifest)
-        findings += run_rules(CATALOG, read)
+        findings += run_rules(CATALOG, read, narrow.accepts)
     return replace(source, catalog=catalog, findings=tuple(findings))

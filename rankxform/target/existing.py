@@ -341,22 +341,13 @@ def _compare(
     planner = target.planner
     differences: list[Difference] = []
     source = Path(description.source).name
-    faults = [
-        *(
-            (source, finding.message.line)
-            for finding in errors_of(
-                run_rules(
-                    HEADERS,
-                    HeadersRead(replace(description, refused={}), schemas, dst_source.paths),
-                )
-            )
-        ),
-        *(
-            (Path(path).name, f"is missing, though {source} lists it")
-            for path in description.missing_files.values()
-        ),
-        *((target.form.training or "", text) for text in _training_faults(target, description)),
-    ]
+    read = HeadersRead(replace(description, refused={}), schemas, dst_source.paths)
+    faults = [(source, finding.message.line) for finding in errors_of(run_rules(HEADERS, read))]
+    faults += (
+        (Path(path).name, f"is missing, though {source} lists it")
+        for path in description.missing_files.values()
+    )
+    faults += ((target.form.training or "", text) for text in _training_faults(target, description))
     differences += (
         Difference(n, -number, text, whole_file=True) for number, (n, text) in enumerate(faults, 1)
     )

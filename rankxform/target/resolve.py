@@ -264,7 +264,7 @@ def _make_target(
         catalog, dst, derivation, request.unmatched, ranks, tensors, dst_listed_states
     )
     draft = TargetDraft(resolved, source, derivation, tensors, selection, dst)
-    findings = [*source.findings, *run_rules(PLAN, draft)]
+    findings = [*source.findings, *run_rules(PLAN, draft, request.accepts)]
     require(findings, is_counted=False)
     planner = Planner(catalog, dst, selection)
     try:

@@ -353,7 +353,7 @@ def _compare(
             read.samples[True], sampled, source, read.holes, request.check_crc, is_adapter,
         )  # fmt: skip
         evidence = Evidence(reads=len(sizes), bytes_read=sum(sizes), digests_by_file=sampled)
-        for noticed in run_rules(SAMPLES, subject):
+        for noticed in run_rules(SAMPLES, subject, request.accepts):
             evidence += Evidence(findings=(noticed,)) if isinstance(noticed, Finding) else noticed
         return evidence
 
