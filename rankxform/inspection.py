@@ -315,9 +315,6 @@ def _rank_folders(place: str, pattern: str) -> Found:
 
 def _ranks(place: str, pattern: str) -> Found:
     """Describe rank folders: the files that a conversion would take, or all if none is clear."""
-    files_of = _by_rank(Path(place), pattern) if is_path(place) else {}
-    if is_path(place) and not files_of:
-        return None
     common_fields = {"kind": "folder", "path": place}
     source = open_source(CheckpointRef(absolute(place), DEFAULT_FORM, pattern), SerialTeam())
     if source.paths:
@@ -330,6 +327,9 @@ def _ranks(place: str, pattern: str) -> Found:
             **({"warnings": [newer]} if (newer := source.selected.incomplete_step) else {}),
             "shards": rows,
         }
+    files_of = _by_rank(Path(place), pattern) if is_path(place) else {}
+    if is_path(place) and not files_of:
+        return None
     unclear = source.errors[0].text
     rows = [
         {"rank": rank, **_facts(address_of(place, name))}

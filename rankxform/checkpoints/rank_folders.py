@@ -287,9 +287,8 @@ def _choose(
     skipped_steps = sorted(
         {c.step for r in needed_ranks for c in files_by_rank[r] if c.step and c.step != newest}
     )
-    have = {
-        r: {c.step for c in f} for r, f in files_by_rank.items() if r in needed_ranks or r in among
-    }
+    counted = {*needed_ranks, *among}
+    have = {r: {c.step for c in f} for r, f in files_by_rank.items() if r in counted}
     candidate_steps = [c.step for r in have for c in candidates[r] if has_parts]
     all_steps = [*candidate_steps, *(step for steps in have.values() for step in steps)]
     recent_steps = {step for step in all_steps if step and newest and step >= newest}

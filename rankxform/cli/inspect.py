@@ -53,7 +53,12 @@ def add_options(verb: argparse.ArgumentParser) -> None:
         "--check", action="store_true", help="look for all that is wrong with a checkpoint"
     )
     verb.add_argument("--full", action="store_true", help="with --check: read every byte")
-    verb.add_argument("-v", "--verbose", action="store_true", help="print each parameter of a file")
+    verb.add_argument(
+        "-v",
+        "--verbose",
+        action="store_true",
+        help="print each parameter of a file, or each of many files",
+    )
     verb.add_argument(
         "--raw", action="store_true", help="print a strategy's matrices and tensor maps too"
     )
@@ -237,17 +242,19 @@ def _evidence(source: Source, evidence: Evidence, facts: Mapping[str, Any]) -> s
 def inspection(facts: Mapping[str, Any], verbose: bool = False, raw: bool = False) -> str:
     """Write what `inspect` found.
 
-    verbose: each parameter of a file has a row; raw: device matrices and tensor maps too.
+    verbose: each parameter of a file has a row, and each of many files; raw: device matrices and
+    tensor maps too.
     """
+    files_table = table if verbose else partial(short_table, noun="files")
     tables: dict[str, Callable[[Mapping[str, Any]], str]] = {
         "strategy": lambda facts: _strategy(facts, raw),
         "strategies": _parts_table,
         "collection": _parts_table,
         "checkpoint": lambda facts: _checkpoint_table(facts, verbose),
-        "folder": _folder_table,
-        "described": _described_table,
-        "files": _files_table,
-        "destination": _destination_table,
+        "folder": lambda facts: _folder_table(facts, files_table),
+        "described": lambda facts: _described_table(facts, files_table),
+        "files": lambda facts: _files_table(facts, files_table),
+        "destination": lambda facts: _destination_table(facts, files_table),
         "json": lambda facts: (
             f"{shown_path(facts['path'])}: JSON, and no strategy; "
             f"{format_size(facts['file_bytes'])}"
@@ -275,7 +282,7 @@ def _checkpoint_table(facts: Mapping[str, Any], verbose: bool) -> str:
     return "\n\n".join([head, table(("type", "shape", "bytes", "parameter"), rows)])
 
 
-def _folder_table(facts: Mapping[str, Any]) -> str:
+def _folder_table(facts: Mapping[str, Any], files_table: Callable[..., str]) -> str:
     ranks = len({r["rank"] for r in facts["shards"]})
     step = f", step {facts['step']}" if facts["step"] else ""
     other_steps = [step_name for step_name in facts.get("steps", ()) if step_name != facts["step"]]
@@ -284,10 +291,10 @@ def _folder_table(facts: Mapping[str, Any]) -> str:
     lines = [f"{shown_path(facts['path'])}: {summary}"]
     lines += [f"not clear: {facts['unclear']}"] if "unclear" in facts else []
     lines += warning_lines(facts.get("warnings", ()))
-    return "\n".join([*lines, "", _rank_rows(facts)])
+    return "\n".join([*lines, "", _rank_rows(facts, files_table)])
 
 
-def _described_table(facts: Mapping[str, Any]) -> str:
+def _described_table(facts: Mapping[str, Any], files_table: Callable[..., str]) -> str:
     step = f", iteration {facts['step']}" if facts["step"] else ""
     other_steps = [step_name for step_name in facts["steps"] if step_name != facts["step"]]
     also = f" (there are {', '.join(other_steps)} too)" if other_steps else ""
@@ -305,14 +312,14 @@ def _described_table(facts: Mapping[str, Any]) -> str:
     if any("rank" in file for file in files):
         head = ("rank", *head)
         rows = [(file.get("rank", "-"), *row) for file, row in zip(files, rows)]
-    return "\n".join([*lines, "", table(head, rows)])
+    return "\n".join([*lines, "", files_table(head, rows)])
 
 
-def _rank_rows(facts: Mapping[str, Any]) -> str:
+def _rank_rows(facts: Mapping[str, Any], files_table: Callable[..., str]) -> str:
     head = ("rank", "parameters", "bytes", "file")
     if facts.get("form_title"):
-        return table(head[1:], [_numbers(r, facts["path"]) for r in facts["shards"]])
-    return table(head, [(r["rank"], *_numbers(r, facts["path"])) for r in facts["shards"]])
+        return files_table(head[1:], [_numbers(r, facts["path"]) for r in facts["shards"]])
+    return files_table(head, [(r["rank"], *_numbers(r, facts["path"])) for r in facts["shards"]])
 
 
 def _numbers(file_facts: Mapping[str, Any], folder: str) -> tuple[object, object, str]:
@@ -326,11 +333,11 @@ def _sum(facts: Mapping[str, Any]) -> str:
     return format_size(sum(shard.get("nbytes", 0) for shard in facts["shards"]))
 
 
-def _files_table(facts: Mapping[str, Any]) -> str:
+def _files_table(facts: Mapping[str, Any], files_table: Callable[..., str]) -> str:
     rows = [_numbers(shard, facts["path"]) for shard in facts["shards"]]
     files_text = format_count(len(rows), "checkpoint file")
     head = f"{shown_path(facts['path'])}: {files_text}"
-    return "\n\n".join([head, table(("parameters", "bytes", "file"), rows)])
+    return "\n\n".join([head, files_table(("parameters", "bytes", "file"), rows)])
 
 
 def _parts_table(facts: Mapping[str, Any]) -> str:
@@ -342,7 +349,7 @@ def _parts_table(facts: Mapping[str, Any]) -> str:
     return "\n\n".join([head, table(("name", "is"), rows)])
 
 
-def _destination_table(facts: Mapping[str, Any]) -> str:
+def _destination_table(facts: Mapping[str, Any], files_table: Callable[..., str]) -> str:
     if facts["src"] is None:
         reason = (
             facts.get("unclear")
@@ -368,7 +375,7 @@ def _destination_table(facts: Mapping[str, Any]) -> str:
         lines.append(
             "a run into this folder is at work or was stopped; the same command continues it"
         )
-    return "\n".join([*lines, "", _rank_rows(facts)])
+    return "\n".join([*lines, "", _rank_rows(facts, files_table)])
 
 
 def _strategy(facts: Mapping[str, Any], raw: bool) -> str:
