@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import Field
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 from rankxform.checkpoints.base import FORMS
@@ -53,7 +53,7 @@ class Request(
         return super().__new__(_class_of(_own_option_classes()) if cls is Request else cls)
 
     def __reduce__(self) -> Any:
-        return _remade, (vars(self),)
+        return partial(Request, **vars(self)), ()
 
     def __post_init__(self) -> None:
         check_options(self)
@@ -67,10 +67,6 @@ class Request(
             raise UsageError(f"prefix {self.prefix!r} has characters that no file's name should")
         if self.memory < 1 << 20:
             raise UsageError(f"memory of {self.memory} bytes is too little; 1 MiB is the least")
-
-
-def _remade(values: Mapping[str, Any]) -> Request:
-    return Request(**values)
 
 
 def _own_option_classes() -> tuple[type, ...]:

@@ -64,6 +64,14 @@ def as_notice(text: str, need: str = NAMES) -> Finding:
     return Finding(Message(text), NOTICE, need=need)
 
 
+def as_accepted(noticed: Any) -> Any:
+    """Return an error as the warning that it is where it is accepted; anything else as it is."""
+    if not isinstance(noticed, Finding) or noticed.severity != ERROR:
+        return noticed
+    message = noticed.message._replace(tries=(), details="")
+    return noticed._replace(severity=WARNING, message=message)
+
+
 def errors_of(findings: Iterable[Finding]) -> tuple[Finding, ...]:
     """Return the findings that refuse."""
     return tuple(finding for finding in findings if finding.severity == ERROR)
@@ -154,18 +162,13 @@ def run_rules(
 ) -> Iterator[Any]:
     """Yield what all rules of a need find, one rule after the other; of samples evidence too.
 
-    accepts: tells which values of --accept are given, by which errors are warnings.
+    accepts: tells which values of --accept are given for all names, by which errors are warnings.
     """
     for name, _, check, accept in rules_of(need):
         is_accepted = accept and accepts(accept)
-        for finding in check(subject):
-            if not isinstance(finding, Finding):
-                yield finding
-                continue
-            if is_accepted and finding.severity == ERROR:
-                message = finding.message._replace(tries=(), details="")
-                finding = finding._replace(severity=WARNING, message=message)
-            yield finding._replace(need=need, rule=name)
+        for noticed in map(as_accepted, check(subject)) if is_accepted else check(subject):
+            is_finding = isinstance(noticed, Finding)
+            yield noticed._replace(need=need, rule=name) if is_finding else noticed
 
 
 FILE_NAME, FOLDER, HEADER, SCALAR, METADATA, INDEX, TRACKER = (
@@ -195,10 +198,6 @@ def _ends_in(weight: tuple[int, ...], bias: tuple[int, ...]) -> bool:
     return bias[0] in weight
 
 
-def _share_one(a: frozenset[int], b: frozenset[int]) -> bool:
-    return bool(a & b)
-
-
 def _not_before(a: tuple[int, ...], b: tuple[int, ...]) -> bool:
     """Tell whether the second counts on from the first: a resumed run's files count from one."""
     return all(first <= second for first, second in zip(a, b))
@@ -222,7 +221,7 @@ STATEMENT_KINDS: Mapping[str, StatementKind] = {
     ITERATION: StatementKind(
         "the iteration is",
         "the job that loads it counts on from one of them",
-        _share_one,
+        lambda a, b: bool(a & b),
         refused=False,
     ),
     NAMED_STEP: StatementKind(

@@ -34,6 +34,7 @@ from rankxform import statements
 from rankxform.checkpoints import folders
 from rankxform.errors import CheckpointError, FormatError, RankxformError, UsageError
 from rankxform.formats.container import BLOCK, BYTES, Index
+from rankxform.formats.dcp_containers import is_extent
 from rankxform.formats.dcp_metadata import (
     HYPER_FLAVOR,
     TORCH_FLAVOR,
@@ -263,16 +264,12 @@ def _boxes(index: Index) -> dict[str, tuple[str, Box]]:
         if (
             not isinstance(offsets, list)
             or len(offsets) != len(shape)
-            or not all(map(_is_place, offsets))
+            or not all(map(is_extent, offsets))
         ):
             raise FormatError(f"{KEY} does not say where {name!r} lies")
         start = tuple(offsets)
         boxes_by_name[name] = dtype, Box(start, tuple(a + n for a, n in zip(start, shape)))
     return boxes_by_name
-
-
-def _is_place(value: object) -> bool:
-    return type(value) is int and 0 <= value < 1 << 48
 
 
 def _table(
@@ -374,7 +371,8 @@ class HyperParallelForm(Form):
         names, description = describe_boxes(
             listing,
             box_table(table),
-            _entry_of,
+            # A file calls a tensor by its key; a .bytes file is one entry.
+            lambda item, nbytes: item.key if item.box is not None else "",
             (TENSORS, ITEMS),
             iteration.below,
             base_description,
@@ -416,11 +414,6 @@ class HyperParallelForm(Form):
 
     def foreign_files(self, listing: Listing, dst_names: Collection[str]) -> list[str]:
         return folders.foreign_files(listing, dst_names, (TENSORS, ITEMS))
-
-
-def _entry_of(item: StoredItem, nbytes: int) -> str:
-    """Return what a file calls an item: a tensor's key; a ``.bytes`` file is one entry."""
-    return item.key if item.box is not None else ""
 
 
 def _tables_of_ranks(iteration: SelectedIteration, store: Store) -> tuple[DcpMetadata, Description]:

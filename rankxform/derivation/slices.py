@@ -67,7 +67,10 @@ def derive_of_slices(
     states = find_states({name: shape for name, (shape, _) in slices.items()})
     slices = {n: d for n, d in slices.items() if n not in states.counters}
     free, size = _without_shapes(request), request.dst.stage_size
-    largest = {n: tuple(k * size for k in s) if _is_cut(s) else s for n, (s, _) in slices.items()}
+    largest = {
+        n: s if all(extent == 1 for extent in s) else tuple(extent * size for extent in s)
+        for n, (s, _) in slices.items()  # counters of one element are no slices
+    }
     try:
         full = _shapes_that_fit(free, slices, largest)
         full = _decide_ambiguous(free, request.all_rules, slices, full, slice_bytes)
@@ -89,11 +92,6 @@ def derive_of_slices(
         for layouts in derived.strategy.stages
     )
     return replace(derived, strategy=replace(derived.strategy, stages=tuple(saved)))
-
-
-def _is_cut(shape: Shape) -> bool:
-    """Whether a tensor may be a slice of a larger one: counters of one element are not."""
-    return any(extent != 1 for extent in shape)
 
 
 def _without_shapes(request: DeriveRequest) -> DeriveRequest:

@@ -215,7 +215,7 @@ def _plain(unbuilt: UnbuiltObject) -> TensorPickle:
     if storage.kind != PERSISTENT:
         raise TypeError
     _, kind, key, _, count = storage.args
-    if hooks or not all(map(_is_number, (*shape, *strides, first, count))):
+    if hooks or not all(map(is_extent, (*shape, *strides, first, count))):
         raise TypeError
     if unbuilt.kind == _REBUILD[1]:
         dtype = TORCH.get(extra_args.pop(0).removeprefix("torch."))
@@ -227,7 +227,8 @@ def _plain(unbuilt: UnbuiltObject) -> TensorPickle:
     return TensorPickle(dtype, shape, _wrong(dtype, shape, strides, first, stored, extra_args))
 
 
-def _is_number(value: object) -> bool:
+def is_extent(value: object) -> bool:
+    """Tell whether a value that was read is a number of elements, or a position among them."""
     return type(value) is int and 0 <= value < 1 << 48
 
 

@@ -232,9 +232,11 @@ def find_states(shapes: Mapping[str, Shape | None]) -> States:
         related.update(states)
         numbered += (n for n, s in states.items() if s.parameter == n and _is_numbered(n, root))
     for states_by_name in families.values():
-        for name in [n for n, s in states_by_name.items() if _is_placeholder(s, shapes[n])]:
-            related[name] = State(OPTIMIZER, name)
-            del states_by_name[name]
+        for name, state in [*states_by_name.items()]:
+            is_placeholder = state.parameter.startswith("placeholder.")  # of MindFormers' Muon
+            if is_placeholder and prod(shapes[name] or ()) == 1:
+                related[name] = State(OPTIMIZER, name)
+                del states_by_name[name]
     relating_by_family = {
         family: {n: s for n, s in of_family.items() if _relates(shapes[n], s.parameter, shapes)}
         for family, of_family in families.items()
@@ -429,11 +431,6 @@ def _has_companion(
     """Tell whether an ordinary word stands beside what its optimizer keeps too."""
     present = {s.kind for relating in relating_by_family.values() for s in relating.values()}
     return any(word in present for kind in kinds for word in _COMPANIONS.get(kind, ()))
-
-
-def _is_placeholder(state: State, shape: Shape | None) -> bool:
-    """Tell whether MindFormers' Muon has put it in the place of a state that it does not need."""
-    return state.parameter.startswith("placeholder.") and (shape is None or prod(shape) == 1)
 
 
 # -- counters, and copies that no optimizer makes -------------------------------------------------

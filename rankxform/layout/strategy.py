@@ -406,7 +406,10 @@ def strategy_differences(a: Strategy, b: Strategy) -> list[StrategyDifference]:
         names_by_reason[f"the first is of {a.extent}, the second of {b.extent}"] = []
     if max(len(a.stages), len(b.stages)) > 1 and len(a.stages) != len(b.stages):
         first, second = (
-            ", ".join(f"{_count_parameters(strategy, layouts):,}" for layouts in strategy.stages)
+            ", ".join(
+                f"{sum(strategy.states.of(name) is None for name in layouts):,}"
+                for layouts in strategy.stages
+            )
             for strategy in (a, b)
         )
         names_by_reason[f"stages hold {first} parameters, in the second {second}"] = []
@@ -417,11 +420,6 @@ def strategy_differences(a: Strategy, b: Strategy) -> list[StrategyDifference]:
         if reason:
             names_by_reason.setdefault(reason, []).append(name)
     return [StrategyDifference(reason, tuple(names)) for reason, names in names_by_reason.items()]
-
-
-def _count_parameters(strategy: Strategy, layouts: Iterable[str]) -> int:
-    """Count the parameters of a stage, without optimizer states."""
-    return sum(strategy.states.of(name) is None for name in layouts)
 
 
 def first_differing_name(

@@ -33,6 +33,7 @@ from rankxform.statements import (
     ACCEPT_EQUAL_SLICES,
     SAMPLES,
     Finding,
+    as_accepted,
     as_notice,
     as_warning,
     rule,
@@ -487,17 +488,20 @@ def pattern_slices_differ(sample: SampledSource) -> Iterator[Finding]:
 
     A parameter whose bytes are all equal, such as a moment of zeros, proves nothing.
     """
-    equal = []
+    equal: dict[bool, list[str]] = {False: [], True: []}  # by whether it is accepted
     for name in sample.pattern_names:
         holders = sample.catalog.declared[name].holders
         digests = [sample.samples[r][name] for r in holders if name in sample.samples[r]]
         is_equal = len({digest.digest for digest in digests}) == 1 < len(digests)
         if is_equal and not digests[0].constant:
-            equal.append(repr(name))
-    if equal:
-        names_text, label = first_texts(equal, 1), sample.catalog.declared_by
-        text = f"{label!r} shards {names_text}, and all ranks hold the same bytes of it"
-        yield Finding(Message(text, ("let the expression match fewer names", ALLOW_EQUAL)))
+            equal[sample.accepts(ACCEPT_EQUAL_SLICES, name)].append(repr(name))
+    for is_accepted, names in equal.items():
+        if names:
+            names_text, label = first_texts(names, 1), sample.catalog.declared_by
+            text = f"{label!r} shards {names_text}, and all ranks hold the same bytes of it"
+            tries = ("let the expression match fewer names", ALLOW_EQUAL)
+            finding = Finding(Message(text, tries))
+            yield as_accepted(finding) if is_accepted else finding
 
 
 @rule(SAMPLES)
@@ -541,11 +545,20 @@ def slices_differ(sample: SampledSource) -> Iterator[Finding | Evidence]:
     of one, and heads of keys and values, are a notice; the latter not where rankxform derived the
     strategy, which may have taken replicas for slices.
     """
-    catalog = sample.catalog
     judged_names = {*sample.pattern_names} if sample.accepts(ACCEPT_EQUAL_SLICES) else ()
-    equal, copied, pairs, compared = compare_different_slices(
-        [tensor for tensor in sample.tensors if tensor.name not in judged_names], sample.samples
-    )
+    tensors = [tensor for tensor in sample.tensors if tensor.name not in judged_names]
+    accepted_names = {t.name for t in tensors if sample.accepts(ACCEPT_EQUAL_SLICES, t.name)}
+    for is_accepted in (False, True):
+        judged_tensors = [t for t in tensors if (t.name in accepted_names) == is_accepted]
+        noticed = _judge_slices(sample, judged_tensors)
+        yield from map(as_accepted, noticed) if is_accepted else noticed
+
+
+def _judge_slices(
+    sample: SampledSource, tensors: Sequence[SampledTensor]
+) -> Iterator[Finding | Evidence]:
+    catalog = sample.catalog
+    equal, copied, pairs, compared = compare_different_slices(tensors, sample.samples)
     yield Evidence(samples=len(compared), sampled=frozenset(compared))
     if compared and len(equal) == len(compared):
         yield _all_equal(catalog, equal)

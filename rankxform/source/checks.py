@@ -225,7 +225,10 @@ def what_is_listed_is_there(read: HeadersRead) -> Iterator[Finding]:
             n
             for n in names
             if n not in schema.position
-            and (n in present_names or not (is_strategy and _is_never_saved(n)))
+            and (
+                n in present_names
+                or not (is_strategy and (n.startswith(f"{NEVER_SAVED}.") or is_never_saved(n)))
+            )
             and n not in misplaced
             and not read.dropped(n)
         ]
@@ -372,10 +375,6 @@ def statements_agree(read: HeadersRead) -> Iterator[Finding]:
         *read.description.facts, *manifest_statements, *catalog_statements(read.catalog),
     )  # fmt: skip
     yield from (contradiction.finding for contradiction in contradictions(statements))
-
-
-def _is_never_saved(name: str) -> bool:
-    return name.startswith(f"{NEVER_SAVED}.") or is_never_saved(name)
 
 
 def _names_text(names: Sequence[str]) -> str:

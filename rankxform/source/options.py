@@ -39,6 +39,8 @@ def _doubt(text: str) -> str:
     doubt, _, pattern = text.partition(":")
     if doubt not in DOUBTS:
         raise ValueError(f"{text!r}: expected one of {', '.join(DOUBTS)}, and :REGEX or not")
+    if doubt == ACCEPT_EXTRA_RANKS and pattern:
+        raise ValueError(f"{text!r}: expected {doubt} alone; ranks have no names")
     try:
         re.compile(pattern)
     except re.error as error:

@@ -69,7 +69,10 @@ def contents(request: Request, team: Team) -> Contents:
 
 def _facts(source: Source) -> dict[str, Any]:
     catalog = source.catalog
-    parameters = sorted(catalog.parameters if catalog else [], key=_by_name)
+    parameters = sorted(  # states behind their parameters, and layers by number
+        catalog.parameters if catalog else [],
+        key=lambda p: (natural_sort_key(p.base_name), p.state is not None, p.name),
+    )
     position = {parameter.name: number for number, parameter in enumerate(parameters)}
     faults = [error.text for error in source.errors[:_MOST_FAULTS]]
     if source.errors[_MOST_FAULTS:]:
@@ -108,11 +111,6 @@ def _facts(source: Source) -> dict[str, Any]:
         "layouts": layouts,
         "layout_of": layout_of,
     }  # fmt: skip
-
-
-def _by_name(parameter: Parameter) -> tuple[object, ...]:
-    """Order states behind their parameters, and layers by number."""
-    return natural_sort_key(parameter.base_name), parameter.state is not None, parameter.name
 
 
 def _rank(catalog: Catalog | None, file: int) -> tuple[int | None, int | None]:

@@ -236,6 +236,14 @@ def test_equal_slices_of_what_nobody_repeats(name, tmp_path):
     refused(place, f"shards {name}, and files hold the same bytes of different slices")
     with pytest.warns(rankxform.RankxformWarning, match=f"shards {name}, and files hold the same"):
         place.convert(accept=["equal-slices"])
+    for pattern, is_right in ((f"^{re.escape(name)}$", True), ("another", False)):
+        raised = (
+            pytest.warns(rankxform.RankxformWarning, match=f"shards {name}, and files hold the")
+            if is_right
+            else pytest.raises(rankxform.CheckpointError, match=f"shards {name}, and files hold the")
+        )
+        with raised:
+            place.convert(accept=[f"equal-slices:{pattern}"], overwrite=True)
     repeated = "layers.0.wk.weight"
     params = {**PARAMS, repeated: ((32, 32), "Float32")}
     stages[0][repeated] = ([4], [0, -1], 0, 0)
