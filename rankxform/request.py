@@ -99,7 +99,7 @@ def options_in_group(title: str) -> list[str]:
 
 
 def options_affecting(aspect: str) -> list[str]:
-    """Return the names of the options that affect `aspect`, such as `options.BYTES`."""
+    """Return the names of the options that affect `aspect`, such as `options.AFFECTS_BYTES`."""
     return [option.name for option in all_options() if aspect in option_info(option).affects]
 
 

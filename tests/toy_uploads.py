@@ -129,12 +129,13 @@ class Upload(Destination):
 
     def publish(self, team):
         team.agree(lambda: [self.server.complete(self._file(file)) for file in self._mine])
+        team.bcast(self._put_companions)
+
+    def _put_companions(self):
         arrangement, form = self.target.arrangement, self.target.form
-        if team.rank == 0:
-            companions = form.companions(self.target.planner, arrangement, self.target.training)
-            for name, content in companions.items():
-                self.server.put(self._name(name), b"".join(content))
-        team.barrier()
+        companions = form.companions(self.target.planner, arrangement, self.target.training)
+        for name, content in companions.items():
+            self.server.put(self._name(name), b"".join(content))
 
 
 class PartSink:

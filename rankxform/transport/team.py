@@ -3,7 +3,7 @@
 All processes fail together. Whatever can fail runs inside `agree`, `bcast`, `allgather` or `work`;
 the error of the lowest process that failed is raised on all of them, so that no process waits for
 another one. Inside `work`, reductions run beside the work, so that a failure stops the others
-within a moment. An exception outside of these four ends the job by MPI_Abort.
+within a moment. Outside of these four nothing may raise: a bug there ends the job by MPI_Abort.
 """
 
 from __future__ import annotations
