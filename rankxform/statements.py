@@ -193,11 +193,6 @@ def _same_shape(a: tuple[int, ...], b: tuple[int, ...]) -> bool:
     return a == b if len(a) == len(b) else prod(a) == prod(b)
 
 
-def _ends_in(weight: tuple[int, ...], bias: tuple[int, ...]) -> bool:
-    """Tell whether a bias has an element for each row of its weight, or for each column."""
-    return bias[0] in weight
-
-
 def _not_before(a: tuple[int, ...], b: tuple[int, ...]) -> bool:
     """Tell whether the second counts on from the first: a resumed run's files count from one."""
     return all(first <= second for first, second in zip(a, b))
@@ -237,7 +232,10 @@ STATEMENT_KINDS: Mapping[str, StatementKind] = {
         refused=False,
     ),
     BIAS_LENGTH: StatementKind(
-        "the full shape of {of!r} is", "is the strategy another network's?", _ends_in, refused=False
+        "the full shape of {of!r} is",
+        "is the strategy another network's?",
+        lambda weight, bias: bias[0] in weight,  # an element for each row, or for each column
+        refused=False,
     ),
     TYPE: StatementKind("the type of {of!r} is", "copy both again from one checkpoint"),
     TOTAL_BYTES: StatementKind(

@@ -15,6 +15,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapp
 from contextlib import contextmanager
 from functools import cache
 from importlib import import_module
+from importlib.util import find_spec
 from operator import attrgetter
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -49,6 +50,17 @@ else:
 
 
 T = TypeVar("T")
+
+
+@cache
+def _crc32() -> Callable[..., int]:
+    module: Any = import_module("isal.isal_zlib" if find_spec("isal") else "zlib")
+    return module.crc32  # type: ignore[no-any-return]
+
+
+def crc32(content: Any, crc: int = 0) -> int:
+    """Return the CRC-32 of bytes, continued from `crc`: by isal where it is installed, or zlib."""
+    return _crc32()(content, crc)
 
 
 class Registry(MutableMapping[str, T]):

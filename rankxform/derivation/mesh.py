@@ -135,7 +135,9 @@ def parse_parallel(text: str, option: str, base_sizes: Parallel | None = None) -
         name, equals, value = (token.strip() for token in part.partition("="))
         name = _SPELLINGS.get(name, name)
         flag = name in _FLAGS
-        read = _WORDS.get(value.lower()) if flag else _size(value)
+        is_size = value.isdecimal() and len(value) < 8
+        size = int(value) if is_size else None
+        read = _WORDS.get(value.lower()) if flag else size
         if name not in ("dp", "mp", "pp", "cp", "ep", *_FLAGS) or not equals or read is None:
             raise UsageError(
                 f"{option} {text!r}: {part!r}: expected sizes such as dp=2,mp=4,pp=2",
@@ -145,10 +147,6 @@ def parse_parallel(text: str, option: str, base_sizes: Parallel | None = None) -
             raise UsageError(f"{option} {text!r}: gives {name} twice")
         sizes[name] = read
     return replace(base_sizes or Parallel(), **sizes)  # type: ignore[arg-type]
-
-
-def _size(text: str) -> int | None:
-    return int(text) if text.isdecimal() and len(text) < 8 else None
 
 
 class MeshSpec(NamedTuple):

@@ -179,20 +179,17 @@ def rule_of(facts: dict[str, Any], where: str) -> ShardingRule:
     names, spec = facts.get("names"), facts.get("spec")
     if not names:
         raise UsageError("expected names, a regular expression", where=where)
+    read_spec = parse_spec if isinstance(spec, str) else validate_spec
     return ShardingRule(
         compile_regex(names, where),
         where,
         mesh=facts.get("mesh"),
-        spec=None if spec is None else _spec(spec, where),
+        spec=None if spec is None else read_spec(spec, where),
         optimizer=facts.get("optimizer"),
         stage=facts.get("stage"),
         shape=tuple(facts.get("shape", ())),
         replicated_if=tuple(facts.get("replicated_if", ())),
     )
-
-
-def _spec(spec: object, where: str) -> Spec:
-    return parse_spec(spec) if isinstance(spec, str) else validate_spec(spec, where)
 
 
 def mismatched_shapes(rules: Sequence[ShardingRule], shapes: Mapping[str, Shape]) -> dict[str, str]:

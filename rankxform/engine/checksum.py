@@ -21,7 +21,6 @@ from dataclasses import field, replace
 from functools import lru_cache, partial
 from math import gcd, prod
 from typing import TYPE_CHECKING, Any
-from zlib import crc32
 
 import numpy as np
 
@@ -33,7 +32,7 @@ from rankxform.planning.transfers import Transfer
 from rankxform.storage.posix import Buffer, OnProgress, blocks
 from rankxform.storage.source_reader import SAMPLE, check_checksums, check_same, find_holes
 from rankxform.storage.store import storage_of
-from rankxform.values import blake2b, dataclass
+from rankxform.values import blake2b, crc32, dataclass
 
 from .cast import cast_function, not_finite, transport_dtype, word_type
 from .piece_schedule import PieceRegion, source_indices

@@ -9,7 +9,6 @@ from importlib import import_module
 from math import prod
 from pathlib import Path
 from typing import Any
-from zlib import crc32
 
 import numpy as np
 
@@ -38,7 +37,7 @@ from rankxform.storage.posix import (
     write_from,
 )
 from rankxform.storage.source_reader import SourceReader
-from rankxform.values import dataclass
+from rankxform.values import crc32, dataclass
 
 from .cast import transport_dtype
 

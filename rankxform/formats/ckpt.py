@@ -14,11 +14,11 @@ dims [0]. A checksum, if any, stands behind the last Value: ``crc_num`` and ten 
 from __future__ import annotations
 
 import re
-import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from rankxform.errors import FormatError, RequestError
 from rankxform.geometry.box import Shape
+from rankxform.values import crc32
 
 from .container import (
     FILE_CHECKSUM,
@@ -298,7 +298,7 @@ class Ckpt(Container):
 def crc_of(blocks: Blocks, spans: Iterable[Span], crc: int = 0) -> int:
     """Return the crc32 over `spans` of a file, continued from `crc`."""
     for part in blocks(spans):
-        crc = zlib.crc32(part, crc)
+        crc = crc32(part, crc)
     return crc
 
 

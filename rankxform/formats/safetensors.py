@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import json
 import re
-import zlib
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from rankxform.errors import FormatError, RequestError
 from rankxform.geometry.box import Shape
+from rankxform.values import crc32
 
 from .ckpt import crc_of
 from .container import (
@@ -260,7 +260,7 @@ def _crc_of_tensors(
     """
     crc = 0
     for name in sorted(spans):
-        crc = zlib.crc32(name.encode(), crc)
+        crc = crc32(name.encode(), crc)
         zeros = None
         if name in scalars:
             zeros = zeros_of(scalars[name], (), b"".join(map(bytes, blocks(spans[name]))))
@@ -268,7 +268,7 @@ def _crc_of_tensors(
             crc = crc_of(blocks, spans[name], crc)
         else:
             for block in _zeros(zeros):
-                crc = zlib.crc32(block, crc)
+                crc = crc32(block, crc)
     return crc
 
 

@@ -1,0 +1,43 @@
+"""CRC-32: the same by whichever library computes it, and by a slow third way."""
+
+from __future__ import annotations
+
+import random
+import sys
+import zlib
+
+import pytest
+
+from rankxform import values
+
+
+def bit_by_bit(content, crc=0):
+    """The definition (ISO 3309): the remainder by the reversed polynomial 0xEDB88320."""
+    crc ^= 0xFFFFFFFF
+    for byte in content:
+        crc ^= byte
+        for _ in range(8):
+            crc = crc >> 1 ^ (0xEDB88320 if crc & 1 else 0)
+    return crc ^ 0xFFFFFFFF
+
+
+@pytest.fixture(params=["installed", "missing"])
+def isal(request, monkeypatch):
+    if request.param == "installed":
+        pytest.importorskip("isal")
+    else:
+        monkeypatch.setattr(values, "find_spec", lambda name: None)
+    values._crc32.cache_clear()
+    yield request.param
+    values._crc32.cache_clear()
+
+
+def test_one_sum_by_every_way(isal):
+    draw = random.Random(0)
+    for nbytes in (0, 1, 7, 63, 64, 65, 1000):
+        content, cut = draw.randbytes(nbytes), draw.randrange(nbytes + 1)
+        whole = values.crc32(content)
+        parts = values.crc32(memoryview(content)[cut:], values.crc32(memoryview(content)[:cut]))
+        assert whole == parts == bit_by_bit(content) == zlib.crc32(content)
+    wanted = "isal.isal_zlib" if isal == "installed" else "zlib"
+    assert values._crc32() is sys.modules[wanted].crc32
