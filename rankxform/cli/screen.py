@@ -180,7 +180,7 @@ def catalog_words(catalog: Catalog) -> str:
 def summary(
     report: Report, verify: Callable[[], str], verbose: bool = False, quiet: bool = False
 ) -> str:
-    """Say what was moved, what was left out, what deserves a look, and how to go on.
+    """Say what was read and left out, what deserves a look, how to go on, and what was written.
 
     verify: returns the command that compares every byte. verbose: with names; quiet: the last line
     alone.
@@ -201,9 +201,11 @@ def summary(
             f"{format_seconds(report.seconds)}, "
             f"{format_size(report.bytes_written / max(report.seconds, 1e-9))}/s"
         )
-    lines = [*detail_lines, labelled_lines("done", last_line)]
-    if not quiet:
-        lines += [labelled_lines("next", *_next(report, verify))]
+    lines = [
+        *detail_lines,
+        *([] if quiet else _next(report, verify)),
+        labelled_lines("done", last_line),
+    ]
     return "\n".join(lines + warning_lines(report.warnings))
 
 
@@ -292,9 +294,9 @@ def verify_command(conversion: Conversion, processes: int) -> str:
 
 
 def _next(report: Report, verify: Callable[[], str]) -> list[str]:
-    """Say how to go on: how to check the destination, and how a slow run would be faster."""
+    """Say what a job loads, how to check that, and how a slow run would be faster."""
     if report.form != "ranks":
-        load = f"load {report.dst}"
+        load = report.dst
     elif report.dst_ranks == 1 < report.src_ranks:
         load = f"one complete file, for one device: {report.files[0]} (--dst-strategy: for more)"
     else:
@@ -302,15 +304,12 @@ def _next(report: Report, verify: Callable[[], str]) -> list[str]:
         load = f"in the job's YAML, load_checkpoint: {report.dst}, auto_trans_ckpt: False"
         load += f", load_ckpt_format: {container}" if container != "ckpt" else ""
     check = shlex.join(["rankxform", "verify", shown_path(report.dst)])
-    lines = [load, check if report.fingerprints else verify()]
-    if (
-        report.processes == 1
-        and report.seconds > _LONG_SECONDS
-        and (core_count := usable_cores()) > 1
-    ):
-        lines.append(
-            f"{core_count} cores are here; rankxform transform -n {core_count} ... uses them all"
-        )
+    command = check if report.fingerprints else verify()
+    lines = [labelled_lines("load", load), labelled_lines("next", command)]
+    is_slow = report.processes == 1 and report.seconds > _LONG_SECONDS
+    if is_slow and (core_count := usable_cores()) > 1:
+        faster = f"rankxform transform -n {core_count} ... would use all {core_count} cores"
+        lines.append(labelled_lines("faster", faster))
     return lines
 
 
