@@ -1,6 +1,7 @@
 # make demo     set up what the demo needs, and run it
 # make check    lint, types, and the fast tests without MindSpore, in about two minutes
-# make test     lint, types, all tests with MPICH; what depends on the MPI library again with Open MPI
+# make test     lint, types, all tests with MPICH; what is asked of an MPI library again with Open MPI
+# make ci       the same with more crash states and faults, mounted file systems, signals, kills and hosts with Open MPI
 # make lint     ruff and mypy alone
 # make night    the same tests over many more cases, PyTorch and all of MindFormers as partners; takes hours
 # make filesystems   tests on JuiceFS, SeaweedFS and GlusterFS (Debian, as root)
@@ -25,6 +26,8 @@ FAST    = rankxform $(addprefix tests/,geometry layout formats operations planni
 # tested by forked ones there, and what is left to ask of an MPI library here.
 REAL     = --worlds real tests/conformance tests/mpi $(addprefix tests/cli/test_,command.py hosts.py launch.py) \
           $(addprefix tests/trust/,test_random_signals.py test_signals.py test_kills.py)
+# What is asked of an MPI library, and of its launcher.
+ASKED    = --worlds real tests/conformance tests/mpi $(addprefix tests/cli/test_,hosts.py launch.py)
 # What does not depend on which library it is.
 ANY_MPI  = tests/cli/test_progress.py $(addprefix tests/trust/,test_integrity.py test_replicas.py test_verify.py test_writer.py)
 SINGLE   = --worlds local --ignore=tests/hosts $(addprefix --ignore=,$(ANY_MPI) $(filter tests/cli/% tests/trust/%signals.py,$(REAL))) \
@@ -33,7 +36,7 @@ JOBS    ?= 2
 # Emulated hosts mostly wait, for slow links and slow storage: beside them there is room for the others.
 TWO      = $(MAKE) --no-print-directory --jobs=2 --output-sync
 
-.PHONY: demo check test lint unit test-openmpi mpich mpich-hosts openmpi openmpi-hosts night filesystems docs site clean
+.PHONY: demo check test ci lint unit mpich mpich-hosts hosts-then-openmpi openmpi openmpi-hosts night filesystems docs site clean
 
 demo: $(VENV)/run-installed
 	examples/demo.sh $(VENV)
@@ -41,7 +44,13 @@ demo: $(VENV)/run-installed
 check: lint
 	$(VENV)/bin/python -m pytest -q -n $(JOBS) --cov --cov-report=term:skip-covered $(FAST)
 
-test: lint unit test-openmpi
+test: lint unit $(OPENMPI_VENV)/test-installed
+	$(TWO) mpich hosts-then-openmpi
+
+ci: export RANKXFORM_CRASHES = third
+ci: lint unit $(OPENMPI_VENV)/test-installed
+	$(TWO) mpich mpich-hosts
+	$(TWO) openmpi openmpi-hosts
 
 lint: $(VENV)/check-installed
 	$(VENV)/bin/ruff check .
@@ -50,13 +59,13 @@ lint: $(VENV)/check-installed
 
 unit: $(VENV)/test-installed $(MINDFORMERS)/unpacked
 	RANKXFORM_HALF=unit $(VENV)/bin/python -m pytest -q -n $(JOBS) --dist worksteal $(SINGLE)
-	$(TWO) mpich mpich-hosts
-
-test-openmpi: $(OPENMPI_VENV)/test-installed
-	$(TWO) openmpi openmpi-hosts
 
 mpich:
 	RANKXFORM_HALF=mpich $(VENV)/bin/python -m pytest -q $(REAL) $(ANY_MPI)
+
+hosts-then-openmpi:
+	RANKXFORM_HALF=mpich-hosts $(VENV)/bin/python -m pytest -q -rs tests/hosts --ignore=tests/hosts/test_filesystems.py
+	RANKXFORM_HALF=openmpi $(OPENMPI_VENV)/bin/python -m pytest -q $(ASKED)
 
 mpich-hosts:
 	RANKXFORM_HALF=mpich-hosts $(VENV)/bin/python -m pytest -q -rs tests/hosts
