@@ -240,7 +240,9 @@ def test_equal_slices_of_what_nobody_repeats(name, tmp_path):
         raised = (
             pytest.warns(rankxform.RankxformWarning, match=f"shards {name}, and files hold the")
             if is_right
-            else pytest.raises(rankxform.CheckpointError, match=f"shards {name}, and files hold the")
+            else pytest.raises(
+                rankxform.CheckpointError, match=f"shards {name}, and files hold the"
+            )
         )
         with raised:
             place.convert(accept=[f"equal-slices:{pattern}"], overwrite=True)
