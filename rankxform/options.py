@@ -105,10 +105,6 @@ def _number(text: str) -> int:
     return int(text)
 
 
-def _numbers(text: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in text.split(","))
-
-
 def _decimal(text: str) -> float:
     number = float(text)
     if not 0 < number < 1e9:
@@ -158,7 +154,12 @@ TYPE_OFF = OptionType(bool, "true or false", "bool", stands_for=False)
 TYPE_REPEATED = OptionType(title="texts", hint="str | Sequence[str]", is_tuple=True, repeated=True)
 TYPE_NUMBER = OptionType(int, "a number", "int", _number, "a number from 0 on")
 TYPE_NUMBERS = OptionType(
-    int, "numbers", "Sequence[int]", _numbers, "numbers such as 1,0,0", is_tuple=True
+    int,
+    "numbers",
+    "Sequence[int]",
+    lambda text: tuple(map(int, text.split(","))),
+    "numbers such as 1,0,0",
+    is_tuple=True,
 )
 TYPE_RANKS = OptionType(
     int, "numbers", "Sequence[int]", number_ranges, "numbers such as 0,2-5", is_tuple=True

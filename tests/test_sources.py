@@ -558,7 +558,7 @@ def test_a_missing_rank_is_told_by_what_it_alone_holds(tmp_path):
     with pytest.raises(rankxform.CheckpointError) as told:
         rankxform.transform(source, tmp_path / "dst", a, None)
     text = str(told.value)
-    assert text.startswith("rank 1 has no file: no source file holds 4 of its slices, 64 bytes")
+    assert text.startswith("rank 1 has no file: no source file holds 4 of its slices, 64 B")
     assert "such as [4:8] of 'layers." in text and "accu_grads" not in text
 
 

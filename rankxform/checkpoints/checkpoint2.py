@@ -22,6 +22,7 @@ from rankxform import statements
 from rankxform.checkpoints import folders
 from rankxform.errors import CheckpointError, UsageError
 from rankxform.formats.checkpoint2_metadata import MOST_STEPS, format_common
+from rankxform.layout.names import and_more
 from rankxform.planning.catalog import Description
 from rankxform.planning.plan import FileContent, Planner
 from rankxform.statements import ITERATION, Statement, as_notice
@@ -264,13 +265,13 @@ def _select_by_metadata(iteration: SelectedIteration, store: Store) -> SelectedF
     notices, training = list[str](), _training(iteration, store)
     if missing_files:
         notices.append(
-            f"{iteration.at(missing_files[0])}{folders.and_more(missing_files, 'file')}: is "
+            f"{iteration.at(missing_files[0])}{and_more(missing_files, 'file')}: is "
             f"missing, though {METADATA} lists it; its slices can be "
             "read only where other files hold copies"
         )
     if unlisted_files:
         notices.append(
-            f"{iteration.at(unlisted_files[0])}{folders.and_more(unlisted_files, 'file')}: was not "
+            f"{iteration.at(unlisted_files[0])}{and_more(unlisted_files, 'file')}: was not "
             f"used: {METADATA} does not list it"
         )
     return SelectedFiles(

@@ -30,7 +30,7 @@ from rankxform.formats.container import container_suffixes as suffixes_of_files
 from rankxform.formats.documents import decode_json
 from rankxform.geometry.box import Box, Shape
 from rankxform.layout.layout import Layout
-from rankxform.layout.names import STEPS, format_ranges, natural_sort_key
+from rankxform.layout.names import STEPS, and_more, format_ranges, natural_sort_key
 from rankxform.planning.catalog import DeclaredBox, Description
 from rankxform.planning.plan import FileContent, Planner
 from rankxform.statements import (
@@ -202,16 +202,6 @@ def files_directly_in(listing: Listing, below: str = "") -> tuple[str, ...]:
     """Return the names of the files that lie directly in a folder of a listing."""
     named = (name[len(below) :] for name in listing.files if name.startswith(below))
     return tuple(name for name in named if "/" not in name)
-
-
-def and_more(names: Sequence[object], noun: str) -> str:
-    """Say how many there are beside the first."""
-    remaining_count = len(names) - 1
-    return (
-        f", and {remaining_count} {noun}{'s' if remaining_count > 1 else ''} more"
-        if remaining_count > 0
-        else ""
-    )
 
 
 def index_document(files: Mapping[str, Collection[str]], total: int, **style: object) -> bytes:

@@ -24,6 +24,7 @@ from typing import Any
 from rankxform.errors import FormatError, StrategyError
 from rankxform.geometry.box import Shape
 from rankxform.layout.layout import MOST_RANKS, Layout
+from rankxform.layout.names import CONSUMED, TRAINING_FACTS
 from rankxform.values import dataclass, pattern_on_use
 
 from .container import ITEM_SIZE, TEXT, ReadAt
@@ -31,10 +32,6 @@ from .documents import decode_json, read_members
 
 MOST_STEPS = 10**17
 PARAMETERS, STORAGE = "state_dict_metadata", "storage_data"
-COMMON = ("epoch_num", "step_num", "global_step", "loss_scale", "global_batch_size")
-"""What `common.json` holds; every version reads these, and some refuse any other."""
-CONSUMED = "consumed_samples"
-"""What MindFormers states since 2.1.0, and earlier versions refuse to read."""
 
 _DTYPES = {name.lower(): name for name in ITEM_SIZE if name != TEXT}
 _KEY = pattern_on_use(r"\('([^'\\]*)', \((\d{1,15}),\)\)")
@@ -209,7 +206,7 @@ def parse_common(data: bytes) -> dict[str, Any]:
     step = members.get("global_step")
     if step is not None and (type(step) is not int or not 0 <= step < MOST_STEPS):
         raise FormatError(f"global_step is {str(step)[:20]!r}, which is no number of steps")
-    for key in COMMON:
+    for key in TRAINING_FACTS:
         value = members.get(key)
         is_number = type(value) is int and -(1 << 63) <= value < 1 << 63
         if type(value) is float and (key == "loss_scale" or value.is_integer()):
@@ -218,7 +215,7 @@ def parse_common(data: bytes) -> dict[str, Any]:
         if value is not None and not is_number:
             raise FormatError(f"{key} is {str(value)[:20]!r}, and a counter cannot hold it")
     consumed_member = {CONSUMED: members[CONSUMED]} if type(members.get(CONSUMED)) is int else {}
-    return {**{key: members.get(key) for key in COMMON}, **consumed_member}
+    return {**{key: members.get(key) for key in TRAINING_FACTS}, **consumed_member}
 
 
 # -- written --------------------------------------------------------------------------------------
@@ -327,5 +324,5 @@ def format_metadata(
 def format_common(facts: Mapping[str, Any]) -> bytes:
     """Return a common.json with the five keys that every version reads, and a sixth if it is
     known."""
-    keys = (*COMMON, CONSUMED) if facts.get(CONSUMED) is not None else COMMON
+    keys = (*TRAINING_FACTS, CONSUMED) if facts.get(CONSUMED) is not None else TRAINING_FACTS
     return json.dumps({key: facts.get(key) for key in keys}, indent=4).encode()

@@ -10,6 +10,10 @@ from rankxform.values import pattern_on_use
 
 STEPS = ("global_step", "step_num", "epoch_num")
 """Those that say how far a training was, the same in every file of a checkpoint."""
+TRAINING_FACTS = ("epoch_num", "step_num", "global_step", "loss_scale", "global_batch_size")
+"""What MindFormers' `common.json` holds; every version reads these, and some refuse any other."""
+CONSUMED = "consumed_samples"
+"""What it states since 2.1.0, and earlier versions refuse to read."""
 
 _NUMBERED = pattern_on_use(r"(?:^|\.)(\d{1,9})\.")
 
@@ -57,6 +61,13 @@ def first_texts(texts: Sequence[object], most: int = 3) -> str:
     """
     shown = ", ".join(map(str, texts[:most]))
     return shown + (f" and {len(texts) - most} more" if texts[most:] else "")
+
+
+def and_more(names: Sequence[object], noun: str) -> str:
+    """Say how many there are beside the first."""
+    remaining_count = len(names) - 1
+    plural = "s" if remaining_count > 1 else ""
+    return f", and {remaining_count} {noun}{plural} more" if remaining_count > 0 else ""
 
 
 def and_more_patterns(count: int) -> str:

@@ -1,6 +1,6 @@
 """Steps between source tensors and the destination tensors made of them; each is one module."""
 
-from rankxform.operations import cast, rename, select, vocabulary
+from rankxform.operations import rename, select
 
 from .base import OPERATIONS, ImportedOperation
 
@@ -17,7 +17,7 @@ OPERATIONS.update(
     drop=select.drop_by_name,
     no_copies=select.no_copies,
     items=select.drop_items,
-    vocabulary=vocabulary.vocabulary,
-    cast=cast.cast,
+    vocabulary=ImportedOperation("vocabulary", "vocab", "vocab_fill", "vocab_cut"),
+    cast=ImportedOperation("cast", "dtype", "keep_dtype", "cast_states"),
     counters=select.counters,
 )

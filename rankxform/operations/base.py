@@ -212,20 +212,22 @@ every process finds that in ``options["inputs"]``, under the operation's name.
 class ImportedOperation:
     """An operation whose module is imported where one of its options is given.
 
-    The module has `read`, which takes an `OperationContext`, and `make`, which takes options.
+    The module has `make`, which takes options, and `read`, which takes an `OperationContext`, where
+    it needs anything of files.
     """
 
     def __init__(self, name: str, *asked_by: str) -> None:
         self._name, self._asked_by = name, asked_by
 
     def read(self, context: OperationContext) -> Any:
-        is_asked = any(context.options.get(name) not in (None, ()) for name in self._asked_by)
-        return self._module.read(context) if is_asked else None
+        if all(context.options.get(name) in (None, (), False) for name in self._asked_by):
+            return None
+        return getattr(self._module, "read", lambda context: ())(context)
 
-    def __call__(self, options: Mapping[str, Any]) -> ModelOperation | None:
+    def __call__(self, options: Mapping[str, Any]) -> TensorOperation | ModelOperation | None:
         if options.get("inputs", {}).get(self._name) is None:
             return None
-        operation: ModelOperation | None = self._module.make(options)
+        operation: TensorOperation | ModelOperation | None = self._module.make(options)
         return operation
 
     @property

@@ -11,13 +11,10 @@ from rankxform.formats.container import FLOATS
 from rankxform.layout.names import compile_regex
 
 from .base import Tensor, TensorOperation
-
-TYPES = {"bf16": "BFloat16", "fp16": "Float16", "fp32": "Float32"}
-WRITTEN_OUT = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
-"""What numpy, PyTorch and config.json call them."""
+from .options import TYPES
 
 
-def cast(options: Mapping[str, Any]) -> TensorOperation | None:
+def make(options: Mapping[str, Any]) -> TensorOperation | None:
     """Return the operation that gives floating tensors the type `dtype`.
 
     Not to those that match an expression of `keep_dtype`, nor to optimizer states and counters that

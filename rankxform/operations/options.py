@@ -18,10 +18,13 @@ from rankxform.options import (
 )
 from rankxform.values import dataclass
 
-from .cast import TYPES, WRITTEN_OUT
 from .rename import AS_STORED, NAMINGS_OF_FRAMEWORKS
-from .vocabulary import VOCABULARY_FILLS
 
+TYPES = {"bf16": "BFloat16", "fp16": "Float16", "fp32": "Float32"}
+WRITTEN_OUT = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
+"""What numpy, PyTorch and config.json call them."""
+
+ZEROS, REPEAT_LAST = VOCABULARY_FILLS = ("zeros", "repeat-last")
 _ALL = (AFFECTS_BYTES, AFFECTS_COMPARISON, AFFECTS_FIT, AFFECTS_LOAD)
 
 

@@ -17,10 +17,9 @@ from struct import pack, unpack
 from typing import Any
 
 from rankxform.errors import CheckpointError, RequestError
-from rankxform.formats.checkpoint2_metadata import COMMON
 from rankxform.formats.container import BYTES
 from rankxform.geometry.pieces import Assembly
-from rankxform.layout.names import compile_regex, summarize_names
+from rankxform.layout.names import TRAINING_FACTS, compile_regex, summarize_names
 from rankxform.layout.states import MASTER, MODEL, State, state_of_name
 from rankxform.statements import Finding, as_warning
 
@@ -228,7 +227,7 @@ class Counters(ModelOperation):
     renames = False
 
     def __init__(self, training: Mapping[str, Any], choose: TensorOperation | None) -> None:
-        facts = {name: training.get(name) for name in COMMON}
+        facts = {name: training.get(name) for name in TRAINING_FACTS}
         if facts["step_num"] is not None and facts["loss_scale"] is None:
             facts["loss_scale"] = _NOT_SCALED
         self._facts = {name: value for name, value in facts.items() if value is not None}

@@ -9,14 +9,13 @@ from typing import Any
 from rankxform.errors import CheckpointError, UsageError
 
 from .base import ModelOperation, Tensor
+from .options import REPEAT_LAST, ZEROS
 
 NAMES = frozenset((
     "embedding.word_embeddings.weight", "output_layer.weight", "mtp.output_layer.weight",
     "model.tok_embeddings.embedding_weight", "model.embed_tokens.weight", "lm_head.weight",
 ))  # fmt: skip
 """The tensors of models whose rows are the vocabulary's, where no map says which they are."""
-
-ZEROS, REPEAT_LAST = VOCABULARY_FILLS = ("zeros", "repeat-last")
 
 
 def is_vocabulary(tensor: Tensor) -> bool:
@@ -83,7 +82,7 @@ class ResizeVocabulary(ModelOperation):
         ]
 
 
-def vocabulary(options: Mapping[str, Any]) -> ModelOperation | None:
+def make(options: Mapping[str, Any]) -> ModelOperation | None:
     """Return the operation that is asked for, if one is. Raises UsageError."""
     rows = options.get("vocab")
     if rows is None:

@@ -15,6 +15,7 @@ from dataclasses import field, replace
 from math import lcm, prod
 from shlex import quote
 
+from rankxform.display.text import format_size
 from rankxform.errors import CheckpointError, RequestError, UsageError
 from rankxform.formats.container import BYTES, content_bytes, item_size
 from rankxform.geometry.box import Box, Shape
@@ -163,16 +164,12 @@ def missing_slices_error(
     bring = "that file" if gone_files else f"the folder of {owner}"
     return CheckpointError(
         f"{where}{searched}: no source file holds {len(losses):,} of {its} slices, "
-        f"{_amount(sum(map(_nbytes, losses)))}, such as {box} of {parameter.src_name!r} ({label})"
-        f"{also}",
+        f"{format_size(sum(map(_nbytes, losses)))}, such as {box} of {parameter.src_name!r} "
+        f"({label}){also}",
         f"bring {bring}",
         "use another checkpoint",
         details=other_losses_text,
     )
-
-
-def _amount(nbytes: int) -> str:
-    return f"{nbytes / 1e6:,.1f} MB" if nbytes >= 1e6 else f"{nbytes:,} bytes"
 
 
 def _weight(loss: Loss) -> tuple[bool, int]:

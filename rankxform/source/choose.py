@@ -27,12 +27,11 @@ from rankxform.checkpoints.base import (
     form_named,
     recognize_form,
 )
-from rankxform.checkpoints.folders import and_more
 from rankxform.checkpoints.rank_folders import by_rank
 from rankxform.errors import CheckpointError, Message, RankxformError, StrategyError, UsageError
 from rankxform.formats.container import Index
 from rankxform.geometry.box import Shape
-from rankxform.layout.names import format_ranges, summarize_names
+from rankxform.layout.names import and_more, format_ranges, summarize_names
 from rankxform.layout.states import NEVER_SAVED, States
 from rankxform.layout.strategy import PatternStrategy, Strategy, WholeStrategy, first_differing_name
 from rankxform.planning.build_catalog import with_uneven_states

@@ -37,7 +37,6 @@ from rankxform.layout.strategy import (
     merge_records,
 )
 
-from .checkpoint2_metadata import is_metadata, read_checkpoint2_metadata
 from .posix import (
     is_same_file,
     open_for_reading,
@@ -72,6 +71,8 @@ def load_strategy(where: str | Strategy | None) -> Strategy:
         return PatternStrategy.parse(where)
     metadata_path = metadata_at(Path(where))
     if metadata_path is not None:
+        from .checkpoint2_metadata import read_checkpoint2_metadata
+
         return read_checkpoint2_metadata(metadata_path).strategy
     return merge_records(
         [read_strategy_file(path) for path in strategy_files_at(Path(where))], where
@@ -81,7 +82,15 @@ def load_strategy(where: str | Strategy | None) -> Strategy:
 def metadata_at(where: Path) -> Path | None:
     """Return the metadata.json of a Checkpoint 2.0 that `where` is, or that lies in it."""
     candidates = where, where / "metadata.json"
-    return next((path for path in candidates if is_metadata(path)), None)
+    return next((path for path in candidates if _is_metadata(path)), None)
+
+
+def _is_metadata(path: Path) -> bool:
+    if path.suffix != ".json" or not path.is_file():
+        return False
+    from .checkpoint2_metadata import is_metadata
+
+    return is_metadata(path)
 
 
 def is_none(where: str | Strategy | None) -> bool:
@@ -194,7 +203,7 @@ def first_byte(path: Path) -> bytes:
 def is_strategy(path: Path) -> bool:
     """Tell a strategy file from a checkpoint by its name and first byte, and from other JSON."""
     if path.suffix == ".json":
-        if is_metadata(path):
+        if _is_metadata(path):
             return True
         with open_for_reading(path) as (fd, status):
             read_at = range_reader(fd, path)

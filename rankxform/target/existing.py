@@ -18,10 +18,10 @@ from rankxform.checkpoints.rank_folders import by_rank
 from rankxform.engine.pipeline import Traffic, WorkInputs, execute
 from rankxform.engine.sinks import ComparingSink, Difference, ExpectedSlice
 from rankxform.errors import CheckpointError, StorageError, UsageError
-from rankxform.formats.checkpoint2_metadata import COMMON
 from rankxform.formats.container import Index, Schema
 from rankxform.geometry.box import Box
 from rankxform.geometry.tiling import Cell
+from rankxform.layout.names import TRAINING_FACTS
 from rankxform.layout.strategy import WholeStrategy
 from rankxform.planning.assign import assign_within_nodes
 from rankxform.planning.catalog import Description
@@ -396,7 +396,7 @@ def _training_faults(target: Target, description: Description) -> Iterator[str]:
         return
     if not description.training and not target.form.counters:
         yield "is missing; a training job knows its step by it"
-    for name in COMMON:
+    for name in TRAINING_FACTS:
         want, have = (training.get(name) for training in (target.training, description.training))
         must = name == "global_step" and not target.form.counters and description.training
         if want is not None and have != want and (have is not None or must):

@@ -19,8 +19,7 @@ from rankxform.errors import (
     StrategyError,
     UsageError,
 )
-from rankxform.formats.checkpoint2_metadata import CONSUMED
-from rankxform.layout.names import format_ranges, summarize_names
+from rankxform.layout.names import CONSUMED, format_ranges, summarize_names
 from rankxform.layout.states import is_never_saved, state_of_name
 from rankxform.layout.strategy import Strategy, WholeStrategy
 from rankxform.operations.base import OperationChain, Tensor

@@ -19,7 +19,7 @@ from rankxform.errors import RankxformError, StorageError, UsageError
 from rankxform.geometry.box import Shape
 from rankxform.layout.names import first_texts
 from rankxform.operations.base import OperationContext
-from rankxform.operations.cast import WRITTEN_OUT
+from rankxform.operations.options import WRITTEN_OUT
 from rankxform.publish import files
 from rankxform.publish.folder_records import MANIFEST_NAME, read_manifest
 from rankxform.request import Request

@@ -25,7 +25,6 @@ from rankxform.layout.strategy import PatternStrategy, Strategy, WholeStrategy
 from rankxform.operations.base import OperationChain, Tensor
 from rankxform.operations.rename import AS_STORED, MINDSPORE, rename_strategy
 from rankxform.operations.select import is_added
-from rankxform.operations.vocabulary import is_vocabulary
 from rankxform.options import is_default
 from rankxform.planning.build_catalog import catalog_of, expand_patterns
 from rankxform.planning.catalog import Catalog, Description
@@ -305,13 +304,11 @@ def _make_target(
 
 def _with_vocabulary(error: RequestError, tensors: Sequence[Tensor], dst: Strategy) -> RequestError:
     """Return an error of a shape that does not divide, with the size of a vocabulary that does."""
+    from rankxform.operations.vocabulary import is_vocabulary
+
     for tensor in tensors:
-        if (
-            tensor.dropped
-            or not tensor.shape
-            or not is_vocabulary(tensor)
-            or tensor.name not in dst
-        ):
+        is_sharded = tensor.shape and tensor.name in dst
+        if tensor.dropped or not is_sharded or not is_vocabulary(tensor):
             continue
         layout = dst.layout(tensor.name, dst.stages_of[tensor.name][0], len(tensor.shape))
         rows, shards = tensor.shape[0], layout.counts[0]

@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rankxform.checkpoints.base import DEFAULT_FORM, FORMS, DestinationFiles, Form
 from rankxform.errors import CheckpointError
-from rankxform.formats.checkpoint2_metadata import COMMON, CONSUMED
 from rankxform.formats.container import Container, Index, item_size
-from rankxform.layout.names import STEPS
+from rankxform.layout.names import CONSUMED, STEPS, TRAINING_FACTS
 from rankxform.planning.evidence import Evidence
 from rankxform.planning.plan import Planner
 from rankxform.request import Request
@@ -132,7 +131,7 @@ def training_facts(request: Request, source: Source, team: Team) -> dict[str, An
     training = {**manifest_steps, **description.training}
     if _is_excluded(request, CONSUMED):
         training.pop(CONSUMED, None)
-    for name in COMMON:
+    for name in TRAINING_FACTS:
         if name in STEPS and training.get(name) is not None:
             continue  # they are compared with what files hold elsewhere
         number = _number(source, name, team)
