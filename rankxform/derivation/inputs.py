@@ -49,6 +49,12 @@ _OTHERS = (
     "optimizer_shard", "use_seq_parallel", "virtual_pipeline_model_parallel_size", "vocab_emb_dp",
 )  # fmt: skip
 """Keys of MindFormers that are no sizes, and are spelt much like one."""
+_KNOWN_KEYS = {
+    "": ("parallel", "parallel_config", "use_parallel", "run_mode"),
+    "parallel": ("parallel_mode", "enable_parallel_optimizer", "parallel_optimizer_config"),
+    "parallel_config": (*_SIZES, *_SYNONYMS, *_OTHERS),
+}
+"""Keys by which a strategy is derived, by the table that they stand in."""
 _LIKENESS = 0.88
 _SEMI_AUTO = (1, "1", "semi", "semi_auto", "semi_auto_parallel")
 
@@ -74,8 +80,10 @@ def parse_job_config(data: bytes, label: str) -> JobConfig:
     document = _document(data, label)
     sizes, config = _table(document, "parallel_config", label), _table(document, "parallel", label)
     model = _table(_table(document, "model", label), "model_config", label)
-    _refuse_other_modes(document, sizes, config, label)
-    _refuse_misspelt(sizes, label)
+    is_parallel = _flag(document, "use_parallel", True, label)
+    _refuse_other_modes(is_parallel, sizes, config, label)
+    for title, table in (("", document), ("parallel", config), ("parallel_config", sizes)):
+        _refuse_misspelt(title, table, label)
     for key, usual in _SYNONYMS.items():
         for table in (sizes, model):
             value = table.get(key)
@@ -87,7 +95,7 @@ def parse_job_config(data: bytes, label: str) -> JobConfig:
     for key, value in sizes_by_field.items():
         if type(value) is not int:
             raise UsageError(f"{key} is {repr(value)}; expected a number", where=label)
-    if document.get("use_parallel") is False:
+    if not is_parallel:
         sizes_by_field = {}
     optimizer = _table(config, "parallel_optimizer_config", label)
     return JobConfig(
@@ -130,14 +138,11 @@ def _document(data: bytes, label: str) -> dict[str, Any]:
 
 
 def _refuse_other_modes(
-    document: Mapping[str, Any],
-    sizes: Mapping[str, Any],
-    config: Mapping[str, Any],
-    label: str,
+    is_parallel: bool, sizes: Mapping[str, Any], config: Mapping[str, Any], label: str
 ) -> None:
     """Refuse what makes a strategy that is not derived from sizes."""
     mode = config.get("parallel_mode", 1)
-    if document.get("use_parallel") is not False and mode not in _SEMI_AUTO:
+    if is_parallel and mode not in _SEMI_AUTO:
         raise UsageError(
             f"parallel_mode is {mode!r}; a strategy can be derived for 1 (semi_auto_parallel) only",
             "compile the network, and give its strategy",
@@ -158,19 +163,19 @@ def _refuse_other_modes(
         )
 
 
-def _refuse_misspelt(sizes: Mapping[str, Any], label: str) -> None:
-    """Refuse a size under a key that MindFormers does not know, and would ignore."""
+def _refuse_misspelt(title: str, table: Mapping[str, Any], label: str) -> None:
+    """Refuse what stands under a key that MindFormers does not know, and would ignore."""
     from difflib import get_close_matches
 
-    known_keys = (*_SIZES, *_SYNONYMS, *_OTHERS)
-    for key in sizes:
+    known_keys = _KNOWN_KEYS[title]
+    for key in table:
         matches = (
             get_close_matches(str(key), known_keys, 1, _LIKENESS) if key not in known_keys else []
         )
         if matches and matches[0] not in _OTHERS:
             raise UsageError(
-                f"parallel_config.{key} is no key of MindFormers",
-                f"{matches[0]}: {sizes[key]!r}, if that was meant",
+                f"{title}{title and '.'}{key} is no key of MindFormers",
+                f"{matches[0]}: {table[key]!r}, if that was meant",
                 where=label,
             )
 

@@ -12,7 +12,7 @@ from rankxform.derivation.options import DeriveOptions
 from rankxform.derivation.request import Derived, DeriveRequest
 from rankxform.errors import CheckpointError, UsageError
 from rankxform.formats.container import Schema
-from rankxform.layout.names import compile_regex, format_ranges
+from rankxform.layout.names import compile_regex, format_ranges, summarize_names
 from rankxform.layout.strategy import Strategy
 from rankxform.planning.sampling import may_repeat
 from rankxform.publish.folder_records import MANIFEST_NAME
@@ -79,6 +79,24 @@ def derived_of(
     first = [stage * sizes.stage_size for stage in range(sizes.pp)]
     excluded_patterns = [compile_regex(text, "--exclude") for text in exclude]
     schemas = {rank: _without(index_of(rank).schema, excluded_patterns) for rank in first}
+    names_of = {rank: {*schema.names} for rank, schema in schemas.items()}
+    for rank, names in names_of.items():
+        last = rank + sizes.stage_size - 1  # of another stage, if there are more than are said
+        differing = names ^ {*_without(index_of(last).schema, excluded_patterns).names}
+        copies = [r for r in first if r > rank and names_of[r] == names]
+        if differing or copies:
+            held, stages = (
+                f"{rank} and {min(copies, default=0)} hold the same parameters",
+                "two pipeline stages",
+            )
+            if differing:
+                wrong = f"{rank} and {last} do not both hold {summarize_names(differing, 2)}"
+                stages = "one pipeline stage"
+            raise UsageError(
+                f"ranks {wrong}, and {sizes} makes them {stages}",
+                "correct pipeline_stage (pp), or give the configuration of the job that wrote it",
+                where=where,
+            )
 
     def holds_same(name: str, a: int, b: int) -> bool | None:
         stage = next(rank for rank in first if name in schemas[rank].position)

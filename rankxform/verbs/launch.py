@@ -13,7 +13,6 @@ from rankxform.layout.strategy import Strategy
 from rankxform.options import AFFECTS_FIT, GROUP_DERIVATION, is_default
 from rankxform.planning.catalog import Sharding
 from rankxform.planning.plan import Planner
-from rankxform.planning.transfers import Reach
 from rankxform.request import Request, default_of, options_affecting, options_in_group
 from rankxform.storage.posix import (
     inode,
@@ -36,7 +35,6 @@ from rankxform.target.node_folders import ranks_to_nodes_in_order
 from rankxform.target.resolve import resolve
 from rankxform.target.target import Conversion, Target
 from rankxform.transport import Team
-from rankxform.transport.team import Nodes
 from rankxform.values import dataclass
 
 from .convert import OnStart, start_silently
@@ -58,21 +56,16 @@ def already_fits(conversion: Conversion, team: Team) -> bool:
     """
     source, target = conversion.source, conversion.target
     listing, names = source.listing, [*source.selected.names.values()]
+    home = ranks_to_nodes_in_order(target.planner.dst.ranks, team.nodes)  # as they are assigned
     return team.bcast(
         lambda: (
             not (source.form.described or source.selected.ranks)
             and not _is_choice(conversion)
             and _same_slices(target.planner)
-            and _at_home(target.planner.dst.ranks, source.reach, team.nodes)
+            and all(rank in source.reach.files[node] for rank, node in home.items())
             and not (listing is not None and source.form.foreign_files(listing, names))
         )
     )
-
-
-def _at_home(ranks: int, reach: Reach, nodes: Nodes) -> bool:
-    """Tell whether each rank's file is where the rank will be, as the processes are assigned."""
-    home = ranks_to_nodes_in_order(ranks, nodes)
-    return all(rank in reach.files[node] for rank, node in home.items())
 
 
 def _same_slices(planner: Planner) -> bool:
@@ -147,11 +140,20 @@ def launch(
     return report, str(output / CHECKPOINT)
 
 
+_OF_SOURCE = (
+    "src_config", "src_threshold", "preset", "unproven", "rule", "opt_on", "opt_off", "unsharded",
+)  # fmt: skip
+"""Options by which a source's strategy is derived that is lost."""
+
+
 def with_derived(request: Request, derived: Derived | None, folder: Path) -> Request:
     """Return a request with a derived strategy, which is to be kept in the folder of strategies."""
     if derived is None:
         return request
-    plain: dict[str, Any] = {name: default_of(name) for name in options_in_group(GROUP_DERIVATION)}
+    is_src_derived = request.src_strategy is None and request.src_config is not None
+    kept = _OF_SOURCE if is_src_derived else ()
+    names = [name for name in options_in_group(GROUP_DERIVATION) if name not in kept]
+    plain: dict[str, Any] = {name: default_of(name) for name in names}
     name = MERGED if len(derived.strategy.stages) > 1 else "ckpt_strategy_rank_0"
     strategy = replace(derived.strategy, label=str(folder / f"{name}.ckpt"))
     return replace(request, **plain, dst_strategy=strategy)

@@ -11,10 +11,14 @@ import numpy as np
 import pytest
 
 import rankxform
+from rankxform import UsageError
 from rankxform.cli.main import main
 from rankxform.layout.layout import same_boxes
 from rankxform.layout.states import NEVER_SAVED
+from rankxform.request import Request
 from rankxform.storage import user_files
+from rankxform.transport import SerialTeam
+from rankxform.verbs.launch import launch
 from tests import reference
 from tests.test_derived import COMPILED_FILE, CONFIG, full, llama
 
@@ -241,3 +245,54 @@ def test_repeated_heads_of_keys_are_not_taken_for_the_optimizers_slices(config, 
         rankxform.transform(src, tmp_path / "no", **true)
     rankxform.transform(src, tmp_path / "dst", opt_off=[r"attention\.w[kv]"], **true)
     assert reference.wrong_slices(tmp_path / "dst", None, layers, make=make) == []
+
+
+@pytest.mark.parametrize(
+    ("true", "wrong", "text"),
+    [
+        ((4, 1, 2), (8, 1, 1), r"ranks 0 and 7 do not both hold .* makes them one pipeline stage"),
+        ((2, 2, 2), (4, 2, 1), r"ranks 0 and 7 do not both hold .* makes them one pipeline stage"),
+        ((8, 1, 1), (4, 1, 2), r"ranks 0 and 4 hold the same parameters, .* two pipeline stages"),
+    ],
+)
+def test_stages_that_the_configuration_does_not_say(true, wrong, text, small, config, tmp_path):
+    """Layers of the other stages would be taken for tensors that no strategy shards."""
+    src = tmp_path / "src"
+    rankxform.transform(small, src, dst_config=config(*true, opt=False), **PRESET)
+    unmarked(src)
+    lie = config(*wrong, name="wrong.yaml", opt=False)
+    for options in ({}, {"unlisted": "take-one"}):
+        with pytest.raises(UsageError, match=text):
+            rankxform.transform(src, tmp_path / "no", src_config=lie, **options, **PRESET)
+    assert not (tmp_path / "no").exists()
+
+
+def test_launch_derives_both_strategies(small, config, tmp_path):
+    src, train = tmp_path / "src", config(2, 2, 1)
+    rankxform.transform(small, src, dst_config=train, **PRESET)
+    unmarked(src)
+    next_job = config(1, 2, 1, name="next.yaml", opt=False)
+    request = Request(str(src), None, src_config=train, dst_config=next_job, **PRESET)
+    report, _ = launch(request, tmp_path / "out", SerialTeam())
+    assert len(report.files) == 2
+    dst, out = tmp_path / "dst", tmp_path / "out/transformed_checkpoint"
+    rankxform.transform(src, dst, src_config=train, dst_config=next_job, **PRESET)
+    for rank in range(2):
+        files = (next((folder / f"rank_{rank}").glob("*")) for folder in (dst, out))
+        assert len({path.read_bytes() for path in files}) == 1
+
+
+@pytest.mark.parametrize(
+    ("usual", "misspelt", "text"),
+    [
+        ("enable_parallel_optimizer", "enable_parallel_optimiser", r"parallel\.enable_parallel_"),
+        ("\nparallel:", "\nparallell:", "parallell is no key of MindFormers"),
+        ("use_parallel: True", "use_paralel: False", "use_paralel is no key of MindFormers"),
+        ("use_parallel: True", "use_parallel: 'False'", "use_parallel"),
+    ],
+)
+def test_a_misspelt_key_of_any_table(usual, misspelt, text, small, config, tmp_path):
+    path = Path(config(2, 2, 1))
+    path.write_text(path.read_text().replace(usual, misspelt))
+    with pytest.raises(UsageError, match=text):
+        rankxform.plan(small, dst_config=str(path), preset="llama_legacy")
