@@ -68,6 +68,9 @@ FOLDER_NAME = ".rankxform"
 JOB_NAME = "job.json"
 
 
+_STOPPED = "a run that was stopped"
+
+
 class FolderRecords:
     """A destination folder, as process 0 holds it during a run.
 
@@ -125,7 +128,7 @@ class FolderRecords:
         old_manifest = manifest
         self.begun = job is not None
         self._stale_files = dict(job.get("stale", {})) if job else {}
-        if job is not None and self._changed(job, overwrite, "a run that was stopped"):
+        if job is not None and self._changed(job, overwrite, _STOPPED):
             self._discard(job)
             job = None
         if manifest is not None and self._changed(
@@ -211,7 +214,8 @@ class FolderRecords:
 
     def _changed(self, record: Mapping[str, Any], allowed: bool, owner_text: str) -> bool:
         """Tell whether a record is of another conversion. Raises StorageError if not `allowed`."""
-        changed = identity_differences(record["identity"], self._identity)
+        is_begun = owner_text == _STOPPED
+        changed = identity_differences(record["identity"], self._identity, is_begun=is_begun)
         if changed and not allowed:
             more_text = f", and {len(changed) - 3} things more" if len(changed) > 3 else ""
             raise StorageError(

@@ -86,11 +86,14 @@ def _check(members: Mapping[str, Any], keys: Mapping[str, type], title: str) -> 
             raise FormatError(f"damaged: {title} lacks {key!r}")
 
 
-def identity_differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+def identity_differences(
+    old: Mapping[str, Any], new: Mapping[str, Any], *, is_begun: bool = False
+) -> list[str]:
     """Name in words what differs between two identities.
 
     The source files of both are compared; those that only one has are of ranks that the other
-    did not need.
+    did not need. is_begun: the old one's work was not finished. Files with another time are others
+    then, whatever samples say: bytes of two states would be mixed.
 
     >>> identity_differences({"options": {"dst_form": "ranks"}}, {"options": {"dst_form": None}})
     ['--dst-form was ranks and is not given']
@@ -109,7 +112,8 @@ def identity_differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list
         messages.append(f"it holds step {steps[0]}, and the source's is {steps[1]}")
         was = {}
     for rank, facts in new.get("source files", {}).items():
-        if rank in was and not is_same_source(was[rank], facts):
+        is_later = is_begun and was.get(rank, facts).get("modified") != facts.get("modified")
+        if rank in was and (is_later or not is_same_source(was[rank], facts)):
             messages.append(_file_difference(rank, was[rank], facts))
     if old.get("tensors") != new.get("tensors"):
         messages.append("tensors are named, cast or composed otherwise (the map, config.json)")

@@ -390,7 +390,9 @@ def _check_foreign_files(request: Request, target: Target, team: Team) -> None:
             "holds checkpoint files that rankxform did not write "
             f"({first_texts(foreign_paths, 1)})",
             "name an empty folder",
-            "move them away" if target.form.described else "say --overwrite to write beside them",
+            "move them away"
+            if target.form.described or any(path.exists() for path in target.paths.values())
+            else "say --overwrite to write beside them",
             "exchange SRC and DST, if they are in another order than meant",
             where=dst,
         )

@@ -128,6 +128,15 @@ class Verdict(Result):
         return facts
 
 
+def _refuse_begun(folder: Path) -> None:
+    if (folder / FOLDER_NAME / JOB_NAME).exists():
+        raise StorageError(
+            "a conversion into this folder was stopped, or is at work",
+            "run its command again to complete it, unless it is at work",
+            where=folder,
+        )
+
+
 def find_record_folder(folder: Path) -> Path:
     """Return where the records of a destination are: in it, or with the files that readers find."""
     if (folder / MANIFEST_NAME).exists() or not folder.is_dir():
@@ -150,6 +159,7 @@ def verify_alone(
     began = time.monotonic()
     where = team.bcast(lambda: find_record_folder(Path(folder).absolute()))
     manifests, leaders = _manifests(where, team)
+    team.bcast(lambda: _refuse_begun(where))
     declared_by_name = team.bcast(lambda: _declared_files(where, manifests[0]))
     facts_of_all = [facts for record in manifests for facts in record["files"].values()]
     with_digests = all("digest" in facts for facts in facts_of_all)
@@ -179,6 +189,7 @@ def verify_alone(
             compared_bytes += nbytes
         return compared_bytes
 
+    names = {facts["rank"]: name for name, facts in manifests[0]["files"].items()}
     compared = team.work(check, show)
     by_process = team.allgather(lambda: (compared, differences + strange))
     return Verdict(
@@ -193,7 +204,7 @@ def verify_alone(
         by_manifest=True,
         sizes_only=not with_digests,
         command=verify_command(_merge_manifests(manifests), folder),
-        names=_names(manifests[0]),
+        names=names if FORMS[manifests[0].get("form", DEFAULT_FORM)].described else {},
         warnings=(
             *_incomplete(_merge_manifests(manifests)),
             *team.bcast(lambda: changed_model_files(where, manifests[0])),
@@ -262,13 +273,6 @@ def _normal(words: Iterable[str | None]) -> list[str]:
                 del pairs[position : position + 2]
                 break
     return pairs
-
-
-def _names(record: Mapping[str, Any]) -> dict[int, str]:
-    """Return the names of files by id, of a form whose ids are no ranks."""
-    if not FORMS[record.get("form", DEFAULT_FORM)].described:
-        return {}
-    return {facts["rank"]: name for name, facts in record["files"].items()}
 
 
 def _not_listed(folder: Path, record: Mapping[str, Any]) -> list[Difference]:

@@ -326,6 +326,19 @@ class TestTheSourceWasReplaced:
         report = place.transform()
         assert report.files_kept == 3 and place.good
 
+    def test_begun_work_is_never_mixed_with_another_state(self, place, monkeypatch):
+        """Whatever samples say: a new time is enough."""
+        stop_after(monkeypatch, 5)
+        with pytest.raises(rankxform.StoppedError):
+            place.transform()
+        for path in (place.tmp / "src").glob("rank_1/*"):
+            os.utime(path, ns=(1, 1))
+        with pytest.raises(rankxform.StorageError, match=r"of rank 1 was changed or is another"):
+            place.transform()
+        with pytest.raises(rankxform.RankxformError, match="was stopped"):
+            rankxform.verify(place.dst)
+        assert place.transform(overwrite=True).files_continued == 0 and place.good
+
     def test_of_whole_tensors_in_one_file(self, tmp_path):
         words = {n: ("Float32", reference.full_tensor(n, (64, 64), "Float32")) for n in NAMES}
         src = tmp_path / "model.safetensors"
