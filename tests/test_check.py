@@ -204,3 +204,23 @@ def test_in_words(src, capfd):
     assert "leftovers doubtful: .metadata.tmp" in out
     assert main(["inspect", str(src), "--full"]) == 2
     assert reference_dcp.read_items(src)[0].keys() == MODEL.keys()
+
+
+def test_a_byte_of_a_replica_that_no_sample_sees(tmp_path):
+    """With --full every byte of replicas is compared, and one that differs is wrong."""
+    stage = {"w": ([2, 2], [0, -1], 0, 0), "v": ([2, 2], [0, -1], 0, 0)}
+    params = dict.fromkeys("wv", ((2048, 1024), "Float32"))
+    src = reference.write_checkpoint(tmp_path / "src", [stage], params)
+    a = reference.write_strategy(tmp_path / "a.ckpt", [stage])
+    assert rankxform.check(src, a, full=True).same
+    path = Path(src, "rank_1/checkpoint_1.ckpt")
+    with path.open("r+b") as file:
+        file.seek(1_500_000)
+        byte = file.read(1)
+        file.seek(1_500_000)
+        file.write(bytes([byte[0] ^ 1]))
+    assert rankxform.check(src, a).same, "samples do not see it"
+    found = rankxform.check(src, a, full=True)
+    (wrong,) = [row for row in found.rows if row.state == "wrong"]
+    assert found.same is False and wrong.check == "replicas"
+    assert "rank 1 and rank 3 hold other bytes" in wrong.text

@@ -126,6 +126,8 @@ def check(
     if not source.errors:
         evidence = _examine_or_finding(request, source, team)
         rows += [*_rows_of_samples(evidence), *_rows_of_tensors(source.require_catalog())]
+        if full and not evidence.errors:
+            rows += _rows_of_replicas(source, evidence, team)
     scans = scan_all(source, full, team, begin)
     rows += team.bcast(lambda: rows_of_content(ContentRead(source, scans, full)))
     return Check(
@@ -252,6 +254,19 @@ def _rows_of_samples(evidence: Evidence) -> Iterator[CheckRow]:
     else:
         text = "no two files hold bytes that must be the same, or must not be"
         yield CheckRow("copies", NOT_CHECKED, text)
+
+
+def _rows_of_replicas(source: Source, evidence: Evidence, team: Team) -> list[CheckRow]:
+    """Compare every byte that several ranks should hold. Collective."""
+    differences, nbytes = differing_replicas(source, team)
+    differing = [d for d in differences if d.name not in evidence.per_rank_tensors]
+    if differing:
+        groups = " and ".join(f"rank {format_ranges(ranks)}" for ranks in differing[0].groups)
+        text = f"{differing[0].name!r}: {groups} hold other bytes of the same elements"
+        text += f", and so for {len(differing) - 1} more" if differing[1:] else ""
+        return [CheckRow("replicas", WRONG, f"{text}; `inspect --replicas` lists all")]
+    text = f"all bytes that several ranks hold are the same, {format_size(nbytes)} read"
+    return [CheckRow("replicas", RIGHT, text)] if nbytes else []
 
 
 def _rows_of_tensors(catalog: Catalog) -> Iterator[CheckRow]:
@@ -388,6 +403,20 @@ class ReplicaVerdict:
         return {"same": self.same, **asdict(self)}
 
 
+def differing_replicas(
+    source: Source, team: Team, begin: Callable[[int], ShowProgress] = lambda total: show_nothing
+) -> tuple[tuple[ReplicaDifference, ...], int]:
+    """Return where files that should hold the same bytes do not, and the bytes read. Collective."""
+    catalog = source.require_catalog()
+    names = replicas_to_compare(catalog, source.indexes)
+    total = sum(
+        source.indexes[file].nbytes(n) for file, tensor_names in names.items() for n in tensor_names
+    )
+    show = begin(total) if team.rank == 0 else show_nothing
+    digests = read_samples(source, [TensorsToRead(names, True)], team, show).samples[True]
+    return team.agree(lambda: tuple(unequal_replicas(catalog, digests))), total
+
+
 def compare_replicas(
     request: Request, team: Team, begin: Callable[[int], ShowProgress] = lambda total: show_nothing
 ) -> ReplicaVerdict:
@@ -397,12 +426,6 @@ def compare_replicas(
     """
     began = time.monotonic()
     source = open_resolved_source(resolve_request(request, team), team, all_files=True)
-    names = replicas_to_compare(source.require_catalog(), source.indexes)
-    total = sum(
-        source.indexes[file].nbytes(n) for file, tensor_names in names.items() for n in tensor_names
-    )
-    show = begin(total) if team.rank == 0 else show_nothing
-    digests = read_samples(source, [TensorsToRead(names, True)], team, show).samples[True]
-    differences = team.agree(lambda: tuple(unequal_replicas(source.require_catalog(), digests)))
+    differences, total = differing_replicas(source, team, begin)
     seconds = time.monotonic() - began
     return ReplicaVerdict(differences, len(source.indexes), total, seconds, source.warnings)
