@@ -211,11 +211,8 @@ def _hint(one) -> str:
     return f"{hint} | None" if one.default is None else hint
 
 
-SIZES = (
-    "dst_parallel", "dst_config", "src_parallel", "src_config", "preset", "rule", "optimizer_shard",
-    "threshold", "src_threshold",
-)  # fmt: skip
-"""What `rankxform.derive` has parameters of its own for, or `rankxform.Parallel` fields."""
+SIZES = ("dst_parallel", "dst_config", "src_parallel", "src_config", "preset", "rule")
+"""What `rankxform.derive` has parameters of its own for."""
 
 
 WHICH_FILES = ("src_pattern", "step", "suffix")

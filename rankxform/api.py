@@ -8,6 +8,7 @@ Process 0 issues a RankxformWarning for each warning of a result.
 from __future__ import annotations
 
 import os
+import re
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
@@ -245,6 +246,9 @@ def derive(
 
     from .keywords import DeriveKeywords
 
+    stated_twice = {"optimizer_shard", "threshold"}.intersection(options)
+    if isinstance(dst, Parallel) and stated_twice:
+        raise UsageError(f"{', '.join(stated_twice)}: dst is a Parallel, which states it")
     unknown = sorted(set(options).difference(DeriveKeywords.__annotations__))
     if unknown:
         suggestion = did_you_mean(unknown[0], DeriveKeywords.__annotations__)
@@ -350,11 +354,23 @@ def _collective(
         with progress_shower(progress, processes) as begin:
             outcome = run(processes.agree(ask), processes, begin)
         _warn(getattr(outcome, "warnings", ()), processes)
-    except (RankxformError, RankxformWarning):  # raised on every process
+    except (RankxformError, RankxformWarning) as error:  # raised on every process
         processes.free()
+        if isinstance(error, RankxformError):
+            _say_keywords(error)
         raise
     processes.free()
     return outcome
+
+
+def _say_keywords(error: RankxformError) -> None:
+    """Add the keywords of options that a message writes as the command line does."""
+    flags = dict.fromkeys(re.findall(r"(?<![\w-])--[a-z][a-z-]+", str(error.parts)))
+    names = ((flag, flag[2:].replace("-", "_")) for flag in flags)
+    keywords = [f"{flag} is {name}=" for flag, name in names if name in {*_all(), *_GIVEN}]
+    if keywords:
+        details = filter(None, (error.details, f"in Python: {', '.join(keywords)}"))
+        error.say(error.parts._replace(details="\n".join(details)))
 
 
 def _warn(texts: Iterable[str], processes: Team) -> None:

@@ -200,7 +200,7 @@ class DerivationError(RankxformError, ValueError):
         """Build the message for `reasons` why not; `tries` would answer some."""
         count = "1 reason" if len(reasons) == 1 else f"{len(reasons)} reasons"
         listed = "\n".join(f"  {number}. {text}" for number, text in enumerate(reasons, 1))
-        error = cls(f"{what}, for {count}:", *tries, details=listed)
+        error = cls(f"{what}, for {count}", *tries, details=listed)
         error.reasons = tuple(reasons)
         return error
 

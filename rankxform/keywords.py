@@ -16,8 +16,11 @@ class DeriveKeywords(TypedDict, total=False):
 
     unproven: bool
     predict: bool
+    optimizer_shard: str | None
     opt_on: str | Sequence[str]
     opt_off: str | Sequence[str]
+    threshold: int | None
+    src_threshold: int | None
     layers_per_stage: Sequence[int]
     unsharded: str | None
 
@@ -64,9 +67,6 @@ class LoadKeywords(DeriveKeywords, SourceKeywords, total=False):
     src_config: str | None
     preset: str | None
     rule: str | Sequence[str]
-    optimizer_shard: str | None
-    threshold: int | None
-    src_threshold: int | None
     src_form: str | None
     check_crc: bool
     accept: str | Sequence[str]

@@ -245,8 +245,9 @@ def test_a_published_model_contradicts_how_tensors_are_said_to_be_joined(qkv, ga
         if wanted[name] != usual
     ]
     if flags:
-        with pytest.raises(UsageError, match=f"^joined as.*; give {' '.join(flags)}$"):
+        with pytest.raises(UsageError, match="^joined as") as raised:
             rankxform.transform(src, tmp_path / "dst", **options)
+        assert raised.value.tries == (f"give {' '.join(flags)}",)
         assert not (tmp_path / "dst").exists()
     options.update(wanted)
     rankxform.transform(src, tmp_path / "dst", **options)
@@ -468,8 +469,9 @@ def test_a_map_of_other_names_proposes_the_one_that_fits(tmp_path):
     src = written(model, tmp_path)
     (tmp_path / "config.json").write_text(json.dumps(model.config))
     options = {"config": str(tmp_path / "config.json"), "dst_form": "huggingface"}
-    with pytest.raises(RankxformError, match=r"; --map llama_legacy$"):
+    with pytest.raises(RankxformError) as raised:
         rankxform.transform(src, tmp_path / "dst", map="llama", **options)
+    assert raised.value.tries[-1] == "--map llama_legacy"
     assert rankxform.transform(src, tmp_path / "dst", map="llama_legacy", **options).files
 
 

@@ -255,3 +255,13 @@ def test_help_lists_the_options_by_group(name):
         assert text.index(group) < text.index(option)
     assert ("max_shard:" in text) == (name != "load")
     assert max(map(len, text.splitlines()[3:])) <= 100
+
+
+def test_a_message_names_keywords_beside_options(place, tmp_path):
+    with pytest.raises(rankxform.UsageError) as raised:
+        rankxform.load(place.src)
+    assert "--src-strategy is src_strategy=" in raised.value.details
+    with pytest.raises(rankxform.UsageError, match="dst is a Parallel, which states it"):
+        rankxform.derive(place.a, dst=rankxform.Parallel(dp=1, mp=2), optimizer_shard="off")
+    with pytest.raises(rankxform.UsageError, match="without a strategy there is one, 0, of whole"):
+        rankxform.load(place.src, place.a, rank=3)

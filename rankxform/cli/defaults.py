@@ -33,13 +33,10 @@ def without_file(argv: Sequence[str]) -> tuple[list[str], str | None]:
     for position, word in enumerate(argv):
         flag, equals, value = word.partition("=")
         if flag == FLAG:
-            next_words = argv[position + 1 :]
-            if not equals and not next_words:
+            values = [value] if equals else argv[position + 1 : position + 2]
+            if not values:
                 raise UsageError("expected a file", where=FLAG)
-            return [
-                *argv[:position],
-                *(next_words if equals else next_words[1:]),
-            ], value if equals else next_words[0]
+            return [*argv[:position], *argv[position + (1 if equals else 2) :]], values[0]
     return list(argv), None
 
 
@@ -58,7 +55,8 @@ def defaults(
         names = {action.dest for action in group._group_actions}
         given_dests |= names if names & given_dests else set()
     file = os.environ.get(f"{_PREFIX}CONFIG_FILE") if file is None else file
-    path = Path(file) if file is not None else _find_file()
+    paths = (folder / FILE for folder in (Path.cwd(), *Path.cwd().parents))
+    path = Path(file) if file is not None else next((p for p in paths if p.is_file()), None)
     declared_options = [
         *_environment(verb_parser),
         *(_options(words[0], verb_parser, path) if path is not None else ()),
@@ -70,18 +68,6 @@ def defaults(
             given_dests.add(action.dest)
             default_options.append(DefaultOption(_words(action, flag, value, origin), origin))
     return [default for default in default_options if default.words]
-
-
-def _find_file() -> Path | None:
-    current_folder = Path.cwd()
-    return next(
-        (
-            path
-            for folder in (current_folder, *current_folder.parents)
-            if (path := folder / FILE).is_file()
-        ),
-        None,
-    )
 
 
 def _environment(verb_parser: argparse.ArgumentParser) -> Iterator[tuple[str, str, str]]:

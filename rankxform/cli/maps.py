@@ -49,17 +49,13 @@ def add_options(verb: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace, team: Team) -> int:
     screen = Screen(options, team)
     if options.action == CHECK:
-        return show_names(team.bcast(lambda: _request(options)), team, screen)
+        places = options.src, None, options.src_strategy, "none"
+        facts = team.bcast(lambda: {**request_options(options), "map": options.map})
+        return show_names(team.bcast(lambda: Request(*places, **facts)), team, screen)
     show = partial(_shown, options.map) if options.action == SHOW else _list_maps
-    text, facts = team.bcast(show)
-    screen.result(f"maps {options.action}", lambda: facts, lambda: text)
+    text, document = team.bcast(show)
+    screen.result(f"maps {options.action}", lambda: document, lambda: text)
     return 0
-
-
-def _request(options: argparse.Namespace) -> Request:
-    """Return the request of a check: whole tensors under the other names."""
-    facts = {**request_options(options), "map": options.map}
-    return Request(options.src, None, options.src_strategy, "none", **facts)
 
 
 def show_names(request: Request, team: Team, screen: Screen) -> int:

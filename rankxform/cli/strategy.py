@@ -13,7 +13,7 @@ from rankxform.derivation.stages import lists_of, places_in_lists
 from rankxform.display.text import shown_path, table, width, wrap_text
 from rankxform.errors import DifferenceError, UsageError
 from rankxform.layout.layout import Layout
-from rankxform.layout.names import and_more_patterns, format_ranges, patterns
+from rankxform.layout.names import and_more_patterns, format_ranges, patterns, summarize_names
 from rankxform.layout.states import NEVER_SAVED, States, find_states
 from rankxform.layout.strategy import Strategy, StrategyDifference, describe_layout
 from rankxform.options import GROUP_DERIVATION, option_info
@@ -354,7 +354,7 @@ def describe_strategy(path: str, strategy: Strategy, raw: bool = False) -> str:
         words = (describe_layout(layout), *((str(format_layout(layout)),) if raw else ()))
         names_by_words.setdefault(words, []).extend(layout_names)
     for words, names in sorted(names_by_words.items(), key=lambda group: -len(group[1])):
-        rows.append((len(names), *words, _few(patterns(names))))
+        rows.append((len(names), *words, summarize_names(names, 1)))
     head = ("parameters", "each rank holds", *(("layout",) if raw else ()), "such as")
     lines = [
         f"{shown_path(path)}: strategy, {strategy.extent}{mark}",
@@ -373,12 +373,6 @@ def _by_layout(strategy: Strategy) -> Mapping[Layout, list[str]]:
             if strategy.states.of(name) is None:
                 names_by_layout.setdefault(layout, []).append(name)
     return names_by_layout
-
-
-def _few(name_patterns: Sequence[str]) -> str:
-    return name_patterns[0] + (
-        f" and {and_more_patterns(len(name_patterns) - 1)}" if len(name_patterns) > 1 else ""
-    )
 
 
 def strategy_facts(path: str, strategy: Strategy) -> dict[str, Any]:

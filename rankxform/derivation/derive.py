@@ -135,7 +135,8 @@ def _seen_taking_part(
         )
     threshold = src.threshold_bytes
     repeats = in_layers(parameters)
-    smallest = _smallest_sharded(request, layouts)
+    extents = (request.extents.get(n) for n, layout in layouts.items() if layout.opt_shards > 1)
+    smallest = min((extent.nbytes for extent in extents if extent), default=0)  # with a shard
     takes_part: dict[str, bool | None] = {}
     for name, layout in layouts.items():
         extent = request.extents.get(name)
@@ -182,12 +183,6 @@ def may_shard(request: DeriveRequest) -> bool:
     if request.predict or request.dst.optimizer_shard is False:
         return False
     return request.dst.optimizer_shard is not None or not request.keep_mesh
-
-
-def _smallest_sharded(request: DeriveRequest, layouts: Mapping[str, Layout]) -> int:
-    """Return the bytes of the smallest parameter with a shard: the threshold is not above it."""
-    sharded = (request.extents.get(n) for n, layout in layouts.items() if layout.opt_shards > 1)
-    return min((extent.nbytes for extent in sharded if extent), default=0)
 
 
 def _may_be_tied(request: DeriveRequest, parameter: NetworkParameter, is_layer: bool) -> bool:

@@ -267,15 +267,8 @@ def _by_rule(
 
 def rule_for(rules: Iterable[ShardingRule], name: str, *stated_by: str) -> ShardingRule | None:
     """Return the first rule that matches a name and says one of these things."""
-    return next(
-        (
-            rule
-            for rule in rules
-            if any(getattr(rule, field_name) is not None for field_name in stated_by)
-            and rule.names.search(name)
-        ),
-        None,
-    )
+    stating_rules = (r for r in rules if any(getattr(r, f) is not None for f in stated_by))
+    return next((rule for rule in stating_rules if rule.names.search(name)), None)
 
 
 def check_hidden(

@@ -202,10 +202,8 @@ def mismatched_shapes(rules: Sequence[ShardingRule], shapes: Mapping[str, Shape]
     expected_by_name: dict[str, str] = {}
     checked = []
     for name, shape in shapes.items():
-        rule = next(
-            (candidate for candidate in rules if candidate.shape and candidate.names.search(name)),
-            None,
-        )
+        matching_rules = (rule for rule in rules if rule.shape and rule.names.search(name))
+        rule = next(matching_rules, None)
         if rule is None:
             continue
         if len(shape) != len(rule.shape):
@@ -231,10 +229,8 @@ def sizes_by_name(rules: Sequence[ShardingRule], shapes: Mapping[str, Shape]) ->
     """Return the sizes that rules name, such as ``experts``, as the shapes have them."""
     sizes_by_word: dict[str, int] = {}
     for name, shape in shapes.items():
-        rule = next(
-            (candidate for candidate in rules if candidate.shape and candidate.names.search(name)),
-            None,
-        )
+        matching_rules = (rule for rule in rules if rule.shape and rule.names.search(name))
+        rule = next(matching_rules, None)
         for extent, text in zip(shape, rule.shape if rule else ()):
             number, words = _product(text)
             if len(words) == 1 and number == 1:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rankxform.errors import FormatError, RequestError
@@ -267,12 +267,7 @@ def _crc_of_tensors(
         if zeros is None:
             crc = crc_of(blocks, spans[name], crc)
         else:
-            for block in _zeros(zeros):
-                crc = crc32(block, crc)
+            block = bytes(min(zeros, _BLOCK))
+            for start in range(0, zeros, _BLOCK):
+                crc = crc32(block[: zeros - start], crc)
     return crc
-
-
-def _zeros(nbytes: int) -> Iterator[bytes]:
-    block = bytes(min(nbytes, _BLOCK))
-    for start in range(0, nbytes, _BLOCK):
-        yield block[: nbytes - start]

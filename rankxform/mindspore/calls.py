@@ -10,7 +10,7 @@ from typing import Any
 from rankxform.api import ranks, transform
 from rankxform.errors import RankxformError, UsageError
 from rankxform.formats.strategy_files import encode_layout
-from rankxform.layout.strategy import Strategy, WholeStrategy
+from rankxform.layout.strategy import WholeStrategy
 from rankxform.planning.selection import needed_stages
 from rankxform.request import Request
 from rankxform.storage.user_files import load_strategy, merge_stage_files, read_strategy_file
@@ -106,18 +106,16 @@ def rank_list_for_transform(
 
         return list(mindspores(rank_id, src_strategy_file, dst_strategy_file))
     except (ImportError, ValueError, IndexError, RuntimeError, TypeError, OSError):
-        return _ranks_needed(src, dst, rank_id)  # MindSpore is not there, or refuses
+        stages = needed_stages(
+            src, dst, dst.stage_of(rank_id)
+        )  # MindSpore is not there, or refuses
+        return sorted((r for stage in stages for r in src.ranks_in(stage)), reverse=True)
 
 
 # MindSpore 2.10's other names of the three.
 convert_checkpoints = transform_checkpoints
 convert_checkpoint_by_rank = transform_checkpoint_by_rank
 rank_list_for_convert = rank_list_for_transform
-
-
-def _ranks_needed(src: Strategy, dst: Strategy, rank: int) -> list[int]:
-    stages = needed_stages(src, dst, dst.stage_of(rank))
-    return sorted((r for stage in stages for r in src.ranks_in(stage)), reverse=True)
 
 
 def merge_pipeline_strategys(src_strategy_dirs: str, dst_strategy_file: str) -> None:

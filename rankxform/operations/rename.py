@@ -231,10 +231,8 @@ class RenameFromMindSpore(ModelOperation):
                 new_tensors.append(replace(tensor, name=name, related=related))
                 continue
             new_tensors.append(tensor.renamed(name, parameter))
-        step = next(
-            (tensor for tensor in tensors if tensor.name == _GLOBAL_STEP and not tensor.dropped),
-            None,
-        )
+        steps = (tensor for tensor in tensors if tensor.name == _GLOBAL_STEP)
+        step = next((tensor for tensor in steps if not tensor.dropped), None)
         if step is not None and trained:
             new_tensors = [tensor for tensor in new_tensors if tensor.name != _GLOBAL_STEP]
             new_tensors.append(replace(step, dropped="kept for each parameter"))

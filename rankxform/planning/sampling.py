@@ -235,20 +235,12 @@ def _kinds(parameters: Sequence[Parameter], catalog: Catalog) -> list[list[Param
 def _in_turn(kinds: Sequence[Sequence[Parameter]]) -> Iterator[tuple[int, Parameter]]:
     """Yield one tensor of every kind, then another of every kind, and so on: first and last, and
     those between."""
-    places = [_spread(len(kind)) for kind in kinds]
+    counts = map(len, kinds)
+    places = [list(dict.fromkeys((0, n - 1, n // 2, n // 4))) for n in counts]
     for turn in range(_OF_KIND):
         for number, (kind, positions) in enumerate(zip(kinds, places)):
             if turn < len(positions):
                 yield number, kind[positions[turn]]
-
-
-def _spread(count: int) -> list[int]:
-    """Return up to `_OF_KIND` of `count` numbers, the first and the last before those between.
-
-    >>> _spread(10), _spread(2)
-    ([0, 9, 5, 2], [0, 1])
-    """
-    return list(dict.fromkeys((0, count - 1, count // 2, count // 4)))
 
 
 def _few(

@@ -79,17 +79,13 @@ class ParameterFactory:
         return self._assemblies[tensor.shape]
 
     def _composed(self, assembly: Assembly, sources: Sequence[Parameter]) -> ComposedSharding:
-        shardings = [_source_sharding(source) for source in sources]
+        shardings = [s.sharding for s in sources if isinstance(s.sharding, Sharding)]
+        assert len(shardings) == len(sources), "tensors of the catalog lie in the files"
         key = id(assembly), tuple(map(id, shardings))
         if key not in self._known:
             grid = PieceTiling(assembly, [sharding.grid for sharding in shardings])
             self._known[key] = ComposedSharding(grid, shardings)
         return self._known[key]
-
-
-def _source_sharding(parameter: Parameter) -> Sharding:
-    assert isinstance(parameter.sharding, Sharding), "a tensor of the catalog lies in the files"
-    return parameter.sharding
 
 
 def by_source(parameters: Iterable[Parameter]) -> Mapping[str, tuple[str, ...]]:
@@ -279,7 +275,9 @@ def select_parameters(
         name = parameter.name
         is_in_dst = parameter.name in dst and not isinstance(dst, WholeStrategy)
         declared = parameter.is_declared and parameter.src_name not in non_followers
-        is_in_src = declared and not catalog.is_whole and not _is_in_no_strategy(parameter)
+        is_counter = not parameter.is_weight and parameter.state is None
+        is_listed = parameter.dtype != BYTES and not is_counter  # by any strategy
+        is_in_src = declared and not catalog.is_whole and is_listed
         if parameter.value is not None:  # no strategy speaks of what no file holds
             replicated[name] = parameter
         elif name in dst and declared:
@@ -339,12 +337,6 @@ def _check_names(dst: Strategy, tensors: Sequence[Tensor]) -> None:
         "translate the names (--map, --rename)",
         "give this network's strategy",
     )
-
-
-def _is_in_no_strategy(parameter: Parameter) -> bool:
-    """Tell whether no strategy lists such a thing: a counter, or what is no tensor."""
-    is_counter = not parameter.is_weight and parameter.state is None
-    return parameter.dtype == BYTES or is_counter
 
 
 def add_destination_followers(
@@ -518,10 +510,11 @@ def check_ranks(ranks: Iterable[int], dst: Strategy) -> tuple[int, ...]:
     """Return the destination ranks to make, ascending: `ranks`, or all if there are none."""
     ascending = tuple(sorted(set(ranks))) or tuple(range(dst.ranks))
     if ascending[-1] >= dst.ranks or ascending[0] < 0:
-        raise UsageError(
-            f"destination rank {ascending[-1]} does not exist: {dst.label} has ranks 0 to "
-            f"{dst.ranks - 1}"
-        )
+        is_whole = isinstance(dst, WholeStrategy)
+        present = f"{dst.label} has ranks 0 to {dst.ranks - 1}"
+        present = "without a strategy there is one, 0, of whole tensors" if is_whole else present
+        tries = ("--dst-strategy FILE of its job",) if is_whole else ()
+        raise UsageError(f"destination rank {ascending[-1]} does not exist: {present}", *tries)
     return ascending
 
 

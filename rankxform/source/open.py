@@ -30,7 +30,7 @@ from rankxform.checkpoints.base import FORMS, CheckpointRef, Form, SelectedFiles
 from rankxform.errors import CheckpointError, RequestError, StrategyError, UsageError
 from rankxform.formats.container import DeclaredFile, Index, Schema
 from rankxform.layout.states import States, find_states
-from rankxform.layout.strategy import Strategy, WholeStrategy
+from rankxform.layout.strategy import WholeStrategy
 from rankxform.planning.build_catalog import catalog_of
 from rankxform.planning.catalog import Catalog, Description
 from rankxform.planning.transfers import Reach
@@ -334,12 +334,6 @@ def _states_of(description: Description, schemas: Mapping[int, Schema]) -> State
     return find_states(dict.fromkeys([*names, *description.declared, *description.refused]))
 
 
-def _of_ranks(source: Source, strategy: Strategy | None) -> Description:
-    """Return what is stated of files of ranks, which say nothing themselves."""
-    ranks = {} if isinstance(strategy, WholeStrategy) else source.selected.ranks
-    return Description(strategy.label if strategy else source.where.path, strategy, ranks=ranks)
-
-
 def _with_catalog(source: Source, chosen_files: ChosenFiles, narrow: SourceScope) -> Source:
     """Return a source with its catalog, or with what prevents that; pure."""
     findings, description = [*source.findings], chosen_files.selected.description
@@ -362,7 +356,9 @@ def _with_catalog(source: Source, chosen_files: ChosenFiles, narrow: SourceScope
     source = replace(source, indexes=inside, extra_rank_index=extra)
     paths = source.paths
     if description is None:
-        final_description = _of_ranks(source, strategy)
+        ranks = {} if isinstance(strategy, WholeStrategy) else source.selected.ranks
+        label = strategy.label if strategy else source.where.path  # files of ranks say nothing
+        final_description = Description(label, strategy, ranks=ranks)
         schemas = {file: index.schema for file, index in inside.items()}
         extra_schemas = {file: index.schema for file, index in extra.items()}
         read = HeadersRead(

@@ -15,7 +15,7 @@ from rankxform.display.text import format_count, format_size
 from rankxform.formats.container import Index, content_bytes
 from rankxform.geometry.tiling import Grid
 from rankxform.layout.names import natural_sort_key
-from rankxform.planning.catalog import Catalog, Parameter, Sharding
+from rankxform.planning.catalog import Parameter, Sharding
 from rankxform.planning.selection import missing_slices, missing_slices_error
 from rankxform.request import Request
 from rankxform.results import Result
@@ -89,6 +89,8 @@ def _facts(source: Source) -> dict[str, Any]:
     numbers = {dtype: number for number, (dtype, *_) in enumerate(types)}
     shardings = _ShardingNumbers(ids)
     stored = sum(index.size for index in source.indexes.values())
+    is_of_ranks = catalog is not None and catalog.strategy is not None
+    parts = (catalog.rank_of, catalog.stage_of) if catalog and is_of_ranks else (None, None)
     return {
         "title": source.where.path,
         "about": f"{source.form.title}{step}: {extent}"
@@ -98,7 +100,7 @@ def _facts(source: Source) -> dict[str, Any]:
         "kinds": _totals(states, nbytes),
         "types": types,
         "files": [
-            [path, *_rank(catalog, file), index.size if index else None]
+            [path, *(part(file) if part else None for part in parts), index.size if index else None]
             for file, path in source.paths.items()
             for index in [source.indexes.get(file)]
         ],
@@ -111,13 +113,6 @@ def _facts(source: Source) -> dict[str, Any]:
         "layouts": layouts,
         "layout_of": layout_of,
     }  # fmt: skip
-
-
-def _rank(catalog: Catalog | None, file: int) -> tuple[int | None, int | None]:
-    """Return the rank and pipeline stage of a file, if it is of one."""
-    if catalog is None or catalog.strategy is None:
-        return None, None
-    return catalog.rank_of(file), catalog.stage_of(file)
 
 
 def _totals(names: Iterable[str], nbytes: Iterable[int]) -> list[list[Any]]:
@@ -194,7 +189,8 @@ class _ShardingNumbers:
             **(
                 {
                     "edges": [_runs(edges) for edges in grid.edges],
-                    "cells": None if _are_all(cells, grid) else cells,
+                    # None: all, in their order
+                    "cells": None if len(cells) == prod(len(e) - 1 for e in grid.edges) else cells,
                 }
                 if isinstance(grid, Grid)
                 else {"boxes": [[box.start, box.stop] for box in boxes]}
@@ -212,12 +208,6 @@ class _ShardingNumbers:
             self._placed[files] = len(self.placements)
             self.placements.append(_runs([self._ids[file] for file in files]))
         return self._placed[files]
-
-
-def _are_all(cells: Sequence[Sequence[int]], grid: Grid) -> bool:
-    """Tell whether these are all cells of a grid, in their order."""
-    number = prod(len(edges) - 1 for edges in grid.edges)
-    return len(cells) == number  # they are sorted, and no two are alike
 
 
 def _runs(numbers: Sequence[int]) -> list[int]:

@@ -7,6 +7,7 @@ from itertools import islice
 from typing import Any
 
 from rankxform.errors import UsageError
+from rankxform.layout.names import summarize_names
 from rankxform.planning.catalog import Parameter
 from rankxform.request import Request
 from rankxform.results import as_table
@@ -75,6 +76,12 @@ def load(request: Request, rank: int, team: Team, on_start: OnStart = start_sile
     outcome = convert(request, destination, team, on_start)
     planner, arrays = outcome.conversion.planner, destination.arrays
     parameters_by_name = {name: planner.parameter(name) for name in arrays}
+    notices = [*outcome.notices]
+    words = [name for name, parameter in parameters_by_name.items()
+             if parameter.dtype == "BFloat16" and str(arrays[name].dtype) == "uint16"]  # fmt: skip
+    if words:
+        names_text = summarize_names(words, 2)
+        notices.append(f"{names_text}: words of bfloat16 as uint16, for ml_dtypes is not installed")
     dropped = [name for omitted in planner.selection.left_out for name in omitted.names]
     return Parameters(
         arrays,
@@ -82,7 +89,7 @@ def load(request: Request, rank: int, team: Team, on_start: OnStart = start_sile
         parameters_by_name,
         [*dropped, *(p.name for p in planner.selection.parameters if p.name not in arrays)],
         outcome.processes[team.rank].traffic.read,
-        outcome.notices,
+        notices,
         outcome.warnings,
     )
 

@@ -25,7 +25,6 @@ from rankxform.planning.exchange import (
     operand_moves,
     order_transfers,
 )
-from rankxform.planning.plan import Planner
 from rankxform.planning.reads import (
     AUTO,
     READ_METHODS,
@@ -34,7 +33,7 @@ from rankxform.planning.reads import (
     ReadPolicy,
     bytes_to_read,
 )
-from rankxform.planning.transfers import Reach, SliceRange, Transfer, bytes_to_write
+from rankxform.planning.transfers import SliceRange, Transfer, bytes_to_write
 from rankxform.source.open import Source
 from rankxform.storage.bandwidth import ReadTimer, measure_copying, measure_reading
 from rankxform.storage.posix import OnProgress
@@ -187,25 +186,21 @@ def choose_policy(
     if request.read_method != AUTO or imagined:
         return policy, []
     may_exchange = team.nodes.count > 1 and reach.is_full and len(assignment) == team.size
-    exchanges = may_exchange and _repeats(planner, assignment, reach)
-    if not exchanges and not any(team.allgather(lambda: _depends_on_latency(separate))):
+    exchanges = False  # unless nodes that read for themselves would read the same rows
+    if may_exchange:
+        estimate = estimate_reads(planner, assignment, reach, _LATENCIES[1])
+        exchanges = estimate.separate.nbytes > _WORTH_A_LOOK * estimate.once.nbytes
+
+    def depends_on_latency() -> bool:
+        least_bytes, most_bytes = (bytes_to_read(separate, latency) for latency in _LATENCIES)
+        return most_bytes > _WORTH_A_LOOK * least_bytes
+
+    if not exchanges and not any(team.allgather(depends_on_latency)):
         return policy, []
     costs, speeds = request.costs, list[float]()
     if costs is None:
         costs, speeds = measure_costs(source, team, network=exchanges)
     return ReadPolicy(method.with_latency(costs.latency_bytes), costs, exchanges), speeds
-
-
-def _depends_on_latency(separate: Sequence[Transfer]) -> bool:
-    """Tell whether the latency of a read makes a difference to how much is read."""
-    least_bytes, most_bytes = (bytes_to_read(separate, method) for method in _LATENCIES)
-    return most_bytes > _WORTH_A_LOOK * least_bytes
-
-
-def _repeats(planner: Planner, assignment: Assignment, reach: Reach) -> bool:
-    """Tell whether nodes that read for themselves would read the same rows."""
-    estimate = estimate_reads(planner, assignment, reach, _LATENCIES[1])
-    return estimate.separate.nbytes > _WORTH_A_LOOK * estimate.once.nbytes
 
 
 def _measured_speeds(source: Source, team: Team) -> list[float]:

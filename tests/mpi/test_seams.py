@@ -408,7 +408,7 @@ def test_a_destination_that_takes_ascending_parts(kind, tmp):
         assert report.files_kept == 6
         with pytest.raises(StorageError, match="^parts://run: holds another checkpoint"):
             rankxform.transform(src, "parts://run", a, b, exclude=["c"], **options)
-        with pytest.raises(UsageError, match="^parts://two.*; leave out --read-method two-phase$"):
+        with pytest.raises(UsageError, match="^parts://two.*; leave out --read-method two-phase"):
             rankxform.transform(src, "parts://two", a, b, read_method="two-phase", **options)
     rankxform.transform(src, tmp / "dst", a, b, **options)
     contents = {
