@@ -85,7 +85,7 @@ def derived_of(
         differing = names ^ {*_without(index_of(last).schema, excluded_patterns).names}
         copies = [r for r in first if r > rank and names_of[r] == names]
         if differing or copies:
-            held, stages = (
+            wrong, stages = (
                 f"{rank} and {min(copies, default=0)} hold the same parameters",
                 "two pipeline stages",
             )
