@@ -356,19 +356,19 @@ def _collective(
         _warn(getattr(outcome, "warnings", ()), processes)
     except (RankxformError, RankxformWarning) as error:  # raised on every process
         processes.free()
-        if isinstance(error, RankxformError):
-            _say_keywords(error)
+        _say_keywords(error)
         raise
     processes.free()
     return outcome
 
 
-def _say_keywords(error: RankxformError) -> None:
+def _say_keywords(error: RankxformError | RankxformWarning) -> None:
     """Add the keywords of options that a message writes as the command line does."""
-    flags = dict.fromkeys(re.findall(r"(?<![\w-])--[a-z][a-z-]+", str(error.parts)))
+    message = str(error.parts) if isinstance(error, RankxformError) else ""
+    flags = dict.fromkeys(re.findall(r"(?<![\w-])--[a-z][a-z-]+", message))
     names = ((flag, flag[2:].replace("-", "_")) for flag in flags)
     keywords = [f"{flag} is {name}=" for flag, name in names if name in {*_all(), *_GIVEN}]
-    if keywords:
+    if keywords and isinstance(error, RankxformError):
         details = filter(None, (error.details, f"in Python: {', '.join(keywords)}"))
         error.say(error.parts._replace(details="\n".join(details)))
 

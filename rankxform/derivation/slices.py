@@ -81,6 +81,9 @@ def derive_of_slices(
             raise
         message = f"the files' slices are not those of the job that {request.dst_flag} describes"
         job = f"{request.dst_flag} FILE of the job that wrote them, with its --preset"
+        if request.preset is None and not request.rules:
+            message = "nothing says what shards the parameters of the job that wrote them"
+            job = "--preset NAME of its network (docs/strategies.md)"
         exclude_option = "--exclude REGEX for what is no parameter of the network"
         raise DerivationError.of(error.reasons, message, [job, exclude_option]) from None
     saved = (

@@ -124,9 +124,8 @@ class _Window:
         try:
             value, value_end = read_varint(self._data, window_offset)
         except FormatError:
-            raise FormatError(
-                f"byte {offset}: no complete number here; the file is damaged or cut off"
-            ) from None
+            text = f"byte {offset}: no complete number here; the file is damaged or cut off"
+            raise FormatError(text, "copy the file again") from None
         if self._start + value_end > end:
             raise FormatError(f"byte {offset}: a number runs over its message's end at {end}")
         return value, self._start + value_end
@@ -146,7 +145,8 @@ class _Window:
         if inside + length > end:
             raise FormatError(
                 f"byte {offset}: a field of {length} bytes runs over byte {end}; "
-                "the file is damaged or cut off"
+                "the file is damaged or cut off",
+                "copy the file again",
             )
         return number, inside, inside + length
 

@@ -32,7 +32,8 @@ def read_varint(data: bytes | memoryview, offset: int) -> tuple[int, int]:
                 break
             return value, position + 1
         shift += 7
-    raise FormatError(f"byte {offset}: no complete number here; the file is damaged or cut off")
+    text = f"byte {offset}: no complete number here; the file is damaged or cut off"
+    raise FormatError(text, "copy the file again")
 
 
 def signed(value: int, bits: int) -> int:
@@ -89,7 +90,8 @@ def fields(data: memoryview) -> Iterator[tuple[int, int | memoryview]]:
         if offset + length > end:
             raise FormatError(
                 f"byte {offset}: a field of {length} bytes ends behind its message's {end} bytes; "
-                "the file is damaged or cut off"
+                "the file is damaged or cut off",
+                "copy the file again",
             )
         yield number, data[offset : offset + length]
         offset += length

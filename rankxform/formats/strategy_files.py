@@ -24,7 +24,7 @@ them are ignored, so that a nested 1-D map can be written as its TensorMap and a
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from rankxform.errors import FormatError, StrategyError
@@ -245,7 +245,8 @@ def decode_layout(content: memoryview) -> Layout:
     scalars = {5: 0, 6: 0, 7: 0}
     for number, value in fields(content):
         if number in lists:
-            lists[number].append(_dims(decode_message(value)))
+            dims = (v for n, v in fields(decode_message(value)) if n == 1)
+            lists[number].append([size for encoded in dims for size in decode_repeated(encoded)])
         elif number in scalars:
             scalars[number] = decode_integer(value, 32)
     if not lists[1]:
@@ -273,18 +274,12 @@ def encode_layout(layout: Layout) -> bytes:
     lists = ((1, [layout.device_matrix]), (2, maps), (3, [layout.split_rows]),
              (4, [layout.split_offsets]))  # fmt: skip
     scalars = (5, layout.field), (6, layout.opt_step), (7, layout.opt_size)
+    sizes = [(n, dims) for n, dims_lists in lists for dims in dims_lists]
+    coded = ((n, b"".join(encode_tag(1, VARINT) + varint(d) for d in dims)) for n, dims in sizes)
     return b"".join(
-        [delimited(n, _written_dims(dims)) for n, dims_lists in lists for dims in dims_lists]
+        [delimited(n, content) for n, content in coded]
         + [encode_tag(n, VARINT) + varint(value) for n, value in scalars]
     )
-
-
-def _written_dims(dims: Sequence[int]) -> bytes:
-    return b"".join(encode_tag(1, VARINT) + varint(n) for n in dims)
-
-
-def _dims(content: memoryview) -> list[int]:
-    return [n for number, value in fields(content) if number == 1 for n in decode_repeated(value)]
 
 
 def _tensor_map(messages: list[list[int]]) -> tuple[tuple[int, ...], ...]:

@@ -241,7 +241,8 @@ def find_states(shapes: Mapping[str, Shape | None]) -> States:
         family: {n: s for n, s in of_family.items() if _relates(shapes[n], s.parameter, shapes)}
         for family, of_family in families.items()
     }
-    parameters = {s.parameter for r in relating_by_family.values() for s in r.values()}
+    all_related = [s for relating in relating_by_family.values() for s in relating.values()]
+    parameters, present = {s.parameter for s in all_related}, {s.kind for s in all_related}
     for family, relating in relating_by_family.items():
         # What has states of its own is a parameter, though its module be called like a state.
         states_by_name = {
@@ -249,8 +250,9 @@ def find_states(shapes: Mapping[str, Shape | None]) -> States:
         }
         is_unmistakable = family == f"{NEVER_SAVED}.*"
         kinds = {state.kind for state in states_by_name.values()}
-        if not kinds.isdisjoint(_COMPANIONS) and not _has_companion(kinds, relating_by_family):
-            continue
+        companions = {word for kind in kinds for word in _COMPANIONS.get(kind, ())}
+        if not kinds.isdisjoint(_COMPANIONS) and companions.isdisjoint(present):
+            continue  # an ordinary word, without what its optimizer keeps too
         if is_unmistakable or 2 * len(relating) >= len(states_by_name):
             related.update(states_by_name)
         elif relating or not kinds.isdisjoint(_UNMISTAKABLE):
@@ -423,14 +425,6 @@ def _is_numbered(name: str, root: str) -> bool:
     """Tell whether a name is spelled ``state.0.exp_avg``, with a number for the parameter."""
     first, second, *_ = [*name[len(root) :].split("."), ""]
     return first == "state" and second.isdecimal()
-
-
-def _has_companion(
-    kinds: Collection[str], relating_by_family: Mapping[str, Mapping[str, State]]
-) -> bool:
-    """Tell whether an ordinary word stands beside what its optimizer keeps too."""
-    present = {s.kind for relating in relating_by_family.values() for s in relating.values()}
-    return any(word in present for kind in kinds for word in _COMPANIONS.get(kind, ()))
 
 
 # -- counters, and copies that no optimizer makes -------------------------------------------------

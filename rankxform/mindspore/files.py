@@ -389,9 +389,7 @@ def get_ckpt_path_with_strategy(
     That is `cur_ckpt_path` if it is this rank's and there; or else that of the first other rank,
     in the place of ``rank_N``, that holds the same slices of all parameters by the strategy.
     """
-    from mindspore.communication import get_rank
-
-    rank = int(get_rank())
+    rank = _own_rank()
     if str(rank) in _RANK.findall(cur_ckpt_path) and os.path.isfile(cur_ckpt_path):
         return cur_ckpt_path
     strategy = (
@@ -404,6 +402,12 @@ def get_ckpt_path_with_strategy(
         if os.path.isfile(path):
             return path
     return None
+
+
+def _own_rank() -> int:
+    from mindspore.communication import get_rank
+
+    return int(get_rank())
 
 
 def _replicas(strategy: Strategy, rank: int) -> list[int]:

@@ -106,19 +106,15 @@ def load_for(
     """Load the parameters that a network has; the arguments are those of `rankxform.load`."""
     names = (re.escape(parameter.name) for parameter in net.get_parameters())
     if options.get("rank") is None and (_derives(options) or not is_none(dst_strategy)):
-        options["rank"] = _rank_without_mpi()
+        from mindspore.communication import GlobalComm, get_rank
+
+        has_ranks = launched_size() is None and GlobalComm.INITED  # and no MPI launcher
+        options["rank"] = int(get_rank()) if has_ranks else None
     return load(src, src_strategy, dst_strategy, include=f"^(?:{'|'.join(names)})$", **options)
 
 
 def _derives(options: Mapping[str, Any]) -> bool:
     return any(options.get(name) is not None for name in ("dst_parallel", "dst_config"))
-
-
-def _rank_without_mpi() -> int | None:
-    """Return what MindSpore's communication says, where it is there and no MPI launcher is."""
-    from mindspore.communication import GlobalComm, get_rank
-
-    return int(get_rank()) if launched_size() is None and GlobalComm.INITED else None
 
 
 def _few(title: str, names: Sequence[str]) -> str:

@@ -469,6 +469,12 @@ def _are_apart(contents_by_file: Mapping[int, tuple[Cell, bytes]], a: int, b: in
     )
 
 
+def _tries(catalog: Catalog) -> tuple[str, str]:
+    """Return what to do about equal slices: a derived strategy may have taken replicas for them."""
+    correct = "correct the sizes that it was derived for (mp, vocab_emb_dp)"
+    return _RIGHT_STRATEGY, correct if _is_derived(catalog) else ALLOW_EQUAL
+
+
 def _is_derived(catalog: Catalog) -> bool:
     """Whether no compiler wrote the strategy, so that nothing but bytes bears it out."""
     return catalog.strategy is not None and catalog.strategy.derived
@@ -562,7 +568,7 @@ def _judge_slices(
             f"{catalog.paths[a]} and {catalog.paths[b]}: hold the same bytes of all that was "
             f"looked at, and by {catalog.declared_by} they hold different slices{suffix}"
         )
-        tries = ("copy the files again: one is a copy of the other", _RIGHT_STRATEGY, ALLOW_EQUAL)
+        tries = ("copy the files again: one is a copy of the other", *_tries(catalog))
         yield Finding(Message(text, tries))
     refused_names = [
         t.name
@@ -575,7 +581,7 @@ def _judge_slices(
             f"{catalog.declared_by} shards {summarize_names(refused_names, 2)}, and files hold the "
             "same bytes of different slices"
         )
-        yield Finding(Message(text, (_RIGHT_STRATEGY, ALLOW_EQUAL)))
+        yield Finding(Message(text, _tries(catalog)))
     elif equal:
         names = summarize_names([tensor.name for tensor in equal], 2)
         yield as_notice(
@@ -594,7 +600,8 @@ def _all_equal(catalog: Catalog, equal: Sequence[SampledTensor]) -> Finding:
     )
     complete = "give one of the files as SRC, with --src-strategy none: they seem to be complete"
     where, details = catalog.paths[parameter.holders[0]], f"{len(equal)} parameters looked at"
-    return Finding(Message(text, (complete, ALLOW_EQUAL), where, f"so it is with all {details}"))
+    tries = (complete, _tries(catalog)[-1])
+    return Finding(Message(text, tries, where, f"so it is with all {details}"))
 
 
 def first_box(parameter: Parameter) -> Box:

@@ -63,7 +63,7 @@ def derived_of(
     sizes = derive_request.dst
     ranks = sizes.ranks
     missing = sorted({*range(ranks)} - {*paths})
-    if missing and {*range(ranks)}.issuperset(paths) and 2 * len(missing) < ranks:
+    if missing and missing[0] < max(paths) < ranks and 2 * len(missing) < ranks:  # some between
         raise CheckpointError(
             f"rank {format_ranges(missing)} has no file",
             "bring the folder of the rank",
@@ -73,6 +73,7 @@ def derived_of(
         raise UsageError(
             f"holds the files of {len(paths)} ranks, and {sizes} makes {ranks}",
             "give the configuration of the job that wrote it",
+            *(("bring the folders of the other ranks",) if missing else ()),
             where=where,
         )
     index_of = cache(lambda rank: index_file(paths[rank]))

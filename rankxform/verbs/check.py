@@ -91,7 +91,10 @@ class Check(Result):
         read = (
             f"{format_count(self.files_compared, 'file')}, {format_size(self.bytes_read)} looked at"
         )
-        return f"{self.form}: {text_by_verdict[self.same]}; {read}, {format_seconds(self.seconds)}"
+        doubts = sum(row.state == DOUBTFUL for row in self.rows)
+        also = f", {format_count(doubts, 'doubt')}" if doubts else ""
+        verdict = text_by_verdict[self.same] + also
+        return f"{self.form}: {verdict}; {read}, {format_seconds(self.seconds)}"
 
     def amounts(self) -> dict[str, str]:
         text_by_check: dict[str, str] = {}

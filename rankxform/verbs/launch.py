@@ -140,18 +140,14 @@ def launch(
     return report, str(output / CHECKPOINT)
 
 
-_OF_SOURCE = (
-    "src_config", "src_threshold", "preset", "unproven", "rule", "opt_on", "opt_off", "unsharded",
-)  # fmt: skip
-"""Options by which a source's strategy is derived that is lost."""
-
-
 def with_derived(request: Request, derived: Derived | None, folder: Path) -> Request:
     """Return a request with a derived strategy, which is to be kept in the folder of strategies."""
     if derived is None:
         return request
-    is_src_derived = request.src_strategy is None and request.src_config is not None
-    kept = _OF_SOURCE if is_src_derived else ()
+    kept: tuple[str, ...] = ()
+    if request.src_strategy is None and request.src_config is not None:  # derived by these
+        kept = ("src_config", "src_threshold", "preset", "unproven", "rule", "opt_on", "opt_off",
+                "unsharded")  # fmt: skip
     names = [name for name in options_in_group(GROUP_DERIVATION) if name not in kept]
     plain: dict[str, Any] = {name: default_of(name) for name in names}
     name = MERGED if len(derived.strategy.stages) > 1 else "ckpt_strategy_rank_0"

@@ -85,6 +85,8 @@ class Report(Result):
     def in_short(self) -> str:
         ranks = f"{self.src_ranks} -> {format_count(self.dst_ranks, 'rank')}"
         files = format_count(len(self.files), "file")
+        if self.files_kept == len(self.files):
+            return f"{ranks}: {files} complete already"
         return (
             f"{ranks}: {format_size(self.bytes_written)} in {files}, {format_seconds(self.seconds)}"
         )

@@ -296,3 +296,15 @@ def test_a_misspelt_key_of_any_table(usual, misspelt, text, small, config, tmp_p
     path.write_text(path.read_text().replace(usual, misspelt))
     with pytest.raises(UsageError, match=text):
         rankxform.plan(small, dst_config=str(path), preset="llama_legacy")
+
+
+def test_what_is_advised_where_sizes_or_a_preset_are_wrong(small, config, tmp_path):
+    src = tmp_path / "src"
+    rankxform.transform(small, src, dst_config=config(2, 4, 1), **PRESET)
+    unmarked(src)
+    too_many = config(4, 3, 1, name="twelve.yaml")
+    with pytest.raises(UsageError, match="holds the files of 8 ranks, and .* makes 12"):
+        rankxform.transform(src, tmp_path / "no", src_config=too_many, **PRESET)
+    with pytest.raises(rankxform.DerivationError, match="^nothing says what shards") as raised:
+        rankxform.transform(src, tmp_path / "no", src_config=config(2, 4, 1))
+    assert raised.value.tries[0].startswith("--preset NAME")
