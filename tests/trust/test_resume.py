@@ -339,6 +339,15 @@ class TestTheSourceWasReplaced:
             rankxform.verify(place.dst)
         assert place.transform(overwrite=True).files_continued == 0 and place.good
 
+    def test_a_manifest_is_not_believed_while_its_files_are_replaced(self, place, monkeypatch):
+        place.transform()
+        stop_after(monkeypatch, 5)
+        with pytest.raises(rankxform.StoppedError):
+            place.transform(overwrite=True, crc=True)
+        assert (place.dst / "rankxform.json").exists()
+        with pytest.raises(rankxform.StorageError, match="was stopped, or is at work"):
+            rankxform.verify(place.dst)
+
     def test_of_whole_tensors_in_one_file(self, tmp_path):
         words = {n: ("Float32", reference.full_tensor(n, (64, 64), "Float32")) for n in NAMES}
         src = tmp_path / "model.safetensors"
