@@ -246,9 +246,10 @@ def derive(
 
     from .keywords import DeriveKeywords
 
-    stated_twice = {"optimizer_shard", "threshold"}.intersection(options)
-    if isinstance(dst, Parallel) and stated_twice:
-        raise UsageError(f"{', '.join(stated_twice)}: dst is a Parallel, which states it")
+    jobs = {"optimizer_shard": dst, "threshold": dst, "src_threshold": src}
+    twice = [name for name in options if isinstance(jobs.get(name), Parallel)]
+    if twice:
+        raise UsageError(f"{', '.join(twice)}: a Parallel was given, which states it")
     unknown = sorted(set(options).difference(DeriveKeywords.__annotations__))
     if unknown:
         suggestion = did_you_mean(unknown[0], DeriveKeywords.__annotations__)

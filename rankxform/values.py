@@ -15,7 +15,6 @@ from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapp
 from contextlib import contextmanager
 from functools import cache
 from importlib import import_module
-from importlib.util import find_spec
 from operator import attrgetter
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -54,6 +53,8 @@ T = TypeVar("T")
 
 @cache
 def _crc32() -> Callable[..., int]:
+    from importlib.util import find_spec
+
     module: Any = import_module("isal.isal_zlib" if find_spec("isal") else "zlib")
     return module.crc32  # type: ignore[no-any-return]
 

@@ -261,7 +261,9 @@ def test_a_message_names_keywords_beside_options(place, tmp_path):
     with pytest.raises(rankxform.UsageError) as raised:
         rankxform.load(place.src)
     assert "--src-strategy is src_strategy=" in raised.value.details
-    with pytest.raises(rankxform.UsageError, match="dst is a Parallel, which states it"):
+    with pytest.raises(rankxform.UsageError, match="optimizer_shard: a Parallel was given"):
         rankxform.derive(place.a, dst=rankxform.Parallel(dp=1, mp=2), optimizer_shard="off")
+    with pytest.raises(rankxform.UsageError, match="src_threshold: a Parallel was given"):
+        rankxform.derive(place.a, dst="dp=2", src=rankxform.Parallel(dp=4), src_threshold=1)
     with pytest.raises(rankxform.UsageError, match="without a strategy there is one, 0, of whole"):
         rankxform.load(place.src, place.a, rank=3)

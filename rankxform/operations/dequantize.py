@@ -156,11 +156,8 @@ def _left_out(tensor: Tensor, scale_names: set[str], matrices: Sequence[str]) ->
     return OF_ACTIVATIONS if any(name.startswith(module) for name in matrices) else ""
 
 
-def read(context: OperationContext) -> tuple[tuple[int, int], str] | None:
+def read(context: OperationContext) -> tuple[tuple[int, int], str]:
     """Return the rows and columns of a block, and what the configuration calls the quantization."""
-    options = context.options
-    if all(options[name] is None for name in ("dtype", "map", "lora")):
-        return None
     config, label = context.config or ({}, "")
     quantization = config.get("quantization_config")
     entries = quantization if isinstance(quantization, dict) else {}

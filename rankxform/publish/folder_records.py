@@ -68,9 +68,6 @@ FOLDER_NAME = ".rankxform"
 JOB_NAME = "job.json"
 
 
-_STOPPED = "a run that was stopped"
-
-
 class FolderRecords:
     """A destination folder, as process 0 holds it during a run.
 
@@ -128,12 +125,11 @@ class FolderRecords:
         old_manifest = manifest
         self.begun = job is not None
         self._stale_files = dict(job.get("stale", {})) if job else {}
-        if job is not None and self._changed(job, overwrite, _STOPPED):
+        if job is not None and self._changed(job, overwrite, is_begun=True):
             self._discard(job)
             job = None
-        if manifest is not None and self._changed(
-            manifest, overwrite or job is not None, "an earlier run"
-        ):
+        is_allowed = overwrite or job is not None
+        if manifest is not None and self._changed(manifest, is_allowed, is_begun=False):
             manifest = None
         for record in filter(None, (job, manifest)):  # they may have needed other source ranks
             recorded_files = record["identity"]["source files"]
@@ -212,9 +208,9 @@ class FolderRecords:
                 where=path,
             ) from error
 
-    def _changed(self, record: Mapping[str, Any], allowed: bool, owner_text: str) -> bool:
+    def _changed(self, record: Mapping[str, Any], allowed: bool, *, is_begun: bool) -> bool:
         """Tell whether a record is of another conversion. Raises StorageError if not `allowed`."""
-        is_begun = owner_text == _STOPPED
+        owner_text = "a run that was stopped" if is_begun else "an earlier run"
         changed = identity_differences(record["identity"], self._identity, is_begun=is_begun)
         if changed and not allowed:
             more_text = f", and {len(changed) - 3} things more" if len(changed) > 3 else ""

@@ -10,6 +10,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from functools import cached_property
 from pathlib import Path
 from posixpath import dirname
 from typing import TYPE_CHECKING, Any
@@ -64,7 +65,7 @@ class RequestContext(OperationContext):
         self.options, self.request, self.where = vars(request), request, where
         self._configs: dict[str, ModelConfig | None] = {}
 
-    @property
+    @cached_property
     def config(self) -> ModelConfig | None:
         request = self.request
         if request.config is not None:

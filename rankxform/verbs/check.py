@@ -125,12 +125,13 @@ def check(
     asked_amiss = where.strategy is not None and any(e.error is UsageError for e in source.errors)
     if not source.paths or asked_amiss:
         source.require()
-    rows, evidence = [*_statements(source), *_ranks(source)], Evidence()
+    rows, evidence, replica_bytes = [*_statements(source), *_ranks(source)], Evidence(), 0
     if not source.errors:
         evidence = _examine_or_finding(request, source, team)
         rows += [*_rows_of_samples(evidence), *_rows_of_tensors(source.require_catalog())]
         if full and not evidence.errors:
-            rows += _rows_of_replicas(source, evidence, team)
+            differences, replica_bytes = differing_replicas(source, team)
+            rows += _rows_of_replicas(differences, replica_bytes, evidence)
     scans = scan_all(source, full, team, begin)
     rows += team.bcast(lambda: rows_of_content(ContentRead(source, scans, full)))
     return Check(
@@ -140,7 +141,7 @@ def check(
         len(source.paths),
         tuple(rows),
         evidence.reads + sum(file_scan.reads for file_scan in scans),
-        evidence.bytes_read + sum(file_scan.nbytes for file_scan in scans),
+        evidence.bytes_read + replica_bytes + sum(file_scan.nbytes for file_scan in scans),
         time.monotonic() - began,
     )
 
@@ -259,9 +260,10 @@ def _rows_of_samples(evidence: Evidence) -> Iterator[CheckRow]:
         yield CheckRow("copies", NOT_CHECKED, text)
 
 
-def _rows_of_replicas(source: Source, evidence: Evidence, team: Team) -> list[CheckRow]:
-    """Compare every byte that several ranks should hold. Collective."""
-    differences, nbytes = differing_replicas(source, team)
+def _rows_of_replicas(
+    differences: Sequence[ReplicaDifference], nbytes: int, evidence: Evidence
+) -> list[CheckRow]:
+    """Say whether all bytes that several ranks should hold are the same."""
     differing = [d for d in differences if d.name not in evidence.per_rank_tensors]
     if differing:
         groups = " and ".join(f"rank {format_ranges(ranks)}" for ranks in differing[0].groups)

@@ -26,7 +26,7 @@ def isal(request, monkeypatch):
     if request.param == "installed":
         pytest.importorskip("isal")
     else:
-        monkeypatch.setattr(values, "find_spec", lambda name: None)
+        monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     values._crc32.cache_clear()
     yield request.param
     values._crc32.cache_clear()
