@@ -1,22 +1,23 @@
-"""Write the man page and the bash completion from the command's parser.
+"""Write the man page and the bash completion from the table of commands.
 
 `python packaging/generate.py` writes them; the tests compare them with what it would write.
 """
 
 from __future__ import annotations
 
-import argparse
+from dataclasses import Field
 from pathlib import Path
 
 import rankxform
-from rankxform.cli.parser import COMMANDS, command_named, commands_with_actions, parser
+from rankxform.cli.help import DESCRIPTION, EPILOG, row_of, value_of
+from rankxform.cli.parser import COMMANDS, Command, verb_names
+from rankxform.options import flags_of, option_info
 
 HERE = Path(__file__).parent
 
 
 def man() -> str:
-    """The man page, a section for each verb."""
-    whole = parser()
+    """The man page, a section for each command."""
     lines = [
         f'.TH RANKXFORM 1 "" "rankxform {rankxform.__version__}" "User commands"',
         ".SH NAME",
@@ -25,36 +26,37 @@ def man() -> str:
         ".B rankxform",
         "VERB [ARGUMENTS] [OPTIONS]",
         ".SH DESCRIPTION",
-        *_paragraphs(str(whole.description)),
+        *_paragraphs(DESCRIPTION),
     ]
-    for name, verb in commands_with_actions(whole):
-        lines += [f".SH {name.upper()}", *_plain(str(verb.description))]
-        for action in shown(verb):
-            flags = ", ".join(map(_bold, action.option_strings)) or _bold(_value(action))
-            value = "" if action.nargs == 0 or not action.option_strings else f" {_value(action)}"
-            lines += [".TP", flags + _escaped(value), *_plain((action.help or "") % vars(action))]
-        example = command_named(name).EXAMPLE if name in COMMANDS else ""
-        if example:
-            lines += [".PP", "Example:", ".nf", *_plain(f"  {example}"), ".fi"]
-    lines += [".SH NOTES", *_paragraphs(str(whole.epilog))]
+    for name, command in COMMANDS.items():
+        lines += [f".SH {name.upper()}", *_plain(command.summary)]
+        for place in command.places:
+            lines += [".TP", _bold(place.title.strip("[]")), *_plain(place.help)]
+        for option in shown(command):
+            flags = ", ".join(map(_bold, flags_of(option)))
+            value = "" if _is_flag(option) else f" {value_of(option)}"
+            lines += [".TP", flags + _escaped(value), *_plain(row_of(option)[1])]
+        lines += [".PP", *_plain(command.more)] if command.more else []
+        example = command.example
+        lines += [".PP", "Example:", ".nf", *_plain(f"  {example}"), ".fi"] if example else []
+    lines += [".SH NOTES", *_paragraphs(EPILOG)]
     return "\n".join(lines) + "\n"
 
 
 def completion() -> str:
     """What bash completes: verbs, actions, options, values of options, and else files."""
-    whole = parser()
     flags, values = [], []
-    for name, verb in commands_with_actions(whole):
-        words = " ".join(flag for one in shown(verb) for flag in one.option_strings)
+    for name, command in COMMANDS.items():
+        words = " ".join(["--help", *(flag for one in shown(command) for flag in flags_of(one))])
         flags.append(f'        "{name}") words="{words}" ;;')
-        for one in shown(verb):
-            if one.choices and one.option_strings:
-                choices = " ".join(map(str, one.choices))
-                pattern = "|".join(f'"{name} {flag}"' for flag in one.option_strings)
+        for option in shown(command):
+            choices = " ".join(map(str, option_info(option).kind.choices))
+            if choices:
+                pattern = "|".join(f'"{name} {flag}"' for flag in flags_of(option))
                 values.append(f'        {pattern}) words="{choices}" ;;')
-    names = " ".join(dict.fromkeys(name.split()[0] for name, _ in commands_with_actions(whole)))
+    names = " ".join(verb_names())
     inner: dict[str, list[str]] = {}
-    for name, _ in commands_with_actions(whole):
+    for name in COMMANDS:
         first, _, action = name.partition(" ")
         if action:
             inner.setdefault(first, []).append(action)
@@ -94,14 +96,13 @@ def completion() -> str:
     )
 
 
-def shown(verb: argparse.ArgumentParser) -> list[argparse.Action]:
-    """Return what help shows of a verb's arguments."""
-    return [one for one in verb._actions if one.help is not argparse.SUPPRESS]
+def shown(command: Command) -> list[Field]:
+    """Return the options that help shows of a command."""
+    return [option for option in command.options if option_info(option).help]
 
 
-def _value(action: argparse.Action) -> str:
-    choices = "{" + ",".join(map(str, action.choices)) + "}" if action.choices else ""
-    return str(action.metavar or choices or action.dest.upper())
+def _is_flag(option: Field) -> bool:
+    return option_info(option).kind.stands_for is not None
 
 
 def _bold(text: str) -> str:

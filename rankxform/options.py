@@ -27,8 +27,13 @@ GROUP_SOURCE = "which source files"
 GROUP_DESTINATION = "output"
 GROUP_IO = "reading and memory"
 GROUP_RUN = "how it is done"
+GROUP_COMMAND = "options"
+GROUP_STRATEGIES = "strategies"
+GROUP_CLUSTER = "simulated, for any cluster"
 
 GROUPS = (
+    GROUP_COMMAND,
+    GROUP_STRATEGIES,
     GROUP_SELECTION,
     GROUP_OPERATIONS,
     GROUP_DERIVATION,
@@ -36,6 +41,7 @@ GROUPS = (
     GROUP_DESTINATION,
     GROUP_IO,
     GROUP_RUN,
+    GROUP_CLUSTER,
 )
 """The groups of options, in the order in which help shows them."""
 
@@ -210,6 +216,13 @@ def flag_of(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
+def flags_of(option: Field[Any]) -> tuple[str, ...]:
+    """Return all spellings of an option on the command line, the first one first."""
+    facts = option_info(option)
+    prefix = "no_" if facts.kind is TYPE_OFF else ""
+    return (*(facts.flags or (flag_of(prefix + option.name),)), *facts.aliases)
+
+
 @dataclass(frozen=True)
 class OptionInfo:
     """What is declared of an option beside its name and default (`option`)."""
@@ -221,6 +234,7 @@ class OptionInfo:
     metavar: str | None
     verbs: Sequence[str]
     aliases: tuple[str, ...]
+    flags: tuple[str, ...]
 
 
 def option(
@@ -232,9 +246,16 @@ def option(
     metavar: str | None = None,
     verbs: Sequence[str] = CONVERSIONS,
     aliases: Sequence[str] = (),
+    flags: Sequence[str] = (),
 ) -> Any:
-    """Declare an option; aliases: other flags of it."""
-    facts = OptionInfo(group, help, frozenset(affects), kind, metavar, verbs, tuple(aliases))
+    """Declare an option.
+
+    help: empty for one that help does not show. aliases: other flags of it. flags: in place of the
+    one that its name makes.
+    """
+    facts = OptionInfo(
+        group, help, frozenset(affects), kind, metavar, verbs, tuple(aliases), tuple(flags)
+    )
     return field(default=default, metadata={"option": facts})
 
 

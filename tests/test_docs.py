@@ -18,7 +18,7 @@ import pytest
 from nbclient import NotebookClient
 
 import rankxform
-from rankxform.cli import arguments
+from rankxform.cli import parser
 from rankxform.cli.main import main
 from rankxform.keywords import Keywords, LoadKeywords
 from rankxform.options import AFFECTS_LOAD
@@ -119,7 +119,7 @@ def test_a_command_runs(text, place):
     words = shlex.split(
         re.sub(r" -n (\d+|P) | > \S+$", " ", text), comments=True
     )  # by this process alone
-    arguments.parse_arguments(["8" if word == "N" else word for word in words])
+    parser.parse_arguments(["8" if word == "N" else word for word in words])
     if any(part in text for part in ELSEWHERE):
         return
     renames = [after for word, after in itertools.pairwise(words) if word == "--rename"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import shlex
 import time
 from collections.abc import Callable, Mapping
@@ -29,7 +28,7 @@ from rankxform.request import Request
 from rankxform.transport import Team
 
 from .maps import show_names
-from .options import add_json, add_option, option_named, refuse_given_options, request_options
+from .options import Parsed, refuse_given_options, request_options
 from .screen import Screen, catalog_words, describe_samples, notice_lines, warning_lines
 
 if TYPE_CHECKING:
@@ -37,51 +36,8 @@ if TYPE_CHECKING:
     from rankxform.source.open import Source
     from rankxform.verbs.check import Check, ReplicaVerdict
 
-SUMMARY = "Print what a checkpoint file or folder, or a strategy, holds."
-EXAMPLE = "rankxform inspect output"
 
-
-def add_options(verb: argparse.ArgumentParser) -> None:
-    verb.add_argument("path", metavar="PATH", help="a checkpoint file or folder, or a strategy")
-    verb.add_argument(
-        "--replicas",
-        dest="compare_replicas",
-        action="store_true",
-        help="compare all bytes that several ranks should hold alike; needs --src-strategy",
-    )
-    verb.add_argument(
-        "--check", action="store_true", help="look for all that is wrong with a checkpoint"
-    )
-    verb.add_argument("--full", action="store_true", help="with --check: read every byte")
-    verb.add_argument(
-        "-v",
-        "--verbose",
-        action="store_true",
-        help="print each parameter of a file, or each of many files",
-    )
-    verb.add_argument(
-        "--raw", action="store_true", help="print a strategy's matrices and tensor maps too"
-    )
-    verb.add_argument(
-        "--page",
-        metavar="FILE.html",
-        help="write a page to search tensors and boxes in",
-    )
-    verb.add_argument(
-        "--beside", metavar="OTHER", help="with --page: another checkpoint beside this one"
-    )
-    verb.add_argument(
-        "--beside-strategy", metavar="STRATEGY", help="with --beside: how OTHER is sharded"
-    )
-    verb.add_argument(
-        "--src-strategy", "--src-ckpt-strategy", metavar="STRATEGY", help="how PATH is sharded"
-    )
-    for name in ("src_pattern", "step", "suffix", "map", "config"):
-        add_option(verb, option_named(name))
-    add_json(verb)
-
-
-def run(options: argparse.Namespace, team: Team) -> int:
+def run(options: Parsed, team: Team) -> int:
     screen = Screen(options, team)
     _check_page(options)
     if options.compare_replicas:
@@ -111,11 +67,11 @@ def run(options: argparse.Namespace, team: Team) -> int:
     return CheckpointError.exit_code if facts.get("faults") else 0
 
 
-def _request(options: argparse.Namespace, dst: str | None) -> Request:
+def _request(options: Parsed, dst: str | None) -> Request:
     return Request(options.path, None, options.src_strategy, dst, **request_options(options))
 
 
-def _check_page(options: argparse.Namespace) -> None:
+def _check_page(options: Parsed) -> None:
     """Refuse what does not belong to a page, and what belongs to one alone."""
     needs = {"beside": "page", "beside_strategy": "beside"}
     for name, needed_name in needs.items():
@@ -128,7 +84,7 @@ def _check_page(options: argparse.Namespace) -> None:
             raise UsageError(f"--page and {flag}: a page does not show that", "leave one out")
 
 
-def _write_page(options: argparse.Namespace, team: Team, screen: Screen) -> int:
+def _write_page(options: Parsed, team: Team, screen: Screen) -> int:
     """Write a page of what one checkpoint holds, or two."""
     from rankxform.verbs.contents import contents
 
@@ -163,7 +119,7 @@ def _write_page(options: argparse.Namespace, team: Team, screen: Screen) -> int:
     return CheckpointError.exit_code if faults else 0
 
 
-def _compare_replicas(options: argparse.Namespace, team: Team, screen: Screen) -> int:
+def _compare_replicas(options: Parsed, team: Team, screen: Screen) -> int:
     from rankxform.verbs.check import compare_replicas
 
     request = team.bcast(lambda: _request(options, options.src_strategy))
@@ -172,7 +128,7 @@ def _compare_replicas(options: argparse.Namespace, team: Team, screen: Screen) -
     return 0 if verdict.same else DifferenceError.exit_code
 
 
-def _examine(options: argparse.Namespace, team: Team, screen: Screen) -> int:
+def _examine(options: Parsed, team: Team, screen: Screen) -> int:
     """Say whether what files hold bears a strategy out."""
     from rankxform.target.resolve import resolve
     from rankxform.verbs.evidence import with_evidence
@@ -191,7 +147,7 @@ def _examine(options: argparse.Namespace, team: Team, screen: Screen) -> int:
     return 0 if evidence.samples else DifferenceError.exit_code
 
 
-def _check(options: argparse.Namespace, team: Team, screen: Screen) -> int:
+def _check(options: Parsed, team: Team, screen: Screen) -> int:
     """Say all that is wrong with a checkpoint."""
     from rankxform.verbs.check import check
 

@@ -8,7 +8,6 @@ off from that launcher; if the program does, it must not.
 
 from __future__ import annotations
 
-import argparse
 import os
 import shutil
 from collections.abc import Mapping
@@ -18,53 +17,20 @@ from typing import TYPE_CHECKING, NoReturn
 
 from rankxform.display.text import format_count, warn
 from rankxform.errors import UsageError
-from rankxform.options import GROUP_RUN
 from rankxform.request import Request
 from rankxform.storage.store import absolute
 from rankxform.transport import Team
 from rankxform.transport.launcher import leave_hydra, local_rank, msrun_workers
 from rankxform.values import dataclass
 
-from .options import add_strategies, add_table, add_work
+from .options import Parsed
 from .screen import Screen, notice_lines, summary, verify_command, warning_lines
 
 if TYPE_CHECKING:
     from rankxform.target.target import Target
 
-SUMMARY = "Convert a checkpoint if the job needs other shards, then start the job."
-EXAMPLE = (
-    "mpirun -n 8 python -m rankxform launch --load trained/checkpoint \\\n"
-    "      --src-strategy trained/strategy --dst-strategy new/strategy -- \\\n"
-    "      python train.py --load_checkpoint {checkpoint}"
-)
 
-
-def add_options(verb: argparse.ArgumentParser) -> None:
-    verb.epilog = (
-        "-- PROGRAM ... replaces each process once the checkpoint is ready. {checkpoint}\n"
-        "and {rank} in its arguments are filled in. LOAD_CHECKPOINT is set in its\n"
-        "environment, and RANK_ID, RANK_SIZE and DEVICE_ID if they were not set."
-    )
-    verb.add_argument(
-        "--load", dest="src", required=True, metavar="CKPT", help="what the program is to load"
-    )
-    verb.add_argument(
-        "--output",
-        default="output",
-        metavar="DIR",
-        help="where transformed_checkpoint/ and strategy/ are made (default: %(default)s)",
-    )
-    verb.add_argument(
-        "--uses-mpi",
-        action="store_true",
-        help="the program uses MPI itself, for example through rankxform.load",
-    )
-    add_strategies(verb)
-    run = add_table(verb, "launch")[GROUP_RUN]
-    add_work(verb, run)
-
-
-def run(options: argparse.Namespace, team: Team) -> Program:
+def run(options: Parsed, team: Team) -> Program:
     from rankxform.verbs.launch import launch
 
     screen = Screen(options, team)
@@ -127,7 +93,7 @@ class Program:
         os.execvpe(self.command[0], self.command, dict(self.environment))
 
 
-def _program(options: argparse.Namespace, checkpoint: str, team: Team) -> Program:
+def _program(options: Parsed, checkpoint: str, team: Team) -> Program:
     """Return the program for this process, with its checkpoint and its rank filled in."""
     who = {
         "RANK_ID": str(team.rank),
@@ -145,7 +111,7 @@ def _program(options: argparse.Namespace, checkpoint: str, team: Team) -> Progra
     return Program(filled, environment, checkpoint, options.uses_mpi)
 
 
-def _check(options: argparse.Namespace, team: Team) -> None:
+def _check(options: Parsed, team: Team) -> None:
     if not options.program:
         raise UsageError("launch: which program? launch --load CKPT ... -- python train.py ...")
     if shutil.which(options.program[0]) is None:

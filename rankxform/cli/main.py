@@ -8,9 +8,10 @@ import os
 import re
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, cast
 
 import rankxform
 from rankxform.display.progress import PLANNING, await_first_word, clear_pending_output, style_of
@@ -21,9 +22,8 @@ from rankxform.process import Signals, seconds_since_start
 from rankxform.transport import Team, team
 from rankxform.transport.launcher import launched_rank, launched_size
 
-from .arguments import parse_arguments, wants_help
-from .options import CommandStop, seconds_left
-from .parser import command_named
+from .options import CommandStop, Parsed, seconds_left
+from .parser import COMMANDS, Command, parse_arguments, wants_help
 from .screen import as_json
 
 if TYPE_CHECKING:
@@ -105,12 +105,12 @@ def _start_processes(argv: Sequence[str]) -> None:
 
 
 def _help(argv: Sequence[str]) -> int:
+    from .help import help_text
+
     if launched_rank() > 0:
         return 0
     try:
-        parse_arguments(argv or ["--help"])
-    except SystemExit as end:
-        return int(end.code or 0)
+        print(help_text(argv))
     except RankxformError as error:
         return _print_error(error, argv)
     return 0
@@ -190,9 +190,16 @@ def _run(argv: Sequence[str], processes: Team, signals: Signals) -> int | Progra
         )
     if getattr(options, "hostfile", None) and options.number is None:
         raise UsageError("--hostfile: the launcher has hosts of its own", "leave it out")
-    if "time_limit" in options:
+    if hasattr(options, "time_limit"):
         limit = options.time_limit
         seconds = seconds_left() if limit is None else limit
         processes.stopping = CommandStop(signals, seconds)
         processes.stall_seconds = options.stall_limit
-    return command_named(options.verb).run(options, processes)
+    return run_of(COMMANDS[f"{options.verb} {options.action}".strip()])(options, processes)
+
+
+def run_of(command: Command) -> Callable[[Parsed, Team], int | Program]:
+    """Return what does a command, collectively: it returns the exit code, or what this process
+    becomes."""
+    name = command.module or f"{__package__}.{command.name.partition(' ')[0]}"
+    return cast("Callable[[Parsed, Team], int | Program]", import_module(name).run)

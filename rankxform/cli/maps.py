@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -11,7 +10,7 @@ from rankxform.layout.names import pattern_of
 from rankxform.request import Request
 from rankxform.transport import Team
 
-from .options import add_json, add_option, option_named, request_options
+from .options import Parsed, request_options
 from .screen import Screen, notice_lines, warning_lines
 
 if TYPE_CHECKING:
@@ -20,39 +19,14 @@ if TYPE_CHECKING:
     from rankxform.source.open import Source
     from rankxform.target.target import Target
 
-SUMMARY = "List, print or check the tables of names that --map uses."
-EXAMPLE = ""
-LIST, SHOW, CHECK = ("list", "show", "check")
-_CHECKING = ("config", "qkv", "gate_up", "weights_only", "exclude", "vocab", "step", "src_form")
 
-
-def add_options(verb: argparse.ArgumentParser) -> None:
-    """Add the actions of the verb, each with its options."""
-    actions = verb.add_subparsers(dest="action", metavar="ACTION", parser_class=type(verb))
-    for name, summary in (
-        (LIST, "List the tables that come with rankxform."),
-        (SHOW, "Print a table: what becomes what, and with which shapes."),
-        (CHECK, "Compare a table and config.json with a checkpoint's headers; print each name."),
-    ):
-        action = actions.add_parser(name, help=summary, description=summary, allow_abbrev=False)
-        if name != LIST:
-            action.add_argument("map", metavar="NAME", help="a table's name, or a file (*.toml)")
-        if name == CHECK:
-            action.add_argument("src", metavar="CKPT", help="the checkpoint")
-            action.add_argument("--src-strategy", metavar="STRATEGY", help="how it is sharded")
-            for option_name in _CHECKING:
-                add_option(action, option_named(option_name))
-        add_json(action)
-    verb.set_defaults(json=False)
-
-
-def run(options: argparse.Namespace, team: Team) -> int:
+def run(options: Parsed, team: Team) -> int:
     screen = Screen(options, team)
-    if options.action == CHECK:
+    if options.action == "check":
         places = options.src, None, options.src_strategy, "none"
         facts = team.bcast(lambda: {**request_options(options), "map": options.map})
         return show_names(team.bcast(lambda: Request(*places, **facts)), team, screen)
-    show = partial(_shown, options.map) if options.action == SHOW else _list_maps
+    show = partial(_shown, options.map) if options.action == "show" else _list_maps
     text, document = team.bcast(show)
     screen.result(f"maps {options.action}", lambda: document, lambda: text)
     return 0

@@ -1,4 +1,4 @@
-"""Options that commands have in common, and when to stop.
+"""The command's own options, and when to stop.
 
 A stop is requested here and carried out by the code that does the work: it syncs and records what
 is complete, and the command exits with 75.
@@ -6,23 +6,34 @@ is complete, and the command exits with 75.
 
 from __future__ import annotations
 
-import argparse
 import os
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import Field
+from collections.abc import Mapping, Sequence
+from dataclasses import Field, replace
+from types import SimpleNamespace
 from typing import Any
 
 from rankxform.errors import UsageError
-from rankxform.options import GROUP_RUN, TYPE_OFF, OptionType, flag_of, option_info
+from rankxform.options import (
+    GROUP_CLUSTER,
+    GROUP_COMMAND,
+    GROUP_RUN,
+    GROUP_STRATEGIES,
+    TYPE_FLAG,
+    TYPE_NUMBER,
+    WRITERS,
+    OptionType,
+    choice_of,
+    flags_of,
+    option,
+)
 from rankxform.process import Signals
 from rankxform.request import all_options
 from rankxform.transport import Team
 
-from .defaults import FILE, FLAG
-
 _MARGIN_SECONDS, _MARGIN_SHARE = 30.0, 0.1
+CONFIG_FILE, CONFIG_FLAG = "rankxform.toml", "--config-file"
 
 
 class CommandStop:
@@ -68,6 +79,13 @@ def parse_time(text: str) -> float:
     return float(((days * 24 + hours) * 60 + minutes) * 60 + seconds)
 
 
+def _parse_limit(text: str) -> float:
+    seconds = parse_time(text)
+    if not seconds:
+        raise ValueError(text)
+    return seconds
+
+
 def seconds_left(environ: Mapping[str, str] = os.environ) -> float | None:
     """Return what Slurm says is left of the job's time, in seconds, if it says so.
 
@@ -77,139 +95,245 @@ def seconds_left(environ: Mapping[str, str] = os.environ) -> float | None:
     return max(0.0, float(end) - time.time()) if end.isdigit() else None
 
 
-STRATEGIES_EXAMPLE = "--src-strategy output/strategy --dst-strategy new/strategy"
+def _parse_count(text: str) -> int:
+    if not text.isdecimal() or not 1 <= int(text[:9]) <= 1 << 20:
+        raise ValueError(text)
+    return int(text)
 
 
-def add_json(verb: argparse.ArgumentParser) -> None:
-    verb.add_argument("--json", action="store_true", help="print JSON")
+_COUNT = replace(TYPE_NUMBER, read=_parse_count, example="a number from 1 on")
+_TIME = OptionType(float, "a time", "float", _parse_limit, "a time such as 90m")
 
 
-def add_strategies(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group(
-        "strategies",
-        "a file; a folder of stage files; none: whole tensors; or shard:REGEX=AXIS,...@RANKS: "
-        "equal slices by pattern, optimizer states too",
-    )
-    group.add_argument(
-        "--src-strategy", "--src-ckpt-strategy", "--src-strategy-file", "--src-strategy-dir",
-        dest="src_strategy", metavar="STRATEGY", action=_Once,
-        help="how SRC is sharded; required (it may be none) if SRC holds files of several ranks",
+# -- declarations: a class for options that commands have together ---------------------------------
+
+
+class Json:
+    json = option(False, GROUP_COMMAND, "print JSON", kind=TYPE_FLAG)
+
+
+class SourceStrategy:
+    """Of commands that have no destination."""
+
+    src_strategy = option(
+        None, GROUP_COMMAND, "how it is sharded", metavar="STRATEGY",
+        aliases=("--src-ckpt-strategy",),
     )  # fmt: skip
-    group.add_argument(
-        "--dst-strategy", "--dst-ckpt-strategy", "--dst-strategy-file", "--dst-strategy-dir",
-        dest="dst_strategy", metavar="STRATEGY", action=_Once,
-        help="how DST is sharded (default: none)",
+
+
+class Strategies:
+    src_strategy = option(
+        None, GROUP_STRATEGIES, "how SRC is sharded; required (it may be none) if SRC holds files "
+        "of several ranks", metavar="STRATEGY",
+        aliases=("--src-ckpt-strategy", "--src-strategy-file", "--src-strategy-dir"),
+    )  # fmt: skip
+    dst_strategy = option(
+        None, GROUP_STRATEGIES, "how DST is sharded (default: none)", metavar="STRATEGY",
+        aliases=("--dst-ckpt-strategy", "--dst-strategy-file", "--dst-strategy-dir"),
     )  # fmt: skip
 
 
-def add_folders(parser: argparse.ArgumentParser, dst: str = "folder to write rank_N/ into") -> None:
-    parser.add_argument(
-        "src", nargs="?", metavar="SRC", help="folder with rank_N/ folders, or one complete file"
-    )
-    parser.add_argument("dst", nargs="?", metavar="DST", help=dst)
-    for flags, where in (
-        (("--src-ckpt-dir", "--src-checkpoints-dir", "--src-checkpoint"), "src_option"),
-        (
-            ("--dst-ckpt-dir", "--dst-checkpoints-dir", "--dst-checkpoint-dir", "--dst-checkpoint"),
-            "dst_option",
-        ),
-    ):
-        parser.add_argument(*flags, dest=where, help=argparse.SUPPRESS)
-    add_strategies(parser)
+class Folders(Strategies):
+    """Strategies, and other spellings of SRC and DST."""
+
+    src_option = option(
+        None, GROUP_COMMAND, "",
+        flags=("--src-ckpt-dir", "--src-checkpoints-dir", "--src-checkpoint"),
+    )  # fmt: skip
+    dst_option = option(
+        None, GROUP_COMMAND, "",
+        flags=("--dst-ckpt-dir", "--dst-checkpoints-dir", "--dst-checkpoint-dir",
+               "--dst-checkpoint"),
+    )  # fmt: skip
 
 
-def add_table(parser: argparse.ArgumentParser, verb: str) -> dict[str, argparse._ArgumentGroup]:
-    """Add the table's options of a verb; return their groups by title."""
-    groups: dict[str, argparse._ArgumentGroup] = {}
-    for option_field in all_options():
-        if verb in option_info(option_field).verbs:
-            title = option_info(option_field).group
-            if title not in groups:
-                groups[title] = parser.add_argument_group(title)
-            add_option(groups[title], option_field)
-    groups.get(GROUP_RUN, parser).add_argument(
-        FLAG,
-        metavar="FILE.toml",
-        help=f"options that are not given here (default: {FILE} here or in a folder above; "
-        "RANKXFORM_NAME in the environment comes first)",
-    )
-    return groups
+class Configuration:
+    config_file = option(
+        None, GROUP_RUN, f"options that are not given here (default: {CONFIG_FILE} here or in a "
+        "folder above; RANKXFORM_NAME in the environment comes first)", metavar="FILE.toml",
+    )  # fmt: skip
 
 
-def add_option(
-    group: argparse._ActionsContainer, option_field: Field[Any], **overrides: Any
-) -> None:
-    """Add one option of the table; `overrides` goes to `argparse` before what the table says."""
-    facts = option_info(option_field)
-    flags = (_flag(option_field), *facts.aliases)
-    keywords: dict[str, Any] = {
-        "dest": option_field.name,
-        "default": option_field.default,
-        "help": facts.help,
-    }
-    keywords.update(overrides)
-    if facts.kind.stands_for is not None:
-        action = "store_true" if facts.kind.stands_for else "store_false"
-        group.add_argument(*flags, action=action, **keywords)
-        return
-    if facts.kind.repeated:
-        keywords.update(action="append", default=[])
-    if facts.kind.choices:
-        keywords["choices"] = tuple(facts.kind.choices)
-    if option_field.name in _ONCE:
-        keywords["action"] = _Once
-    group.add_argument(*flags, type=_parse(facts.kind), metavar=facts.metavar, **keywords)
+class Page:
+    report = option(
+        None, GROUP_COMMAND, "write a page with pictures of what is read from whom",
+        metavar="FILE.html",
+    )  # fmt: skip
 
 
-_ONCE = (
-    "src_strategy", "dst_strategy", "src_pattern", "step", "map", "config", "like", "lora",
-    "lora_strategy", "src_config", "dst_config",
-)  # fmt: skip
-"""Options that name what is read or written; of others the last one holds, as wrappers rely on."""
+class Start:
+    number = option(
+        None, GROUP_COMMAND, "start P processes with the mpirun of this Python's MPI library",
+        kind=_COUNT, metavar="P", flags=("-n", "--processes"),
+    )  # fmt: skip
+    hostfile = option(
+        None, GROUP_COMMAND, "start on these hosts, in the form of MPICH's or Open MPI's mpirun; "
+        "all slots without -n", metavar="FILE",
+    )  # fmt: skip
 
 
-class _Once(argparse.Action):
-    """Refuses a second, different value."""
+class Work(Json):
+    """Of verbs that move bytes: when they end early, and what they print."""
 
-    def __call__(
-        self, parser: object, namespace: argparse.Namespace, value: Any, flag: str | None = None
-    ) -> None:
-        values_by_dest = vars(namespace).setdefault("given_once", {})
-        if values_by_dest.setdefault(self.dest, value) != value:
-            raise UsageError(
-                f"{flag} is given twice: {values_by_dest[self.dest]!s} and {value!s}",
-                f"give one {flag}",
-            )
-        setattr(namespace, self.dest, value)
+    time_limit = option(
+        None, GROUP_RUN, "stop shortly before this much time has passed (3600, 90m, 2:30:00), so "
+        "that the same command can continue (default: until SLURM_JOB_END_TIME if Slurm sets it, "
+        "else no limit)", kind=_TIME, metavar="TIME",
+    )  # fmt: skip
+    stall_limit = option(
+        Team.stall_seconds, GROUP_RUN, "end all processes if one has not answered for this long "
+        "(default: 15m)", kind=_TIME, metavar="TIME",
+    )  # fmt: skip
+    progress = option(
+        "auto", GROUP_RUN, "a bar on a terminal, lines in a log (default: auto)",
+        kind=choice_of(("auto", "bar", "lines", "none")),
+    )  # fmt: skip
+    verbose = option(
+        False, GROUP_RUN, "print the names of parameters too", kind=TYPE_FLAG,
+        flags=("-v", "--verbose"),
+    )  # fmt: skip
+    quiet = option(
+        False, GROUP_RUN, "print errors, warnings and the last line only", kind=TYPE_FLAG,
+        flags=("-q", "--quiet"),
+    )  # fmt: skip
 
 
-def _parse(kind: OptionType) -> Callable[[str], Any]:
-    """Return a function that reads values of a kind, with errors as `argparse` has them."""
-
-    def parse(text: str) -> Any:
-        try:
-            return kind.parse(text)
-        except ValueError as error:
-            raise argparse.ArgumentTypeError(str(error)) from None
-
-    return str if kind.read is str else parse
+EXCLUDED = {"verbose": "quiet", "quiet": "verbose"}
+"""Options that cannot be given with another."""
 
 
-def _flag(option_field: Field[Any]) -> str:
-    return flag_of(
-        f"no_{option_field.name}"
-        if option_info(option_field).kind is TYPE_OFF
-        else option_field.name
+class Profile:
+    profile = option(
+        False, GROUP_RUN, "print where each process's time went", kind=TYPE_FLAG, verbs=WRITERS
     )
 
 
-def refuse_given_options(
-    options: argparse.Namespace, reason: str, allowed_names: Sequence[str] = ()
-) -> None:
-    """Raise UsageError for a given option of the table that is not among `allowed_names`."""
-    for name, value in request_options(options).items():
-        if name not in allowed_names and value not in (option_named(name).default, ()):
-            raise UsageError(f"{_flag(option_named(name))} {reason}")
+class DryRun:
+    dry_run = option(
+        False, GROUP_RUN, "print the plan and the predicted time, convert nothing; to measure, "
+        "each process writes a file of 64 MiB in DST and removes it", kind=TYPE_FLAG,
+    )  # fmt: skip
+
+
+class Script:
+    """Options of MindSpore's and MindFormers' scripts that mean nothing here."""
+
+    rank_id = option(None, GROUP_COMMAND, "")
+    world_size = option(None, GROUP_COMMAND, "")
+    transform_process_num = option(None, GROUP_COMMAND, "")
+    process_num = option(None, GROUP_COMMAND, "")
+    transform_by_rank = option(None, GROUP_COMMAND, "")
+
+
+class Launch:
+    src = option(
+        None, GROUP_COMMAND, "what the program is to load", metavar="CKPT", flags=("--load",)
+    )
+    output = option(
+        "output", GROUP_COMMAND, "where transformed_checkpoint/ and strategy/ are made (default: "
+        "%(default)s)", metavar="DIR",
+    )  # fmt: skip
+    uses_mpi = option(
+        False, GROUP_COMMAND, "the program uses MPI itself, for example through rankxform.load",
+        kind=TYPE_FLAG,
+    )  # fmt: skip
+
+
+class Planning:
+    processes = option(
+        None, GROUP_COMMAND, "plan for P processes (default: as many as run this command)",
+        kind=_COUNT, metavar="P", flags=("-n", "--processes"),
+    )  # fmt: skip
+    verbose = option(
+        False, GROUP_COMMAND, "print the names too", kind=TYPE_FLAG, flags=("-v", "--verbose")
+    )
+    simulate = option(
+        None, GROUP_CLUSTER, "print what each of P processes would read, send and write, and how "
+        "long it takes", kind=_COUNT, metavar="P",
+    )  # fmt: skip
+    nodes = option(
+        None, GROUP_CLUSTER, "on N nodes (default: of 8 processes each)", kind=_COUNT, metavar="N"
+    )
+    src_placement = option(
+        None, GROUP_CLUSTER, "all nodes see all source files, or each has its own part (default: "
+        "shared)", kind=choice_of(("shared", "node")),
+    )  # fmt: skip
+
+
+class Inspection:
+    compare_replicas = option(
+        False, GROUP_COMMAND, "compare all bytes that several ranks should hold alike; needs "
+        "--src-strategy", kind=TYPE_FLAG, flags=("--replicas",),
+    )  # fmt: skip
+    check = option(
+        False, GROUP_COMMAND, "look for all that is wrong with a checkpoint", kind=TYPE_FLAG
+    )
+    full = option(False, GROUP_COMMAND, "with --check: read every byte", kind=TYPE_FLAG)
+    verbose = option(
+        False, GROUP_COMMAND, "print each parameter of a file, or each of many files",
+        kind=TYPE_FLAG, flags=("-v", "--verbose"),
+    )  # fmt: skip
+    page = option(
+        None, GROUP_COMMAND, "write a page to search tensors and boxes in", metavar="FILE.html"
+    )
+    beside = option(
+        None, GROUP_COMMAND, "with --page: another checkpoint beside this one", metavar="OTHER"
+    )
+    beside_strategy = option(
+        None, GROUP_COMMAND, "with --beside: how OTHER is sharded", metavar="STRATEGY"
+    )
+
+
+class Raw:
+    raw = option(
+        False, GROUP_COMMAND, "print a strategy's matrices and tensor maps too", kind=TYPE_FLAG
+    )
+
+
+class Shapes:
+    shapes = option(
+        None, GROUP_COMMAND, "full shapes: a JSON file, or the checkpoint, whose headers are read",
+        metavar="WHERE",
+    )  # fmt: skip
+
+
+OUTPUT_HELP = (
+    "file to write, .ckpt or .json, or a folder for one file of each stage; must not exist"
+)
+
+
+class Derivation:
+    source = option(
+        "none", GROUP_COMMAND, "the source's strategy (default: none, for whole parameters)",
+        metavar="STRATEGY", flags=("--from", "--src-strategy"),
+    )  # fmt: skip
+    output = option(None, GROUP_COMMAND, OUTPUT_HELP, metavar="OUT", flags=("-o", "--output"))
+
+
+class Merging:
+    overwrite = option(False, GROUP_COMMAND, "replace FILE", kind=TYPE_FLAG)
+
+
+class Hosts:
+    style = option(
+        "openmpi", GROUP_COMMAND, "whose mpirun reads it (default: %(default)s)",
+        kind=choice_of(("openmpi", "mpich")),
+    )  # fmt: skip
+    slots = option(
+        None, GROUP_COMMAND, "processes on each host (default: its devices)", kind=_COUNT,
+        metavar="N",
+    )  # fmt: skip
+
+
+def declared_options(part: type) -> list[Field[Any]]:
+    """Return the options that a class and its bases declare."""
+    options: list[Field[Any]] = []
+    for base in reversed(part.__mro__):
+        for name, declared in vars(base).items():
+            if isinstance(declared, Field):
+                declared.name = name
+                options.append(declared)
+    return options
 
 
 def option_named(name: str) -> Field[Any]:
@@ -217,92 +341,22 @@ def option_named(name: str) -> Field[Any]:
     return next(option_field for option_field in all_options() if option_field.name == name)
 
 
-def request_options(options: argparse.Namespace) -> dict[str, Any]:
-    """Return the options of the table that a verb has, as `Request` takes them."""
-    values_by_name = {
-        f.name: getattr(options, f.name) for f in all_options() if hasattr(options, f.name)
-    }
-    return {name: tuple(v) if isinstance(v, list) else v for name, v in values_by_name.items()}
+class Parsed(SimpleNamespace):
+    """A command line: each option and place of its command by name, and
+
+    verb, action: which command. program: what stands behind ``--``. words: all as they were given.
+    defaults: options that a file or the environment states. ignored: given flags of other tools
+    that mean nothing here.
+    """
 
 
-def add_number(verb: argparse.ArgumentParser) -> None:
-    verb.add_argument(
-        "-n",
-        "--processes",
-        dest="number",
-        type=parse_count,
-        metavar="P",
-        help="start P processes with the mpirun of this Python's MPI library",
-    )
-    verb.add_argument(
-        "--hostfile",
-        metavar="FILE",
-        help="start on these hosts, in the form of MPICH's or Open MPI's mpirun; all slots\n"
-        "without -n",
-    )
+def request_options(options: Parsed) -> dict[str, Any]:
+    """Return the options of the table that a command has, as `Request` takes them."""
+    return {f.name: getattr(options, f.name) for f in all_options() if hasattr(options, f.name)}
 
 
-def add_report(verb: argparse._ActionsContainer) -> None:
-    verb.add_argument(
-        "--report", metavar="FILE.html", help="write a page with pictures of what is read from whom"
-    )
-
-
-def add_progress(run: argparse._ArgumentGroup) -> None:
-    run.add_argument(
-        "--progress",
-        choices=("auto", "bar", "lines", "none"),
-        default="auto",
-        help="a bar on a terminal, lines in a log (default: auto)",
-    )
-
-
-def add_detail(run: argparse._ActionsContainer) -> None:
-    detail_group = run.add_mutually_exclusive_group()
-    detail_group.add_argument(
-        "-v", "--verbose", action="store_true", help="print the names of parameters too"
-    )
-    detail_group.add_argument(
-        "-q", "--quiet", action="store_true", help="print errors, warnings and the last line only"
-    )
-
-
-def add_work(verb: argparse.ArgumentParser, run: argparse._ArgumentGroup) -> None:
-    """Add what every verb has that moves bytes: when it ends early, and what it prints."""
-    add_limits(run)
-    add_progress(run)
-    add_detail(run)
-    add_json(verb)
-
-
-def add_limits(run: argparse._ArgumentGroup) -> None:
-    run.add_argument(
-        "--time-limit",
-        type=_time,
-        metavar="TIME",
-        help="stop shortly before this much time has passed (3600, 90m, 2:30:00), so that the same "
-        "command can continue (default: until SLURM_JOB_END_TIME if Slurm sets it, else no limit)",
-    )
-    run.add_argument(
-        "--stall-limit",
-        type=_time,
-        default=Team.stall_seconds,
-        metavar="TIME",
-        help="end all processes if one has not answered for this long (default: 15m)",
-    )
-
-
-def _time(text: str) -> float:
-    try:
-        seconds = parse_time(text)
-    except ValueError:
-        seconds = 0.0
-    if not seconds:
-        raise argparse.ArgumentTypeError(f"{text!r}: expected a time such as 90m")
-    return seconds
-
-
-def parse_count(text: str) -> int:
-    if not text.isdecimal() or not 1 <= int(text[:9]) <= 1 << 20:
-        raise argparse.ArgumentTypeError(f"{text!r}: expected a number from 1 on")
-    return int(text)
+def refuse_given_options(options: Parsed, reason: str, allowed_names: Sequence[str] = ()) -> None:
+    """Raise UsageError for a given option of the table that is not among `allowed_names`."""
+    for name, value in request_options(options).items():
+        if name not in allowed_names and value not in (option_named(name).default, ()):
+            raise UsageError(f"{flags_of(option_named(name))[0]} {reason}")

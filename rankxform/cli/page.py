@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import platform
 import shlex
 import time
@@ -34,6 +33,7 @@ from rankxform.verbs.picture import (
     storage_notes,
 )
 
+from .options import Parsed
 from .plan import describe_space
 
 if TYPE_CHECKING:
@@ -238,9 +238,7 @@ def save_page(file: str, facts: Mapping[str, Any]) -> None:
     write_atomically(Path(file).absolute(), text.encode(errors="backslashreplace"), durable=False)
 
 
-def write_page(
-    options: argparse.Namespace, conversion: Conversion, plan: Plan, **outcome: Any
-) -> None:
+def write_page(options: Parsed, conversion: Conversion, plan: Plan, **outcome: Any) -> None:
     """Write the page of a plan, and of what came of it. Raises StorageError."""
 
     save_page(
@@ -248,9 +246,7 @@ def write_page(
     )
 
 
-def write_page_of_work(
-    options: argparse.Namespace, conversion: Conversion, team: Team, **outcome: Any
-) -> None:
+def write_page_of_work(options: Parsed, conversion: Conversion, team: Team, **outcome: Any) -> None:
     """Write the page of what was done, and has been told. Collective.
 
     What fails now is a warning: the work is done.

@@ -1,202 +1,535 @@
-"""The table of commands, and the parser."""
+"""The table of commands, and what a command line means."""
 
 from __future__ import annotations
 
-import argparse
-from collections.abc import Iterator
-from importlib import import_module
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol, cast
+import os
+import re
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import Field
+from pathlib import Path
+from typing import Any, NamedTuple, NoReturn
 
-import rankxform
-from rankxform.display.text import wrap_text
 from rankxform.errors import UsageError, did_you_mean
-from rankxform.transport import Team
+from rankxform.options import CONVERSIONS, GROUPS, flag_of, flags_of, option_info
+from rankxform.request import all_options
 
-if TYPE_CHECKING:
-    from .launch import Program
-
-
-class Command(Protocol):
-    """A module of this package: what the verb takes, does and prints.
-
-    SUMMARY: one sentence; EXAMPLE: a command.
-    """
-
-    SUMMARY: str
-    EXAMPLE: str
-
-    def add_options(self, verb: argparse.ArgumentParser) -> None:
-        """Declare the verb's options."""
-
-    def run(self, options: argparse.Namespace, team: Team) -> int | Program:
-        """Do it; return the exit code, or what this process becomes. Collective."""
+from . import options as own
+from .options import CONFIG_FILE, EXCLUDED, Parsed, declared_options, option_named
 
 
-COMMANDS: dict[str, str] = {
-    name: f"{__package__}.{name}"
-    for name in (
-        "transform", "verify", "launch", "plan", "ranks", "merge", "strategy", "maps", "inspect",
-        "hostfile",
+class Place(NamedTuple):
+    """An argument without a flag; its title is in brackets if it may be left out."""
+
+    name: str
+    title: str
+    help: str
+    is_required: bool = True
+
+
+class Command(NamedTuple):
+    """The command line of a verb, or of an action of one ("strategy derive")."""
+
+    name: str
+    summary: str
+    example: str = ""
+    places: tuple[Place, ...] = ()
+    table: str = ""  # takes the options whose `verbs` contain it
+    # Classes of options, all of which it takes, and names of options of the table.
+    own: tuple[type | str, ...] = ()
+    required: tuple[str, ...] = ()  # options that have to be given
+    ignored: tuple[type | str, ...] = ()  # classes and verbs whose other options are no error
+    more: str = ""  # that help says below the options
+    module: str = ""  # has run(options, team); imported when the command runs
+
+    @property
+    def options(self) -> list[Field[Any]]:
+        """All options, in the order in which help shows them."""
+        options = [field for field in all_options() if self.table in option_info(field).verbs]
+        for part in self.own:
+            options += [option_named(part)] if isinstance(part, str) else declared_options(part)
+        return sorted(options, key=lambda option: GROUPS.index(option_info(option).group))
+
+    @property
+    def ignored_options(self) -> list[Field[Any]]:
+        """Options that are accepted, and mean nothing."""
+        options: list[Field[Any]] = []
+        for part in self.ignored:
+            if isinstance(part, str):
+                options += [field for field in all_options() if part in option_info(field).verbs]
+            else:
+                options += declared_options(part)
+        return options
+
+
+_SRC = Place("src", "SRC", "folder with rank_N/ folders, or one complete file", False)
+_DST = Place("dst", "DST", "folder to write rank_N/ into", False)
+_STRATEGY = Place("source", "STRATEGY", "a strategy file or folder")
+_MAP = Place("map", "NAME", "a table's name, or a file (*.toml)")
+_STRATEGIES = "--src-strategy output/strategy --dst-strategy new/strategy"
+_CHECKING = ("config", "qkv", "gate_up", "weights_only", "exclude", "vocab", "step", "src_form")
+_DERIVING = (
+    "dst_parallel", "dst_config", "src_parallel", "src_config", "preset", "unproven", "rule",
+    "predict", "optimizer_shard", "opt_on", "opt_off", "threshold", "src_threshold",
+    "layers_per_stage", "unsharded",
+)  # fmt: skip
+
+COMMANDS: dict[str, Command] = {
+    command.name: command
+    for command in (
+        Command(
+            "transform", "Convert a checkpoint.",
+            f"rankxform transform -n 8 output/checkpoint new_ckpt \\\n      {_STRATEGIES}",
+            (_SRC, _DST), "transform",
+            (own.Folders, own.Configuration, own.DryRun, own.Profile, own.Work, own.Start,
+             own.Page),
+            ignored=(own.Script,),
+        ),
+        Command(
+            "verify", "Compare a destination with its source, or with its own manifest.",
+            f"rankxform verify -n 8 output/checkpoint new_ckpt \\\n      {_STRATEGIES}",
+            (_SRC, Place("dst", "[DST]", "folder to verify; with one folder alone, it is compared "
+                         "with its own manifest", False)),
+            "verify", (own.Folders, own.Configuration, own.Work, own.Start, own.Page),
+            ignored=("transform", own.Profile),
+        ),
+        Command(
+            "launch", "Convert a checkpoint if the job needs other shards, then start the job.",
+            "mpirun -n 8 python -m rankxform launch --load trained/checkpoint \\\n"
+            "      --src-strategy trained/strategy --dst-strategy new/strategy -- \\\n"
+            "      python train.py --load_checkpoint {checkpoint}",
+            (), "launch", (own.Launch, own.Strategies, own.Configuration, own.Work),
+            required=("src",),
+            more="-- PROGRAM ... replaces each process once the checkpoint is ready. {checkpoint}\n"
+            "and {rank} in its arguments are filled in. LOAD_CHECKPOINT is set in its\n"
+            "environment, and RANK_ID, RANK_SIZE and DEVICE_ID if they were not set.",
+        ),
+        Command(
+            "plan", "Print what would be read, written and held in memory; read headers only.",
+            f"rankxform plan output/checkpoint \\\n      {_STRATEGIES}",
+            (_SRC, _DST._replace(title="[DST]")), "plan",
+            (own.Folders, own.Configuration, own.Planning, own.Json, own.Page),
+        ),
+        Command(
+            "ranks", "Print the source ranks whose bytes each destination rank needs.",
+            f"rankxform ranks {_STRATEGIES} --ranks 0-3",
+            (Place("src", "[SRC]", "the checkpoint, for the exact choice among replicas", False),),
+            own=(own.Strategies, "ranks", "include", "exclude", "rename", "unmatched",
+                 "src_pattern", "step", "suffix", own.Json),
+        ),
+        Command(
+            "merge", "Write the strategy files of all stages as one that MindSpore reads.",
+            "rankxform merge output/strategy merged.ckpt",
+            (Place("folder", "FOLDER", "the stages' strategy files, all protobuf or all JSON"),
+             Place("target", "FILE", "the merged file; .json for JSON stages")),
+            own=(own.Merging, own.Json), module="rankxform.cli.strategy",
+        ),
+        Command(
+            "strategy derive", "Write the strategy of a job that was never compiled.",
+            own=(own.Derivation, own.Shapes, *_DERIVING, own.Json), required=("output",),
+        ),
+        Command(
+            "strategy explain",
+            "Print which mesh axes shard what, by a strategy and the sizes of its job.",
+            places=(_STRATEGY,),
+            own=("src_parallel", "src_config", "preset", own.Shapes, own.Json),
+        ),
+        Command(
+            "strategy show", "Print stages, ranks, and how many parameters are sharded how.",
+            places=(_STRATEGY,), own=(own.Raw, own.Json),
+        ),
+        Command(
+            "strategy convert", "Write a strategy as protobuf, stage folder or JSON.",
+            places=(_STRATEGY, Place("output", "OUT", own.OUTPUT_HELP)),
+            own=(own.Shapes, own.Json),
+        ),
+        Command(
+            "strategy diff", "Print where two strategies give a rank different boxes.",
+            places=(_STRATEGY._replace(title="A"), Place("other", "B", "another one")),
+            own=(own.Json,),
+        ),
+        Command(
+            "strategy presets", "List the presets of known networks, or print one.",
+            places=(Place("name", "[NAME]", "print its rules (default: list)", False),),
+            own=(own.Json,),
+        ),
+        Command("maps list", "List the tables that come with rankxform.", own=(own.Json,)),
+        Command(
+            "maps show", "Print a table: what becomes what, and with which shapes.",
+            places=(_MAP,), own=(own.Json,),
+        ),
+        Command(
+            "maps check",
+            "Compare a table and config.json with a checkpoint's headers; print each name.",
+            places=(_MAP, Place("src", "CKPT", "the checkpoint")),
+            own=(own.SourceStrategy, *_CHECKING, own.Json),
+        ),
+        Command(
+            "inspect", "Print what a checkpoint file or folder, or a strategy, holds.",
+            "rankxform inspect output",
+            (Place("path", "PATH", "a checkpoint file or folder, or a strategy"),),
+            own=(own.Inspection, own.Raw, own.SourceStrategy, "src_pattern", "step", "suffix",
+                 "map", "config", own.Json),
+        ),
+        Command(
+            "hostfile", "Print a hostfile made from an HCCL rank table.",
+            "rankxform hostfile rank_table.json --style mpich > hosts",
+            (Place("table", "RANK_TABLE", "rank table (JSON), version 0, 1.0 or 1.2"),),
+            own=(own.Hosts, own.Json),
+        ),
     )
 }  # fmt: skip
-"""The module of each verb, in the order of --help."""
+"""The commands, in the order of --help; one from outside is an item more."""
+
+VERBS = {
+    "strategy": "Derive, explain, show, convert or compare strategies.",
+    "maps": "List, print or check the tables of names that --map uses.",
+}
+"""The verbs that have actions."""
+
+_ONCE = (
+    "src_strategy", "dst_strategy", "src_pattern", "step", "map", "config", "like", "lora",
+    "lora_strategy", "src_config", "dst_config",
+)  # fmt: skip
+"""Options that name what is read or written; of others the last one holds, as wrappers rely on."""
+
+_REMOVED = {
+    "--check-replicas": ("rankxform inspect --replicas SRC --src-strategy A, before it",),
+    "--log": ("> FILE 2>&1, which keeps the exit code",),
+}
+"""Options that there were, and what takes their place."""
+
+_SCRIPT = (
+    "--src-ckpt-strategy", "--dst-ckpt-strategy", "--src-ckpt-dir", "--dst-ckpt-dir", "--prefix",
+)  # fmt: skip
+"""The options of MindFormers' transform_ckpt.py, which takes abbreviations of them."""
+
+HELP_FLAGS = ("-h", "--help", "--help-all", "-V", "--version")
 
 
-def command_named(name: str) -> Command:
-    """Return a verb's module."""
-    return cast(Command, import_module(COMMANDS[name]))
+def verb_names() -> list[str]:
+    """Return all verbs, in the order of --help."""
+    return [*dict.fromkeys(name.partition(" ")[0] for name in COMMANDS)]
 
 
-DESCRIPTION = (
-    "Move a distributed MindSpore checkpoint between parallel strategies.\n\n"
-    "  rankxform transform -n P SRC DST --src-strategy A --dst-strategy B\n\n"
-    "reads SRC/rank_0 .. rank_M-1, sharded by strategy A, and writes DST/rank_0 .. rank_N-1 for "
-    "strategy B. P processes share the work; P, M and N need not be equal nor divide one another. "
-    "-n starts them with mpirun; leave it out under mpirun or srun. Without either, one process "
-    "does it all, and no MPI is needed.\n\n"
-    "A strategy is a file that MindSpore saved, a folder with the files of all pipeline stages, or "
-    '"none" (whole tensors on one rank).'
-)
-EPILOG = (
-    "The arguments of MindSpore's and MindFormers' conversion scripts are understood too "
-    '(--src_ckpt_dir, --src_ckpt_strategy, --src_strategy_file, ...); "-" and "_" are '
-    "interchangeable in options. If the first argument is an option, the verb is transform, as on "
-    "those scripts' command lines.\n\n"
-    "exit codes: 0 done; 2 usage, or launcher and MPI library disagree; 3 the strategy or the "
-    "checkpoint is at fault; 4 reading or writing failed, or DST holds something else; 6 verify "
-    "found a difference, or compared no byte; 70 a bug of rankxform's own; 75 stopped, run again."
-)
+def wants_help(argv: Sequence[str]) -> bool:
+    """Whether these arguments only print something that needs no MPI."""
+    argv, _ = split_program(argv)
+    return not argv or argv[0] == "help" or any(word in HELP_FLAGS for word in argv)
 
 
-class _Parser(argparse.ArgumentParser):
-    """Raises UsageError, so that one process speaks for all."""
-
-    def error(self, message: str) -> NoReturn:
-        raise UsageError(f"{message} (see: {self.prog} --help)")
-
-    def _check_value(self, action: argparse.Action, value: Any) -> None:
-        if action.choices is not None and value not in action.choices:
-            flag = "/".join(action.option_strings) or str(action.metavar or action.dest)
-            choices_text = ", ".join(map(str, action.choices))
-            raise UsageError(
-                f"{flag} {value!r} is none of "
-                f"{choices_text}{did_you_mean(str(value), action.choices)}",
-                details=f"see: {self.prog} --help",
-            )
+def split_program(argv: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Split the arguments into the command's own and those of the program for `launch`."""
+    position = list(argv).index("--") if "--" in argv else len(argv)
+    return list(argv[:position]), list(argv[position + 1 :])
 
 
-_COMMON = frozenset((
-    "help", "src", "dst", "src_strategy", "dst_strategy", "dst_parallel", "dst_config", "step",
-    "weights_only", "dst_form", "map", "dry_run", "verify", "overwrite", "json", "number",
-    "verbose", "quiet", "processes", "load", "output", "simulate", "ranks", "path",
-    "compare_replicas", "hostfile", "report",
-))  # fmt: skip
-"""What --help shows of verbs with many options; --help-all shows all."""
-
-_MANY, _FEW_FLAGS = 20, 2
-_WIDEST = 100
-
-
-class _Help(argparse.RawDescriptionHelpFormatter):
-    """Keeps lines as they are written where they fit, and names the value of an option once."""
-
-    def _fill_text(self, text: str, width: int, indent: str) -> str:
-        lines = (
-            wrap_text(line, min(width, _WIDEST) - len(indent), 0) for line in text.splitlines()
+def parse_arguments(argv: Sequence[str]) -> Parsed:
+    """Return what a command line means. Raises UsageError."""
+    line, program = split_program(argv)
+    line = [spell_with_dashes(word) for word in line]
+    is_script = line[0].startswith("--")
+    if is_script:
+        line = ["transform", *map(_written_out, line)]
+    command, words = command_of(line)
+    values, ignored_flags = _parse_words(command, words)
+    defaults = _add_defaults(command, values) if _takes_defaults(command, values) else []
+    if program and command.name != "launch":
+        raise UsageError(
+            "arguments after -- are only accepted by `launch`", where=f"{' '.join(program)!r}"
         )
-        return "\n".join(indent + part for line in lines for part in (line.splitlines() or [""]))
-
-    def _format_action_invocation(self, action: argparse.Action) -> str:
-        flags = action.option_strings
-        if not flags:
-            return super()._format_action_invocation(action)
-        if len(flags) > _FEW_FLAGS:
-            flags = flags[:1]
-        values = "" if action.nargs == 0 else " " + self._format_args(action, _value_of(action))
-        return ", ".join(flags) + values
-
-
-def _value_of(action: argparse.Action) -> str:
-    if action.choices and not action.metavar:
-        return "{" + ",".join(map(str, action.choices)) + "}"
-    return str(action.metavar or action.dest.upper())
+    verb, _, action = command.name.partition(" ")
+    options = {option.name: option.default for option in command.options}
+    options |= {place.name: None for place in command.places}
+    parsed = Parsed(**options | values, verb=verb, action=action, program=program)
+    parsed.words, parsed.defaults, parsed.ignored = list(argv), defaults, ignored_flags
+    by_script = is_script and any(word.startswith("--src-ckpt-dir") for word in line)
+    if by_script and parsed.format is None and parsed.dst_form is None:
+        parsed.format = "ckpt"  # as the script writes, whatever it reads
+    if values.get("quiet") and parsed.progress == "auto":
+        parsed.progress = "none"
+    return parsed
 
 
-class _HelpWithoutWidth(_Help):
-    """For parsers that print no help: does not find out how wide the terminal is."""
+def spell_with_dashes(word: str) -> str:
+    """Return an option as the tables spell it.
 
-    def __init__(self, prog: str) -> None:
-        super().__init__(prog, width=80)
-
-
-def parser(only: str | None = None, common: bool = False) -> argparse.ArgumentParser:
-    """Build the command's parser; its errors are raised as UsageError.
-
-    With `only`, that verb's options alone are known, and no help can be printed. common: help shows
-    the common options alone.
+    >>> spell_with_dashes("--src_strategy=a_b")
+    '--src-strategy=a_b'
     """
-    facts: dict[str, Any] = {"formatter_class": _HelpWithoutWidth} if only in COMMANDS else {}
-    main_parser = _Parser(
-        "rankxform",
-        description=DESCRIPTION,
-        epilog=EPILOG,
-        allow_abbrev=False,
-        **{"formatter_class": _Help, **facts},
-    )
-    version = f"rankxform {rankxform.__version__}"
-    main_parser.add_argument(
-        "-V", "--version", action="version", version=version, help="print the version"
-    )
-    verbs = main_parser.add_subparsers(
-        dest="verb", metavar="VERB", required=True, parser_class=_Parser
-    )
-    for name in COMMANDS:
-        if only in COMMANDS and only != name:
-            verbs.add_parser(name, **facts)
+    if not word.startswith("--"):
+        return word
+    flag, equals, value = word.partition("=")
+    return flag.replace("_", "-") + equals + value
+
+
+def _written_out(word: str) -> str:
+    """Return an argument of MindFormers' script with its option written out."""
+    flag, equals, value = word.partition("=")
+    matches = [f for f in _SCRIPT if len(flag) > len("--") and f.startswith(flag)]
+    return (matches[0] if len(matches) == 1 else flag) + equals + value
+
+
+def command_of(line: Sequence[str]) -> tuple[Command, list[str]]:
+    """Return the command that a line begins with, and its other words. Raises UsageError."""
+    verb, *words = line
+    if verb.startswith("-n"):
+        raise UsageError("the verb comes first", "rankxform transform -n P ...")
+    if verb in COMMANDS:
+        return COMMANDS[verb], words
+    actions = [name.partition(" ")[2] for name in COMMANDS if name.startswith(f"{verb} ")]
+    if not actions:
+        refuse_unknown(verb, verb_names(), "there is no verb", "rankxform --help")
+    if words and not is_flag(words[0]):
+        action = words.pop(0)
+    elif "list" in actions:
+        action = "list"
+    else:
+        raise UsageError(f"{verb}: which action? {', '.join(actions)}", f"rankxform {verb} --help")
+    if action not in actions:
+        suggestion = did_you_mean(action, actions)
+        raise UsageError(f"ACTION {action!r} is none of {', '.join(actions)}{suggestion}")
+    return COMMANDS[f"{verb} {action}"], words
+
+
+def is_flag(word: str) -> bool:
+    """Tell whether a word of a command line is an option; "-" and negative numbers are values."""
+    flag = word.partition("=")[0]
+    return flag[:1] == "-" and flag[1:] != "" and not re.fullmatch(r"-\d*\.?\d+", flag)
+
+
+def _parse_words(command: Command, words: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
+    """Return the given values by name, and the flags that mean nothing. Raises UsageError."""
+    flags = {flag: option for option in command.options for flag in flags_of(option)}
+    ignored = {flag: option for option in command.ignored_options for flag in flags_of(option)}
+    values: dict[str, Any] = {}
+    placed: list[str] = []
+    ignored_flags: list[str] = []
+    queue = deque(words)
+    while queue:
+        word = queue.popleft()
+        if not is_flag(word):
+            placed.append(word)
             continue
-        module = command_named(name)
-        verb = verbs.add_parser(
-            name, help=module.SUMMARY, description=module.SUMMARY, allow_abbrev=False,
-            **{"formatter_class": _Help, **facts},
-        )  # fmt: skip
-        module.add_options(verb)
-        if common and len(verb._actions) > _MANY:
-            _hide_uncommon(verb)
-        if module.EXAMPLE and only not in COMMANDS:
-            verb.epilog = "\n\n".join(
-                [*([verb.epilog] if verb.epilog else []), f"example:\n  {module.EXAMPLE}"]
+        flag, equals, value = word.partition("=")
+        text = value if equals else None
+        if not word.startswith("--") and len(flag) > 2:
+            flag, text = word[:2], word[2:]
+        option = flags.get(flag) or ignored.get(flag)
+        if option is None:
+            _refuse_flag(command, flag, [*flags, *ignored], word)
+        stands_for = option_info(option).kind.stands_for
+        if stands_for is not None and text is not None:
+            if word.startswith("--") or not text.isalpha():
+                raise UsageError(f"{flag} takes no value", f"leave out ={text}")
+            queue.appendleft(f"-{text}")  # -vq
+        elif stands_for is None and text is None:
+            if not queue or is_flag(queue[0]):
+                raise UsageError(
+                    f"{flag} has no value", details=f"see: rankxform {command.name} --help-all"
+                )
+            text = queue.popleft()
+        if flag in flags:
+            store_value(values, option, flag, stands_for if stands_for is not None else text)
+        else:
+            ignored_flags.append(flag)
+    _place_words(command, values, placed)
+    return values, ignored_flags
+
+
+def store_value(values: dict[str, Any], option: Field[Any], flag: str, given: Any) -> None:
+    """Add what is given of an option, a text or what a flag stands for. Raises UsageError."""
+    name, kind = option.name, option_info(option).kind
+    excluded = EXCLUDED.get(name)
+    if excluded in values:
+        raise UsageError(f"{flag} and --{excluded} exclude each other", "leave one out")
+    if kind.stands_for is not None:
+        values[name] = given
+        return
+    try:
+        value = kind.parse(given)
+    except ValueError as error:
+        raise UsageError(f"{flag} {error}") from error
+    if kind.choices and value not in kind.choices:
+        choices = ", ".join(map(str, kind.choices))
+        raise UsageError(
+            f"{flag} {value!r} is none of {choices}{did_you_mean(str(value), kind.choices)}"
+        )
+    if kind.repeated:
+        values[name] = (*values.get(name, ()), value)
+    elif name in _ONCE and values.get(name, value) != value:
+        raise UsageError(f"{flag} is given twice: {values[name]} and {value}", f"give one {flag}")
+    else:
+        values[name] = value
+
+
+def _place_words(command: Command, values: dict[str, Any], words: Sequence[str]) -> None:
+    """Give the words that are no options their places, wherever they stand. Raises UsageError."""
+    for place, word in zip(command.places, words):
+        values[place.name] = word
+    extra_words = words[len(command.places) :]
+    if extra_words:
+        text = " ".join(extra_words)
+        if command.name == "launch":
+            raise UsageError("the program stands behind --", f"launch ... -- {text}", where=text)
+        raise UsageError(
+            f"{command.name} takes no such arguments; strategies are given by --src-strategy "
+            f"and --dst-strategy (see: rankxform {command.name} --help-all)",
+            where=text,
+        )
+    needs = [(place.name, place.title, place.help) for place in command.places if place.is_required]
+    for option in command.options:
+        if option.name in command.required:
+            facts = option_info(option)
+            needs.append((option.name, f"{flags_of(option)[0]} {facts.metavar}", facts.help))
+    for name, title, text in needs:
+        if name not in values:
+            raise UsageError(
+                f"{command.name} has no {title}",
+                f"give {title}: {text}",
+                details=f"see: rankxform {command.name} --help",
             )
-    return main_parser
 
 
-def commands_with_actions(
-    main_parser: argparse.ArgumentParser,
-) -> Iterator[tuple[str, argparse.ArgumentParser]]:
-    """Yield every verb with its parser; in place of one with actions, these."""
-    for name, verb in _inner(main_parser):
-        actions = list(_inner(verb))
-        yield from ((f"{name} {action}", action_parser) for action, action_parser in actions)
-        if not actions:
-            yield name, verb
+def _refuse_flag(command: Command, flag: str, flags: Iterable[str], word: str) -> NoReturn:
+    """Raise UsageError for an option that a command does not take."""
+    if command.name == "launch" and flag == "-n":
+        raise UsageError(
+            "launch takes no -n: the launcher starts as many processes as the job has",
+            "mpirun -n 8 python -m rankxform launch --load CKPT ... -- python train.py",
+        )
+    see = f"rankxform {command.name} --help-all"
+    refuse_unknown(word if flag[1] != "-" else flag, flags, f"{command.name} has no option", see)
 
 
-def _inner(parent_parser: argparse.ArgumentParser) -> Iterator[tuple[str, argparse.ArgumentParser]]:
-    for action in parent_parser._actions:
-        if isinstance(action, argparse._SubParsersAction):
-            yield from action.choices.items()
+def refuse_unknown(word: str, known_words: Iterable[str], message: str, see: str) -> NoReturn:
+    """Raise UsageError for what is not known, with the nearest that is."""
+    if word in _REMOVED:
+        raise UsageError(f"{message} {word} any more", *_REMOVED[word])
+    suggestion = did_you_mean(word, known_words)
+    if word in ("--src", "--dst"):
+        suggestion += " SRC and DST themselves are given without an option"
+    raise UsageError(f"{message} {word}{suggestion} (see: {see})")
 
 
-def _hide_uncommon(verb: argparse.ArgumentParser) -> None:
-    """Leave what is seldom needed out of help."""
-    hidden = 0
-    for action in verb._actions:
-        if action.dest not in _COMMON and action.help is not argparse.SUPPRESS:
-            action.help = argparse.SUPPRESS
-            hidden += 1
-    places = [
-        f"[{a.metavar}]" if verb.prog.endswith("plan") and a.dest == "dst" else a.metavar
-        for a in verb._actions
-        if not a.option_strings and a.help != argparse.SUPPRESS
-    ]
-    verb.usage = f"{verb.prog} {' '.join(map(str, places))} [options]"
-    verb.epilog = (verb.epilog or "") + f"\n--help-all shows {hidden} more options."
+# -- options from a file and from the environment -------------------------------------------------
+
+
+class DefaultOption(NamedTuple):
+    """An option that was not given on the command line: its words there, and what states it."""
+
+    words: tuple[str, ...]
+    origin: str
+
+
+_PREFIX = "RANKXFORM_"
+_OF_ONE_CALL = ("json", "config_file")
+
+
+def _takes_defaults(command: Command, values: Mapping[str, Any]) -> bool:
+    """Tell whether options may come from a file or the environment: to one folder that is compared
+    with its own manifest none is given."""
+    is_alone = command.name == "verify" and not values.keys() & {"dst", "dst_option"}
+    return command.name in CONVERSIONS and not is_alone
+
+
+def _flags_elsewhere(command: Command) -> dict[str, Field[Any]]:
+    """Return the options that something else than the command line may state, by flag."""
+    shown = [option for option in command.options if option_info(option).help]
+    options = [option for option in shown if option.name not in _OF_ONE_CALL]
+    return {
+        flag: option
+        for option in [*options, *command.ignored_options]
+        for flag in flags_of(option)
+        if flag.startswith("--")
+    }
+
+
+def _add_defaults(command: Command, values: dict[str, Any]) -> list[DefaultOption]:
+    """Add what the environment or a file states, and the command line does not; return it.
+
+    The file is what ``--config-file`` names, else the first ``rankxform.toml`` here and in the
+    folders above. Raises UsageError.
+    """
+    flags = _flags_elsewhere(command)
+    ignored_names = {option.name for option in command.ignored_options} - values.keys()
+    given = {*values, *(EXCLUDED[name] for name in values if name in EXCLUDED)}
+    given |= ignored_names - {option.name for option in command.options}
+    file = values.get("config_file", os.environ.get(f"{_PREFIX}CONFIG_FILE"))
+    paths = (folder / CONFIG_FILE for folder in (Path.cwd(), *Path.cwd().parents))
+    path = Path(file) if file is not None else next((p for p in paths if p.is_file()), None)
+    environment = (
+        (flag, value, variable)
+        for variable, value in sorted(os.environ.items())
+        if (flag := flag_of(variable.removeprefix(_PREFIX).lower())) in flags
+        and variable.startswith(_PREFIX)
+    )
+    defaults = []
+    for flag, value, origin in (*environment, *(_stated_in(path, command) if path else ())):
+        option = flags[flag]
+        if option.name in given:
+            continue
+        given.add(option.name)
+        texts = _texts_of(option, flag, value, origin)
+        words = tuple(flag if text is True else f"{flag}={text}" for text in texts)
+        try:
+            for text in texts:
+                stands_for = option_info(option).kind.stands_for
+                store_value(values, option, flag, stands_for if text is True else text)
+        except UsageError as error:
+            details = f"{' '.join(words)} is of {origin}"
+            error.say(error.parts._replace(details=details))
+            raise
+        if words:
+            defaults.append(DefaultOption(words, origin))
+    return defaults
+
+
+def _stated_in(path: Path, command: Command) -> Iterator[tuple[str, Any, str]]:
+    """Yield flag, value and origin of what a file states; what is in the verb's table first.
+
+    What stands above all tables may be an option of another verb.
+    """
+    from rankxform.formats.documents import parse_toml
+    from rankxform.storage.posix import read_bytes
+
+    if not path.is_file():
+        raise UsageError("no such file of options", where=path)
+    document = parse_toml(read_bytes(path), str(path))
+    tables = {name: table for name, table in document.items() if isinstance(table, dict)}
+    for name in tables:
+        if name not in verb_names():
+            raise UsageError(
+                f"there is no verb {name}{did_you_mean(name, verb_names())}", where=path
+            )
+    common = {name: value for name, value in document.items() if name not in tables}
+    flags, flags_of_others = _flags_elsewhere(command), set[str]()
+    for table, is_of_verb in ((tables.get(command.name, {}), True), (common, False)):
+        for key, value in table.items():
+            flag = flag_of(key.replace("-", "_"))
+            if flag in flags:
+                yield flag, value, str(path)
+                continue
+            if not is_of_verb and not flags_of_others:
+                flags_of_others = {
+                    f for name in CONVERSIONS for f in _flags_elsewhere(COMMANDS[name])
+                }
+            if is_of_verb or flag not in flags_of_others:
+                message = f"{command.name} has no option {flag}{did_you_mean(flag, flags)}"
+                raise UsageError(message, where=path)
+
+
+def _texts_of(option: Field[Any], flag: str, value: Any, origin: str) -> list[Any]:
+    """Return a stated value as the command line has it; True of a flag that is on. Raises
+    UsageError."""
+    kind = option_info(option).kind
+    if kind.stands_for is not None:
+        on = {"true": True, "1": True, "false": False, "0": False, "": False}
+        is_on = value if isinstance(value, bool) else on.get(str(value).lower())
+        if is_on is None:
+            raise UsageError(f"{flag} is {value!r}; expected true or false", where=origin)
+        return [True] if is_on else []
+    if isinstance(value, (dict, bool)):
+        raise UsageError(f"{flag} is {value!r}; expected its value", where=origin)
+    values = value if isinstance(value, list) else [value]
+    return [*map(str, values)] if kind.repeated else [",".join(map(str, values))]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from functools import cache, partial
@@ -24,7 +23,7 @@ from rankxform.publish.options import WRITERS_NODE
 from rankxform.storage.bandwidth import MEASURED_BYTES
 from rankxform.transport import Team
 
-from .options import STRATEGIES_EXAMPLE, add_folders, add_json, add_report, add_table, parse_count
+from .options import Parsed
 from .screen import Screen, header, left_out, notice_lines, warning_lines
 
 if TYPE_CHECKING:
@@ -34,43 +33,8 @@ if TYPE_CHECKING:
     from rankxform.verbs.picture import FlowMatrix, TensorKind
     from rankxform.verbs.plan import Cluster, Plan, PlanResult
 
-SUMMARY = "Print what would be read, written and held in memory; read headers only."
-EXAMPLE = f"rankxform plan output/checkpoint \\\n      {STRATEGIES_EXAMPLE}"
-PLACES = ("shared", "node")
-"""Where `--simulate` may have source files: on a storage of all nodes, or on each its own."""
 
-
-def add_options(verb: argparse.ArgumentParser) -> None:
-    add_folders(verb)
-    add_table(verb, "plan")
-    verb.add_argument(
-        "-n",
-        "--processes",
-        type=parse_count,
-        metavar="P",
-        help="plan for P processes (default: as many as run this command)",
-    )
-    verb.add_argument("-v", "--verbose", action="store_true", help="print the names too")
-    cluster = verb.add_argument_group("simulated, for any cluster")
-    cluster.add_argument(
-        "--simulate",
-        type=parse_count,
-        metavar="P",
-        help="print what each of P processes would read, send and write, and how long it takes",
-    )
-    cluster.add_argument(
-        "--nodes", type=parse_count, metavar="N", help="on N nodes (default: of 8 processes each)"
-    )
-    cluster.add_argument(
-        "--src-placement",
-        choices=PLACES,
-        help="all nodes see all source files, or each has its own part (default: shared)",
-    )
-    add_json(verb)
-    add_report(verb)
-
-
-def run(options: argparse.Namespace, team: Team) -> int:
+def run(options: Parsed, team: Team) -> int:
     """Plan; of ``transform --dry-run`` too, which predicts how long it takes."""
     from rankxform.verbs.plan import plan
 
@@ -88,12 +52,13 @@ def run(options: argparse.Namespace, team: Team) -> int:
     return 0
 
 
-def _simulate(request: Request, options: argparse.Namespace, team: Team, screen: Screen) -> int:
+def _simulate(request: Request, options: Parsed, team: Team, screen: Screen) -> int:
+    from rankxform.target.node_folders import PLACEMENT_SHARED
     from rankxform.verbs.plan import Cluster, simulate, summarize_simulated
 
     processes = options.simulate
-    nodes, placement = options.nodes or -(-processes // 8), options.src_placement or PLACES[0]
-    cluster = Cluster(processes, nodes, placement)
+    nodes = options.nodes or -(-processes // 8)
+    cluster = Cluster(processes, nodes, options.src_placement or PLACEMENT_SHARED)
     conversion, simulation = simulate(request, team, cluster)
     facts = cache(partial(_simulation_facts, conversion, cluster, simulation))
 
@@ -107,9 +72,7 @@ def _simulate(request: Request, options: argparse.Namespace, team: Team, screen:
     return 0
 
 
-def _write_page(
-    options: argparse.Namespace, conversion: Conversion, plan: Plan, **outcome: Any
-) -> None:
+def _write_page(options: Parsed, conversion: Conversion, plan: Plan, **outcome: Any) -> None:
     if options.report:
         from .page import write_page
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 from collections.abc import Mapping
 from functools import partial
@@ -11,35 +10,11 @@ from rankxform.display.text import table
 from rankxform.request import Request
 from rankxform.transport import Team
 
-from .options import (
-    STRATEGIES_EXAMPLE,
-    add_json,
-    add_option,
-    add_strategies,
-    option_named,
-    refuse_given_options,
-    request_options,
-)
+from .options import Parsed, refuse_given_options, request_options
 from .screen import Screen, warning_lines
 
-SUMMARY = "Print the source ranks whose bytes each destination rank needs."
-EXAMPLE = f"rankxform ranks {STRATEGIES_EXAMPLE} --ranks 0-3"
-_OF_RANKS = (
-    "ranks", "include", "exclude", "rename", "unmatched", "src_pattern", "step", "suffix"
-)  # fmt: skip
 
-
-def add_options(verb: argparse.ArgumentParser) -> None:
-    verb.add_argument(
-        "src", nargs="?", metavar="SRC", help="the checkpoint, for the exact choice among replicas"
-    )
-    add_strategies(verb)
-    for name in _OF_RANKS:
-        add_option(verb, option_named(name))
-    add_json(verb)
-
-
-def run(options: argparse.Namespace, team: Team) -> int:
+def run(options: Parsed, team: Team) -> int:
     src_ranks_by_rank = (
         _of_checkpoint(options, team) if options.src else _of_strategies(options, team)
     )
@@ -48,7 +23,7 @@ def run(options: argparse.Namespace, team: Team) -> int:
     return 0
 
 
-def _of_checkpoint(options: argparse.Namespace, team: Team) -> dict[int, tuple[int, ...]]:
+def _of_checkpoint(options: Parsed, team: Team) -> dict[int, tuple[int, ...]]:
     """Return the ranks that are read, by destination rank. Collective."""
     from rankxform.target.resolve import resolve
 
@@ -67,7 +42,7 @@ def _of_checkpoint(options: argparse.Namespace, team: Team) -> dict[int, tuple[i
     return {rank: target.planner.plan(rank).src_ranks for rank in target.ranks}
 
 
-def _of_strategies(options: argparse.Namespace, team: Team) -> dict[int, tuple[int, ...]]:
+def _of_strategies(options: Parsed, team: Team) -> dict[int, tuple[int, ...]]:
     """Return the ranks that are needed by the strategies alone. Collective."""
     from rankxform.operations.base import OperationChain
     from rankxform.planning.selection import source_ranks_needed

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import shlex
@@ -35,6 +34,7 @@ from rankxform.transport import Team
 from rankxform.transport.team import show_nothing
 
 from .arguments import build_request, notes_of_script
+from .options import Parsed
 
 if TYPE_CHECKING:
     from rankxform.layout.strategy import Strategy
@@ -330,7 +330,7 @@ class Screen:
     begun: Conversion
     """What was begun."""
 
-    def __init__(self, options: argparse.Namespace, team: Team) -> None:
+    def __init__(self, options: Parsed, team: Team) -> None:
         self._options, self._team = options, team
         self._page = getattr(options, "report", None)
         self.is_quiet, self.is_verbose = (getattr(options, n, False) for n in ("quiet", "verbose"))

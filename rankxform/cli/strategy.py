@@ -2,34 +2,27 @@
 
 from __future__ import annotations
 
-import argparse
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rankxform.derivation.derive import format_layout
 from rankxform.derivation.request import Derived, ShardingRow
 from rankxform.derivation.stages import lists_of, places_in_lists
-from rankxform.display.text import shown_path, table, width, wrap_text
+from rankxform.display.text import labelled_lines, shown_path, table, width, wrap_text
 from rankxform.errors import DifferenceError, UsageError
 from rankxform.layout.layout import Layout
 from rankxform.layout.names import and_more_patterns, format_ranges, patterns, summarize_names
 from rankxform.layout.states import NEVER_SAVED, States, find_states
 from rankxform.layout.strategy import Strategy, StrategyDifference, describe_layout
-from rankxform.options import GROUP_DERIVATION, option_info
-from rankxform.request import Request, all_options
+from rankxform.request import Request
 from rankxform.transport import Team
 
-from .options import add_json, add_option, option_named, request_options
+from .options import Parsed, request_options
 from .screen import Screen
 
 if TYPE_CHECKING:
     from rankxform.derivation.rules import Preset
-
-
-SUMMARY = "Derive, explain, show, convert or compare strategies."
-EXAMPLE = ""
-_EXPLAINING = ("src_parallel", "src_config", "preset")
 
 
 class ActionResult(NamedTuple):
@@ -40,63 +33,7 @@ class ActionResult(NamedTuple):
     code: int = 0
 
 
-def _derive_options(action: argparse.ArgumentParser) -> None:
-    action.add_argument(
-        "--from", "--src-strategy", dest="source", metavar="STRATEGY", default="none",
-        help="the source's strategy (default: none, for whole parameters)",
-    )  # fmt: skip
-    action.add_argument("-o", "--output", required=True, metavar="OUT", help=_OUT)
-    _add_shapes(action)
-    group = action.add_argument_group(GROUP_DERIVATION)
-    for option_field in all_options():
-        if option_info(option_field).group == GROUP_DERIVATION:
-            add_option(group, option_field)
-    add_json(action)
-
-
-_OUT = "file to write, .ckpt or .json, or a folder for one file of each stage; must not exist"
-
-
-def _add_shapes(action: argparse.ArgumentParser) -> None:
-    action.add_argument(
-        "--shapes", metavar="WHERE",
-        help="full shapes: a JSON file, or the checkpoint, whose headers are read",
-    )  # fmt: skip
-
-
-def _explain_options(action: argparse.ArgumentParser) -> None:
-    action.add_argument("source", metavar="STRATEGY", help="a strategy file or folder")
-    for name in _EXPLAINING:
-        add_option(action, option_named(name))
-    _add_shapes(action)
-    add_json(action)
-
-
-def _show_options(action: argparse.ArgumentParser) -> None:
-    action.add_argument("source", metavar="STRATEGY", help="a strategy file or folder")
-    action.add_argument("--raw", action="store_true", help="print the matrices and tensor maps too")
-    add_json(action)
-
-
-def _convert_options(action: argparse.ArgumentParser) -> None:
-    action.add_argument("source", metavar="STRATEGY", help="a strategy file or folder")
-    action.add_argument("output", metavar="OUT", help=_OUT)
-    _add_shapes(action)
-    add_json(action)
-
-
-def _diff_options(action: argparse.ArgumentParser) -> None:
-    action.add_argument("source", metavar="A", help="a strategy file or folder")
-    action.add_argument("other", metavar="B", help="another one")
-    add_json(action)
-
-
-def _preset_options(action: argparse.ArgumentParser) -> None:
-    action.add_argument("name", nargs="?", metavar="NAME", help="print its rules (default: list)")
-    add_json(action)
-
-
-def _derive(options: argparse.Namespace) -> ActionResult:
+def _derive(options: Parsed) -> ActionResult:
     from rankxform.derivation.inputs import derive_request
     from rankxform.storage.user_files import load_strategy, save_strategy
     from rankxform.verbs.strategies import derive_strategy
@@ -126,7 +63,7 @@ def _target(text: str) -> Path:
     return path
 
 
-def _explain(options: argparse.Namespace) -> ActionResult:
+def _explain(options: Parsed) -> ActionResult:
     from rankxform.storage.user_files import load_strategy
     from rankxform.verbs.strategies import explain_strategy, sizes_of
 
@@ -142,7 +79,7 @@ def _explain(options: argparse.Namespace) -> ActionResult:
     return ActionResult(facts, "\n".join(lines))
 
 
-def _show(options: argparse.Namespace) -> ActionResult:
+def _show(options: Parsed) -> ActionResult:
     from rankxform.storage.user_files import load_strategy
 
     strategy = load_strategy(options.source)
@@ -154,7 +91,7 @@ def _show(options: argparse.Namespace) -> ActionResult:
     return ActionResult(facts, describe_strategy(options.source, strategy, options.raw))
 
 
-def _convert(options: argparse.Namespace) -> ActionResult:
+def _convert(options: Parsed) -> ActionResult:
     from rankxform.storage.user_files import load_strategy, rewrite_strategy
     from rankxform.verbs.strategies import extents_at
 
@@ -169,7 +106,7 @@ def _convert(options: argparse.Namespace) -> ActionResult:
     return ActionResult(facts, f"{files[0]}: {written.extent}{suffix}")
 
 
-def _diff(options: argparse.Namespace) -> ActionResult:
+def _diff(options: Parsed) -> ActionResult:
     from rankxform.layout.strategy import strategy_differences
     from rankxform.storage.user_files import load_strategy
 
@@ -181,7 +118,7 @@ def _diff(options: argparse.Namespace) -> ActionResult:
     return ActionResult(facts, describe_differences(differences, first, second), code)
 
 
-def _presets(options: argparse.Namespace) -> ActionResult:
+def _presets(options: Parsed) -> ActionResult:
     from rankxform.derivation.rules import load_preset, preset_names
     from rankxform.display.text import table
 
@@ -238,54 +175,29 @@ def _preset_rules(preset: Preset) -> list[dict[str, Any]]:
     ]
 
 
-class Action(NamedTuple):
-    """One thing that ``strategy`` can do."""
+def _merge(options: Parsed) -> ActionResult:
+    from rankxform.storage.user_files import merge_stage_files
 
-    summary: str
-    add_options: Callable[[argparse.ArgumentParser], None]
-    act: Callable[[argparse.Namespace], ActionResult]
-
-
-ACTIONS: dict[str, Action] = {
-    "derive": Action(
-        "Write the strategy of a job that was never compiled.", _derive_options, _derive
-    ),
-    "explain": Action(
-        "Print which mesh axes shard what, by a strategy and the sizes of its job.",
-        _explain_options,
-        _explain,
-    ),
-    "show": Action(
-        "Print stages, ranks, and how many parameters are sharded how.", _show_options, _show
-    ),
-    "convert": Action(
-        "Write a strategy as protobuf, stage folder or JSON.", _convert_options, _convert
-    ),
-    "diff": Action("Print where two strategies give a rank different boxes.", _diff_options, _diff),
-    "presets": Action(
-        "List the presets of known networks, or print one.", _preset_options, _presets
-    ),
-}
+    target = Path(options.target)
+    merged = merge_stage_files(Path(options.folder), target, overwrite=options.overwrite)
+    text = labelled_lines("done", f"{target}: {merged.extent}")
+    if dashes := [name for name in merged.stages_of if "-" in name]:
+        note = "MindSpore's own reader does not take names with a dash, such as "
+        text += "\n" + labelled_lines("note", f"{note}{dashes[0]!r}; rankxform does")
+    return ActionResult({"files": [str(target)], **merged.facts}, text)
 
 
-def add_options(verb: argparse.ArgumentParser) -> None:
-    """Add the actions of the verb, each with its options."""
-    actions = verb.add_subparsers(
-        dest="action", metavar="ACTION", required=True, parser_class=type(verb)
+_ACTIONS = {
+    "merge": _merge, "derive": _derive, "explain": _explain, "show": _show, "convert": _convert,
+    "diff": _diff, "presets": _presets,
+}  # fmt: skip
+
+
+def run(options: Parsed, team: Team) -> int:
+    facts, text, code = team.bcast(lambda: _ACTIONS[options.action or options.verb](options))
+    Screen(options, team).result(
+        f"{options.verb} {options.action}".strip(), lambda: facts, lambda: text
     )
-    for name, strategy_action in ACTIONS.items():
-        action = actions.add_parser(
-            name,
-            help=strategy_action.summary,
-            description=strategy_action.summary,
-            allow_abbrev=False,
-        )
-        strategy_action.add_options(action)
-
-
-def run(options: argparse.Namespace, team: Team) -> int:
-    facts, text, code = team.bcast(lambda: ACTIONS[options.action].act(options))
-    Screen(options, team).result(f"strategy {options.action}", lambda: facts, lambda: text)
     return code
 
 

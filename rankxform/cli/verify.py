@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
@@ -18,55 +17,17 @@ from rankxform.display.text import (
 )
 from rankxform.errors import DifferenceError, UsageError
 from rankxform.layout.names import format_ranges, pattern_of
-from rankxform.options import GROUP_RUN, option_info
-from rankxform.request import all_options
 from rankxform.transport import Team
 
-from .options import (
-    STRATEGIES_EXAMPLE,
-    add_folders,
-    add_number,
-    add_option,
-    add_report,
-    add_table,
-    add_work,
-    refuse_given_options,
-)
+from .options import Parsed, refuse_given_options
 from .screen import Screen, describe_samples, notice_lines, warning_lines
 
 if TYPE_CHECKING:
     from rankxform.engine.sinks import Difference
     from rankxform.verbs.verify import Verdict
 
-SUMMARY = "Compare a destination with its source, or with its own manifest."
-EXAMPLE = f"rankxform verify -n 8 output/checkpoint new_ckpt \\\n      {STRATEGIES_EXAMPLE}"
 
-
-def add_options(verb: argparse.ArgumentParser) -> None:
-    add_folders(
-        verb, dst="folder to verify; with one folder alone, it is compared with its own manifest"
-    )
-    add_table(verb, "verify")
-    _ignore_writing(verb)
-    run = verb.add_argument_group(GROUP_RUN)
-    add_work(verb, run)
-    add_number(verb)
-    add_report(verb)
-
-
-def _ignore_writing(verb: argparse.ArgumentParser) -> None:
-    """Accept, and ignore, options that concern writing alone, so that `verify` takes the same
-    command as `transform`."""
-    for option_field in all_options():
-        verbs = option_info(option_field).verbs
-        if "transform" in verbs and "verify" not in verbs:
-            add_option(
-                verb, option_field, dest="ignored_" + option_field.name, help=argparse.SUPPRESS
-            )
-    verb.add_argument("--profile", action="store_true", help=argparse.SUPPRESS)
-
-
-def run(options: argparse.Namespace, team: Team) -> int:
+def run(options: Parsed, team: Team) -> int:
     from rankxform.verbs.verify import verify, verify_alone
 
     screen = Screen(options, team)
@@ -82,7 +43,7 @@ def run(options: argparse.Namespace, team: Team) -> int:
     return 0 if verdict.same else DifferenceError.exit_code
 
 
-def _means_manifest(options: argparse.Namespace) -> bool:
+def _means_manifest(options: Parsed) -> bool:
     """Whether one folder was given, to be compared with its own manifest."""
     if options.dst or options.dst_option or options.src_option or not options.src:
         return False

@@ -8,7 +8,7 @@ import json
 import pytest
 
 import rankxform
-from rankxform.cli import arguments
+from rankxform.cli import parser
 from rankxform.cli.main import main
 from rankxform.errors import UsageError
 from tests import reference
@@ -22,14 +22,14 @@ def test_src_and_dst_stand_anywhere_among_options(order):
     groups = [("SRC",), *OPTIONS, ("DST",)]
     words = [word for at in order for word in groups[at]]
     names = [word for word in words if word in ("SRC", "DST")]
-    found = arguments.parse_arguments(["transform", *words])
+    found = parser.parse_arguments(["transform", *words])
     assert [found.src, found.dst] == names
     assert (found.src_strategy, found.dst_strategy, found.overwrite) == ("A", "B", True)
 
 
 def test_too_many_are_refused():
     with pytest.raises(UsageError, match="C: transform takes no such arguments"):
-        arguments.parse_arguments(["transform", "A", "--overwrite", "B", "C"])
+        parser.parse_arguments(["transform", "A", "--overwrite", "B", "C"])
 
 
 def test_an_error_is_an_object_too(tmp_path, capfd):
@@ -60,7 +60,7 @@ def test_another_step_into_the_same_destination(tmp_path):
 )
 def test_the_nearest_choice_is_named(line, meant):
     with pytest.raises(UsageError, match=meant):
-        arguments.parse_arguments(line)
+        parser.parse_arguments(line)
 
 
 def test_an_error_in_lines(capfd, monkeypatch, tmp_path):

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from functools import partial
 
-from rankxform.cli.options import add_json
+from rankxform.cli.options import Json
+from rankxform.cli.parser import COMMANDS, Command, Place
 from rankxform.cli.screen import Screen
-
-SUMMARY = "Count the files of a checkpoint."
-EXAMPLE = "rankxform tally output/checkpoint"
+from rankxform.options import GROUP_COMMAND, TYPE_FLAG, option
 
 
-def add_options(verb):
-    verb.add_argument("path", metavar="PATH", help="a checkpoint")
-    verb.add_argument("--twice", action="store_true", help="count every file twice")
-    add_json(verb)
+class TallyOptions(Json):
+    twice = option(False, GROUP_COMMAND, "count every file twice", kind=TYPE_FLAG)
+
+
+def register():
+    COMMANDS["tally"] = Command(
+        "tally", "Count the files of a checkpoint.", "rankxform tally output/checkpoint",
+        (Place("path", "PATH", "a checkpoint"),), own=(TallyOptions,), module=__name__,
+    )  # fmt: skip
 
 
 def run(options, team):
