@@ -201,7 +201,7 @@ def plan(
         return _request(src, None, src_strategy, dst_strategy, options, _all())
 
     def run(request: Request, members: Team, begin: Begin) -> Plan:
-        return planning.plan(request, members, processes and index(processes)).plan
+        return planning.plan(request, members, processes and index(processes))[1]
 
     return _collective(comm, progress, ask, run)
 
@@ -393,7 +393,9 @@ def _is_refused(text: str) -> bool:
 
 
 def _as_typed(name: str, kind: OptionType, value: Any) -> Any:
-    """Take what the command line takes, such as "256M", and a step that is a number."""
+    """Take what the command line takes, such as "256M", a path, and a step that is a number."""
+    if kind.item is str and isinstance(value, os.PathLike):
+        return os.fspath(value)
     if isinstance(value, str) and (kind.item in (int, float) or kind.choices):
         try:
             return kind.parse(value)

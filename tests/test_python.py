@@ -14,6 +14,7 @@ import jsonschema
 import pytest
 
 import rankxform
+from rankxform.results import Lines, Table
 from tests import reference
 from tests.mpi_launch import environment, mpirun
 
@@ -226,17 +227,23 @@ def test_values_may_be_texts_as_on_the_command_line(place):
         rankxform.plan(place.src, place.a, place.b, progress="off")
 
 
+def words(found):
+    """Return what a result's sections say, by label."""
+    return {s.label: " ".join(s.texts) for s in found.sections() if isinstance(s, Lines)}
+
+
 def test_a_plan_says_what_reads_less(place, tmp_path):
     whole = reference.write_strategy(
         tmp_path / "whole.ckpt", [dict.fromkeys(NAMES, ([2], [-1, -1], 0, 0))]
     )
     twice = rankxform.plan(place.src, place.a, whole, processes=16)
     assert twice.bytes_read == 2 * twice.bytes_needed
-    assert "2.00 times" in twice.amounts()["read"] and "each slice in one read" in twice.amounts()
-    assert "two-phase" in twice.amounts()["read less"]
+    assert "2.00 times" in words(twice)["in all"] and "two-phase" in words(twice)["read less"]
+    methods = [row[0] for s in twice.sections() if isinstance(s, Table) for row in s.rows]
+    assert "each slice in one read" in methods
     once = rankxform.plan(place.src, place.a, whole, processes=16, read_method="two-phase")
-    assert once.bytes_read == once.bytes_needed and "read less" not in once.amounts()
-    assert "read less" not in rankxform.plan(place.src, place.a, place.b, processes=2).amounts()
+    assert once.bytes_read == once.bytes_needed and "read less" not in words(once)
+    assert "read less" not in words(rankxform.plan(place.src, place.a, place.b, processes=2))
 
 
 def test_a_misspelt_source_is_named_before_the_other_order(place):

@@ -9,19 +9,16 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rankxform.checkpoints.base import FORMS
 from rankxform.display.text import (
-    first_of_ranks,
     format_count,
-    format_seconds,
     format_size,
     labelled_lines,
-    red,
     short_table,
     shown_path,
     table,
+    warning_lines,
 )
-from rankxform.errors import CheckpointError, DifferenceError, UsageError
+from rankxform.errors import CheckpointError, UsageError
 from rankxform.layout.names import natural_sort_key, pattern_of
 from rankxform.options import flag_of
 from rankxform.request import Request
@@ -29,27 +26,34 @@ from rankxform.transport import Team
 
 from .maps import show_names
 from .options import Parsed, refuse_given_options, request_options
-from .screen import Screen, catalog_words, describe_samples, notice_lines, warning_lines
+from .screen import Screen
 
 if TYPE_CHECKING:
-    from rankxform.planning.evidence import Evidence
-    from rankxform.source.open import Source
-    from rankxform.verbs.check import Check, ReplicaVerdict
+    pass
 
 
 def run(options: Parsed, team: Team) -> int:
     screen = Screen(options, team)
     _check_page(options)
-    if options.compare_replicas:
-        return _compare_replicas(options, team, screen)
-    if options.check:
-        return _check(options, team, screen)
+    if options.compare_replicas or options.check:
+        from rankxform.verbs.check import check, compare_replicas
+
+        if options.compare_replicas:
+            request = team.bcast(lambda: _request(options, options.src_strategy))
+            replicas = compare_replicas(request, team, screen.progress)
+            return screen.show("replicas", lambda: replicas)
+        request = team.bcast(lambda: _request(options, "none"))
+        checked = check(request, options.full, team, screen.progress)
+        return screen.show("check", lambda: checked)
     if options.full:
         raise UsageError("--full is for --check", "give both")
     if options.page is not None:
         return _write_page(options, team, screen)
     if options.src_strategy is not None and options.map is None:
-        return _examine(options, team, screen)
+        from rankxform.verbs.check import compare_samples
+
+        samples = compare_samples(team.bcast(lambda: _request(options, "none")), team)
+        return screen.show("evidence", lambda: samples)
     if options.map is not None:
         return show_names(team.bcast(lambda: _request(options, "none")), team, screen)
     from rankxform.inspection import inspect
@@ -117,82 +121,6 @@ def _write_page(options: Parsed, team: Team, screen: Screen) -> int:
     facts = {"page": options.page, "faults": faults}
     screen.result("contents", lambda: facts, lambda: "\n".join(lines))
     return CheckpointError.exit_code if faults else 0
-
-
-def _compare_replicas(options: Parsed, team: Team, screen: Screen) -> int:
-    from rankxform.verbs.check import compare_replicas
-
-    request = team.bcast(lambda: _request(options, options.src_strategy))
-    verdict = compare_replicas(request, team, screen.progress)
-    screen.result("replicas", verdict.as_dict, partial(_replicas, verdict))
-    return 0 if verdict.same else DifferenceError.exit_code
-
-
-def _examine(options: Parsed, team: Team, screen: Screen) -> int:
-    """Say whether what files hold bears a strategy out."""
-    from rankxform.target.resolve import resolve
-    from rankxform.verbs.evidence import with_evidence
-
-    request = team.bcast(lambda: _request(options, "none"))
-    _, source, target = with_evidence(resolve(request, team), team)
-    evidence = target.evidence
-    facts = {
-        "src": source.where.path,
-        "src_ranks": source.require_catalog().ranks,
-        "evidence": evidence.facts,
-        "notices": (*source.notices, *evidence.notices),
-        "warnings": (*source.warnings, *evidence.warnings),
-    }
-    screen.result("evidence", lambda: facts, partial(_evidence, source, evidence, facts))
-    return 0 if evidence.samples else DifferenceError.exit_code
-
-
-def _check(options: Parsed, team: Team, screen: Screen) -> int:
-    """Say all that is wrong with a checkpoint."""
-    from rankxform.verbs.check import check
-
-    request = team.bcast(lambda: _request(options, "none"))
-    check_result = check(request, options.full, team, screen.progress)
-    screen.result("check", check_result.as_dict, partial(_describe_check, check_result))
-    if check_result.same is None:
-        return DifferenceError.exit_code
-    return 0 if check_result.same else CheckpointError.exit_code
-
-
-def _describe_check(check: Check) -> str:
-    """Write what a check found, what is wrong first."""
-    order = ("wrong", "doubtful", "right", "not checked")
-    rows = sorted(check.rows, key=lambda row: order.index(row.state))
-    verdict_text = {
-        True: "nothing wrong was found",
-        False: red("WRONG"),
-        None: "nothing could be compared with anything",
-    }[check.same]
-    summary = (
-        f"{FORMS[check.form].title}, {format_count(check.files_compared, 'file')}: {verdict_text}"
-    )
-    reads, passed = format_count(check.reads, "read"), format_seconds(check.seconds)
-    read = f"{reads}, {format_size(check.bytes_read)}, {passed}"
-    lines = [f"{shown_path(check.src)}: {summary}"]
-    lines += [labelled_lines(row.check, f"{row.state}: {row.text}") for row in rows]
-    return "\n".join([*lines, labelled_lines("looked at", read)])
-
-
-def _evidence(source: Source, evidence: Evidence, facts: Mapping[str, Any]) -> str:
-    if evidence.samples:
-        verdict_text = f"fits, by {describe_samples(evidence.facts)}"
-    else:
-        verdict_text = "nothing could be compared: no two files hold slices of one tensor"
-    read = f"{format_count(evidence.reads, 'read')} of {format_size(evidence.bytes_read)}"
-    lines = [
-        labelled_lines(
-            "from", shown_path(source.where.path), catalog_words(source.require_catalog())
-        ),
-        labelled_lines("strategy", f"{verdict_text} ({read})"),
-        *notice_lines(facts["notices"]),
-        *warning_lines(facts["warnings"]),
-    ]
-    return "\n".join(lines)
 
 
 def inspection(facts: Mapping[str, Any], verbose: bool = False, raw: bool = False) -> str:
@@ -340,37 +268,3 @@ def _strategy(facts: Mapping[str, Any], raw: bool) -> str:
     from .strategy import describe_strategy
 
     return describe_strategy(facts["path"], load_strategy(facts["path"]), raw)
-
-
-def _replicas(verdict: ReplicaVerdict) -> str:
-    """Say where source ranks that should hold the same bytes do not."""
-    files = format_count(verdict.files_compared, "file")
-    compared_text = (
-        f"{format_size(verdict.bytes_compared)} in {files}, {format_seconds(verdict.seconds)}"
-    )
-    warning_texts = warning_lines(verdict.warnings)
-    if verdict.same is None:
-        return "\n".join(
-            [
-                f"NOTHING COMPARED: no bytes are held by several ranks, {compared_text}",
-                *warning_texts,
-            ]
-        )
-    if verdict.same:
-        return "\n".join(
-            [
-                *warning_texts,
-                labelled_lines("same", f"all bytes that several ranks hold, {compared_text}"),
-            ]
-        )
-    rows = [
-        (
-            difference.name,
-            difference.box,
-            " | ".join(first_of_ranks(list(ranks)) for ranks in difference.groups),
-        )
-        for difference in verdict.differences
-    ]
-    lines = short_table(("parameter", "region", "ranks with equal bytes"), rows, "places")
-    last_line = f"{red('DIFFERENT')}: {format_count(len(rows), 'place')}; compared {compared_text}"
-    return "\n".join([lines, *warning_texts, last_line])

@@ -15,16 +15,17 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from rankxform.display.text import format_count, warn
+from rankxform.display.text import as_text, format_count, warn, warning_lines
 from rankxform.errors import UsageError
 from rankxform.request import Request
+from rankxform.results import QUIET
 from rankxform.storage.store import absolute
 from rankxform.transport import Team
 from rankxform.transport.launcher import leave_hydra, local_rank, msrun_workers
 from rankxform.values import dataclass
 
 from .options import Parsed
-from .screen import Screen, notice_lines, summary, verify_command, warning_lines
+from .screen import Screen, notice_lines
 
 if TYPE_CHECKING:
     from rankxform.target.target import Target
@@ -51,8 +52,7 @@ def run(options: Parsed, team: Team) -> Program:
     if options.json:
         screen.done("launch", lambda: facts, str)
     elif transform_report is not None:
-        verify = partial(verify_command, screen.begun, team.size)
-        screen.say(summary(transform_report, verify, screen.is_verbose, screen.is_quiet))
+        screen.say(as_text(transform_report, screen.level))
     return _program(options, checkpoint, team)
 
 
@@ -67,7 +67,7 @@ def _announce(request: Request, team: Team, screen: Screen, target: Target, fits
         screen.say(derived_table(target.derived))
     if fits:
         doubts = warning_lines(target.warnings)
-        notice_texts = [] if screen.is_quiet else notice_lines(target.notices)
+        notice_texts = [] if screen.level == QUIET else notice_lines(target.notices)
         for text in (*doubts, *notice_texts):
             screen.say(text)
         where, strategy_label = absolute(request.src), target.planner.dst.label

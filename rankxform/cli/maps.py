@@ -6,12 +6,13 @@ from collections.abc import Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from rankxform.display.text import warning_lines
 from rankxform.layout.names import pattern_of
 from rankxform.request import Request
 from rankxform.transport import Team
 
 from .options import Parsed, request_options
-from .screen import Screen, notice_lines, warning_lines
+from .screen import Screen, notice_lines
 
 if TYPE_CHECKING:
     from rankxform.formats.map_table import MapTable

@@ -21,7 +21,7 @@ from rankxform.display.text import (
 )
 from rankxform.errors import RankxformError, UsageError
 from rankxform.request import Request
-from rankxform.results import stage_layers
+from rankxform.results import as_document, stage_layers
 from rankxform.storage.posix import is_below, open_for_reading, range_reader, write_atomically
 from rankxform.transport import Team
 from rankxform.verbs.picture import (
@@ -34,11 +34,10 @@ from rankxform.verbs.picture import (
 )
 
 from .options import Parsed
-from .plan import describe_space
 
 if TYPE_CHECKING:
     from rankxform.target.target import Conversion, Target
-    from rankxform.verbs.plan import Plan
+    from rankxform.verbs.plan import Plan, SimulationResult
     from rankxform.verbs.transform import Report
     from rankxform.verbs.verify import Verdict
 
@@ -52,30 +51,33 @@ class PageResults(NamedTuple):
 
     done: Report | None = None
     verdict: Verdict | None = None
-    simulated: Mapping[str, Any] | None = None
-    predicted: float | None = None
+    simulated: SimulationResult | None = None
 
 
 def page_document(
     conversion: Conversion, plan: Plan, command: Sequence[str], outcome: PageResults
 ) -> dict[str, Any]:
     """Return the facts of a plan, and of what came of it; docs/page.schema.json states them."""
-    report, verdict, simulated, predicted = outcome
+    report, verdict, simulated = outcome
     source, target = conversion.source, conversion.target
-    planned = {**plan.as_dict(), "predicted_seconds": predicted}
+    planned = plan.as_dict()
     del planned["shards"]  # by file: as many as there are ranks; `byte_flow` has their sums
-    results: dict[str, Any] = {"plan": planned, "simulation": simulated}
-    for name, result in (("transform", report), ("verify", verdict)):
+    results: dict[str, Any] = {"plan": planned}
+    for name, result in (("simulation", simulated), ("transform", report), ("verify", verdict)):
         results[name] = None if result is None else result.as_dict()
-    nodes = simulated["nodes"] if simulated else len(source.reach.files)
+    nodes = simulated.nodes if simulated else len(source.reach.files)
     between = node_flow(plan.between_nodes, nodes).as_dict() if plan.between_nodes else None
+    shown = next(r for r in (verdict, report, simulated, plan) if r is not None)
+    words = as_document(shown)
     facts = {
         "head": _head(conversion, plan, outcome),
-        **stage_layers(plan.layers()),
+        "layers": stage_layers(plan.src_layers, plan.dst_layers).facts,
         "flow": byte_flow(plan, target).as_dict(),
         "kinds": _kinds(target),
-        "time": _time(outcome),
+        "time": _time(outcome, plan.predicted_seconds),
         "nodes": between,
+        "words": words["head"]["amounts"],
+        "tables": words.get("tables"),
         "made": _describe_conversion(conversion, plan, command),
         "results": {name: result_facts for name, result_facts in results.items() if result_facts},
     }
@@ -84,7 +86,7 @@ def page_document(
 
 def _head(conversion: Conversion, plan: Plan, outcome: PageResults) -> dict[str, Any]:
     source, target = conversion.source, conversion.target
-    report, verdict, simulated, predicted = outcome
+    (report, verdict, simulated), predicted = outcome, plan.predicted_seconds
     lower, upper = plan.fan_in
     catalog = source.require_catalog()
     amounts = {
@@ -92,15 +94,15 @@ def _head(conversion: Conversion, plan: Plan, outcome: PageResults) -> dict[str,
         "reads": f"{lower if lower == upper else f'{lower} to {upper}'} of {plan.src_ranks:,} "
         f"source {'ranks' if catalog.strategy else 'files'}, for each file written",
         "read": read_and_needed(plan.bytes_read, plan.bytes_needed),
-        "disk": describe_space(plan),
+        "disk": plan.space,
         "memory": f"{format_buffer(plan.buffer_bytes)} of buffers a process",
         "tensors": f"{plan.parameters:,}",
         "processes": f"{plan.processes:,}",
     }
     state, summary = "plan", "a plan; nothing was read but headers and samples"
     if simulated is not None:
-        summary, predicted = "simulated, by the cost model", simulated["predicted_seconds"]
-        amounts["processes"] = f"{plan.processes:,} on {format_count(simulated['nodes'], 'node')}"
+        summary, predicted = "simulated, by the cost model", simulated.predicted_seconds
+        amounts["processes"] = f"{plan.processes:,} on {format_count(simulated.nodes, 'node')}"
     if predicted is not None:
         amounts["time"] = f"about {format_seconds(predicted)}"
     if report is not None:
@@ -143,13 +145,13 @@ def _kinds(target: Target) -> dict[str, Any]:
     return kind_facts if all_kinds else {}
 
 
-def _time(outcome: PageResults) -> dict[str, Any]:
-    report, _, simulated, predicted = outcome
+def _time(outcome: PageResults, predicted: float | None) -> dict[str, Any]:
+    report, _, simulated = outcome
     summary = ""
     if simulated is not None:
-        seconds = simulated["seconds_of_processes"] or [0.0]
+        seconds = simulated.seconds_of_processes or (0.0,)
         summary = (
-            f"About {format_seconds(simulated['predicted_seconds'])} in all; the busiest process "
+            f"About {format_seconds(simulated.predicted_seconds)} in all; the busiest process "
         )
         summary += f"{format_seconds(max(seconds))}, the idlest {format_seconds(min(seconds))}, "
         summary += "by the cost model."
@@ -254,7 +256,7 @@ def write_page_of_work(options: Parsed, conversion: Conversion, team: Team, **ou
     from rankxform.verbs.plan import plan_target
 
     try:
-        plan = plan_target(conversion, team, with_room=False).plan
+        _, plan = plan_target(conversion, team, with_room=False)
         team.bcast(lambda: write_page(options, conversion, plan, **outcome))
     except Exception as error:
         if team.rank == 0:

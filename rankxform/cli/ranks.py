@@ -6,12 +6,12 @@ import os
 from collections.abc import Mapping
 from functools import partial
 
-from rankxform.display.text import table
+from rankxform.display.text import table, warning_lines
 from rankxform.request import Request
 from rankxform.transport import Team
 
 from .options import Parsed, refuse_given_options, request_options
-from .screen import Screen, warning_lines
+from .screen import Screen
 
 
 def run(options: Parsed, team: Team) -> int:

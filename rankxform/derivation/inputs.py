@@ -17,7 +17,7 @@ from pathlib import Path
 from reprlib import repr
 from typing import Any
 
-from rankxform.errors import CheckpointError, RequestError, UsageError
+from rankxform.errors import CheckpointError, RequestError, UsageError, did_you_mean
 from rankxform.formats.container import Schema, content_bytes
 from rankxform.layout.names import compile_regex, format_ranges, summarize_names
 from rankxform.layout.strategy import Strategy, WholeStrategy
@@ -55,6 +55,7 @@ _KNOWN_KEYS = {
     "parallel_config": (*_SIZES, *_SYNONYMS, *_OTHERS),
 }
 """Keys by which a strategy is derived, by the table that they stand in."""
+_RUN_MODES = ("train", "finetune", "predict", "predict_with_train_model", "eval", "export")
 _LIKENESS = 0.88
 _SEMI_AUTO = (1, "1", "semi", "semi_auto", "semi_auto_parallel")
 
@@ -106,7 +107,7 @@ def parse_job_config(data: bytes, label: str) -> JobConfig:
             optimizer_shard=_optimizer_shard(config, optimizer, label),
             threshold=_number(optimizer, "parallel_optimizer_threshold", 64, label),
         ),
-        predict=str(document.get("run_mode", "")).startswith("predict"),
+        predict=_run_mode(document, label).startswith("predict"),
         offset=_offset(model, label),
         interleave=_interleave(config, model, label),
         load_checkpoint=_text(document, "load_checkpoint", label),
@@ -114,6 +115,13 @@ def parse_job_config(data: bytes, label: str) -> JobConfig:
         auto_trans=_flag(document, "auto_trans_ckpt", False, label),
         output_dir=_text(document, "output_dir", label) or "./output",
     )
+
+
+def _run_mode(document: dict[str, Any], label: str) -> str:
+    mode = str(document.get("run_mode", ""))
+    if mode not in _RUN_MODES and (suggestion := did_you_mean(mode, _RUN_MODES)):
+        raise UsageError(f"run_mode is {mode!r}{suggestion}", where=label)
+    return mode
 
 
 def _document(data: bytes, label: str) -> dict[str, Any]:

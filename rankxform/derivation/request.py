@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import field, replace
 from typing import Any, NamedTuple
 
 from rankxform.geometry.box import Shape
 from rankxform.layout.strategy import Strategy
-from rankxform.results import Result
+from rankxform.results import NORMAL, Result, Section, lines
 from rankxform.values import dataclass
 
 from .mesh import DST_SIZES, SRC_SIZES, Parallel
@@ -96,8 +96,10 @@ class Derived(Result):
     def in_short(self) -> str:
         return self.strategy.in_short()
 
-    def amounts(self) -> dict[str, str]:
-        return {role.pattern: f"{role.src_holds} -> {role.dst_holds}" for role in self.roles}
+    def sections(self, level: int = NORMAL) -> Iterator[Section]:
+        for role in self.roles:
+            yield lines(role.pattern, f"{role.src_holds} -> {role.dst_holds}; {role.spec}")
+        yield from (lines("note", text) for text in self.assumptions)
 
     @property
     def facts(self) -> dict[str, Any]:

@@ -6,10 +6,12 @@ Lines that go to a file or a pipe are not wrapped, because other programs read t
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import lru_cache
 
+from rankxform.results import NORMAL, VERBOSE, Lines, Result, Table
 from rankxform.transport.launcher import terminal
 from rankxform.values import pattern_on_use
 
@@ -104,8 +106,33 @@ def labelled_lines(label: str, *texts: str) -> str:
         else:
             assert columns is not None
             lines += _wrap_lines(text, columns, start, blank)
-    lines[0] = bold(label) + lines[0][len(label) :]
+    style = red if label.rstrip(":") in _BAD else bold
+    lines[0] = style(label) + lines[0][len(label) :]
     return "\n".join(lines)
+
+
+_BAD = ("DIFFERENT", "NO ROOM", "WRONG")
+
+
+def warning_lines(texts: Sequence[str]) -> list[str]:
+    """Write warnings, which are said first and last."""
+    return [labelled_lines("WARNING:", text) for text in texts]
+
+
+def as_text(result: Result, level: int = NORMAL, head: str = "") -> str:
+    """Write a result for people: its sections, `head` behind the first, and its warnings last."""
+    parts: list[str] = []
+    for section in result.sections(level):
+        if isinstance(section, Lines):
+            texts = section.texts
+            parts.append(labelled_lines(section.label, *texts) if section.label else texts[0])
+        elif isinstance(section, Table):
+            columns, rows, noun = section
+            show = table(columns, rows) if level == VERBOSE else short_table(columns, rows, noun)
+            parts += ["", show, ""]
+        parts, head = [*parts, *([head] if head else [])], ""
+    parts += warning_lines(getattr(result, "warnings", ()))
+    return re.sub("\n{3,}", "\n\n", "\n".join(parts)).strip("\n")
 
 
 def printable(text: str) -> str:

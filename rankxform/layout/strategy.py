@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import field
 from functools import cached_property, lru_cache
 from itertools import pairwise
@@ -17,7 +17,7 @@ from math import prod
 
 from rankxform.errors import RequestError, StrategyError
 from rankxform.geometry.box import Shape
-from rankxform.results import Result
+from rankxform.results import NORMAL, Result, Section, lines
 from rankxform.values import dataclass, pattern_on_use
 
 from .layout import MOST_RANKS, Layout, same_boxes, whole_layout, without_optimizer
@@ -83,9 +83,9 @@ class Strategy(Result):
     def in_short(self) -> str:
         return f"{self.label}: {self.extent}, {len(self.stages_of):,} parameters"
 
-    def amounts(self) -> dict[str, str]:
-        stages = enumerate(self.stages)
-        return {f"stage {number}": f"{len(layouts):,} parameters" for number, layouts in stages}
+    def sections(self, level: int = NORMAL) -> Iterator[Section]:
+        for stage, layouts in enumerate(self.stages):
+            yield lines(f"stage {stage}", f"{len(layouts):,} parameters")
 
     @property
     def ranks(self) -> int:

@@ -19,6 +19,7 @@ from functools import cached_property
 from math import lcm
 from typing import Any, NamedTuple, TypeVar
 
+from rankxform.display.text import shown_path
 from rankxform.formats.container import DeclaredFile, Schema
 from rankxform.geometry.box import Box, Shape
 from rankxform.geometry.pieces import PieceTiling
@@ -325,3 +326,17 @@ class Catalog:
                 name for groups in ordered for group in groups for name in group.schema.names
             )
         )
+
+
+def strategy_text(strategy: Strategy) -> str:
+    """Name a strategy, and what it describes."""
+    if strategy.label == "none":
+        return "no strategy: whole tensors"
+    return f"{shown_path(strategy.label)}: {strategy.extent}"
+
+
+def catalog_text(catalog: Catalog) -> str:
+    """Name what describes a source, and what that is."""
+    if catalog.strategy is not None:
+        return strategy_text(catalog.strategy)
+    return f"{shown_path(catalog.declared_by)}: {catalog.extent}"

@@ -14,6 +14,7 @@ from dataclasses import field
 from math import prod
 from typing import TYPE_CHECKING, NamedTuple
 
+from rankxform.display.text import format_count
 from rankxform.errors import Message
 from rankxform.formats.container import Index, content_bytes
 from rankxform.geometry.box import Box
@@ -317,6 +318,12 @@ def extra_ranks_are_left_over(sample: SampledSource) -> Iterator[Finding]:
                     )
                 )
                 return  # one such slice tells it
+
+
+def samples_text(facts: Mapping[str, int | None]) -> str:
+    """Say on what a source's strategy stands, by bytes that were compared."""
+    percent, text = facts.get("percent"), format_count(facts.get("samples") or 0, "sample")
+    return f"{text}, of kinds that hold {percent} % of the bytes" if percent else text
 
 
 @dataclass(frozen=True)

@@ -1,32 +1,75 @@
-"""How results show themselves: in a line to a program's user, and drawn in a notebook."""
+"""Results: fields, which are JSON, and sections, which are text, a page and a notebook cell.
+
+`rankxform.display.text.as_text` writes the sections for a terminal, `as_document` for HTML.
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from typing import Any, ClassVar, NamedTuple, TypeAlias
 
-_MOST_TEXTS = 5
+QUIET, NORMAL, VERBOSE = 0, 1, 2
+"""How much of a result is shown: its last word, all that is usual, also what may be long."""
+
+_MOST_TEXTS, _MOST_ROWS = 5, 200
+
+
+class Lines(NamedTuple):
+    """A label, and the texts behind it."""
+
+    label: str
+    texts: tuple[str, ...]
+
+
+class Table(NamedTuple):
+    """Rows of texts and numbers; noun: what the rows of a long one are."""
+
+    columns: tuple[str, ...]
+    rows: Sequence[Sequence[object]]
+    noun: str = "rows"
+
+
+class Drawing(NamedTuple):
+    """What only a page shows: a kind of docs/page.schema.json, and its facts."""
+
+    kind: str
+    facts: Any
+
+
+Section: TypeAlias = "Lines | Table | Drawing"
+
+
+def lines(label: str, *texts: str) -> Lines:
+    """Return texts behind a label."""
+    return Lines(label, texts)
 
 
 class Result(ABC):
-    """The result of a function of the API."""
+    """What a function of the API returns."""
+
+    json_first: ClassVar[tuple[str, ...]] = ()  # properties that JSON has before the fields
+    json_without: ClassVar[tuple[str, ...]] = ()  # fields that it has not
+    exit_code = 0  # of the command that shows it
 
     @abstractmethod
     def in_short(self) -> str:
         """Return one line that says how it went."""
 
-    def amounts(self) -> Mapping[str, str]:
-        """Return the rows of its table: label -> text."""
-        return {}
+    @abstractmethod
+    def sections(self, level: int = NORMAL) -> Iterator[Section]:
+        """Yield what is shown: at `QUIET` the last word alone, at `VERBOSE` names too."""
 
-    def layers(self) -> Mapping[str, Sequence[str]]:
-        """Return the layers of each pipeline stage, as texts: side -> one text a stage."""
-        return {}
+    def as_dict(self) -> dict[str, Any]:
+        """Return the fields as ``--json`` prints them."""
+        names = [*self.json_first]
+        names += [f.name for f in fields(self) if f.name not in self.json_without]  # type: ignore[arg-type]
+        return {name: plain(getattr(self, name)) for name in names}
 
-    def drawn(self) -> Mapping[str, Any]:
-        """Return more sections for a notebook, in the form of docs/page.schema.json."""
-        return {}
+    def notes(self) -> Iterator[Lines]:
+        """Yield what to know."""
+        yield from (lines("note", text) for text in getattr(self, "notices", ()))
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.in_short()})"
@@ -35,22 +78,43 @@ class Result(ABC):
         """Return the HTML that a notebook shows."""
         from .html import fragment
 
-        doubts: Sequence[str] = getattr(self, "warnings", ())
-        texts = list(doubts[:_MOST_TEXTS])
-        if doubts[_MOST_TEXTS:]:
-            texts.append(f"and {len(doubts) - _MOST_TEXTS} more")
-        amounts = self.amounts()
-        notices = [("note", text) for text in getattr(self, "notices", ())[:_MOST_TEXTS]]
-        head = {
-            "title": "",
-            "what": type(self).__name__,
-            "told": self.in_short(),
-            "state": "plan",
-            "amounts": [*amounts.items(), *notices],
-        }
-        facts = {"result": "result", "head": head, "warnings": texts, **stage_layers(self.layers())}
-        rows = [*amounts.items(), *notices, *(("warning", text) for text in texts)]
-        return fragment({**facts, **self.drawn()}, as_table(repr(self), rows))
+        document = as_document(self)
+        rows = [*document["head"]["amounts"], *(("warning", w) for w in document["warnings"])]
+        return fragment(document, as_table(repr(self), rows))
+
+
+def plain(value: Any) -> Any:
+    """Return a field for JSON: a value's own facts if it has some, else its fields by name."""
+    if is_dataclass(value) and not isinstance(value, type):
+        own_facts = getattr(value, "facts", None)
+        return own_facts or {f.name: plain(getattr(value, f.name)) for f in fields(value)}
+    if isinstance(value, tuple) and hasattr(value, "_asdict"):
+        return {name: plain(part) for name, part in value._asdict().items()}
+    if isinstance(value, Mapping):
+        return {name: plain(part) for name, part in value.items()}
+    return [*map(plain, value)] if isinstance(value, (tuple, list)) else value
+
+
+def as_document(result: Result) -> dict[str, Any]:
+    """Return a result in the form of docs/page.schema.json."""
+    doubts: Sequence[str] = getattr(result, "warnings", ())
+    more = [f"and {len(doubts) - _MOST_TEXTS} more"] if doubts[_MOST_TEXTS:] else []
+    amounts, tables, drawings = [], [], {}
+    for section in result.sections():
+        if isinstance(section, Lines):
+            amounts.append((section.label, "; ".join(section.texts)))
+        elif isinstance(section, Table):
+            columns, rows, _ = section
+            tables.append({"columns": columns, "rows": rows[:_MOST_ROWS], "total": len(rows)})
+        elif section.facts:
+            drawings[section.kind] = section.facts
+    head = {
+        "title": "", "what": type(result).__name__, "told": result.in_short(), "state": "plan",
+        "amounts": amounts,
+    }  # fmt: skip
+    warnings = [*doubts[:_MOST_TEXTS], *more]
+    document = {"result": "result", "head": head, "warnings": warnings, **drawings}
+    return {**document, "tables": tables} if tables else document
 
 
 def as_table(head: str, rows: Sequence[Sequence[str]]) -> str:
@@ -65,17 +129,14 @@ def as_table(head: str, rows: Sequence[Sequence[str]]) -> str:
     return f"<div><strong>{escape(head)}</strong><table>{body}</table></div>"
 
 
-def stage_layers(layers: Mapping[str, Sequence[str]]) -> dict[str, Any]:
-    """Return the layers of pipeline stages in the form of docs/page.schema.json."""
+def stage_layers(before: Sequence[str], after: Sequence[str]) -> Drawing:
+    """Draw the layers of pipeline stages, such as "0-3, 7"; nothing where there is one stage."""
     sides = [
-        {
-            "name": name,
-            "stages": [{"names": names, "layers": _layers_in(names)} for names in stage_layers],
-        }
-        for name, stage_layers in layers.items()
-        if stage_layers
+        {"name": name, "stages": [{"names": names, "layers": _layers_in(names)} for names in side]}
+        for name, side in (("before", before), ("after", after))
+        if side
     ]
-    return {"layers": sides} if any(len(side["stages"]) > 1 for side in sides) else {}
+    return Drawing("layers", sides if max(len(before), len(after)) > 1 else [])
 
 
 def _layers_in(text: str) -> int:

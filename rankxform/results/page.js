@@ -42,14 +42,14 @@ const rankxformPage = (() => {
   }
 
   /* A table that scrolls by itself; cells that are numbers stand to the right. */
-  function table(head, rows) {
+  function table(head, rows, total = rows.length) {
     const cell = (tag) => (value) =>
       typeof value === "number"
         ? h(tag, { class: "n" }, number(value))
         : h(tag, {}, value ?? "");
     const top = head.length ? [h("tr", {}, head.map(cell("th")))] : [];
     const body = rows.slice(0, MOST_ROWS).map((row) => h("tr", {}, row.map(cell("td"))));
-    const more = rows.length - body.length;
+    const more = total - body.length;
     return h("div", { class: "scroll", tabindex: 0 }, h("table", {}, top, body),
       more > 0 ? h("p", { class: "faint" }, `and ${number(more)} more`) : null);
   }
@@ -305,6 +305,8 @@ const rankxformPage = (() => {
     time: (one) => [section("Where the time goes", time(one))],
     nodes: (one) => [section("Between nodes", h("p", {}, "Bytes from one node (columns) to another (rows)."), matrix(one))],
     contents: (every) => [section("Tensors", browser(every))],
+    words: (rows) => [section("As the command says it", table([], rows))],
+    tables: (every) => every.map((one) => table(one.columns, one.rows, one.total)),
     made: (one) => [section("How this was made", table([], one.rows), h("pre", {}, one.command))],
     results: (one) => [...notWritten(one), ...known(one),
       section("Everything, as --json prints it", Object.entries(one).map(([name, value]) => later(name, () => [tree(value)])))],

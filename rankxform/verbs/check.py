@@ -3,40 +3,49 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, replace
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import NamedTuple
 
-from rankxform.display.text import format_count, format_seconds, format_size
+from rankxform.checkpoints.base import FORMS
+from rankxform.display.text import (
+    first_of_ranks,
+    format_count,
+    format_seconds,
+    format_size,
+    shown_path,
+)
 from rankxform.engine.checksum import FileScan, bytes_to_scan, scan
-from rankxform.errors import DifferenceError, Message, RankxformError, UsageError
+from rankxform.errors import CheckpointError, DifferenceError, Message, RankxformError, UsageError
 from rankxform.formats.container import BOX_MARK
 from rankxform.layout.names import first_texts, format_ranges, summarize_names
-from rankxform.planning.catalog import Catalog
+from rankxform.planning.catalog import Catalog, catalog_text
 from rankxform.planning.evidence import (
     Evidence,
     ReplicaDifference,
     TensorsToRead,
     replicas_to_compare,
+    samples_text,
     unequal_replicas,
 )
 from rankxform.planning.selection import missing_slices, types_by_file, unusual_tensors
 from rankxform.request import Request
-from rankxform.results import Result
+from rankxform.results import NORMAL, Result, Section, Table, lines
 from rankxform.source.open import Source, open_source
 from rankxform.statements import CONTENT, ERROR, SAMPLES, Finding, as_warning, rule, run_rules
 from rankxform.storage.posix import OnProgress
 from rankxform.target.inputs import resolve_request, source_ref_with_strategy
-from rankxform.target.resolve import open_resolved_source, resolve_target
+from rankxform.target.resolve import open_resolved_source, resolve, resolve_target
 from rankxform.target.target import Conversion
 from rankxform.transport import Team
 from rankxform.transport.team import ShowProgress, show_nothing
 from rankxform.values import dataclass
 
-from .evidence import examine, read_samples, require_evidence
+from .evidence import examine, read_samples, require_evidence, with_evidence
 
 RIGHT, DOUBTFUL, WRONG, NOT_CHECKED = "right", "doubtful", "wrong", "not checked"
 _SHOWN = 20
+_ORDER = (WRONG, DOUBTFUL, RIGHT, NOT_CHECKED)
 _LEFT_OVER = (".part", ".tmp")
 
 
@@ -96,20 +105,28 @@ class Check(Result):
         verdict = text_by_verdict[self.same] + also
         return f"{self.form}: {verdict}; {read}, {format_seconds(self.seconds)}"
 
-    def amounts(self) -> dict[str, str]:
-        text_by_check: dict[str, str] = {}
-        for row in self.rows:
-            text = f"{row.state}: {row.text}"
-            text_by_check[row.check] = (
-                f"{text_by_check[row.check]}; {text}" if row.check in text_by_check else text
-            )
-        return {"of": self.src, **text_by_check}
+    json_first = ("same",)
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return the result as ``inspect --check --json`` prints it."""
-        document = asdict(self)
-        document["rows"] = [row._asdict() for row in self.rows]
-        return {**document, "same": self.same}
+    @property
+    def exit_code(self) -> int:  # type: ignore[override]
+        if self.same is None:
+            return DifferenceError.exit_code
+        return 0 if self.same else CheckpointError.exit_code
+
+    def sections(self, level: int = NORMAL) -> Iterator[Section]:
+        """Yield what was found, what is wrong first."""
+        verdict_text = {
+            True: "nothing wrong was found",
+            False: "WRONG",
+            None: "nothing could be compared with anything",
+        }[self.same]
+        files = format_count(self.files_compared, "file")
+        title = FORMS[self.form].title
+        yield lines("", f"{shown_path(self.src)}: {title}, {files}: {verdict_text}")
+        for row in sorted(self.rows, key=lambda row: _ORDER.index(row.state)):
+            yield lines(row.check, f"{row.state}: {row.text}")
+        reads, passed = format_count(self.reads, "read"), format_seconds(self.seconds)
+        yield lines("looked at", f"{reads}, {format_size(self.bytes_read)}, {passed}")
 
 
 def check(
@@ -381,8 +398,8 @@ def _values_passed(read: ContentRead) -> tuple[str, str]:
     return NOT_CHECKED, f"finite in {tensors_text} looked at; --full looks at all"
 
 
-@dataclass(frozen=True)
-class ReplicaVerdict:
+@dataclass(frozen=True, repr=False)
+class ReplicaVerdict(Result):
     """What a comparison of replicas found."""
 
     # Replicas of which not all ranks hold the same bytes.
@@ -403,9 +420,76 @@ class ReplicaVerdict:
             raise DifferenceError("no bytes are held by several ranks; nothing was compared")
         return self.same
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return the verdict as ``inspect --replicas --json`` prints it."""
-        return {"same": self.same, **asdict(self)}
+    json_first = ("same",)
+
+    @property
+    def exit_code(self) -> int:  # type: ignore[override]
+        return 0 if self.same else DifferenceError.exit_code
+
+    def in_short(self) -> str:
+        compared = f"{format_size(self.bytes_compared)} compared"
+        return f"{format_count(len(self.differences), 'place')} differ, {compared}"
+
+    def sections(self, level: int = NORMAL) -> Iterator[Section]:
+        """Yield where source ranks that should hold the same bytes do not."""
+        files, seconds = format_count(self.files_compared, "file"), format_seconds(self.seconds)
+        compared = f"{format_size(self.bytes_compared)} in {files}, {seconds}"
+        if self.same is None:
+            yield lines("NOTHING COMPARED:", f"no bytes are held by several ranks, {compared}")
+        elif self.same:
+            yield lines("same", f"all bytes that several ranks hold, {compared}")
+        else:
+            groups = (
+                (d.name, str(d.box), " | ".join(first_of_ranks([*ranks]) for ranks in d.groups))
+                for d in self.differences
+            )
+            yield Table(("parameter", "region", "ranks with equal bytes"), [*groups], "places")
+            places = format_count(len(self.differences), "place")
+            yield lines("DIFFERENT:", f"{places}; compared {compared}")
+
+
+@dataclass(frozen=True, repr=False)
+class SamplesVerdict(Result):
+    """Whether what files hold bears a strategy out."""
+
+    src: str  # the checkpoint, as it was named
+    src_ranks: int  # ranks of its strategy
+    evidence: Mapping[str, int | None]  # samples that were compared, and what that took
+    notices: tuple[str, ...]  # what to know
+    warnings: tuple[str, ...]  # what may be wrong
+    strategy: str  # the strategy, in words
+
+    json_without = ("strategy",)
+
+    @property
+    def exit_code(self) -> int:  # type: ignore[override]
+        return 0 if self.evidence["samples"] else DifferenceError.exit_code
+
+    def in_short(self) -> str:
+        if self.evidence["samples"]:
+            return f"fits, by {samples_text(self.evidence)}"
+        return "nothing could be compared: no two files hold slices of one tensor"
+
+    def sections(self, level: int = NORMAL) -> Iterator[Section]:
+        yield lines("from", shown_path(self.src), self.strategy)
+        read = format_count(self.evidence["reads"] or 0, "read")
+        size = format_size(self.evidence["bytes_read"] or 0)
+        yield lines("strategy", f"{self.in_short()} ({read} of {size})")
+        yield from self.notes()
+
+
+def compare_samples(request: Request, team: Team) -> SamplesVerdict:
+    """Compare what several files hold of the same elements. Collective."""
+    _, source, target = with_evidence(resolve(request, team), team)
+    catalog, evidence = source.require_catalog(), target.evidence
+    return SamplesVerdict(
+        source.where.path,
+        catalog.ranks,
+        evidence.facts,
+        (*source.notices, *evidence.notices),
+        (*source.warnings, *evidence.warnings),
+        catalog_text(catalog),
+    )
 
 
 def differing_replicas(

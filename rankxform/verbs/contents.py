@@ -7,18 +7,19 @@ are laid out alike a layout, so that thousands of ranks take no more room than a
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import prod
 from typing import Any
 
-from rankxform.display.text import format_count, format_size
+from rankxform.display.text import format_count, format_size, shown_path
+from rankxform.errors import CheckpointError
 from rankxform.formats.container import Index, content_bytes
 from rankxform.geometry.tiling import Grid
 from rankxform.layout.names import natural_sort_key
 from rankxform.planning.catalog import Parameter, Sharding
 from rankxform.planning.selection import missing_slices, missing_slices_error
 from rankxform.request import Request
-from rankxform.results import Result
+from rankxform.results import NORMAL, Drawing, Result, Section, lines
 from rankxform.source.open import Source, open_source
 from rankxform.target.inputs import source_ref_with_strategy
 from rankxform.transport import Team
@@ -51,8 +52,14 @@ class Contents(Result):
         wrong = f"; {format_count(len(self.faults), 'fault')}" if self.faults else ""
         return f"{self.facts['about']}{wrong}"
 
-    def drawn(self) -> dict[str, Any]:
-        return {"contents": [self.facts]}
+    @property
+    def exit_code(self) -> int:  # type: ignore[override]
+        return CheckpointError.exit_code if self.faults else 0
+
+    def sections(self, level: int = NORMAL) -> Iterator[Section]:
+        yield lines("", f"{shown_path(self.src)}: {self.in_short()}")
+        yield from (lines("", f"  {text}") for text in self.faults)
+        yield Drawing("contents", [self.facts])
 
 
 def contents(request: Request, team: Team) -> Contents:

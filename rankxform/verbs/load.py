@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
@@ -61,8 +61,16 @@ class Parameters(dict[str, Any]):
         hidden_count = len(self) - _SHOWN
         return as_table(
             repr(self),
-            [*rows, *([(f"and {hidden_count} more", "", "")] if hidden_count > 0 else [])],
+            [
+                *rows,
+                *([(f"and {hidden_count} more", "", "")] if hidden_count > 0 else []),
+                *((kind, text, "") for kind, text in self._doubts()),
+            ],
         )
+
+    def _doubts(self) -> Iterator[tuple[str, str]]:
+        yield from (("note", text) for text in self.notices)
+        yield from (("warning", text) for text in self.warnings)
 
 
 def load(request: Request, rank: int, team: Team, on_start: OnStart = start_silently) -> Parameters:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import islice
 from math import ceil, prod
 from typing import Any
@@ -153,6 +154,26 @@ def byte_flow(plan: Plan, target: Target) -> FlowMatrix:
         row, column, tuple(rows), tuple(columns), cells, tuple(stage_of), sizes, tuple(written),
         row_stages,
     )  # fmt: skip
+
+
+def in_words(plan: Plan, target: Target) -> Plan:
+    """Return a plan with how the largest kinds of tensor are sharded, and with a row for each
+    destination stage if there are many ranks."""
+    sharding = []
+    for kind in kinds_to_draw(kinds(target))[0]:
+        states = f", with {', '.join(kind.states)}" if kind.states else ""
+        runs = f"; runs of {format_size(min(kind.runs))} or more" if kind.runs else ""
+        sharding.append(
+            (f"{kind.name} ({format_size(kind.nbytes)}{states}):", f"{kind.change}{runs}")
+        )
+    flow, rows = byte_flow(plan, target), list[tuple[str, ...]]()
+    if flow.row == "stage":
+        rows.append(("stage", "ranks", "writes", "a rank", f"from source {flow.column}s"))
+        for row, (stage, nbytes, size) in enumerate(zip(flow.rows, flow.written, flow.sizes)):
+            columns = [name for n, name in enumerate(flow.columns) if (row, n) in flow.cells]
+            shares = format_size(nbytes), format_size(nbytes / size)
+            rows.append((stage, f"{size:,}", *shares, ", ".join(columns)))
+    return replace(plan, sharding=tuple(sharding), stage_rows=tuple(rows))
 
 
 def node_flow(between: Sequence[NodeTraffic], nodes: int) -> FlowMatrix:

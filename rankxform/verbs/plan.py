@@ -2,38 +2,66 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, replace
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from itertools import chain
 from math import isfinite
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rankxform.display.text import format_buffer, format_count, format_size, read_and_needed
+from rankxform.display.text import (
+    first_of_ranks,
+    format_buffer,
+    format_count,
+    format_seconds,
+    format_size,
+    read_and_needed,
+)
 from rankxform.engine.sinks import part_of
 from rankxform.errors import UsageError
 from rankxform.formats.container import content_bytes, item_size
-from rankxform.layout.names import layers_by_stage
+from rankxform.layout.names import layers_by_stage, patterns
 from rankxform.planning.assign import assign, assign_within_nodes, share_among_nodes
 from rankxform.planning.exchange import assign_readers, find_exchanges, operand_moves
 from rankxform.planning.plan import needed_bytes
 from rankxform.planning.reads import (
     AUTO,
+    LATENCIES,
+    RANGES,
     READ_METHODS,
+    SHARE,
+    SIEVING,
     TWO_PHASE,
     AutoReadMethod,
     Costs,
     ReadPolicy,
 )
 from rankxform.planning.selection import OmittedParameters
-from rankxform.planning.simulate import MethodUse, NodeTraffic, Simulation, simulate_work
+from rankxform.planning.simulate import (
+    MethodUse,
+    NodeTraffic,
+    Simulation,
+    simulate_work,
+    spread_of,
+)
 from rankxform.planning.transfers import FilePlan, Reach
 from rankxform.process import peak_memory
 from rankxform.publish.files import LINK_NONE as NO_LINKS
 from rankxform.publish.files import status_of_name
+from rankxform.publish.options import WRITERS_NODE
 from rankxform.request import Request
-from rankxform.results import Result
+from rankxform.results import (
+    NORMAL,
+    QUIET,
+    VERBOSE,
+    Result,
+    Section,
+    Table,
+    lines,
+    stage_layers,
+)
 from rankxform.statements import as_warning
-from rankxform.storage.bandwidth import measure_storage
+from rankxform.storage.bandwidth import MEASURED_BYTES, measure_storage
 from rankxform.storage.posix import free_bytes
 from rankxform.storage.store import scheme_of
 from rankxform.target.node_folders import PLACEMENT_AUTO as FOUND_OUT
@@ -51,7 +79,7 @@ from rankxform.transport.team import Nodes
 from rankxform.values import dataclass
 
 from .evidence import with_evidence
-from .transform import by_pattern
+from .transform import omitted
 from .work import choose_policy
 
 
@@ -244,6 +272,12 @@ class Plan(Result):
     derivation: Mapping[str, Any] | None = None  # how the destination's strategy was derived
     src_layers: tuple[str, ...] = ()  # for each pipeline stage its layers, such as "0-15"
     dst_layers: tuple[str, ...] = ()  # for each pipeline stage its layers, such as "0-15"
+    predicted_seconds: float | None = None  # of the move, if that was measured
+    # How the largest kinds of tensor are sharded: kind and change, in words.
+    sharding: tuple[tuple[str, str], ...] = ()
+    stage_rows: tuple[tuple[str, ...], ...] = ()  # head and rows of a table, of many ranks
+    speeds: Costs | None = None  # bandwidths of the slowest process, if they were measured
+    next: tuple[str, ...] = ()  # the command that does it
 
     @property
     def reads_again(self) -> bool:
@@ -257,53 +291,114 @@ class Plan(Result):
         tensors = format_count(self.parameters, "tensor")
         return f"{ranks}: {format_size(self.bytes_written)} to write, {tensors}"
 
-    def layers(self) -> dict[str, tuple[str, ...]]:
-        return {"before": self.src_layers, "after": self.dst_layers}
-
     @property
     def fan_in(self) -> tuple[int, int]:
         """From how many source ranks, or files, a file takes bytes, at least and at most."""
         source_counts = [len(shard.bytes_from) for shard in self.shards]
         return min(source_counts, default=0), max(source_counts, default=0)
 
-    def amounts(self) -> dict[str, str]:
-        omitted_count = sum(len(omitted.names) for omitted in self.left_out)
-        amounts = {
-            "read": read_and_needed(self.bytes_read, self.bytes_needed),
-            "sent": format_size(self.bytes_sent),
-            "processes": f"{self.processes:,}, buffers of {format_buffer(self.buffer_bytes)} each",
-        }
-        for use in self.methods:
-            tensors = format_count(len(use.names), "tensor")
-            use_text = f"{tensors}, {format_size(use.bytes_read)}: {use.which}"
-            amounts[use.in_words] = use_text
-        if self.reads_again:
-            amounts["read less"] = f"read_method={TWO_PHASE!r} reads each byte once, and exchanges"
-        if self.bytes_free is not None:
-            amounts["disk"] = f"{format_size(self.bytes_free)} free"
-        if omitted_count:
-            amounts["left out"] = format_count(omitted_count, "tensor")
-        if self.absent:
-            amounts["absent"] = format_count(len(self.absent), "tensor")
-        return amounts
+    json_without = ("sharding", "stage_rows", "speeds", "next")
 
     def as_dict(self) -> dict[str, Any]:
         """Return the plan as ``plan --json`` prints it: names by pattern."""
-        return {**asdict(self), **by_pattern(self.left_out, self.absent)}
+        return {**super().as_dict(), "absent": patterns(self.absent)}
+
+    @property
+    def is_short(self) -> bool:
+        """Whether less is free than the destination takes."""
+        return None not in (self.bytes_stored, self.bytes_free) and (
+            (self.bytes_stored or 0) > (self.bytes_free or 0)
+        )
+
+    @property
+    def space(self) -> str:
+        """How much room a destination takes, and how much there is, in words."""
+        stored_bytes, free = self.bytes_stored, self.bytes_free
+        is_least = stored_bytes is not None and stored_bytes < self.bytes_written
+        size_text = format_size(self.bytes_written if stored_bytes is None else stored_bytes)
+        suffix = f" ({format_size(free)} free)" if free is not None else ""
+        return f"{'at least ' if is_least else ''}{size_text}{suffix}"
+
+    def sections(self, level: int = NORMAL) -> Iterator[Section]:
+        """Yield whether there is room and what is needed, and then what is read from whom."""
+        suffix = " a process" if self.processes > 1 else ""
+        buffers = format_buffer(self.buffer_bytes)
+        clauses = [f"needs {self.space}", f"{buffers} of buffers{suffix}"]
+        if self.predicted_seconds is not None:
+            clauses.append(f"about {format_seconds(self.predicted_seconds)}")
+        if self.absent:
+            clauses.append(f"{len(self.absent):,} tensors are in no file")
+        yield lines("NO ROOM" if self.is_short else "fits", ", ".join(clauses))
+        if self.written_by == WRITERS_NODE:
+            yield lines("written", "each file by processes of one node")
+        if level > QUIET:
+            yield from self._in_detail(level)
+
+    def _in_detail(self, level: int) -> Iterator[Section]:
+        yield stage_layers(self.src_layers, self.dst_layers)
+        yield self._stages() if self.stage_rows and level < VERBOSE else self._shards()
+        if self.sharding:
+            texts = ((kind, f"  {change}") for kind, change in self.sharding)
+            yield lines("sharded", *chain.from_iterable(texts))
+        yield methods_table(self.methods)
+        if {use.method for use in self.methods} & {RANGES, SIEVING} and self.read_latency_bytes:
+            gap = format_size(self.read_latency_bytes)
+            yield lines(
+                "ranges", f"are read separately where that saves more than {gap} a read (latency)"
+            )
+        where = f"each of {self.processes:,} processes" if self.processes > 1 else "one process"
+        yield lines(
+            "in all",
+            f"reads {read_and_needed(self.bytes_read, self.bytes_needed)}; writes "
+            f"{format_size(self.bytes_written)}; buffers of at most "
+            f"{format_buffer(self.buffer_bytes)} on {where}",
+        )
+        if self.reads_again:
+            yield lines("read less", f"--read-method {TWO_PHASE} reads each byte once")
+        yield from omitted(self.left_out, self.absent, level)
+        yield from self.notes()
+        if self.speeds is not None and self.predicted_seconds is not None:
+            yield lines(
+                "time",
+                f"the move would take about {format_seconds(self.predicted_seconds)}: the slowest "
+                f"process reads {format_size(self.speeds.read)}/s and writes "
+                f"{format_size(self.speeds.write)}/s, measured with "
+                f"{format_buffer(MEASURED_BYTES)}",
+            )
+        if self.next:
+            yield lines("next", *self.next)
+
+    def _shards(self) -> Table:
+        """Return a row for each file."""
+        first = "file" if any(shard.file for shard in self.shards) else "rank"
+        titles = (first, "process", "parameters", "copies", "needs", "writes", "from source ranks")
+        rows = [
+            (
+                r.file or r.rank, first_of_ranks(r.writers), r.parameters, r.copies,
+                format_size(r.bytes_needed), format_size(r.bytes_written),
+                first_of_ranks([*map(int, r.bytes_from)]),
+            )
+            for r in self.shards
+        ]  # fmt: skip
+        return Table(titles, rows, "ranks")
+
+    def _stages(self) -> Table:
+        head, *rows = self.stage_rows
+        return Table(head, rows, "stages (-v prints a row for each rank)")
 
 
-class PlanResult(NamedTuple):
-    """A plan, with what it is of; prediction: the seconds that it would take, and the costs of the
-    slowest process, if that was measured."""
-
-    conversion: Conversion
-    plan: Plan
-    prediction: tuple[float, Costs] | None = None
+def methods_table(methods: Iterable[MethodUse]) -> Table:
+    """Return how source files are read."""
+    rows = [
+        (use.in_words, f"{len(use.names):,}", format_size(use.bytes_read), use.which)
+        for use in methods
+    ]
+    return Table(("how files are read", "parameters", "reads", "which"), rows)
 
 
 def plan(
     request: Request, team: Team, processes: int | None = None, *, timed: bool = False
-) -> PlanResult:
+) -> tuple[Conversion, Plan]:
     """Plan for so many processes (None: those of the team). Collective.
 
     Of the tensors no more is read than a few samples, by which the source's strategy is believed.
@@ -319,7 +414,7 @@ def plan_target(
     *,
     timed: bool = False,
     with_room: bool = True,
-) -> PlanResult:
+) -> tuple[Conversion, Plan]:
     """Plan what is made of a source, as `plan` does. Collective.
 
     with_room: say whether there is room for it, which is no question once it is made.
@@ -337,7 +432,9 @@ def plan_target(
     written = replace(written, written_by=written_by)
     if room is not None:
         written = replace(written, bytes_stored=room.needed, bytes_free=room.free)
-    return PlanResult(conversion, written, prediction)
+    if prediction is not None:
+        written = replace(written, predicted_seconds=prediction[0], speeds=prediction[1])
+    return conversion, written
 
 
 class DiskSpace(NamedTuple):
@@ -379,10 +476,138 @@ def room_of(conversion: Conversion) -> DiskSpace | None:
     )
 
 
-def simulate(request: Request, team: Team, cluster: Cluster) -> tuple[Conversion, Simulation]:
-    """Plan for a cluster that need not be there; return of what, and what it does. Collective."""
+@dataclass(frozen=True, repr=False)
+class SimulationResult(Result):
+    """What a cluster would do. Sizes are bytes; `workloads` and what sums them up have their keys
+    by what is counted."""
+
+    src: str  # the source, as it was named
+    step: str | None  # training step; None: no name declares one
+    processes: int  # number of processes
+    nodes: int  # number of nodes
+    src_ranks: int  # ranks of the source's strategy
+    dst_ranks: int  # ranks of the destination's strategy
+    src_placement: str  # where source files are
+    dst_placement: str  # where destination files go
+    read_method: str  # as it was asked for
+    methods: tuple[MethodUse, ...]  # how files are read
+    costs: Mapping[str, float]  # those that were assumed
+    predicted_seconds: float  # from the finished plan to the last file
+    seconds_of_processes: tuple[float, ...]  # what each process would take by itself
+    seconds_of_networks: tuple[float, ...]  # of each node
+    between_nodes: tuple[NodeTraffic, ...]  # by pair of nodes
+    workloads: tuple[Mapping[str, int], ...]  # by process
+    least: Mapping[str, float]  # of a process
+    mean: Mapping[str, float]  # of a process
+    largest: Mapping[str, float]  # of a process
+    buffer_bytes: int  # buffers of each process
+    peak_memory_bytes: int  # of a process, without MPI's
+    notices: tuple[str, ...]  # what was assumed
+    warnings: tuple[str, ...]  # what may be wrong
+
+    def in_short(self) -> str:
+        nodes = format_count(self.nodes, "node")
+        return f"about {format_seconds(self.predicted_seconds)} on {nodes}"
+
+    def sections(self, level: int = NORMAL) -> Iterator[Section]:
+        """Yield what processes read, send and write, and how long that takes."""
+        if level > QUIET:
+            places = f"source {self.src_placement}, destination {self.dst_placement}"
+            yield lines("on", f"{format_count(self.nodes, 'node')}; {places}")
+            head = ("of a process", "least", "mean", "largest", "over mean", "all")
+            yield Table(head, [*map(self._row, self.least)])
+            yield methods_table(self.methods)
+            slices = [workload["slices"] for workload in self.workloads]
+            if idle := slices.count(0):
+                many = f"{idle:,} of {len(slices):,} processes write nothing"
+                reason = (
+                    f"{sum(slices):,} slices are shared out by bytes, each whole to one process"
+                )
+                yield lines("idle", f"{many}: {reason}")
+        busiest, network = max(self.seconds_of_processes), max(self.seconds_of_networks)
+        yield lines(
+            "time",
+            f"about {format_seconds(self.predicted_seconds)}: the busiest process "
+            f"{format_seconds(busiest)}, the busiest node's network {format_seconds(network)}",
+        )
+        if level > QUIET:
+            costs = ", ".join(f"{name} {_cost_text(name, v)}" for name, v in self.costs.items())
+            yield lines("if", costs)
+            buffers = f"{format_buffer(self.buffer_bytes)} of buffers, the rest plan"
+            peak = format_size(self.peak_memory_bytes)
+            yield lines("memory", f"{peak} a process at most, {buffers}; MPI's own is not counted")
+            yield from self.notes()
+
+    def _row(self, name: str) -> tuple[str, ...]:
+        least, mean, largest = self.least[name], self.mean[name], self.largest[name]
+        show = "{:,.0f}".format if name in _COUNTS else format_size
+        total = sum(workload[name] for workload in self.workloads)
+        times = f"{largest / mean:.2f}" if mean else ""
+        return _TITLES[name], show(least), show(mean), show(largest), times, show(total)
+
+
+_COUNTS = ("reads", "messages", "slices")
+_TITLES = {
+    "bytes_read": "read from files",
+    "bytes_sent": "sent to other nodes",
+    "bytes_sent_nearby": "sent on its node",
+    "bytes_received": "received from other nodes",
+    "bytes_received_nearby": "received on its node",
+    "bytes_written": "written",
+    "reads": "reads, at least",
+    "messages": "messages, at least",
+    "slices": "slices",
+}
+
+
+def _cost_text(name: str, value: float) -> str:
+    if name == SHARE:
+        return f"{value:.0%}"
+    return format_seconds(value) if name in LATENCIES else f"{format_size(value)}/s"
+
+
+def simulate(
+    request: Request, team: Team, cluster: Cluster
+) -> tuple[Conversion, Simulation, SimulationResult]:
+    """Work out what a cluster that need not be there would do: of what, and in sum. Collective."""
     conversion = resolve(request, team)
-    return conversion, team.bcast(lambda: simulate_cluster(conversion, cluster))
+    return conversion, *team.bcast(lambda: _simulated(conversion, cluster))
+
+
+def _simulated(conversion: Conversion, cluster: Cluster) -> tuple[Simulation, SimulationResult]:
+    simulation = simulate_cluster(conversion, cluster)
+    request, source, target = conversion.request, conversion.source, conversion.target
+    names = {n: n if n in _COUNTS else f"bytes_{n}" for n in vars(simulation.workloads[0])}
+    spread = {names[n]: three for n, three in spread_of(simulation.workloads).items()}
+    least, mean, largest = ({n: three[i] for n, three in spread.items()} for i in range(3))
+    outcome = SimulationResult(
+        src=source.where.path,
+        step=source.selected.step_name,
+        processes=cluster.processes,
+        nodes=cluster.nodes,
+        src_ranks=target.planner.catalog.ranks,
+        dst_ranks=target.planner.dst.ranks,
+        src_placement=cluster.src_placement,
+        dst_placement=request.dst_placement,
+        read_method=request.read_method,
+        methods=simulation.methods,
+        costs=vars(request.costs or Costs()),
+        predicted_seconds=simulation.total,
+        seconds_of_processes=simulation.seconds,
+        seconds_of_networks=simulation.network,
+        between_nodes=simulation.between,
+        workloads=tuple(
+            {names[n]: value for n, value in vars(w).items()} for w in simulation.workloads
+        ),
+        least=least,
+        mean=mean,
+        largest=largest,
+        buffer_bytes=request.memory,
+        peak_memory_bytes=simulation.memory,
+        notices=target.notices,
+        warnings=target.warnings,
+    )
+    return simulation, outcome
 
 
 def summarize_simulated(conversion: Conversion, simulation: Simulation) -> Plan:

@@ -2,23 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, field
+import shlex
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import field
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from rankxform.display.text import format_count, format_seconds, format_size, read_and_needed
-from rankxform.layout.names import layers_by_stage, patterns
+from rankxform.display.text import (
+    format_count,
+    format_seconds,
+    format_size,
+    read_and_needed,
+    shown_path,
+)
+from rankxform.layout.names import format_ranges, layers_by_stage, patterns, summarize_names
+from rankxform.layout.states import state_of_name
 from rankxform.planning.plan import needed_bytes
 from rankxform.planning.selection import OmittedParameters
+from rankxform.process import usable_cores
 from rankxform.request import Request
-from rankxform.results import Result
+from rankxform.results import (
+    NORMAL,
+    QUIET,
+    VERBOSE,
+    Lines,
+    Result,
+    Section,
+    lines,
+    stage_layers,
+)
 from rankxform.target.destination import OneFileDestination, destination_at
+from rankxform.target.manifest import verify_options
+from rankxform.target.target import Conversion
 from rankxform.transport import SerialTeam, Team
 from rankxform.values import dataclass
 
 from .convert import OnStart, Outcome, convert, start_silently
+
+_FEW = 4
+_LONG_SECONDS = 10.0
+"""From how long a run on more processes is worth a word."""
 
 
 def transform(request: Request, team: Team, on_start: OnStart = start_silently) -> Report:
@@ -78,9 +103,13 @@ class Report(Result):
     notices: tuple[str, ...] = ()  # what was assumed
     warnings: tuple[str, ...] = ()  # what may be wrong
 
+    next: str = ""  # a command that compares every byte
+
+    json_without = ("next",)
+
     def as_dict(self) -> dict[str, Any]:
         """Return the report as ``transform --json`` prints it: names by pattern."""
-        return {**asdict(self), **by_pattern(self.left_out, self.absent)}
+        return {**super().as_dict(), "absent": patterns(self.absent)}
 
     def in_short(self) -> str:
         ranks = f"{self.src_ranks} -> {format_count(self.dst_ranks, 'rank')}"
@@ -91,28 +120,101 @@ class Report(Result):
             f"{ranks}: {format_size(self.bytes_written)} in {files}, {format_seconds(self.seconds)}"
         )
 
-    def layers(self) -> dict[str, tuple[str, ...]]:
-        return {"before": self.src_layers, "after": self.dst_layers}
+    def sections(self, level: int = NORMAL) -> Iterator[Section]:
+        """Yield what was read and left out, what to know, how to go on, and what was written."""
+        if level > QUIET:
+            if self.files_kept < len(self.files):
+                yield from self._reading(level)
+                yield from omitted(self.left_out, self.absent, level)
+            yield from self.notes()
+            yield from self._going_on()
+        yield stage_layers(self.src_layers, self.dst_layers)
+        yield lines("done", self._last_word())
 
-    def amounts(self) -> dict[str, str]:
-        omitted_count = sum(len(omitted.names) for omitted in self.left_out)
-        return {
-            "from": f"{self.src}{f', step {self.step}' if self.step else ''}",
-            "to": self.dst,
-            "read": read_and_needed(self.bytes_read, self.bytes_needed),
-            "processes": f"{self.processes:,}, peak memory "
-            f"{format_size(self.peak_memory_bytes)} each",
-            **({"left out": format_count(omitted_count, "tensor")} if omitted_count else {}),
-            "fingerprints": "kept" if self.fingerprints else "not kept",
-        }
+    def _reading(self, level: int) -> Iterator[Lines]:
+        if self.files_kept or self.files_continued:
+            files_text = format_count(self.files_kept, "file")
+            begun = f"{self.files_continued} begun"
+            yield lines("continued", f"an earlier run: {files_text} complete, {begun}")
+        if self.placement:
+            yield lines("placed", self.placement)
+        sent = f"; sent {format_size(self.bytes_sent)} between processes" if self.bytes_sent else ""
+        memory = f"{format_size(self.peak_memory_bytes)} a process"
+        read_text = read_and_needed(self.bytes_read, self.bytes_needed)
+        yield lines("read", f"{read_text}{sent}; peak memory {memory}")
+        if self.strategy:
+            yield lines("strategy", f"of the destination: {shown_path(self.strategy)}")
+        if self.bytes_compared:
+            shown = self.compared_names[: None if level == VERBOSE else _FEW]
+            more = ", ..." if len(shown) < len(self.compared_names) else ""
+            size = format_size(self.bytes_compared)
+            yield lines("compared", f"between ranks, all bytes: {', '.join(shown)}{more} ({size})")
+
+    def _going_on(self) -> Iterator[Lines]:
+        """Yield what a job loads, how to check that, and how a slow run would be faster."""
+        if self.form != "ranks":
+            load = self.dst
+        elif self.dst_ranks == 1 < self.src_ranks:
+            load = f"one complete file, for one device: {self.files[0]} (--dst-strategy: for more)"
+        else:
+            container = Path(self.files[0]).suffix.removeprefix(".") if self.files else ""
+            load = f"in the job's YAML, load_checkpoint: {self.dst}, auto_trans_ckpt: False"
+            load += f", load_ckpt_format: {container}" if container != "ckpt" else ""
+        yield lines("load", load)
+        yield lines("next", self.next)
+        is_slow = self.processes == 1 and self.seconds > _LONG_SECONDS
+        if is_slow and (core_count := usable_cores()) > 1:
+            faster = f"rankxform transform -n {core_count} ... would use all {core_count} cores"
+            yield lines("faster", faster)
+
+    def _last_word(self) -> str:
+        if self.files_kept == len(self.files):
+            files = format_count(self.files_kept, "file")
+            return f"{files} complete already; nothing was written"
+        linked = f" ({self.files_linked} linked to equal ones)" if self.files_linked else ""
+        files = format_count(len(self.files) - self.files_kept, "file")
+        before = format_size(self.bytes_before)
+        return (
+            f"{format_size(self.bytes_written + self.bytes_before)} in {files}{linked}"
+            + (f", of which {before} had been written before" if self.bytes_before else "")
+            + f", {format_seconds(self.seconds)}, "
+            f"{format_size(self.bytes_written / max(self.seconds, 1e-9))}/s"
+        )
 
 
-def by_pattern(left_out: Iterable[OmittedParameters], absent: Iterable[str]) -> dict[str, Any]:
-    """Return for JSON what is not written, without a line for each layer."""
-    return {
-        "left_out": [omitted.facts for omitted in left_out],
-        "absent": patterns(absent),
-    }
+def omitted(
+    groups: Iterable[OmittedParameters], absent: Sequence[str], level: int
+) -> Iterator[Lines]:
+    """Yield what is not written: states by their family, the others by pattern; at `VERBOSE` the
+    patterns of all."""
+    facts: list[tuple[str, Sequence[str], Mapping[str, str], str]] = [
+        ("left out", group.names, group.families, f"{format_size(group.nbytes)}; {group.reason}")
+        for group in groups
+    ]
+    if absent:
+        states = {name: state for name in absent if (state := state_of_name(name)) is not None}
+        names_by_family = {name: state.family for name, state in states.items()}
+        reason = "in the strategies, not in the checkpoint"
+        facts.append(("absent", absent, names_by_family, reason))
+    for label, names, families, reason in facts:
+        counts = Counter(families[name] for name in names if name in families)
+        other_names = [name for name in names if name not in families]
+        shown = [f"{family} ({count:,})" for family, count in counts.items()]
+        shown += [summarize_names(other_names, 3)] if other_names else []
+        details = [f"  {name}" for name in patterns(names)] if level == VERBOSE else []
+        yield lines(label, f"{', '.join(shown)}: {reason}", *details)
+
+
+def compare_command(conversion: Conversion, processes: int) -> str:
+    """Return the command that compares every byte of a destination, as it can be pasted here."""
+    number = ["-n", str(processes)] if processes > 1 else []
+    request, source, target = conversion.request, conversion.source, conversion.target
+    words = [source.where.path, target.dst or "DST", *verify_options(conversion)]
+    if request.ranks:
+        words += ["--ranks", format_ranges(request.ranks).replace(" ", "")]
+    shown = [shown_path(word) if word.startswith("/") else word for word in words]
+    shown[:2] = [f"./{word}" if word.startswith("-") else word for word in shown[:2]]
+    return shlex.join(["rankxform", "verify", *number, *shown])
 
 
 def report_of(outcome: Outcome, team: Team) -> Report:
@@ -160,4 +262,7 @@ def report_of(outcome: Outcome, team: Team) -> Report:
         dst_layers=layers_by_stage(planner.dst.stages),
         notices=outcome.notices,
         warnings=outcome.warnings,
+        next=shlex.join(["rankxform", "verify", shown_path(str(target.dst))])
+        if conversion.request.verify
+        else compare_command(conversion, team.size),
     )

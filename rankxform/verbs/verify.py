@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, field, replace
+from dataclasses import field, replace
 from itertools import chain
 from pathlib import Path
 from shlex import quote
@@ -14,16 +14,25 @@ from typing import Any
 from rankxform.checkpoints.base import DEFAULT_FORM, DEFAULT_PATTERN, FORMS, CheckpointRef
 from rankxform.checkpoints.folders import tensor_files
 from rankxform.checkpoints.rank_folders import by_rank
-from rankxform.display.text import format_count, format_seconds, format_size
+from rankxform.display.text import first_of_ranks, format_count, format_seconds, format_size
 from rankxform.engine.checksum import Fingerprint, file_fingerprint
 from rankxform.engine.sinks import Difference, header_differences
-from rankxform.errors import CheckpointError, DifferenceError, FormatError, StorageError, UsageError
+from rankxform.errors import (
+    CheckpointError,
+    DifferenceError,
+    FormatError,
+    RankxformError,
+    StorageError,
+    UsageError,
+)
 from rankxform.formats.container import DeclaredFile, EntryView
+from rankxform.layout.names import format_ranges, pattern_of
+from rankxform.planning.evidence import samples_text
 from rankxform.publish.files import changed_model_files, wrong_companions
 from rankxform.publish.folder_records import FOLDER_NAME, JOB_NAME, MANIFEST_NAME, read_manifest
 from rankxform.publish.records import expected_slices
 from rankxform.request import Request
-from rankxform.results import Result
+from rankxform.results import NORMAL, QUIET, VERBOSE, Result, Section, Table, lines
 from rankxform.source.choose import form_at, list_and_select, listing_at
 from rankxform.storage.identity import file_digest, sample_digest
 from rankxform.storage.posix import OnProgress
@@ -36,8 +45,6 @@ from rankxform.transport.team import ShowProgress, show_nothing
 from rankxform.values import dataclass
 from rankxform.verbs.convert import OnStart, convert, start_silently
 
-_SHOWN = 5
-"""Differences that a line or a table names."""
 _MOST_FILES = 1 << 24
 
 
@@ -100,37 +107,93 @@ class Verdict(Result):
         )
         return f"{text_by_verdict[self.same]}: {compared}, {format_seconds(self.seconds)}"
 
-    def amounts(self) -> dict[str, str]:
-        text_by_checked = {
-            "bytes": "bytes",
-            "fingerprints": "fingerprints",
-            "sizes": "sizes and samples",
-        }
-        return {
-            "compared": f"{text_by_checked[self.checked]} of {self.dst}",
-            "with": self.src or "its own manifest",
-            "differences": f"{len(self.differences):,}",
-            **{difference.name: difference.why for difference in self.differences[:_SHOWN]},
-            **({"compare all": self.command} if self.command else {}),
-        }
+    json_first = ("same", "checked")
+    json_without = ("by_manifest", "sizes_only", "names")
+
+    @property
+    def exit_code(self) -> int:  # type: ignore[override]
+        return 0 if self.same else DifferenceError.exit_code
 
     def as_dict(self) -> dict[str, Any]:
         """Return the verdict as ``verify --json`` prints it.
 
         A difference has the name of its file where that is not the file of a rank.
         """
-        facts = {"same": self.same, "checked": self.checked, **asdict(self)}
-        names = facts.pop("names")
-        del facts["by_manifest"], facts["sizes_only"]  # what `checked` says
-        for difference in facts["differences"]:
-            difference["file"] = names.get(difference["rank"])
-            difference["rank"] = None if names else difference["rank"]
-        return facts
+        document = super().as_dict()
+        for difference in document["differences"]:
+            difference["file"] = self.names.get(difference["rank"])
+            difference["rank"] = None if self.names else difference["rank"]
+        return document
+
+    def sections(self, level: int = NORMAL) -> Iterator[Section]:
+        """Yield whether both sides hold the same, and where they do not; at `VERBOSE` a row for
+        each slice."""
+        files_text = format_count(self.files_compared, "file")
+        size_text, duration = format_size(self.bytes_compared), format_seconds(self.seconds)
+        compared = f"{size_text} in {files_text}, {duration}"
+        if self.same is None:
+            yield lines(
+                "NOT VERIFIED:",
+                f"samples alone were compared. {files_text} of the right size with sound headers; "
+                "the manifest has no fingerprints (transform --verify --overwrite keeps them)",
+            )
+            yield lines("", f"to compare every byte: {self.command}")
+        if self.same is False and level > QUIET:
+            yield self._rows(level)
+        if level > QUIET:
+            yield from self.notes()
+        if self.same:
+            stands = samples_text(self.evidence) if self.evidence.get("samples") else ""
+            basis = f"; SRC's strategy stands on {stands}" if stands else ""
+            if self.by_manifest:
+                basis = "; with the fingerprints of the conversion"
+            yield lines("same", f"every byte compared, {compared}{basis}")
+        if self.same is False:
+            yield lines("DIFFERENT:", f"{self._where()}; compared {compared}")
+
+    def _where(self) -> str:
+        slices = [difference for difference in self.differences if not difference.whole_file]
+        files = {d.rank for d in self.differences if d.whole_file or self.by_manifest}
+        names = {difference.name for difference in slices}
+        count_texts = [format_count(len(names), "parameter"), format_count(len(slices), "slice")]
+        return ", ".join(
+            ([] if self.by_manifest or not slices else count_texts)
+            + ([format_count(len(files), "file")] if files else [])
+        )
+
+    def _rows(self, level: int) -> Table:
+        """Return a row for each difference, or for all of one kind."""
+        by_key: dict[object, list[Difference]] = {}
+        for difference in self.differences:
+            key = difference.name if difference.whole_file else pattern_of(difference.name)
+            is_apart = level == VERBOSE
+            by_key.setdefault(
+                id(difference) if is_apart else (key, difference.why, difference.whole_file), []
+            ).append(difference)
+        head = ("file" if self.names else "rank", "first at", "elements", "what differs")
+        noun = "slices" if level == VERBOSE else "kinds of difference"
+        return Table(head, [*map(self._row, by_key.values())], noun)
+
+    def _row(self, differences: Sequence[Difference]) -> tuple[object, ...]:
+        first = differences[0]
+        names = {difference.name for difference in differences}
+        title = first.name if len(names) == 1 else f"{pattern_of(first.name)} ({len(names):,})"
+        ranks = sorted({difference.rank for difference in differences})
+        where = (
+            first_of_ranks([self.names.get(rank, "-") for rank in ranks])
+            if self.names
+            else format_ranges(ranks)
+        )
+        if first.index is None:
+            return where, "", "", f"{title}: {first.why}"
+        differ = sum(difference.count for difference in differences)
+        all_elements = sum(difference.size for difference in differences)
+        return where, str(list(first.index)), f"{differ:,} of {all_elements:,}", title
 
 
-def _refuse_begun(folder: Path) -> None:
-    if (folder / FOLDER_NAME / JOB_NAME).exists():
-        raise StorageError(
+def _refuse_begun(folder: Path, is_begun: bool, kind: type[RankxformError]) -> None:
+    if is_begun:
+        raise kind(
             "a conversion into this folder was stopped, or is at work",
             "run its command again to complete it, unless it is at work",
             where=folder,
@@ -159,7 +222,8 @@ def verify_alone(
     began = time.monotonic()
     where = team.bcast(lambda: find_record_folder(Path(folder).absolute()))
     manifests, leaders = _manifests(where, team)
-    team.bcast(lambda: _refuse_begun(where))
+    is_begun = team.bcast((where / FOLDER_NAME / JOB_NAME).exists)
+    _refuse_begun(where, is_begun, StorageError)
     declared_by_name = team.bcast(lambda: _declared_files(where, manifests[0]))
     facts_of_all = [facts for record in manifests for facts in record["files"].values()]
     with_digests = all("digest" in facts for facts in facts_of_all)
@@ -309,12 +373,8 @@ def _manifests(folder: Path, team: Team) -> tuple[list[dict[str, Any]], list[lis
                 look = f"rankxform inspect --check {quote(str(folder))}"
                 raise UsageError("is a file, not a folder that rankxform wrote", look, where=folder)
             raise UsageError("no such folder", where=folder)
-        if any(team.allgather((folder / FOLDER_NAME / JOB_NAME).is_file)):
-            raise UsageError(
-                "a conversion into this folder was stopped, or is at work",
-                "run its command again to complete it, unless it is at work",
-                where=folder,
-            )
+        is_begun = any(team.allgather((folder / FOLDER_NAME / JOB_NAME).is_file))
+        _refuse_begun(folder, is_begun, UsageError)
         raise UsageError(
             "there is no manifest; this is no finished destination of rankxform",
             "verify SRC DST --src-strategy A --dst-strategy B, which compares it with its source",

@@ -1,17 +1,37 @@
-"""A verb of its own: one module, and one line in the table."""
+"""A verb of its own: an item of the table, a class of options, and a result with its sections."""
 
 from __future__ import annotations
-
-from functools import partial
 
 from rankxform.cli.options import Json
 from rankxform.cli.parser import COMMANDS, Command, Place
 from rankxform.cli.screen import Screen
-from rankxform.options import GROUP_COMMAND, TYPE_FLAG, option
+from rankxform.options import GROUP_COMMAND, TYPE_FLAG, choice_of, option
+from rankxform.results import NORMAL, Drawing, Result, Table, lines
+from rankxform.values import dataclass
 
 
 class TallyOptions(Json):
     twice = option(False, GROUP_COMMAND, "count every file twice", kind=TYPE_FLAG)
+    unit = option("files", GROUP_COMMAND, "what is counted", kind=choice_of(("files", "heaps")))
+
+
+@dataclass(frozen=True, repr=False)
+class Tally(Result):
+    """How many files there are."""
+
+    files: int
+    processes: int
+    unit: str = "files"
+    warnings: tuple[str, ...] = ()
+
+    def in_short(self):
+        return f"{self.files} {self.unit}, {self.processes} processes"
+
+    def sections(self, level=NORMAL):
+        yield lines("", self.in_short())
+        if level > NORMAL:
+            yield Table(("files", "processes"), [(self.files, self.processes)])
+        yield Drawing("layers", [])
 
 
 def register():
@@ -27,6 +47,4 @@ def run(options, team):
 
     source = open_source(CheckpointRef(options.path), team)
     number = len(source.paths) * (2 if options.twice else 1)
-    text = partial("{} files, {} processes".format, number, team.size)
-    Screen(options, team).result("tally", lambda: {"files": number}, text)
-    return 0
+    return Screen(options, team).show("tally", lambda: Tally(number, team.size, options.unit))

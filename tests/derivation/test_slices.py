@@ -289,6 +289,7 @@ def test_launch_derives_both_strategies(small, config, tmp_path):
         ("\nparallel:", "\nparallell:", "parallell is no key of MindFormers"),
         ("use_parallel: True", "use_paralel: False", "use_paralel is no key of MindFormers"),
         ("use_parallel: True", "use_parallel: 'False'", "use_parallel"),
+        ("use_parallel: True", "use_parallel: True\nrun_mode: pedict", "did you mean predict"),
     ],
 )
 def test_a_misspelt_key_of_any_table(usual, misspelt, text, small, config, tmp_path):
