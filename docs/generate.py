@@ -38,7 +38,7 @@ def cli() -> str:
     known: dict[tuple[str, ...], str] = {}
     for name, command in COMMANDS.items():
         lines += ["", f"## {name}", "", command.summary, "", f"`{usage_of(command)}`"]
-        lines += ["", *command.more.splitlines()] if command.more else []
+        lines += ["", *command.epilog.splitlines()] if command.epilog else []
         example = textwrap.dedent(f"  {command.example}").splitlines()
         lines += ["", "```", *example, "```"] if command.example else []
         places = ((f"`{place.title.strip('[]')}`", place.help) for place in command.places)

@@ -36,7 +36,7 @@ def man() -> str:
             flags = ", ".join(map(_bold, flags_of(option)))
             value = "" if _is_flag(option) else f" {value_of(option)}"
             lines += [".TP", flags + _escaped(value), *_plain(row_of(option)[1])]
-        lines += [".PP", *_plain(command.more)] if command.more else []
+        lines += [".PP", *_plain(command.epilog)] if command.epilog else []
         example = command.example
         lines += [".PP", "Example:", ".nf", *_plain(f"  {example}"), ".fi"] if example else []
     lines += [".SH NOTES", *_paragraphs(EPILOG)]

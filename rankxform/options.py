@@ -220,7 +220,7 @@ def flags_of(option: Field[Any]) -> tuple[str, ...]:
     """Return all spellings of an option on the command line, the first one first."""
     facts = option_info(option)
     prefix = "no_" if facts.kind is TYPE_OFF else ""
-    return (*(facts.flags or (flag_of(prefix + option.name),)), *facts.aliases)
+    return facts.flags or (flag_of(prefix + option.name),)
 
 
 @dataclass(frozen=True)
@@ -233,7 +233,6 @@ class OptionInfo:
     kind: OptionType
     metavar: str | None
     verbs: Sequence[str]
-    aliases: tuple[str, ...]
     flags: tuple[str, ...]
 
 
@@ -245,17 +244,13 @@ def option(
     kind: OptionType = TYPE_TEXT,
     metavar: str | None = None,
     verbs: Sequence[str] = CONVERSIONS,
-    aliases: Sequence[str] = (),
     flags: Sequence[str] = (),
 ) -> Any:
     """Declare an option.
 
-    help: empty for one that help does not show. aliases: other flags of it. flags: in place of the
-    one that its name makes.
+    help: empty for one that help does not show. flags: in place of the one that its name makes.
     """
-    facts = OptionInfo(
-        group, help, frozenset(affects), kind, metavar, verbs, tuple(aliases), tuple(flags)
-    )
+    facts = OptionInfo(group, help, frozenset(affects), kind, metavar, verbs, tuple(flags))
     return field(default=default, metadata={"option": facts})
 
 

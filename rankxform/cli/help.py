@@ -111,7 +111,7 @@ def _command_help(command: Command, with_all: bool) -> str:
         options = [option for option in shown if option_info(option).group == title]
         note = GROUP_NOTES.get(title, "")
         parts.append(_group(title, map(row_of, options), note))
-    parts += [command.more] if command.more else []
+    parts += [_filled(command.epilog)] if command.epilog else []
     parts += [f"--help-all shows {hidden_count} more options."] if hidden_count else []
     parts += [f"example:\n  {command.example}"] if command.example else []
     return "\n\n".join(parts)

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rankxform.display.text import (
     format_count,
@@ -22,14 +22,12 @@ from rankxform.errors import CheckpointError, UsageError
 from rankxform.layout.names import natural_sort_key, pattern_of
 from rankxform.options import flag_of
 from rankxform.request import Request
+from rankxform.results import DictResult
 from rankxform.transport import Team
 
 from .maps import show_names
 from .options import Parsed, refuse_given_options, request_options
 from .screen import Screen
-
-if TYPE_CHECKING:
-    pass
 
 
 def run(options: Parsed, team: Team) -> int:
@@ -58,17 +56,15 @@ def run(options: Parsed, team: Team) -> int:
         return show_names(team.bcast(lambda: _request(options, "none")), team, screen)
     from rankxform.inspection import inspect
 
-    def look() -> dict[str, Any]:
+    def look() -> DictResult:
         refuse_given_options(
             options, "is for --replicas, --src-strategy or --map", ("src_pattern",)
         )
-        return inspect(options.path, options.src_pattern)
+        facts = inspect(options.path, options.src_pattern)
+        code = CheckpointError.exit_code if facts.get("faults") else 0
+        return DictResult(facts, inspection(facts, options.verbose, options.raw), code)
 
-    facts = team.bcast(look)
-    screen.result(
-        "inspect", lambda: facts, partial(inspection, facts, options.verbose, options.raw)
-    )
-    return CheckpointError.exit_code if facts.get("faults") else 0
+    return screen.show("inspect", look)
 
 
 def _request(options: Parsed, dst: str | None) -> Request:
@@ -119,8 +115,8 @@ def _write_page(options: Parsed, team: Team, screen: Screen) -> int:
     lines = [f"{shown_path(checkpoint.src)}: {checkpoint.in_short()}" for checkpoint in checkpoints]
     lines += [*(f"  {text}" for text in faults), labelled_lines("page", shown_path(options.page))]
     facts = {"page": options.page, "faults": faults}
-    screen.result("contents", lambda: facts, lambda: "\n".join(lines))
-    return CheckpointError.exit_code if faults else 0
+    code = CheckpointError.exit_code if faults else 0
+    return screen.show("contents", lambda: DictResult(facts, "\n".join(lines), code))
 
 
 def inspection(facts: Mapping[str, Any], verbose: bool = False, raw: bool = False) -> str:

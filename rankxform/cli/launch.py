@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, NoReturn
 from rankxform.display.text import as_text, format_count, warn, warning_lines
 from rankxform.errors import UsageError
 from rankxform.request import Request
-from rankxform.results import QUIET
+from rankxform.results import QUIET, DictResult
 from rankxform.storage.store import absolute
 from rankxform.transport import Team
 from rankxform.transport.launcher import leave_hydra, local_rank, msrun_workers
@@ -50,7 +50,7 @@ def run(options: Parsed, team: Team) -> Program:
         "transform": transform_report.as_dict() if transform_report else None,
     }
     if options.json:
-        screen.done("launch", lambda: facts, str)
+        screen.show_done("launch", DictResult(facts, ""))
     elif transform_report is not None:
         screen.say(as_text(transform_report, screen.level))
     return _program(options, checkpoint, team)
@@ -68,12 +68,9 @@ def _announce(request: Request, team: Team, screen: Screen, target: Target, fits
     if fits:
         doubts = warning_lines(target.warnings)
         notice_texts = [] if screen.level == QUIET else notice_lines(target.notices)
-        for text in (*doubts, *notice_texts):
-            screen.say(text)
         where, strategy_label = absolute(request.src), target.planner.dst.label
-        screen.say(f"{where}: is sharded as {strategy_label} wants it; nothing is converted")
-        for text in doubts:
-            screen.say(text)
+        verdict = f"{where}: is sharded as {strategy_label} wants it; nothing is converted"
+        screen.say("\n".join([*doubts, *notice_texts, verdict, *doubts]))
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from rankxform.display.text import warning_lines
 from rankxform.layout.names import pattern_of
 from rankxform.request import Request
+from rankxform.results import DictResult
 from rankxform.transport import Team
 
 from .options import Parsed, request_options
@@ -28,9 +29,7 @@ def run(options: Parsed, team: Team) -> int:
         facts = team.bcast(lambda: {**request_options(options), "map": options.map})
         return show_names(team.bcast(lambda: Request(*places, **facts)), team, screen)
     show = partial(_shown, options.map) if options.action == "show" else _list_maps
-    text, document = team.bcast(show)
-    screen.result(f"maps {options.action}", lambda: document, lambda: text)
-    return 0
+    return screen.show(f"maps {options.action}", show)
 
 
 def show_names(request: Request, team: Team, screen: Screen) -> int:
@@ -38,14 +37,11 @@ def show_names(request: Request, team: Team, screen: Screen) -> int:
     from rankxform.target.resolve import resolve
 
     _, source, target = resolve(request, team)
-    text, facts = _apply_to_checkpoint(source, target)
-    lines = [text, *notice_lines(target.notices), *warning_lines(target.warnings)]
-    screen.result("maps check", lambda: facts, lambda: "\n".join(lines))
-    return 0
+    return screen.show("maps check", lambda: _apply_to_checkpoint(source, target))
 
 
-def _list_maps() -> tuple[str, Any]:
-    """Return the tables that come with rankxform, as text and as facts."""
+def _list_maps() -> DictResult:
+    """Return the tables that come with rankxform."""
     from rankxform.display.text import table
     from rankxform.storage.user_files import load_map_table, map_names
 
@@ -55,11 +51,11 @@ def _list_maps() -> tuple[str, Any]:
         {"name": name, "title": map_table.title, "architectures": map_table.architectures}
         for name, map_table in tables_by_name.items()
     ]
-    return table(("map", "what for"), rows), {"maps": facts}
+    return DictResult({"maps": facts}, table(("map", "what for"), rows))
 
 
-def _shown(name: str) -> tuple[str, Any]:
-    """Return a table, as text and as facts."""
+def _shown(name: str) -> DictResult:
+    """Return a table."""
     from rankxform.storage.user_files import load_map_table
 
     map_table = load_map_table(name)
@@ -92,7 +88,8 @@ def _shown(name: str) -> tuple[str, Any]:
     for copy in map_table.copies:
         condition = f", if {copy.condition.text}" if copy.condition else ""
         lines += ["", copy.name, f"  the same as {copy.tied_to}{condition}"]
-    return "\n".join(lines), {"map": map_table.label, "title": map_table.title, "rules": rules}
+    facts = {"map": map_table.label, "title": map_table.title, "rules": rules}
+    return DictResult(facts, "\n".join(lines))
 
 
 def _rules(table: MapTable) -> Iterable[dict[str, Any]]:
@@ -121,8 +118,8 @@ def _rules(table: MapTable) -> Iterable[dict[str, Any]]:
             }
 
 
-def _apply_to_checkpoint(source: Source, target: Target) -> tuple[str, Any]:
-    """Return what becomes of a checkpoint's tensors, as text and as facts."""
+def _apply_to_checkpoint(source: Source, target: Target) -> DictResult:
+    """Return what becomes of a checkpoint's tensors."""
     selection = target.planner.selection
     parameters_by_pattern: dict[tuple[str, ...], list[Parameter]] = {}
     for parameter in selection.parameters:
@@ -154,4 +151,5 @@ def _apply_to_checkpoint(source: Source, target: Target) -> tuple[str, Any]:
         "src": source.where.path, "map": target.map_in_words, "entries": entries,
         "notices": target.notices, "warnings": target.warnings,
     }  # fmt: skip
-    return "\n".join(lines), facts
+    lines += [*notice_lines(target.notices), *warning_lines(target.warnings)]
+    return DictResult(facts, "\n".join(lines))

@@ -10,7 +10,7 @@ import os
 import re
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import Field, replace
+from dataclasses import Field, is_dataclass, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -27,6 +27,7 @@ from rankxform.options import (
     choice_of,
     flags_of,
     option,
+    options_of,
 )
 from rankxform.process import Signals
 from rankxform.request import all_options
@@ -117,7 +118,7 @@ class SourceStrategy:
 
     src_strategy = option(
         None, GROUP_COMMAND, "how it is sharded", metavar="STRATEGY",
-        aliases=("--src-ckpt-strategy",),
+        flags=("--src-strategy", "--src-ckpt-strategy"),
     )  # fmt: skip
 
 
@@ -125,25 +126,13 @@ class Strategies:
     src_strategy = option(
         None, GROUP_STRATEGIES, "how SRC is sharded; required (it may be none) if SRC holds files "
         "of several ranks", metavar="STRATEGY",
-        aliases=("--src-ckpt-strategy", "--src-strategy-file", "--src-strategy-dir"),
+        flags=("--src-strategy", "--src-ckpt-strategy", "--src-strategy-file",
+               "--src-strategy-dir"),
     )  # fmt: skip
     dst_strategy = option(
         None, GROUP_STRATEGIES, "how DST is sharded (default: none)", metavar="STRATEGY",
-        aliases=("--dst-ckpt-strategy", "--dst-strategy-file", "--dst-strategy-dir"),
-    )  # fmt: skip
-
-
-class Folders(Strategies):
-    """Strategies, and other spellings of SRC and DST."""
-
-    src_option = option(
-        None, GROUP_COMMAND, "",
-        flags=("--src-ckpt-dir", "--src-checkpoints-dir", "--src-checkpoint"),
-    )  # fmt: skip
-    dst_option = option(
-        None, GROUP_COMMAND, "",
-        flags=("--dst-ckpt-dir", "--dst-checkpoints-dir", "--dst-checkpoint-dir",
-               "--dst-checkpoint"),
+        flags=("--dst-strategy", "--dst-ckpt-strategy", "--dst-strategy-file",
+               "--dst-strategy-dir"),
     )  # fmt: skip
 
 
@@ -154,10 +143,22 @@ class Configuration:
     )  # fmt: skip
 
 
-class Page:
+class Folders(Strategies, Configuration):
+    """Of verbs with SRC and DST, and other spellings of these."""
+
     report = option(
         None, GROUP_COMMAND, "write a page with pictures of what is read from whom",
         metavar="FILE.html",
+    )  # fmt: skip
+
+    src_option = option(
+        None, GROUP_COMMAND, "",
+        flags=("--src-ckpt-dir", "--src-checkpoints-dir", "--src-checkpoint"),
+    )  # fmt: skip
+    dst_option = option(
+        None, GROUP_COMMAND, "",
+        flags=("--dst-ckpt-dir", "--dst-checkpoints-dir", "--dst-checkpoint-dir",
+               "--dst-checkpoint"),
     )  # fmt: skip
 
 
@@ -284,7 +285,7 @@ class Inspection:
     )
 
 
-class Raw:
+class Matrices:
     raw = option(
         False, GROUP_COMMAND, "print a strategy's matrices and tensor maps too", kind=TYPE_FLAG
     )
@@ -327,6 +328,8 @@ class Hosts:
 
 def declared_options(part: type) -> list[Field[Any]]:
     """Return the options that a class and its bases declare."""
+    if is_dataclass(part):  # of the table
+        return options_of(part)
     options: list[Field[Any]] = []
     for base in reversed(part.__mro__):
         for name, declared in vars(base).items():

@@ -10,11 +10,12 @@ from dataclasses import Field
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
+from rankxform.derivation.options import DeriveOptions
 from rankxform.errors import UsageError, did_you_mean
 from rankxform.options import CONVERSIONS, GROUPS, flag_of, flags_of, option_info
 from rankxform.request import all_options
 
-from . import options as own
+from . import options
 from .options import CONFIG_FILE, EXCLUDED, Parsed, declared_options, option_named
 
 
@@ -36,17 +37,17 @@ class Command(NamedTuple):
     places: tuple[Place, ...] = ()
     table: str = ""  # takes the options whose `verbs` contain it
     # Classes of options, all of which it takes, and names of options of the table.
-    own: tuple[type | str, ...] = ()
+    takes: tuple[type | str, ...] = ()
     required: tuple[str, ...] = ()  # options that have to be given
     ignored: tuple[type | str, ...] = ()  # classes and verbs whose other options are no error
-    more: str = ""  # that help says below the options
+    epilog: str = ""  # what help says below the options
     module: str = ""  # has run(options, team); imported when the command runs
 
     @property
     def options(self) -> list[Field[Any]]:
         """All options, in the order in which help shows them."""
         options = [field for field in all_options() if self.table in option_info(field).verbs]
-        for part in self.own:
+        for part in self.takes:
             options += [option_named(part)] if isinstance(part, str) else declared_options(part)
         return sorted(options, key=lambda option: GROUPS.index(option_info(option).group))
 
@@ -68,11 +69,6 @@ _STRATEGY = Place("source", "STRATEGY", "a strategy file or folder")
 _MAP = Place("map", "NAME", "a table's name, or a file (*.toml)")
 _STRATEGIES = "--src-strategy output/strategy --dst-strategy new/strategy"
 _CHECKING = ("config", "qkv", "gate_up", "weights_only", "exclude", "vocab", "step", "src_form")
-_DERIVING = (
-    "dst_parallel", "dst_config", "src_parallel", "src_config", "preset", "unproven", "rule",
-    "predict", "optimizer_shard", "opt_on", "opt_off", "threshold", "src_threshold",
-    "layers_per_stage", "unsharded",
-)  # fmt: skip
 
 COMMANDS: dict[str, Command] = {
     command.name: command
@@ -81,101 +77,101 @@ COMMANDS: dict[str, Command] = {
             "transform", "Convert a checkpoint.",
             f"rankxform transform -n 8 output/checkpoint new_ckpt \\\n      {_STRATEGIES}",
             (_SRC, _DST), "transform",
-            (own.Folders, own.Configuration, own.DryRun, own.Profile, own.Work, own.Start,
-             own.Page),
-            ignored=(own.Script,),
+            (options.Folders, options.DryRun, options.Profile, options.Work, options.Start),
+            ignored=(options.Script,),
         ),
         Command(
             "verify", "Compare a destination with its source, or with its own manifest.",
             f"rankxform verify -n 8 output/checkpoint new_ckpt \\\n      {_STRATEGIES}",
             (_SRC, Place("dst", "[DST]", "folder to verify; with one folder alone, it is compared "
                          "with its own manifest", False)),
-            "verify", (own.Folders, own.Configuration, own.Work, own.Start, own.Page),
-            ignored=("transform", own.Profile),
+            "verify", (options.Folders, options.Work, options.Start),
+            ignored=("transform", options.Profile),
         ),
         Command(
             "launch", "Convert a checkpoint if the job needs other shards, then start the job.",
             "mpirun -n 8 python -m rankxform launch --load trained/checkpoint \\\n"
             "      --src-strategy trained/strategy --dst-strategy new/strategy -- \\\n"
             "      python train.py --load_checkpoint {checkpoint}",
-            (), "launch", (own.Launch, own.Strategies, own.Configuration, own.Work),
+            (), "launch", (options.Launch, options.Strategies, options.Configuration, options.Work),
             required=("src",),
-            more="-- PROGRAM ... replaces each process once the checkpoint is ready. {checkpoint}\n"
-            "and {rank} in its arguments are filled in. LOAD_CHECKPOINT is set in its\n"
-            "environment, and RANK_ID, RANK_SIZE and DEVICE_ID if they were not set.",
+            epilog="-- PROGRAM ... replaces each process once the checkpoint is ready. "
+            "{checkpoint} and {rank} in its arguments are filled in. LOAD_CHECKPOINT is set in "
+            "its environment, and RANK_ID, RANK_SIZE and DEVICE_ID if they were not set.",
         ),
         Command(
             "plan", "Print what would be read, written and held in memory; read headers only.",
             f"rankxform plan output/checkpoint \\\n      {_STRATEGIES}",
             (_SRC, _DST._replace(title="[DST]")), "plan",
-            (own.Folders, own.Configuration, own.Planning, own.Json, own.Page),
+            (options.Folders, options.Planning, options.Json),
         ),
         Command(
             "ranks", "Print the source ranks whose bytes each destination rank needs.",
             f"rankxform ranks {_STRATEGIES} --ranks 0-3",
             (Place("src", "[SRC]", "the checkpoint, for the exact choice among replicas", False),),
-            own=(own.Strategies, "ranks", "include", "exclude", "rename", "unmatched",
-                 "src_pattern", "step", "suffix", own.Json),
+            takes=(options.Strategies, "ranks", "include", "exclude", "rename", "unmatched",
+                 "src_pattern", "step", "suffix", options.Json),
         ),
         Command(
             "merge", "Write the strategy files of all stages as one that MindSpore reads.",
             "rankxform merge output/strategy merged.ckpt",
             (Place("folder", "FOLDER", "the stages' strategy files, all protobuf or all JSON"),
              Place("target", "FILE", "the merged file; .json for JSON stages")),
-            own=(own.Merging, own.Json), module="rankxform.cli.strategy",
+            takes=(options.Merging, options.Json), module="rankxform.cli.strategy",
         ),
         Command(
             "strategy derive", "Write the strategy of a job that was never compiled.",
-            own=(own.Derivation, own.Shapes, *_DERIVING, own.Json), required=("output",),
+            takes=(options.Derivation, options.Shapes, DeriveOptions, options.Json),
+            required=("output",),
         ),
         Command(
             "strategy explain",
             "Print which mesh axes shard what, by a strategy and the sizes of its job.",
             places=(_STRATEGY,),
-            own=("src_parallel", "src_config", "preset", own.Shapes, own.Json),
+            takes=("src_parallel", "src_config", "preset", options.Shapes, options.Json),
         ),
         Command(
             "strategy show", "Print stages, ranks, and how many parameters are sharded how.",
-            places=(_STRATEGY,), own=(own.Raw, own.Json),
+            places=(_STRATEGY,), takes=(options.Matrices, options.Json),
         ),
         Command(
             "strategy convert", "Write a strategy as protobuf, stage folder or JSON.",
-            places=(_STRATEGY, Place("output", "OUT", own.OUTPUT_HELP)),
-            own=(own.Shapes, own.Json),
+            places=(_STRATEGY, Place("output", "OUT", options.OUTPUT_HELP)),
+            takes=(options.Shapes, options.Json),
         ),
         Command(
             "strategy diff", "Print where two strategies give a rank different boxes.",
             places=(_STRATEGY._replace(title="A"), Place("other", "B", "another one")),
-            own=(own.Json,),
+            takes=(options.Json,),
         ),
         Command(
             "strategy presets", "List the presets of known networks, or print one.",
             places=(Place("name", "[NAME]", "print its rules (default: list)", False),),
-            own=(own.Json,),
+            takes=(options.Json,),
         ),
-        Command("maps list", "List the tables that come with rankxform.", own=(own.Json,)),
+        Command("maps list", "List the tables that come with rankxform.", takes=(options.Json,)),
         Command(
             "maps show", "Print a table: what becomes what, and with which shapes.",
-            places=(_MAP,), own=(own.Json,),
+            places=(_MAP,), takes=(options.Json,),
         ),
         Command(
             "maps check",
             "Compare a table and config.json with a checkpoint's headers; print each name.",
             places=(_MAP, Place("src", "CKPT", "the checkpoint")),
-            own=(own.SourceStrategy, *_CHECKING, own.Json),
+            takes=(options.SourceStrategy, *_CHECKING, options.Json),
         ),
         Command(
             "inspect", "Print what a checkpoint file or folder, or a strategy, holds.",
             "rankxform inspect output",
             (Place("path", "PATH", "a checkpoint file or folder, or a strategy"),),
-            own=(own.Inspection, own.Raw, own.SourceStrategy, "src_pattern", "step", "suffix",
-                 "map", "config", own.Json),
+            takes=(options.Inspection, options.Matrices, options.SourceStrategy, "src_pattern",
+                   "step", "suffix", "map", "config", options.Json),
         ),
         Command(
             "hostfile", "Print a hostfile made from an HCCL rank table.",
             "rankxform hostfile rank_table.json --style mpich > hosts",
             (Place("table", "RANK_TABLE", "rank table (JSON), version 0, 1.0 or 1.2"),),
-            own=(own.Hosts, own.Json),
+            takes=(options.Hosts, options.Json),
         ),
     )
 }  # fmt: skip
@@ -337,17 +333,17 @@ def _parse_words(command: Command, words: Sequence[str]) -> tuple[dict[str, Any]
     return values, ignored_flags
 
 
-def store_value(values: dict[str, Any], option: Field[Any], flag: str, given: Any) -> None:
-    """Add what is given of an option, a text or what a flag stands for. Raises UsageError."""
+def store_value(values: dict[str, Any], option: Field[Any], flag: str, raw_value: Any) -> None:
+    """Add a value of an option: of its text, or what a flag stands for. Raises UsageError."""
     name, kind = option.name, option_info(option).kind
     excluded = EXCLUDED.get(name)
     if excluded in values:
         raise UsageError(f"{flag} and --{excluded} exclude each other", "leave one out")
     if kind.stands_for is not None:
-        values[name] = given
+        values[name] = raw_value
         return
     try:
-        value = kind.parse(given)
+        value = kind.parse(raw_value)
     except ValueError as error:
         raise UsageError(f"{flag} {error}") from error
     if kind.choices and value not in kind.choices:
@@ -373,8 +369,9 @@ def _place_words(command: Command, values: dict[str, Any], words: Sequence[str])
         if command.name == "launch":
             raise UsageError("the program stands behind --", f"launch ... -- {text}", where=text)
         raise UsageError(
-            f"{command.name} takes no such arguments; strategies are given by --src-strategy "
-            f"and --dst-strategy (see: rankxform {command.name} --help-all)",
+            f"{command.name} takes no such arguments",
+            "strategies are given by --src-strategy and --dst-strategy",
+            f"rankxform {command.name} --help-all",
             where=text,
         )
     needs = [(place.name, place.title, place.help) for place in command.places if place.is_required]
@@ -453,8 +450,8 @@ def _add_defaults(command: Command, values: dict[str, Any]) -> list[DefaultOptio
     """
     flags = _flags_elsewhere(command)
     ignored_names = {option.name for option in command.ignored_options} - values.keys()
-    given = {*values, *(EXCLUDED[name] for name in values if name in EXCLUDED)}
-    given |= ignored_names - {option.name for option in command.options}
+    stated_names = {*values, *(EXCLUDED[name] for name in values if name in EXCLUDED)}
+    stated_names |= ignored_names - {option.name for option in command.options}
     file = values.get("config_file", os.environ.get(f"{_PREFIX}CONFIG_FILE"))
     paths = (folder / CONFIG_FILE for folder in (Path.cwd(), *Path.cwd().parents))
     path = Path(file) if file is not None else next((p for p in paths if p.is_file()), None)
@@ -467,9 +464,9 @@ def _add_defaults(command: Command, values: dict[str, Any]) -> list[DefaultOptio
     defaults = []
     for flag, value, origin in (*environment, *(_stated_in(path, command) if path else ())):
         option = flags[flag]
-        if option.name in given:
+        if option.name in stated_names:
             continue
-        given.add(option.name)
+        stated_names.add(option.name)
         texts = _texts_of(option, flag, value, origin)
         words = tuple(flag if text is True else f"{flag}={text}" for text in texts)
         try:

@@ -36,9 +36,9 @@ def run(options: Parsed, team: Team) -> int:
         commands: tuple[str, ...] = ()
         if conversion.target.dst and conversion.source.paths and not planned.is_short:
             timed = "with --dry-run: how long that would take, measured"
-            known = planned.predicted_seconds is not None
+            is_timed = planned.predicted_seconds is not None
             command = screen.command("transform", without=("--dry-run",))
-            commands = (command, *(() if known else (timed,)))
+            commands = (command, *(() if is_timed else (timed,)))
         return replace(in_words(planned, conversion.target), next=commands)
 
     return screen.show(
@@ -47,14 +47,16 @@ def run(options: Parsed, team: Team) -> int:
 
 
 def _simulate(request: Request, options: Parsed, team: Team, screen: Screen) -> int:
+    from rankxform.planning.reads import READ_METHODS, ReadPolicy
     from rankxform.target.node_folders import PLACEMENT_SHARED
-    from rankxform.verbs.plan import Cluster, simulate, summarize_simulated
+    from rankxform.verbs.plan import Cluster, simulate, summarize
 
     processes = options.simulate
     nodes = options.nodes or -(-processes // 8)
     cluster = Cluster(processes, nodes, options.src_placement or PLACEMENT_SHARED)
     conversion, simulation, outcome = simulate(request, team, cluster)
     if options.report:
-        plan = team.bcast(lambda: summarize_simulated(conversion, simulation))
+        method = READ_METHODS[request.read_method]
+        plan = team.bcast(lambda: summarize(conversion, simulation, ReadPolicy(method)))
         screen.page(conversion, plan, simulated=outcome)
     return screen.show("simulation", lambda: outcome, lambda: [header(conversion, processes)])

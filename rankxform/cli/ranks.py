@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from functools import partial
 
 from rankxform.display.text import table, warning_lines
 from rankxform.request import Request
+from rankxform.results import DictResult
 from rankxform.transport import Team
 
 from .options import Parsed, refuse_given_options, request_options
@@ -18,9 +17,10 @@ def run(options: Parsed, team: Team) -> int:
     src_ranks_by_rank = (
         _of_checkpoint(options, team) if options.src else _of_strategies(options, team)
     )
-    text = partial(_table, src_ranks_by_rank)
-    Screen(options, team).result("ranks", lambda: {"needed_ranks": src_ranks_by_rank}, text)
-    return 0
+    rows = [(rank, ", ".join(map(str, ranks))) for rank, ranks in src_ranks_by_rank.items()]
+    text = table(("rank", "needs source ranks"), rows)
+    facts = {"needed_ranks": src_ranks_by_rank}
+    return Screen(options, team).show("ranks", lambda: DictResult(facts, text))
 
 
 def _of_checkpoint(options: Parsed, team: Team) -> dict[int, tuple[int, ...]]:
@@ -59,9 +59,3 @@ def _of_strategies(options: Parsed, team: Team) -> dict[int, tuple[int, ...]]:
         )
 
     return team.bcast(find)
-
-
-def _table(src_ranks_by_rank: Mapping[int, tuple[int, ...]]) -> str:
-    """Write which source ranks each destination rank needs."""
-    rows = [(rank, ", ".join(map(str, ranks))) for rank, ranks in src_ranks_by_rank.items()]
-    return table(("rank", "needs source ranks"), rows)

@@ -7,7 +7,6 @@ import os
 import shlex
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import rankxform
@@ -30,7 +29,6 @@ from rankxform.storage.posix import free_bytes
 from rankxform.storage.store import scheme_of
 from rankxform.transport import Team
 from rankxform.transport.team import show_nothing
-from rankxform.verbs.plan import Plan
 
 from .arguments import build_request, notes_of_script
 from .options import Parsed
@@ -40,6 +38,7 @@ if TYPE_CHECKING:
     from rankxform.source.open import Source
     from rankxform.target.target import Conversion
     from rankxform.transport.team import ShowProgress
+    from rankxform.verbs.plan import Plan
     from rankxform.verbs.transform import Report
 
 
@@ -77,7 +76,6 @@ def header(conversion: Conversion, processes: int) -> str:
     total = sum(index.size for index in source.indexes.values())
     return "\n".join(
         (
-            *warning_lines(target.warnings),
             *derived,
             f"rankxform {rankxform.__version__}, {format_count(processes, 'process')}",
             labelled_lines(
@@ -189,7 +187,9 @@ class Screen:
         self.begun = conversion
         if self._team.rank == 0 and self.level > QUIET:
             notes = notice_lines(notes_of_script(self._options))
-            lines = [header(conversion, self._team.size), *needs, *self.defaults(), *notes]
+            warnings = warning_lines(conversion.target.warnings)
+            head = header(conversion, self._team.size)
+            lines = [*warnings, head, *needs, *self.defaults(), *notes]
             self.say("\n".join(lines))
         return self.progress(nbytes)
 
@@ -233,36 +233,22 @@ class Screen:
         def tell() -> int:
             shown = make()
             lines = [] if self.level == QUIET or self._options.json else head()
-            text = partial(as_text, shown, self.level, "\n".join(lines))
-            self._tell(name, shown.as_dict, text)
+            self._tell(name, shown, "\n".join(lines))
             return shown.exit_code
 
         return self._team.bcast(tell)
 
     def show_done(self, name: str, outcome: Result) -> None:
         """Print the result of work, which was done even if nobody can read it."""
-        self.done(name, outcome.as_dict, partial(as_text, outcome, self.level))
-
-    def result(
-        self, name: str, facts: Callable[[], Mapping[str, Any]], text: Callable[[], str]
-    ) -> None:
-        """Print a result for people, or as JSON. Collective."""
-        self._team.bcast(lambda: self._tell(name, facts, text))
-
-    def done(
-        self, name: str, facts: Callable[[], Mapping[str, Any]], text: Callable[[], str]
-    ) -> None:
-        """Print the result of work, which was done even if nobody can read it."""
         if self._team.rank == 0:
             try:
-                self._tell(name, facts, text)
+                self._tell(name, outcome)
             except OSError:
                 _print_to_nobody()
 
-    def _tell(
-        self, name: str, facts: Callable[[], Mapping[str, Any]], text: Callable[[], str]
-    ) -> None:
-        _print(as_json(name, facts()) if self._options.json else text())
+    def _tell(self, name: str, result: Result, head: str = "") -> None:
+        is_json = self._options.json
+        _print(as_json(name, result.as_dict()) if is_json else as_text(result, self.level, head))
 
     def page(self, conversion: Conversion, plan: Plan, **outcome: Any) -> None:
         """Write the page of a plan, if one is asked for. Collective."""

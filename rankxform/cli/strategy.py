@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from rankxform.derivation.derive import format_layout
 from rankxform.derivation.request import Derived, ShardingRow
@@ -16,6 +16,7 @@ from rankxform.layout.names import and_more_patterns, format_ranges, patterns, s
 from rankxform.layout.states import NEVER_SAVED, States, find_states
 from rankxform.layout.strategy import Strategy, StrategyDifference, describe_layout
 from rankxform.request import Request
+from rankxform.results import DictResult
 from rankxform.transport import Team
 
 from .options import Parsed, request_options
@@ -25,15 +26,7 @@ if TYPE_CHECKING:
     from rankxform.derivation.rules import Preset
 
 
-class ActionResult(NamedTuple):
-    """What an action found or made: facts for JSON, text for people, and the exit code."""
-
-    facts: Mapping[str, Any]
-    text: str
-    code: int = 0
-
-
-def _derive(options: Parsed) -> ActionResult:
+def _derive(options: Parsed) -> DictResult:
     from rankxform.derivation.inputs import derive_request
     from rankxform.storage.user_files import load_strategy, save_strategy
     from rankxform.verbs.strategies import derive_strategy
@@ -51,7 +44,7 @@ def _derive(options: Parsed) -> ActionResult:
     files = list(map(str, save_strategy(derived.strategy, target)))
     facts = {"files": files, **derived.strategy.facts, **derived.facts}
     table = derived_table(derived)
-    return ActionResult(facts, f"{table}\n{target}: {derived.strategy.extent}")
+    return DictResult(facts, f"{table}\n{target}: {derived.strategy.extent}")
 
 
 def _target(text: str) -> Path:
@@ -63,7 +56,7 @@ def _target(text: str) -> Path:
     return path
 
 
-def _explain(options: Parsed) -> ActionResult:
+def _explain(options: Parsed) -> DictResult:
     from rankxform.storage.user_files import load_strategy
     from rankxform.verbs.strategies import explain_strategy, sizes_of
 
@@ -76,10 +69,10 @@ def _explain(options: Parsed) -> ActionResult:
         roles_table(roles),
         *stage_lines(source),
     ]
-    return ActionResult(facts, "\n".join(lines))
+    return DictResult(facts, "\n".join(lines))
 
 
-def _show(options: Parsed) -> ActionResult:
+def _show(options: Parsed) -> DictResult:
     from rankxform.storage.user_files import load_strategy
 
     strategy = load_strategy(options.source)
@@ -88,10 +81,10 @@ def _show(options: Parsed) -> ActionResult:
             "lists no parameter; expected a file or folder", where=f"{options.source!r}"
         )
     facts = strategy_facts(options.source, strategy)
-    return ActionResult(facts, describe_strategy(options.source, strategy, options.raw))
+    return DictResult(facts, describe_strategy(options.source, strategy, options.raw))
 
 
-def _convert(options: Parsed) -> ActionResult:
+def _convert(options: Parsed) -> DictResult:
     from rankxform.storage.user_files import load_strategy, rewrite_strategy
     from rankxform.verbs.strategies import extents_at
 
@@ -103,10 +96,10 @@ def _convert(options: Parsed) -> ActionResult:
     written = load_strategy(str(files[0] if not files[1:] else files[0].parent))
     facts = {"files": list(map(str, files)), **written.facts}
     suffix = f", with {len(files) - 1} files of other stages" if files[1:] else ""
-    return ActionResult(facts, f"{files[0]}: {written.extent}{suffix}")
+    return DictResult(facts, f"{files[0]}: {written.extent}{suffix}")
 
 
-def _diff(options: Parsed) -> ActionResult:
+def _diff(options: Parsed) -> DictResult:
     from rankxform.layout.strategy import strategy_differences
     from rankxform.storage.user_files import load_strategy
 
@@ -115,10 +108,10 @@ def _diff(options: Parsed) -> ActionResult:
     differences = strategy_differences(first, second)
     code = DifferenceError.exit_code if differences else 0
     facts = {"same": not differences, "differences": list(map(vars, differences))}
-    return ActionResult(facts, describe_differences(differences, first, second), code)
+    return DictResult(facts, describe_differences(differences, first, second), code)
 
 
-def _presets(options: Parsed) -> ActionResult:
+def _presets(options: Parsed) -> DictResult:
     from rankxform.derivation.rules import load_preset, preset_names
     from rankxform.display.text import table
 
@@ -138,7 +131,7 @@ def _presets(options: Parsed) -> ActionResult:
             "presets": [_preset_facts(name, preset) for name, preset in presets_by_name.items()]
         }
         titles = ("preset", "version", "rules", "proven", "networks")
-        return ActionResult(facts, table(titles, listed))
+        return DictResult(facts, table(titles, listed))
     preset = load_preset(options.name)
     rows = [
         (rule["pattern"], rule["spec"] or "", rule["optimizer"] or "", rule["on_stage"] or "")
@@ -147,7 +140,7 @@ def _presets(options: Parsed) -> ActionResult:
     proof = preset.networks or "not proven"
     head = f"{preset.label}, version {preset.version}: {proof}\n{preset.evidence}\n"
     facts = {"presets": [_preset_facts(options.name, preset)]}
-    return ActionResult(facts, f"{head}\n" + table(("names", "spec", "optimizer", "stage"), rows))
+    return DictResult(facts, f"{head}\n" + table(("names", "spec", "optimizer", "stage"), rows))
 
 
 def _preset_facts(name: str, preset: Preset) -> dict[str, Any]:
@@ -175,7 +168,7 @@ def _preset_rules(preset: Preset) -> list[dict[str, Any]]:
     ]
 
 
-def _merge(options: Parsed) -> ActionResult:
+def _merge(options: Parsed) -> DictResult:
     from rankxform.storage.user_files import merge_stage_files
 
     target = Path(options.target)
@@ -184,7 +177,7 @@ def _merge(options: Parsed) -> ActionResult:
     if dashes := [name for name in merged.stages_of if "-" in name]:
         note = "MindSpore's own reader does not take names with a dash, such as "
         text += "\n" + labelled_lines("note", f"{note}{dashes[0]!r}; rankxform does")
-    return ActionResult({"files": [str(target)], **merged.facts}, text)
+    return DictResult({"files": [str(target)], **merged.facts}, text)
 
 
 _ACTIONS = {
@@ -194,11 +187,9 @@ _ACTIONS = {
 
 
 def run(options: Parsed, team: Team) -> int:
-    facts, text, code = team.bcast(lambda: _ACTIONS[options.action or options.verb](options))
-    Screen(options, team).result(
-        f"{options.verb} {options.action}".strip(), lambda: facts, lambda: text
-    )
-    return code
+    action = _ACTIONS[options.action or options.verb]
+    name = f"{options.verb} {options.action}".strip()
+    return Screen(options, team).show(name, lambda: action(options))
 
 
 _FEW = 6

@@ -120,8 +120,12 @@ def warning_lines(texts: Sequence[str]) -> list[str]:
 
 
 def as_text(result: Result, level: int = NORMAL, head: str = "") -> str:
-    """Write a result for people: its sections, `head` behind the first, and its warnings last."""
-    parts: list[str] = []
+    """Write a result for people: its sections, and its warnings last.
+
+    head: stands behind the first section; then the warnings come first, too.
+    """
+    warnings = warning_lines(getattr(result, "warnings", ()))
+    parts: list[str] = [*warnings] if head else []
     for section in result.sections(level):
         if isinstance(section, Lines):
             texts = section.texts
@@ -131,8 +135,7 @@ def as_text(result: Result, level: int = NORMAL, head: str = "") -> str:
             show = table(columns, rows) if level == VERBOSE else short_table(columns, rows, noun)
             parts += ["", show, ""]
         parts, head = [*parts, *([head] if head else [])], ""
-    parts += warning_lines(getattr(result, "warnings", ()))
-    return re.sub("\n{3,}", "\n\n", "\n".join(parts)).strip("\n")
+    return re.sub("\n{3,}", "\n\n", "\n".join([*parts, *warnings])).strip("\n")
 
 
 def printable(text: str) -> str:

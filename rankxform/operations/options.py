@@ -81,7 +81,7 @@ class OperationOptions:
     )  # fmt: skip
     weights_only: bool = option(
         False, GROUP_OPERATIONS, "leave out optimizer states and counters", *_ALL, kind=TYPE_FLAG,
-        aliases=("--no-optimizer",),
+        flags=("--weights-only", "--no-optimizer"),
     )  # fmt: skip
     masters: bool = option(
         False, GROUP_OPERATIONS, "take the Float32 masters (main_param.*) in the place of "

@@ -10,6 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from typing import Any, ClassVar, NamedTuple, TypeAlias
 
+from rankxform.values import dataclass
+
 QUIET, NORMAL, VERBOSE = 0, 1, 2
 """How much of a result is shown: its last word, all that is usual, also what may be long."""
 
@@ -51,7 +53,11 @@ class Result(ABC):
 
     json_first: ClassVar[tuple[str, ...]] = ()  # properties that JSON has before the fields
     json_without: ClassVar[tuple[str, ...]] = ()  # fields that it has not
-    exit_code = 0  # of the command that shows it
+
+    @property
+    def exit_code(self) -> int:
+        """Exit code of the command that shows it."""
+        return 0
 
     @abstractmethod
     def in_short(self) -> str:
@@ -83,6 +89,29 @@ class Result(ABC):
         return fragment(document, as_table(repr(self), rows))
 
 
+@dataclass(frozen=True, repr=False)
+class DictResult(Result):
+    """Facts for JSON, and a text for people."""
+
+    facts: Mapping[str, Any]
+    text: str
+    code: int = 0  # exit code
+
+    @property
+    def exit_code(self) -> int:
+        """Exit code of the command that shows it."""
+        return self.code
+
+    def in_short(self) -> str:
+        return self.text.partition("\n")[0]
+
+    def sections(self, level: int = NORMAL) -> Iterator[Section]:
+        yield lines("", self.text)
+
+    def as_dict(self) -> dict[str, Any]:
+        return dict(self.facts)
+
+
 def plain(value: Any) -> Any:
     """Return a field for JSON: a value's own facts if it has some, else its fields by name."""
     if is_dataclass(value) and not isinstance(value, type):
@@ -98,7 +127,7 @@ def plain(value: Any) -> Any:
 def as_document(result: Result) -> dict[str, Any]:
     """Return a result in the form of docs/page.schema.json."""
     doubts: Sequence[str] = getattr(result, "warnings", ())
-    more = [f"and {len(doubts) - _MOST_TEXTS} more"] if doubts[_MOST_TEXTS:] else []
+    ending = [f"and {len(doubts) - _MOST_TEXTS} more"] if doubts[_MOST_TEXTS:] else []
     amounts, tables, drawings = [], [], {}
     for section in result.sections():
         if isinstance(section, Lines):
@@ -112,7 +141,7 @@ def as_document(result: Result) -> dict[str, Any]:
         "title": "", "what": type(result).__name__, "told": result.in_short(), "state": "plan",
         "amounts": amounts,
     }  # fmt: skip
-    warnings = [*doubts[:_MOST_TEXTS], *more]
+    warnings = [*doubts[:_MOST_TEXTS], *ending]
     document = {"result": "result", "head": head, "warnings": warnings, **drawings}
     return {**document, "tables": tables} if tables else document
 

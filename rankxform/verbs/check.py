@@ -108,7 +108,8 @@ class Check(Result):
     json_first = ("same",)
 
     @property
-    def exit_code(self) -> int:  # type: ignore[override]
+    def exit_code(self) -> int:
+        """Exit code of the command that shows it."""
         if self.same is None:
             return DifferenceError.exit_code
         return 0 if self.same else CheckpointError.exit_code
@@ -423,7 +424,8 @@ class ReplicaVerdict(Result):
     json_first = ("same",)
 
     @property
-    def exit_code(self) -> int:  # type: ignore[override]
+    def exit_code(self) -> int:
+        """Exit code of the command that shows it."""
         return 0 if self.same else DifferenceError.exit_code
 
     def in_short(self) -> str:
@@ -462,7 +464,8 @@ class SamplesVerdict(Result):
     json_without = ("strategy",)
 
     @property
-    def exit_code(self) -> int:  # type: ignore[override]
+    def exit_code(self) -> int:
+        """Exit code of the command that shows it."""
         return 0 if self.evidence["samples"] else DifferenceError.exit_code
 
     def in_short(self) -> str:

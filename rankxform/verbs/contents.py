@@ -53,7 +53,8 @@ class Contents(Result):
         return f"{self.facts['about']}{wrong}"
 
     @property
-    def exit_code(self) -> int:  # type: ignore[override]
+    def exit_code(self) -> int:
+        """Exit code of the command that shows it."""
         return CheckpointError.exit_code if self.faults else 0
 
     def sections(self, level: int = NORMAL) -> Iterator[Section]:

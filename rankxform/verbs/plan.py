@@ -21,9 +21,10 @@ from rankxform.engine.sinks import part_of
 from rankxform.errors import UsageError
 from rankxform.formats.container import content_bytes, item_size
 from rankxform.layout.names import layers_by_stage, patterns
-from rankxform.planning.assign import assign, assign_within_nodes, share_among_nodes
+from rankxform.planning.assign import Assignment, assign, assign_within_nodes, share_among_nodes
+from rankxform.planning.catalog import Catalog
 from rankxform.planning.exchange import assign_readers, find_exchanges, operand_moves
-from rankxform.planning.plan import needed_bytes
+from rankxform.planning.plan import Planner, needed_bytes
 from rankxform.planning.reads import (
     AUTO,
     LATENCIES,
@@ -135,23 +136,27 @@ def predict_loads(
     visible_files = None if reach.is_full else reach.of(team.rank)
     separate = team.agree(lambda: planner.transfers(local_ranges, visible_files))
     policy, _ = choose_policy(conversion, assignment, separate, team)
+    operand_source = target.adapter or source
+    catalog = operand_source.require_catalog()
+    operands = (catalog, operand_source.reach) if processes == team.size else None
+    return team.agree(lambda: workloads_of(planner, assignment, reach, policy, operands)), policy
 
-    def work_out() -> Simulation:
-        requests = find_exchanges(planner, assignment, reach, policy)
-        exchanges = assign_readers(requests, reach)
-        costs, first = policy.costs or Costs(), None
-        if processes == team.size:
-            operand_source = target.adapter or source
-            first = operand_moves(
-                planner,
-                assignment,
-                operand_source.require_catalog(),
-                operand_source.reach,
-                policy.method,
-            )
-        return simulate_work(planner, assignment, reach, exchanges, costs, policy.method, first)
 
-    return team.agree(work_out), policy
+def workloads_of(
+    planner: Planner,
+    assignment: Assignment,
+    reach: Reach,
+    policy: ReadPolicy,
+    operands: tuple[Catalog, Reach] | None,
+) -> Simulation:
+    """Work out what the process of each assignment does, and which node sends what to which.
+
+    operands: where the tensors are that are brought into memory first.
+    """
+    exchanges = assign_readers(find_exchanges(planner, assignment, reach, policy), reach)
+    moves = operand_moves(planner, assignment, *operands, policy.method) if operands else None
+    costs = policy.costs or Costs()
+    return simulate_work(planner, assignment, reach, exchanges, costs, policy.method, moves)
 
 
 class Cluster(NamedTuple):
@@ -189,19 +194,15 @@ def simulate_cluster(conversion: Conversion, cluster: Cluster) -> Simulation:
         destination = Reach(node, _by_node(home_of, nodes))
     assignment = assign_within_nodes(planner, target.files, destination)
     costs, method = request.costs or Costs(), READ_METHODS[request.read_method]
-    policy = ReadPolicy(method)
+    policy = ReadPolicy(method, costs)
     if request.read_method == AUTO:
         method = method.with_latency(costs.latency_bytes)
         policy = ReadPolicy(method, costs, may_exchange=nodes > 1 and reach.is_full)
-    requests = find_exchanges(planner, assignment, reach, policy)
-    exchanges = assign_readers(requests, reach)
+    # An adapter is taken to be where all nodes see it.
+    operands = None if target.adapter else (source.require_catalog(), reach)
+    simulation = workloads_of(planner, assignment, reach, policy, operands)
     planner.transfers(assignment[0])  # so that it counts in the peak memory
-    memory = peak_memory() + request.memory
-    first = None
-    if target.adapter is None:  # one is taken to be where all nodes see it
-        first = operand_moves(planner, assignment, source.require_catalog(), reach, method)
-    simulation = simulate_work(planner, assignment, reach, exchanges, costs, method, first)
-    return replace(simulation, memory=memory)
+    return replace(simulation, memory=peak_memory() + request.memory)
 
 
 def _destination(
@@ -510,7 +511,13 @@ class SimulationResult(Result):
         return f"about {format_seconds(self.predicted_seconds)} on {nodes}"
 
     def sections(self, level: int = NORMAL) -> Iterator[Section]:
-        """Yield what processes read, send and write, and how long that takes."""
+        """Yield how long it takes, and what processes read, send and write."""
+        busiest, network = max(self.seconds_of_processes), max(self.seconds_of_networks)
+        yield lines(
+            "time",
+            f"about {format_seconds(self.predicted_seconds)}: the busiest process "
+            f"{format_seconds(busiest)}, the busiest node's network {format_seconds(network)}",
+        )
         if level > QUIET:
             places = f"source {self.src_placement}, destination {self.dst_placement}"
             yield lines("on", f"{format_count(self.nodes, 'node')}; {places}")
@@ -524,13 +531,6 @@ class SimulationResult(Result):
                     f"{sum(slices):,} slices are shared out by bytes, each whole to one process"
                 )
                 yield lines("idle", f"{many}: {reason}")
-        busiest, network = max(self.seconds_of_processes), max(self.seconds_of_networks)
-        yield lines(
-            "time",
-            f"about {format_seconds(self.predicted_seconds)}: the busiest process "
-            f"{format_seconds(busiest)}, the busiest node's network {format_seconds(network)}",
-        )
-        if level > QUIET:
             costs = ", ".join(f"{name} {_cost_text(name, v)}" for name, v in self.costs.items())
             yield lines("if", costs)
             buffers = f"{format_buffer(self.buffer_bytes)} of buffers, the rest plan"
@@ -608,12 +608,6 @@ def _simulated(conversion: Conversion, cluster: Cluster) -> tuple[Simulation, Si
         warnings=target.warnings,
     )
     return simulation, outcome
-
-
-def summarize_simulated(conversion: Conversion, simulation: Simulation) -> Plan:
-    """Write out the plan of a cluster."""
-    method = READ_METHODS[conversion.request.read_method]
-    return summarize(conversion, simulation, ReadPolicy(method))
 
 
 def summarize(conversion: Conversion, simulation: Simulation, policy: ReadPolicy) -> Plan:

@@ -146,9 +146,11 @@ class Report(Result):
             yield lines("strategy", f"of the destination: {shown_path(self.strategy)}")
         if self.bytes_compared:
             shown = self.compared_names[: None if level == VERBOSE else _FEW]
-            more = ", ..." if len(shown) < len(self.compared_names) else ""
+            ending = ", ..." if len(shown) < len(self.compared_names) else ""
             size = format_size(self.bytes_compared)
-            yield lines("compared", f"between ranks, all bytes: {', '.join(shown)}{more} ({size})")
+            yield lines(
+                "compared", f"between ranks, all bytes: {', '.join(shown)}{ending} ({size})"
+            )
 
     def _going_on(self) -> Iterator[Lines]:
         """Yield what a job loads, how to check that, and how a slow run would be faster."""

@@ -111,7 +111,8 @@ class Verdict(Result):
     json_without = ("by_manifest", "sizes_only", "names")
 
     @property
-    def exit_code(self) -> int:  # type: ignore[override]
+    def exit_code(self) -> int:
+        """Exit code of the command that shows it."""
         return 0 if self.same else DifferenceError.exit_code
 
     def as_dict(self) -> dict[str, Any]:

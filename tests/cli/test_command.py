@@ -221,7 +221,7 @@ def test_what_means_nothing_here_is_ignored_with_a_note(place):
     )  # fmt: skip
     assert code == 0, output
     assert right(place)
-    assert "--rank_id, --world_size, --transform_process_num: not needed" in output
+    assert "--world_size, --rank_id, --transform_process_num: not needed" in output
     assert "rank_N lies in DST;" in output
 
 
@@ -417,7 +417,7 @@ def test_help_needs_no_mpi_and_is_printed_once(arguments):
 def test_no_time_at_all_is_a_mistake(option):
     code, output = command("transform", "a", "b", option, "0")
     assert code == 2
-    assert f"argument {option}: '0': expected a time such as 90m" in output
+    assert f"{option} '0': expected a time such as 90m" in output
 
 
 @pytest.mark.parametrize("processes", [None, 2])

@@ -149,7 +149,7 @@ def test_workers_without_mpi_are_sent_elsewhere(place):
             ["transform", "src", "d", "--", "python"],
             "arguments after -- are only accepted by `launch`",
         ),
-        (["launch", "--", "python"], "the following arguments are required: --load"),
+        (["launch", "--", "python"], "launch has no --load CKPT"),
     ],
 )
 def test_mistakes(place, line, words):

@@ -37,7 +37,7 @@ class Tally(Result):
 def register():
     COMMANDS["tally"] = Command(
         "tally", "Count the files of a checkpoint.", "rankxform tally output/checkpoint",
-        (Place("path", "PATH", "a checkpoint"),), own=(TallyOptions,), module=__name__,
+        (Place("path", "PATH", "a checkpoint"),), takes=(TallyOptions,), module=__name__,
     )  # fmt: skip
 
 
