@@ -18,6 +18,7 @@ import pytest
 import rankxform
 from rankxform.errors import RankxformError
 from rankxform.options import flag_of, option_info
+from rankxform.options import flags_of as spellings
 from rankxform.request import all_options
 
 FILES = (
@@ -33,7 +34,7 @@ def known():
     return {
         flag: one
         for one in all_options()
-        for flag in (flag_of(one.name), *option_info(one).aliases)
+        for flag in {flag_of(one.name), *spellings(one)}
     }
 
 
