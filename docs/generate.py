@@ -200,6 +200,9 @@ SIZES = ("dst_parallel", "dst_config", "src_parallel", "src_config", "preset", "
 """What `rankxform.derive` has parameters of its own for."""
 
 
+RESHARDING = {
+    "src_rank": "int | None", "rank": "int | None", "dtypes": "Mapping[str, str] | None",
+}  # fmt: skip
 WHICH_FILES = ("src_pattern", "step", "suffix")
 
 
@@ -228,7 +231,10 @@ def keywords() -> str:
             [one.name for one in all_options() if one.name not in loading],
         ),
     )
-    hints = {one.name: _hint(one) for one in all_options()}
+    classes += (
+        ("ReshardKeywords", "LoadKeywords", "Keywords of `rankxform.reshard`.", RESHARDING),
+    )
+    hints = {one.name: _hint(one) for one in all_options()} | RESHARDING
     lines = [
         '"""The keywords of the API, for editors and type checkers.',
         "",

@@ -29,7 +29,20 @@ if TYPE_CHECKING:
     from rankxform.verbs.transform import Report
     from rankxform.verbs.verify import Verdict
 
-    from .api import check, contents, derive, inspect, load, merge, plan, ranks, transform, verify
+    from .api import (
+        check,
+        contents,
+        derive,
+        inspect,
+        load,
+        merge,
+        plan,
+        plan_reshard,
+        ranks,
+        reshard,
+        transform,
+        verify,
+    )
 
 __version__ = "0.1.0"
 
@@ -71,7 +84,9 @@ __all__ = [
     "load",
     "merge",
     "plan",
+    "plan_reshard",
     "ranks",
+    "reshard",
     "transform",
     "verify",
     "Check",

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import re
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from dataclasses import replace
 from functools import partial
 from operator import index
@@ -21,11 +21,12 @@ from rankxform import inspection
 from rankxform.display.progress import Begin, Callback, progress_shower
 from rankxform.layout.strategy import Strategy
 from rankxform.planning.selection import source_ranks_needed
+from rankxform.storage.arrays import SCHEME
 from rankxform.storage.user_files import is_none, load_strategy, merge_stage_files, save_strategy
 from rankxform.transport.launcher import launched_rank
 from rankxform.verbs.check import Check
 from rankxform.verbs.contents import Contents
-from rankxform.verbs.load import Parameters
+from rankxform.verbs.load import HeldSlices, Parameters, ReshardPlan
 from rankxform.verbs.plan import Plan
 from rankxform.verbs.transform import Report
 from rankxform.verbs.verify import Verdict, verify_alone
@@ -53,7 +54,13 @@ if TYPE_CHECKING:
     from rankxform.derivation.mesh import Parallel
     from rankxform.derivation.request import Derived
 
-    from .keywords import DeriveKeywords, Keywords, LoadKeywords, SourceKeywords
+    from .keywords import (
+        DeriveKeywords,
+        Keywords,
+        LoadKeywords,
+        ReshardKeywords,
+        SourceKeywords,
+    )
 
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
@@ -139,6 +146,90 @@ def load(
         return loading.load(request, dst_rank, processes, lambda _, total: begin("load", total))
 
     return _collective(comm, progress, ask, run)
+
+
+@_with_options(_loading)
+def reshard(
+    slices: MutableMapping[str, Any] | None,
+    src_strategy: PathLike | Strategy | None = None,
+    dst_strategy: PathLike | Strategy | None = None,
+    *,
+    plan: ReshardPlan | None = None,
+    release: bool = False,
+    progress: Progress = True,
+    comm: Any = None,
+    **options: Unpack[ReshardKeywords],
+) -> Parameters:
+    """Return this process's slices under another strategy, of numpy arrays that processes hold.
+
+    No file is read or written: `slices` are those of a source rank, by name, and None or {} for a
+    process that holds none; the result is as `load` returns it. `src_rank` and `rank`, whose slices
+    are held and wanted, default to the process's number in `comm` or in the launcher's world; a
+    process beyond the destination's ranks gets nothing. Where ranks hold replicas, one is read;
+    what nobody holds is an error. `dtypes` names MindSpore's types of arrays whose own types do not
+    tell, such as BFloat16 of uint16 words. With `release`, arrays are popped from `slices` as soon
+    as they are not needed any more, so that both sides are never in memory together, if nothing
+    else refers to them. `plan` is that of `plan_reshard`, in the place of strategies and options.
+    The other `options` are those of `load`.
+    """
+    if plan is not None and (src_strategy, dst_strategy, options) != (None, None, {}):
+        raise UsageError("plan= stands for strategies and options", "leave them out")
+    ask, find_own = _resharding(slices, src_strategy, dst_strategy, options)
+
+    def run(request: Request, processes: Team, begin: Begin) -> Parameters:
+        held_slices, dst_rank = processes.agree(lambda: find_own(processes))
+        reshard_plan = plan or loading.plan_reshard(request, held_slices, dst_rank, processes)
+        if plan is not None:
+            held_slices = held_slices._replace(rank=plan.src_rank, dtypes=plan.dtypes)
+        held_slices = held_slices._replace(release=release)
+        return loading.reshard(
+            reshard_plan, held_slices, processes, lambda _, total: begin("reshard", total)
+        )
+
+    return _collective(comm, progress, ask, run)
+
+
+def plan_reshard(
+    slices: MutableMapping[str, Any] | None,
+    src_strategy: PathLike | Strategy | None = None,
+    dst_strategy: PathLike | Strategy | None = None,
+    *,
+    comm: Any = None,
+    **options: Unpack[ReshardKeywords],
+) -> ReshardPlan:
+    """Return a plan with which `reshard` moves slices of these names, shapes and types again.
+
+    The arguments are those of `reshard`.
+    """
+    ask, find_own = _resharding(slices, src_strategy, dst_strategy, options)
+
+    def run(request: Request, processes: Team, begin: Begin) -> ReshardPlan:
+        held_slices, dst_rank = processes.agree(lambda: find_own(processes))
+        return loading.plan_reshard(request, held_slices, dst_rank, processes)
+
+    return _collective(comm, False, ask, run)
+
+
+def _resharding(
+    slices: Any, src_strategy: Any, dst_strategy: Any, options: Mapping[str, Any]
+) -> tuple[Callable[[], Request], Callable[[Team], tuple[HeldSlices, int]]]:
+    """Return what makes a request, and what says what a process holds and which rank it wants."""
+    own_options = {name: options.get(name) for name in ("src_rank", "rank", "dtypes")}
+    others = {name: value for name, value in options.items() if name not in own_options}
+    names = _loading() - {"files"}
+    ask = partial(_request, f"{SCHEME}://", None, src_strategy, dst_strategy, others, names)
+
+    def find_own(processes: Team) -> tuple[HeldSlices, int]:
+        if slices is not None and not isinstance(slices, MutableMapping):
+            raise UsageError(f"slices is a {type(slices).__name__}; expected a dict")
+        src_rank, rank = (
+            processes.rank if own_options[name] is None else _number(name, own_options[name])
+            for name in ("src_rank", "rank")
+        )
+        dtypes = own_options["dtypes"] or {}
+        return HeldSlices({} if slices is None else slices, src_rank, dtypes), rank
+
+    return ask, find_own
 
 
 def _own_rank(rank: int | None, request: Request, processes: Team) -> int:

@@ -96,3 +96,11 @@ class Keywords(LoadKeywords, total=False):
     fsync: bool
     crc: bool
     verify: bool
+
+
+class ReshardKeywords(LoadKeywords, total=False):
+    """Keywords of `rankxform.reshard`."""
+
+    src_rank: int | None
+    rank: int | None
+    dtypes: Mapping[str, str] | None

@@ -31,11 +31,7 @@ FILES = (
 
 def known():
     """Return the name of each option by its flags."""
-    return {
-        flag: one
-        for one in all_options()
-        for flag in {flag_of(one.name), *spellings(one)}
-    }
+    return {flag: one for one in all_options() for flag in {flag_of(one.name), *spellings(one)}}
 
 
 def takes_value(flag):

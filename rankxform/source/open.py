@@ -18,7 +18,8 @@ its share of the files (gathered); then each makes the same catalog, and they ag
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping
 from dataclasses import field, replace
 from functools import reduce
 from pathlib import Path
@@ -26,11 +27,11 @@ from posixpath import dirname
 from types import MappingProxyType
 from typing import Any
 
-from rankxform.checkpoints.base import FORMS, CheckpointRef, Form, SelectedFiles
+from rankxform.checkpoints.base import DEFAULT_FORM, FORMS, CheckpointRef, Form, SelectedFiles
 from rankxform.errors import CheckpointError, RequestError, StrategyError, UsageError
 from rankxform.formats.container import DeclaredFile, Index, Schema
 from rankxform.layout.states import States, find_states
-from rankxform.layout.strategy import WholeStrategy
+from rankxform.layout.strategy import Strategy, WholeStrategy
 from rankxform.planning.build_catalog import catalog_of
 from rankxform.planning.catalog import Catalog, Description
 from rankxform.planning.transfers import Reach
@@ -273,6 +274,48 @@ def open_source(where: CheckpointRef, team: Team, narrow: SourceScope | None = N
         listing.searched if listing else "", chosen_files.manifest, src_listing,
     )  # fmt: skip
     return team.agree(lambda: _with_catalog(source, chosen_files, narrow))
+
+
+def open_arrays(
+    place: str,
+    index_by_rank: Mapping[int, Index],
+    strategy: Strategy | None,
+    team: Team,
+    accepts: Callable[[str], bool],
+) -> Source:
+    """Take what processes hold in memory as a checkpoint of rank folders at `place`. Collective.
+
+    index_by_rank: the arrays of this process, by the rank of `strategy` that they are of; at most
+    one. Raises the first error.
+    """
+    by_process = team.allgather(lambda: index_by_rank)
+
+    def own() -> Source:
+        pairs = sorted((r, p) for p, held_indexes in enumerate(by_process) for r in held_indexes)
+        holders = dict(pairs)
+        if len(holders) < len(pairs):
+            ((rank, _),) = Counter(r for r, _ in pairs).most_common(1)
+            first, second, *_ = (process for r, process in pairs if r == rank)
+            raise UsageError(f"processes {first} and {second} both hold rank {rank}")
+        indexes = {rank: by_process[process][rank] for rank, process in holders.items()}
+        names = {rank: arrays_name(rank) for rank in indexes}
+        files = tuple(map(frozenset, by_process))
+        selected = SelectedFiles(names)
+        needed = tuple(range(strategy.ranks)) if strategy else (*indexes,)
+        source = Source(
+            CheckpointRef(place, DEFAULT_FORM, strategy=strategy), FORMS[DEFAULT_FORM], selected,
+            {rank: address_of(place, name) for rank, name in names.items()}, indexes, {}, None,
+            Reach((*range(team.size),), files), needed,
+        )  # fmt: skip
+        chosen_files = ChosenFiles(selected, names, needed, strategy)
+        return _with_catalog(source, chosen_files, SourceScope(accepts=accepts)).require()
+
+    return team.agree(own)
+
+
+def arrays_name(rank: int) -> str:
+    """Return the name of a rank's arrays at their place."""
+    return f"rank_{rank}.safetensors"
 
 
 def index_all(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -182,6 +183,8 @@ class SourceReader:
         As many are in flight as the storage can have, and no more of their bytes than `memory`.
         """
         self._coming, self._next = coming, next(coming, None)
+        if not any(ranges.keeps_announced for ranges in self._ranges.values()):
+            memory = sys.maxsize
         self._memory, self._free_requests, self._free_bytes = memory, self.ahead, memory
         self._announce()
 

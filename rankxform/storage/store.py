@@ -119,6 +119,7 @@ class RangeReader(ABC):
     """
 
     ahead: int = 0  # number of announced reads in flight, at most; 0: none is announced
+    keeps_announced: bool = True  # whether what is announced takes memory until it is read
 
     @abstractmethod
     def version(self, path: str, sparse: bool = False) -> FileVersion:

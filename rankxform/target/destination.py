@@ -217,9 +217,11 @@ class ArrayDestination(Destination):
     """
 
     arrays: Mapping[str, Any]
+    rank_requests: tuple[RankRequest, ...]
 
-    def __init__(self, rank: int) -> None:
-        self.rank = rank
+    def __init__(self, rank: int, *, may_be_none: bool = False) -> None:
+        """may_be_none: a process beyond the destination's ranks gets nothing."""
+        self.rank, self._may_be_none = rank, may_be_none
 
     def prepare(self, request: Request, team: Team) -> Request:
         """Return the request of all processes, which may differ in rank and include alone.
@@ -231,33 +233,46 @@ class ArrayDestination(Destination):
         others = replace(request, include=(), src_strategy=None, dst_strategy=None)
         common_text = repr((named, others))  # which all must ask alike
         by_process = team.allgather(lambda: (RankRequest(self.rank, request.include), common_text))
-        self._rank_requests, common_texts = zip(*by_process)
+        self.rank_requests, common_texts = zip(*by_process)
         if len(set(common_texts)) > 1:
             raise UsageError(
                 "the processes of one load ask for different things; only rank and include may "
                 "differ"
             )
-        ranks = tuple(sorted({rank_request.rank for rank_request in self._rank_requests}))
+        ranks = tuple(sorted({rank_request.rank for rank_request in self.rank_requests}))
         include = tuple(
             dict.fromkeys(
-                text for rank_request in self._rank_requests for text in rank_request.include
+                text for rank_request in self.rank_requests for text in rank_request.include
             )
         )
-        if any(not rank_request.include for rank_request in self._rank_requests):
+        if any(not rank_request.include for rank_request in self.rank_requests):
             include = ()
+        ranks = () if self._may_be_none else ranks
         return replace(request, dst=None, ranks=ranks, include=include)
 
     @contextmanager
     def claim(self, conversion: Conversion, team: Team) -> Iterator[Conversion]:
         planner = conversion.planner
-        self.left = team.agree(
-            lambda: [
-                _slices_of_names(planner, rank_request) for rank_request in self._rank_requests
+
+        def share() -> list[list[SliceRange]]:
+            all_ranks = {rank_request.rank for rank_request in self.rank_requests}
+            if self._may_be_none and (lacking := {*range(planner.dst.ranks)} - all_ranks):
+                raise UsageError(
+                    f"{len(all_ranks)} processes take a rank each; {planner.dst.label} has "
+                    f"{planner.dst.ranks}, and nobody takes rank {min(lacking)}"
+                )
+            return [
+                _slices_of_names(planner, rank_request)
+                if rank_request.rank < planner.dst.ranks
+                else []
+                for rank_request in self.rank_requests
             ]
-        )
-        slices = planner.slices(self.rank)
+
+        self.left = team.agree(share)
         self._wanted_slices = [
-            slices[p] for r in self.left[team.rank] for p in range(r.first, r.stop)
+            planner.slices(self.rank)[position]
+            for slice_range in self.left[team.rank]
+            for position in range(slice_range.first, slice_range.stop)
         ]
         yield conversion
 

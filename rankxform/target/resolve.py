@@ -149,15 +149,18 @@ _LOADABLE = "safetensors"
 
 
 def resolve(
-    request: Request, team: Team, enter: Callable[[str], None] = lambda phase: None
+    request: Request,
+    team: Team,
+    enter: Callable[[str], None] = lambda phase: None,
+    source: Source | None = None,
 ) -> Conversion:
     """Open the source and resolve the target; no more of tensors is read than single numbers.
 
-    enter: told which phase begins. Collective.
+    enter: told which phase begins. source: if it is open. Collective.
     """
     resolved = resolve_request(request, team)
     enter("index")
-    source = open_resolved_source(resolved, team)
+    source = source or open_resolved_source(resolved, team)
     enter("plan")
     return Conversion(resolved, source, resolve_target(resolved, source, team))
 

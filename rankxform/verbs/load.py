@@ -2,19 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import islice
-from typing import Any
+import time
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from dataclasses import replace
+from itertools import count, islice
+from typing import Any, NamedTuple
 
 from rankxform.errors import UsageError
+from rankxform.formats.container import Index
+from rankxform.geometry.box import Shape
 from rankxform.layout.names import summarize_names
 from rankxform.planning.catalog import Parameter
+from rankxform.planning.exchange import WorkPlan
+from rankxform.process import Phases
 from rankxform.request import Request
 from rankxform.results import as_table
-from rankxform.target.destination import ArrayDestination
+from rankxform.source.open import Source, arrays_name, open_arrays
+from rankxform.storage.arrays import SCHEME, ArrayFile, array_file, holding
+from rankxform.storage.store import address_of
+from rankxform.storage.user_files import load_strategy
+from rankxform.target.destination import ArrayDestination, RankRequest
+from rankxform.target.resolve import resolve
+from rankxform.target.target import Conversion
 from rankxform.transport import Team
 from rankxform.transport.launcher import msrun_workers
-from rankxform.verbs.convert import OnStart, convert, start_silently
+from rankxform.verbs.convert import OnStart, Outcome, convert, move, start_silently, sum_up
+
+from .evidence import with_evidence
+from .work import plan_work
 
 _SHOWN = 20
 """Slices that a notebook shows."""
@@ -82,6 +97,11 @@ def load(request: Request, rank: int, team: Team, on_start: OnStart = start_sile
     """
     destination = ArrayDestination(rank)
     outcome = convert(request, destination, team, on_start)
+    return _parameters(outcome, destination, team)
+
+
+def _parameters(outcome: Outcome, destination: ArrayDestination, team: Team) -> Parameters:
+    """Return what this process got."""
     planner, arrays = outcome.conversion.planner, destination.arrays
     parameters_by_name = {name: planner.parameter(name) for name in arrays}
     notices = [*outcome.notices]
@@ -93,13 +113,135 @@ def load(request: Request, rank: int, team: Team, on_start: OnStart = start_sile
     dropped = [name for omitted in planner.selection.left_out for name in omitted.names]
     return Parameters(
         arrays,
-        rank,
+        destination.rank,
         parameters_by_name,
         [*dropped, *(p.name for p in planner.selection.parameters if p.name not in arrays)],
         outcome.processes[team.rank].traffic.read,
         notices,
         outcome.warnings,
     )
+
+
+class HeldSlices(NamedTuple):
+    """What one process holds in memory, and which rank's it is.
+
+    dtypes: MindSpore's names of types that numpy's do not tell. release: arrays are removed from
+    `slices` as soon as they are not needed any more.
+    """
+
+    slices: MutableMapping[str, Any]
+    rank: int
+    dtypes: Mapping[str, str]
+    release: bool = False
+
+
+class ReshardPlan(NamedTuple):
+    """What `reshard` does with slices of the same names, shapes and types, on one process.
+
+    digest: the same on all processes of one plan.
+    """
+
+    conversion: Conversion
+    work: WorkPlan
+    rank_requests: tuple[RankRequest, ...]
+    rank: int  # destination rank of this process
+    src_rank: int  # source rank of this process
+    dtypes: Mapping[str, str]
+    digest: str
+
+
+def plan_reshard(request: Request, held_slices: HeldSlices, rank: int, team: Team) -> ReshardPlan:
+    """Plan what `reshard` does; values are only compared where ranks hold replicas. Collective."""
+    if team.size == 1 and msrun_workers() > 1:
+        raise UsageError(
+            f"{msrun_workers()} workers were started without MPI, as by msrun, and slices are "
+            "exchanged over MPI",
+            "start them by mpirun or srun, and pass comm=",
+            "write a checkpoint, and let each worker call rankxform.load",
+        )
+    strategy = team.bcast(lambda: load_strategy(request.src_strategy))
+    place = team.bcast(lambda: f"{SCHEME}://{time.monotonic_ns()}-{next(_CALLS)}")
+    file, src_rank = team.agree(lambda: _file_of(held_slices)), held_slices.rank
+
+    def check() -> None:
+        if file is not None and src_rank >= strategy.ranks:
+            raise UsageError(
+                f"slices of rank {src_rank} are given, and {strategy.label} has {strategy.ranks}",
+                "src_rank=, or no slices for a process that holds none",
+            )
+
+    team.agree(check)
+    with holding(address_of(place, arrays_name(src_rank)), file):
+        indexes = {} if file is None else {src_rank: file.table}
+        source = open_arrays(place, indexes, strategy, team, request.accepts)
+        destination = ArrayDestination(rank, may_be_none=True)
+        request = destination.prepare(replace(request, src=place), team)
+        conversion = with_evidence(resolve(request, team, source=source), team)
+        with destination.claim(conversion, team):
+            work = plan_work(conversion, destination.left, team)
+    return ReshardPlan(
+        conversion, work, destination.rank_requests, rank, src_rank, held_slices.dtypes, place
+    )
+
+
+def reshard(
+    plan: ReshardPlan, held_slices: HeldSlices, team: Team, on_start: OnStart = start_silently
+) -> Parameters:
+    """Return the slices of the plan's destination rank, of what processes hold. Collective.
+
+    A process may hold nothing, and one beyond the destination's ranks gets nothing. Raises
+    UsageError where the plan is for other slices or processes.
+    """
+    phases = Phases("plan")
+    source = plan.conversion.source
+    file, src_rank = team.agree(lambda: _file_of(held_slices)), held_slices.rank
+    digests = team.allgather(lambda: plan.digest)
+
+    def check() -> Source:
+        planned = source.indexes.get(src_rank) if src_rank in source.reach.of(team.rank) else None
+        is_mixed = len({*digests}) > 1 or len(plan.rank_requests) != team.size
+        is_other = _described(planned) != _described(file and file.table)
+        if is_mixed:
+            raise UsageError("the plan is another's: all processes pass that of one plan_reshard")
+        if is_other:
+            raise UsageError(
+                f"the slices of rank {src_rank} are not those that the plan was made for",
+                "plan_reshard for them",
+            )
+        if file is None:
+            return source
+        return replace(source, indexes={**source.indexes, src_rank: file.table})
+
+    conversion = plan.conversion._replace(source=team.agree(check))
+    destination = ArrayDestination(plan.rank, may_be_none=True)
+    destination.rank_requests = plan.rank_requests
+    with (
+        holding(address_of(plan.digest, arrays_name(src_rank)), file),
+        destination.claim(conversion, team),
+    ):
+        show = on_start(conversion, plan.work.nbytes)
+        phases.enter("move")
+        destination.begin(team)
+        traffic = move(plan.work, conversion, destination, team, show)
+        phases.enter("publish")
+        destination.publish(team)
+    phases.enter("wait")
+    return _parameters(sum_up(conversion, destination, traffic, phases, team), destination, team)
+
+
+def _file_of(held_slices: HeldSlices) -> ArrayFile | None:
+    return array_file(held_slices.slices, held_slices.dtypes, release=held_slices.release)
+
+
+def _described(index: Index | None) -> dict[str, tuple[str, Shape]]:
+    """Return type and shape of each entry."""
+    if index is None:
+        return {}
+    schema = index.schema
+    return dict(zip(schema.names, zip(schema.dtypes, schema.shapes)))
+
+
+_CALLS = count()
 
 
 def own_rank(team: Team, environ: Mapping[str, str]) -> int:

@@ -1,0 +1,184 @@
+"""Slices that processes hold in memory, under another strategy."""
+
+from __future__ import annotations
+
+import os
+import random
+
+import numpy as np
+import pytest
+
+import rankxform
+from rankxform.engine.sinks import numpy_type
+from tests import reference
+from tests.cases import random_case, unevenly_sharded
+from tests.mpi.conftest import prepare
+from tests.mpi_launch import world
+
+SIZES = (1, 2, 3, 5, 7)
+SEEDS = int(os.environ.get("RANKXFORM_SEEDS", 6))
+PARAMS = {"w": ((8, 6), "Float32"), "b": ((8,), "BFloat16"), "h": ((8, 2), "Float16")}
+
+
+def held_by(rank, src):
+    """Return what a rank saved, as arrays of the types that numpy has for them."""
+    path = next((src / f"rank_{rank}").glob("*"), None) if (src / f"rank_{rank}").exists() else None
+    if path is None:
+        return {}
+    return {
+        name: np.frombuffer(data, np.uint8).view(numpy_type(dtype)).reshape(shape).copy()
+        for name, (dtype, shape, data) in reference.read_any(path).items()
+    }
+
+
+def stages_of(rng, size):
+    """Return pipeline stages and ranks of a stage, of both sides, for no more ranks than `size`."""
+    stages = [(a, b) for a in range(1, size + 1) for b in range(1, size + 1) if a * b <= size]
+    return rng.choice(stages), rng.choice(stages)
+
+
+def case_of(seed, size):
+    """Return a random case of which each process holds a rank at most."""
+    rng = random.Random(seed)
+    if rng.random() < 0.5 and size > 3:
+        case = random_case(
+            seed, mindspore_agrees=False, stages=((2, 1), (1, 2), (1, 1)), whole=False
+        )
+        while max(map(ranks_of, (case.src, case.dst))) > size:
+            seed += 1000
+            case = random_case(
+                seed, mindspore_agrees=False, stages=((2, 1), (1, 2), (1, 1)), whole=False
+            )
+        return case
+    sizes = rng.randint(1, size), rng.randint(1, size)
+    case = random_case(seed, mindspore_agrees=False, ranks=sizes, whole=False)
+    return unevenly_sharded(case, seed) if rng.random() < 0.3 else case
+
+
+def ranks_of(stages):
+    return len(stages) * reference.stage_size(stages)
+
+
+@pytest.mark.world(sizes=SIZES)
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_it_is_what_transform_and_load_make(seed, tmp):
+    comm, rng = world(), random.Random(seed)
+    case = case_of(seed * 10 + comm.size, comm.size)
+    src, a, b = prepare(case, tmp)
+    options = rng.choice([{}, {}, {"dtype": "fp32"}, {"exclude": "layer1"}, {"memory": "1M"}])
+    rankxform.transform(src, tmp / "dst", a, b, comm=comm, fsync=False, **options)
+    held = held_by(comm.rank, src)
+    release = bool(rng.getrandbits(1))
+    found = rankxform.reshard(held, a, b, comm=comm, release=release, progress=False, **options)
+    expected = held_by(comm.rank, tmp / "dst")
+    assert found.keys() == expected.keys(), (sorted(found), sorted(expected))
+    for name, values in expected.items():
+        assert found[name].dtype == values.dtype and found[name].shape == values.shape
+        assert found[name].tobytes() == values.tobytes(), name
+    assert bool(held) != release or not held_by(comm.rank, src)
+
+
+LAYOUTS = {"rows": [0, -1], "columns": [-1, 0]}
+
+
+def small(comm, tmp, shards=2):
+    """Return a checkpoint of PARAMS in two shards, with its strategy and one by columns."""
+    src = [dict.fromkeys(("w", "h"), ([comm.size // shards, shards], [0, -1], 0, 0))]
+    dst = [{"w": ([comm.size], [-1, -1], 0, 0), "h": ([comm.size], [-1, -1], 0, 0)}]
+    params = {name: PARAMS[name] for name in ("w", "h")}
+    if comm.rank == 0:
+        reference.write_checkpoint(tmp / "src", src, params)
+        reference.write_strategy(tmp / "a.ckpt", src)
+        reference.write_strategy(tmp / "b.ckpt", dst)
+    comm.Barrier()
+    return tmp / "src", tmp / "a.ckpt", tmp / "b.ckpt"
+
+
+@pytest.mark.world(sizes=(4,))
+def test_replicas_serve_for_who_holds_nothing_and_what_is_lost_is_named(tmp):
+    comm = world()
+    src, a, b = small(comm, tmp)
+    whole = held_by(comm.rank, src)
+    held = {} if comm.rank in (0, 3) else whole
+    found = rankxform.reshard(held, a, b, comm=comm, progress=False)
+    assert found["w"].shape == (8, 6)
+    held = {} if comm.rank in (0, 2) else whole
+    with pytest.raises(rankxform.RankxformError, match="ranks 0, 2 have no file"):
+        rankxform.reshard(held, a, b, comm=comm, progress=False)
+
+
+@pytest.mark.world(sizes=(2,))
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda held: held.update(w=held["w"][:2]), "'w'"),
+        (lambda held: held.update(w=held["w"].astype("f8")), "w"),
+        (lambda held: held.pop("h"), "h"),
+        (lambda held: held.update(w=[1, 2]), "'w' is a list; expected a numpy array"),
+        (lambda held: held.update(w=held["w"].astype("U3")), "'w' has the type"),
+    ],
+)
+def test_wrong_arrays_of_one_process_are_refused_on_all(change, message, tmp):
+    comm = world()
+    src, a, b = small(comm, tmp)
+    held = held_by(comm.rank, src)
+    if comm.rank == 1:
+        change(held)
+    with pytest.raises(rankxform.RankxformError, match=message):
+        rankxform.reshard(held, a, b, comm=comm, progress=False)
+
+
+@pytest.mark.world(sizes=(2,))
+def test_ranks_are_named_once_and_there_are_as_many_as_processes(tmp):
+    comm = world()
+    src, a, b = small(comm, tmp)
+    held = held_by(comm.rank, src)
+    with pytest.raises(rankxform.UsageError, match="processes 0 and 1 both hold rank 0"):
+        rankxform.reshard(held, a, b, src_rank=0, comm=comm, progress=False)
+    with pytest.raises(rankxform.UsageError, match="slices of rank 2 are given"):
+        rankxform.reshard(held, a, b, src_rank=2 + comm.rank, comm=comm, progress=False)
+    with pytest.raises(rankxform.UsageError, match="nobody takes rank 1"):
+        rankxform.reshard(held, a, b, rank=0, comm=comm, progress=False)
+    with pytest.raises(rankxform.UsageError, match="dtypes: there is no slice 'q'"):
+        rankxform.reshard(held, a, b, dtypes={"q": "BFloat16"}, comm=comm, progress=False)
+
+
+@pytest.mark.world(sizes=(2, 4))
+def test_a_plan_is_made_once_and_refused_for_other_slices(tmp):
+    comm = world()
+    src, a, b = small(comm, tmp, shards=comm.size)
+    slices = held_by(comm.rank, src)
+    plan = rankxform.plan_reshard(slices, a, b, comm=comm)
+    for turn in range(3):
+        now = {name: values + turn for name, values in reversed(slices.items())}
+        expected = rankxform.reshard(dict(now), a, b, comm=comm, progress=False)
+        found = rankxform.reshard(dict(now), plan=plan, comm=comm, progress=False)
+        assert all((found[name] == values).all() for name, values in expected.items())
+    other = dict(slices)
+    if comm.rank == 1:
+        other["w"] = other["w"].astype("f2")
+    with pytest.raises(rankxform.UsageError, match="slices of rank 1 are not those"):
+        rankxform.reshard(other, plan=plan, comm=comm, progress=False)
+    another = rankxform.plan_reshard(slices, a, b, comm=comm)
+    with pytest.raises(rankxform.UsageError, match="the plan is another's"):
+        rankxform.reshard(
+            slices, plan=another if comm.rank == 1 else plan, comm=comm, progress=False
+        )
+    with pytest.raises(rankxform.UsageError, match="plan= stands for"):
+        rankxform.reshard(slices, a, plan=plan, comm=comm, progress=False)
+
+
+def test_words_of_bfloat16_and_a_fortran_array():
+    words = np.arange(12, dtype=np.uint16).reshape(3, 4)
+    held = {"w": words, "f": np.asfortranarray(np.arange(6.0).reshape(2, 3))}
+    found = rankxform.reshard(held, dtypes={"w": "BFloat16"}, progress=False)
+    assert found.dtypes["w"] == "BFloat16" and found["w"].tobytes() == words.tobytes()
+    assert (found["f"] == held["f"]).all()
+    cast = rankxform.reshard(held, dtypes={"w": "BFloat16"}, dtype="fp32", progress=False)
+    assert cast["w"].dtype == np.float32
+
+
+def test_workers_without_mpi_are_refused(monkeypatch):
+    monkeypatch.setenv("MS_WORKER_NUM", "8")
+    with pytest.raises(rankxform.UsageError, match="8 workers were started without MPI"):
+        rankxform.reshard({"w": np.zeros(3)}, progress=False)
