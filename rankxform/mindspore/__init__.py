@@ -3,7 +3,8 @@
 ``import rankxform.mindspore as ms`` serves a script that calls MindSpore's functions for
 distributed checkpoints: same names, arguments, return types and outputs. What MindSpore gets
 wrong without a word is right here, or refused (docs/mindspore.md lists it). `load_into` fills a
-network from a checkpoint of any other parallel strategy, without a file in between.
+network from a checkpoint of any other parallel strategy, without a file in between, and
+`reshard_network` from another network.
 
 MindSpore is imported by the functions that need it.
 """
@@ -26,7 +27,14 @@ from .files import (
     safetensors_to_ckpt,
     unified_safetensors,
 )
-from .network import LoadReport, load_into, merge_sliced_parameter, parameters, strategy_of
+from .network import (
+    LoadReport,
+    load_into,
+    merge_sliced_parameter,
+    parameters,
+    reshard_network,
+    strategy_of,
+)
 
 __all__ = [
     "LoadReport",
@@ -43,6 +51,7 @@ __all__ = [
     "parameters",
     "rank_list_for_convert",
     "rank_list_for_transform",
+    "reshard_network",
     "safetensors_to_ckpt",
     "strategy_of",
     "transform_checkpoint_by_rank",

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from rankxform import transport
-from rankxform.api import load
+from rankxform.api import load, reshard
 from rankxform.errors import FormatError, RankxformError, RequestError, StrategyError
 from rankxform.formats.strategy_files import decode_layout
 from rankxform.layout.layout import Layout
@@ -56,15 +56,49 @@ def load_into(
     not in the checkpoint, or the other way round; and always where a slice has not as many elements
     as the network's parameter.
     """
-    import mindspore
-
     if isinstance(dst_strategy, str) and dst_strategy == NETWORK:
         dst_strategy = None if _derives(options) else strategy_of(net, comm=comm)
     loaded_slices = load_for(net, src, src_strategy, dst_strategy, rank=rank, comm=comm, **options)
-    missing = tuple(p.name for p in net.get_parameters() if p.name not in loaded_slices)
-    loaded = tuple(loaded_slices)
+    return _fill(net, loaded_slices, src, strict=strict)
+
+
+def reshard_network(
+    net: Any,
+    new_net: Any,
+    src_strategy: str | os.PathLike[str] | Strategy | None = NETWORK,
+    dst_strategy: str | os.PathLike[str] | Strategy | None = NETWORK,
+    *,
+    strict: bool = False,
+    comm: Any = None,
+    **options: Any,
+) -> LoadReport | None:
+    """Fill the parameters of `new_net` (a Cell) from those that processes hold in `net`.
+
+    No file is read: slices go from memory to memory (`rankxform.reshard`, whose options it takes).
+    The strategies default to those that the networks were compiled to. A process that holds
+    nothing passes None for `net`, and one that gets nothing for `new_net`; both strategies are then
+    to be given. An optimizer is a Cell too: it has the network's parameters and its own states.
+    """
+    if isinstance(src_strategy, str) and src_strategy == NETWORK:
+        src_strategy = strategy_of(net, comm=comm)
+    if isinstance(dst_strategy, str) and dst_strategy == NETWORK:
+        dst_strategy = None if _derives(options) else strategy_of(new_net, comm=comm)
+    held_parameters = [] if net is None else list(net.get_parameters())
+    slices = {parameter.name: _array(parameter) for parameter in held_parameters}
+    dtypes = {parameter.name: str(parameter.dtype) for parameter in held_parameters}
+    resharded = reshard(slices, src_strategy, dst_strategy, comm=comm, dtypes=dtypes, **options)
+    return None if new_net is None else _fill(new_net, resharded, "the network", strict=strict)
+
+
+def _fill(net: Any, loaded_slices: Parameters, src: Any, *, strict: bool) -> LoadReport:
+    """Give a network's parameters the values of the slices of their names."""
+    import mindspore
+
+    names = [parameter.name for parameter in net.get_parameters()]
+    missing = tuple(name for name in names if name not in loaded_slices)
+    loaded = tuple(name for name in loaded_slices if name in {*names})
+    left_over = (*loaded_slices.left_over, *(n for n in loaded_slices if n not in {*names}))
     read = loaded_slices.bytes_read
-    left_over = loaded_slices.left_over
     if strict and (missing or left_over):
         raise RequestError(
             f"{src} and the network do not hold the same parameters: "
@@ -79,6 +113,16 @@ def load_into(
             f"what rank {loaded_slices.rank} loaded, MindSpore refuses: {error}", where=src
         ) from error
     return LoadReport(loaded, missing, left_over, read)
+
+
+def _array(parameter: Any) -> Array:
+    """Return a copy of a parameter's values, of bfloat16 as words."""
+    import mindspore
+
+    if parameter.dtype != mindspore.bfloat16:
+        return np.array(parameter.asnumpy())
+    words: Array = np.frombuffer(parameter.get_bytes(), np.uint16)
+    return words.reshape(parameter.shape)
 
 
 def _check_shapes(net: Any, loaded_slices: Parameters, src: Any) -> None:
@@ -288,10 +332,7 @@ def _arrays(slices: Sequence[Any]) -> tuple[list[Array], Any]:
                 f"slice {index} is {slice_.name!r} of {slice_.dtype} {list(slice_.shape)}, slice 0 "
                 f"is {first.name!r} of {first.dtype} {list(first.shape)}; only axis 0 may differ"
             )
-        if slice_.dtype == mindspore.bfloat16:
-            arrays.append(np.frombuffer(slice_.get_bytes(), np.uint16).reshape(slice_.shape))
-        else:
-            arrays.append(slice_.asnumpy())
+        arrays.append(_array(slice_))
     return arrays, first
 
 

@@ -85,6 +85,21 @@ def test_an_optimizer_is_filled_too(place):
         assert np.array_equal(found[name], full(name))
 
 
+def test_a_network_from_another_one_in_memory(place):
+    src, a = place
+    net = network()
+    first = nn.Momentum(net.trainable_params(), 0.1, 0.9)
+    ours.load_into(first, src, a)
+    net = network()
+    second = nn.Momentum(net.trainable_params(), 0.1, 0.9)
+    report = ours.reshard_network(first, second, progress=False)
+    assert {*STATE, *PARAMS} <= {*report.loaded} and report.missing == ()
+    before, after = values(first), values(second)
+    assert all(np.array_equal(before[name], after[name]) for name in {*STATE, *PARAMS})
+    with pytest.raises(rankxform.RequestError, match="do not hold the same parameters"):
+        ours.reshard_network(network(), nn.Dense(3, 2), strict=True, progress=False)
+
+
 def test_strict(place):
     src, a = place
     net = network()
