@@ -55,7 +55,7 @@ _COMMON = frozenset((
 ))  # fmt: skip
 """What --help shows of commands with many options; --help-all shows all."""
 
-_MANY, _WIDEST, _COLUMN = 20, 100, 24
+_MANY, _NARROWEST, _WIDEST, _COLUMN = 20, 30, 100, 24
 
 
 def help_text(argv: Sequence[str]) -> str:
@@ -81,7 +81,7 @@ def help_text(argv: Sequence[str]) -> str:
 
 def width() -> int:
     """Return how many columns help takes."""
-    return min(shutil.get_terminal_size().columns - 2, _WIDEST)
+    return max(_NARROWEST, min(shutil.get_terminal_size().columns - 2, _WIDEST))
 
 
 def _overview() -> str:

@@ -16,7 +16,14 @@ from typing import TYPE_CHECKING, Any, cast
 import rankxform
 from rankxform.display.progress import PLANNING, await_first_word, clear_pending_output, style_of
 from rankxform.display.text import STDERR, red, width, wrap_text
-from rankxform.errors import Message, RankxformError, StoppedError, UsageError, exit_code
+from rankxform.errors import (
+    Message,
+    RankxformError,
+    StoppedError,
+    StorageError,
+    UsageError,
+    exit_code,
+)
 from rankxform.options import CONVERSIONS
 from rankxform.process import Signals, seconds_since_start
 from rankxform.transport import Team, team
@@ -24,7 +31,7 @@ from rankxform.transport.launcher import launched_rank, launched_size
 
 from .options import CommandStop, Parsed, seconds_left
 from .parser import COMMANDS, Command, parse_arguments, wants_help
-from .screen import as_json
+from .screen import as_json, show_text
 
 if TYPE_CHECKING:
     from .launch import Program
@@ -110,9 +117,11 @@ def _help(argv: Sequence[str]) -> int:
     if launched_rank() > 0:
         return 0
     try:
-        print(help_text(argv))
+        show_text(help_text(argv))
     except RankxformError as error:
         return _print_error(error, argv)
+    except OSError as error:
+        return _print_error(StorageError.of(error, "standard output", "write"), argv)
     return 0
 
 

@@ -33,7 +33,7 @@ from rankxform.process import Signals
 from rankxform.request import all_options
 from rankxform.transport import Team
 
-_MARGIN_SECONDS, _MARGIN_SHARE = 30.0, 0.1
+_MARGIN_SECONDS, _MARGIN_SHARE, _LONGEST = 30.0, 0.1, 1 << 40
 CONFIG_FILE, CONFIG_FLAG = "rankxform.toml", "--config-file"
 
 
@@ -76,13 +76,13 @@ def parse_time(text: str) -> float:
     match = re.fullmatch(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)", text.strip())
     if not match:
         raise ValueError(text)
-    days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
+    days, hours, minutes, seconds = (min(int(part or 0), _LONGEST) for part in match.groups())
     return float(((days * 24 + hours) * 60 + minutes) * 60 + seconds)
 
 
 def _parse_limit(text: str) -> float:
     seconds = parse_time(text)
-    if not seconds:
+    if not 0 < seconds < _LONGEST:
         raise ValueError(text)
     return seconds
 

@@ -185,7 +185,7 @@ VERBS = {
 
 _ONCE = (
     "src_strategy", "dst_strategy", "src_pattern", "step", "map", "config", "like", "lora",
-    "lora_strategy", "src_config", "dst_config",
+    "lora_strategy", "src_config", "dst_config", "config_file",
 )  # fmt: skip
 """Options that name what is read or written; of others the last one holds, as wrappers rely on."""
 
@@ -271,7 +271,7 @@ def command_of(line: Sequence[str]) -> tuple[Command, list[str]]:
     verb, *words = line
     if verb.startswith("-n"):
         raise UsageError("the verb comes first", "rankxform transform -n P ...")
-    if verb in COMMANDS:
+    if verb in COMMANDS and " " not in verb:
         return COMMANDS[verb], words
     actions = [name.partition(" ")[2] for name in COMMANDS if name.startswith(f"{verb} ")]
     if not actions:
@@ -291,7 +291,7 @@ def command_of(line: Sequence[str]) -> tuple[Command, list[str]]:
 def is_flag(word: str) -> bool:
     """Tell whether a word of a command line is an option; "-" and negative numbers are values."""
     flag = word.partition("=")[0]
-    return flag[:1] == "-" and flag[1:] != "" and not re.fullmatch(r"-\d*\.?\d+", flag)
+    return flag[:1] == "-" and flag[1:] != "" and not re.search(r"\s|^-\d*\.?\d+$", flag)
 
 
 def _parse_words(command: Command, words: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
@@ -316,9 +316,9 @@ def _parse_words(command: Command, words: Sequence[str]) -> tuple[dict[str, Any]
             _refuse_flag(command, flag, [*flags, *ignored], word)
         stands_for = option_info(option).kind.stands_for
         if stands_for is not None and text is not None:
-            if word.startswith("--") or not text.isalpha():
-                raise UsageError(f"{flag} takes no value", f"leave out ={text}")
-            queue.appendleft(f"-{text}")  # -vq
+            if word.startswith("--") or text[:1] in ("", "="):
+                raise UsageError(f"{flag} takes no value", f"{flag} in the place of {word}")
+            queue.appendleft(f"-{text}")  # -vn2
         elif stands_for is None and text is None:
             if not queue or is_flag(queue[0]):
                 raise UsageError(
@@ -368,11 +368,13 @@ def _place_words(command: Command, values: dict[str, Any], words: Sequence[str])
         text = " ".join(extra_words)
         if command.name == "launch":
             raise UsageError("the program stands behind --", f"launch ... -- {text}", where=text)
+        has_strategies = any(option.name == "dst_strategy" for option in command.options)
+        text_of_strategies = "strategies are given by --src-strategy and --dst-strategy"
         raise UsageError(
             f"{command.name} takes no such arguments",
-            "strategies are given by --src-strategy and --dst-strategy",
-            f"rankxform {command.name} --help-all",
+            *([text_of_strategies] if has_strategies else []),
             where=text,
+            details=f"see: rankxform {command.name} --help-all",
         )
     needs = [(place.name, place.title, place.help) for place in command.places if place.is_required]
     for option in command.options:
@@ -396,7 +398,8 @@ def _refuse_flag(command: Command, flag: str, flags: Iterable[str], word: str) -
             "mpirun -n 8 python -m rankxform launch --load CKPT ... -- python train.py",
         )
     see = f"rankxform {command.name} --help-all"
-    refuse_unknown(word if flag[1] != "-" else flag, flags, f"{command.name} has no option", see)
+    shown = word if flag[1] != "-" else flag
+    refuse_unknown(shown, [*flags, *HELP_FLAGS], f"{command.name} has no option", see)
 
 
 def refuse_unknown(word: str, known_words: Iterable[str], message: str, see: str) -> NoReturn:
@@ -461,7 +464,7 @@ def _add_defaults(command: Command, values: dict[str, Any]) -> list[DefaultOptio
         if (flag := flag_of(variable.removeprefix(_PREFIX).lower())) in flags
         and variable.startswith(_PREFIX)
     )
-    defaults = []
+    defaults: list[DefaultOption] = []
     for flag, value, origin in (*environment, *(_stated_in(path, command) if path else ())):
         option = flags[flag]
         if option.name in stated_names:
@@ -474,7 +477,8 @@ def _add_defaults(command: Command, values: dict[str, Any]) -> list[DefaultOptio
                 stands_for = option_info(option).kind.stands_for
                 store_value(values, option, flag, stands_for if text is True else text)
         except UsageError as error:
-            details = f"{' '.join(words)} is of {origin}"
+            origins = [*defaults, DefaultOption(words, origin)]
+            details = "; ".join(f"{' '.join(d.words)} is of {d.origin}" for d in origins)
             error.say(error.parts._replace(details=details))
             raise
         if words:
@@ -529,4 +533,6 @@ def _texts_of(option: Field[Any], flag: str, value: Any, origin: str) -> list[An
     if isinstance(value, (dict, bool)):
         raise UsageError(f"{flag} is {value!r}; expected its value", where=origin)
     values = value if isinstance(value, list) else [value]
+    if not values:
+        return []
     return [*map(str, values)] if kind.repeated else [",".join(map(str, values))]

@@ -189,7 +189,7 @@ class Screen:
             notes = notice_lines(notes_of_script(self._options))
             warnings = warning_lines(conversion.target.warnings)
             head = header(conversion, self._team.size)
-            lines = [*warnings, head, *needs, *self.defaults(), *notes]
+            lines = [*warnings, *needs, head, *self.defaults(), *notes]
             self.say("\n".join(lines))
         return self.progress(nbytes)
 
@@ -218,9 +218,9 @@ class Screen:
         if self._team.rank or self._options.json:
             return
         try:
-            _print(text)
+            show_text(text)
         except OSError:
-            _print_to_nobody()
+            _show_nobody()
 
     def show(
         self,
@@ -244,11 +244,11 @@ class Screen:
             try:
                 self._tell(name, outcome)
             except OSError:
-                _print_to_nobody()
+                _show_nobody()
 
     def _tell(self, name: str, result: Result, head: str = "") -> None:
         is_json = self._options.json
-        _print(as_json(name, result.as_dict()) if is_json else as_text(result, self.level, head))
+        show_text(as_json(name, result.as_dict()) if is_json else as_text(result, self.level, head))
 
     def page(self, conversion: Conversion, plan: Plan, **outcome: Any) -> None:
         """Write the page of a plan, if one is asked for. Collective."""
@@ -265,15 +265,15 @@ class Screen:
             write_page_of_work(self._options, self.begun, self._team, **outcome)
 
 
-def _print(text: str) -> None:
+def show_text(text: str) -> None:
     """Print a result; a reader that went away, as `head` does, is no error."""
     clear_pending_output()
     try:
         sys.stdout.buffer.write((text + "\n").encode(errors="backslashreplace"))
         sys.stdout.buffer.flush()
     except BrokenPipeError:
-        _print_to_nobody()
+        _show_nobody()
 
 
-def _print_to_nobody() -> None:
+def _show_nobody() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from functools import lru_cache
 
-from rankxform.results import NORMAL, VERBOSE, Lines, Result, Table
+from rankxform.results import NORMAL, Lines, Result, Table
 from rankxform.transport.launcher import terminal
 from rankxform.values import pattern_on_use
 
@@ -132,7 +132,7 @@ def as_text(result: Result, level: int = NORMAL, head: str = "") -> str:
             parts.append(labelled_lines(section.label, *texts) if section.label else texts[0])
         elif isinstance(section, Table):
             columns, rows, noun = section
-            show = table(columns, rows) if level == VERBOSE else short_table(columns, rows, noun)
+            show = short_table(columns, rows, noun) if noun else table(columns, rows)
             parts += ["", show, ""]
         parts, head = [*parts, *([head] if head else [])], ""
     return re.sub("\n{3,}", "\n\n", "\n".join([*parts, *warnings])).strip("\n")

@@ -26,7 +26,7 @@ class Lines(NamedTuple):
 
 
 class Table(NamedTuple):
-    """Rows of texts and numbers; noun: what the rows of a long one are."""
+    """Rows of texts and numbers; noun: what the rows are of one that text shortens; "": none."""
 
     columns: tuple[str, ...]
     rows: Sequence[Sequence[object]]
@@ -128,7 +128,12 @@ def as_document(result: Result) -> dict[str, Any]:
     """Return a result in the form of docs/page.schema.json."""
     doubts: Sequence[str] = getattr(result, "warnings", ())
     ending = [f"and {len(doubts) - _MOST_TEXTS} more"] if doubts[_MOST_TEXTS:] else []
-    amounts, tables, drawings = [], [], {}
+    amounts = [
+        (label, str(getattr(result, name)))
+        for label, name in (("from", "src"), ("step", "step"), ("to", "dst"))
+        if getattr(result, name, None)
+    ]
+    tables, drawings = [], {}
     for section in result.sections():
         if isinstance(section, Lines):
             amounts.append((section.label, "; ".join(section.texts)))

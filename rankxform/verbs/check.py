@@ -117,13 +117,14 @@ class Check(Result):
     def sections(self, level: int = NORMAL) -> Iterator[Section]:
         """Yield what was found, what is wrong first."""
         verdict_text = {
-            True: "nothing wrong was found",
-            False: "WRONG",
-            None: "nothing could be compared with anything",
+            True: ": nothing wrong was found",
+            False: "",
+            None: ": nothing could be compared with anything",
         }[self.same]
         files = format_count(self.files_compared, "file")
         title = FORMS[self.form].title
-        yield lines("", f"{shown_path(self.src)}: {title}, {files}: {verdict_text}")
+        label = "WRONG" if self.same is False else ""
+        yield lines(label, f"{shown_path(self.src)}: {title}, {files}{verdict_text}")
         for row in sorted(self.rows, key=lambda row: _ORDER.index(row.state)):
             yield lines(row.check, f"{row.state}: {row.text}")
         reads, passed = format_count(self.reads, "read"), format_seconds(self.seconds)

@@ -337,7 +337,12 @@ class Plan(Result):
 
     def _in_detail(self, level: int) -> Iterator[Section]:
         yield stage_layers(self.src_layers, self.dst_layers)
-        yield self._stages() if self.stage_rows and level < VERBOSE else self._shards()
+        if self.stage_rows and level < VERBOSE:
+            head, *rows = self.stage_rows
+            yield Table(head, rows, "")
+            yield lines("", "(-v prints a row for each rank)")
+        else:
+            yield self._shards("" if level == VERBOSE else "ranks")
         if self.sharding:
             texts = ((kind, f"  {change}") for kind, change in self.sharding)
             yield lines("sharded", *chain.from_iterable(texts))
@@ -369,7 +374,7 @@ class Plan(Result):
         if self.next:
             yield lines("next", *self.next)
 
-    def _shards(self) -> Table:
+    def _shards(self, noun: str) -> Table:
         """Return a row for each file."""
         first = "file" if any(shard.file for shard in self.shards) else "rank"
         titles = (first, "process", "parameters", "copies", "needs", "writes", "from source ranks")
@@ -381,11 +386,7 @@ class Plan(Result):
             )
             for r in self.shards
         ]  # fmt: skip
-        return Table(titles, rows, "ranks")
-
-    def _stages(self) -> Table:
-        head, *rows = self.stage_rows
-        return Table(head, rows, "stages (-v prints a row for each rank)")
+        return Table(titles, rows, noun)
 
 
 def methods_table(methods: Iterable[MethodUse]) -> Table:

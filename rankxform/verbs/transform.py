@@ -103,7 +103,7 @@ class Report(Result):
     notices: tuple[str, ...] = ()  # what was assumed
     warnings: tuple[str, ...] = ()  # what may be wrong
 
-    next: str = ""  # a command that compares every byte
+    next: tuple[str, ...] = ()  # words of a command that compares every byte
 
     json_without = ("next",)
 
@@ -163,7 +163,8 @@ class Report(Result):
             load = f"in the job's YAML, load_checkpoint: {self.dst}, auto_trans_ckpt: False"
             load += f", load_ckpt_format: {container}" if container != "ckpt" else ""
         yield lines("load", load)
-        yield lines("next", self.next)
+        words = [shown_path(word) if word.startswith("/") else word for word in self.next]
+        yield lines("next", shlex.join(words))
         is_slow = self.processes == 1 and self.seconds > _LONG_SECONDS
         if is_slow and (core_count := usable_cores()) > 1:
             faster = f"rankxform transform -n {core_count} ... would use all {core_count} cores"
@@ -207,16 +208,17 @@ def omitted(
         yield lines(label, f"{', '.join(shown)}: {reason}", *details)
 
 
-def compare_command(conversion: Conversion, processes: int) -> str:
-    """Return the command that compares every byte of a destination, as it can be pasted here."""
+def compare_words(conversion: Conversion, processes: int) -> tuple[str, ...]:
+    """Return the command that compares every byte of a destination, with absolute paths."""
     number = ["-n", str(processes)] if processes > 1 else []
     request, source, target = conversion.request, conversion.source, conversion.target
     words = [source.where.path, target.dst or "DST", *verify_options(conversion)]
-    if request.ranks:
+    if request.verify:
+        number, words = [], [str(target.dst)]
+    elif request.ranks:
         words += ["--ranks", format_ranges(request.ranks).replace(" ", "")]
-    shown = [shown_path(word) if word.startswith("/") else word for word in words]
-    shown[:2] = [f"./{word}" if word.startswith("-") else word for word in shown[:2]]
-    return shlex.join(["rankxform", "verify", *number, *shown])
+    words[:2] = [f"./{word}" if word.startswith("-") else word for word in words[:2]]
+    return ("rankxform", "verify", *number, *words)
 
 
 def report_of(outcome: Outcome, team: Team) -> Report:
@@ -264,7 +266,5 @@ def report_of(outcome: Outcome, team: Team) -> Report:
         dst_layers=layers_by_stage(planner.dst.stages),
         notices=outcome.notices,
         warnings=outcome.warnings,
-        next=shlex.join(["rankxform", "verify", shown_path(str(target.dst))])
-        if conversion.request.verify
-        else compare_command(conversion, team.size),
+        next=compare_words(conversion, team.size),
     )

@@ -77,3 +77,23 @@ def test_an_error_in_lines(capfd, monkeypatch, tmp_path):
     monkeypatch.setattr("sys.argv", ["rankxform"])
     assert main(["inspect", str(elsewhere)]) == 2
     assert "data" + str(tmp_path) in capfd.readouterr().err, "not cut in the middle of a path"
+
+
+def test_short_flags_stand_together_and_values_may_begin_with_a_dash():
+    found = parser.parse_arguments(["transform", "A", "B", "-vn2", "--include", "-x y"])
+    assert (found.verbose, found.number, found.include) == (True, 2, ("-x y",))
+    with pytest.raises(UsageError, match="-v takes no value"):
+        parser.parse_arguments(["transform", "A", "B", "-v=2"])
+    with pytest.raises(UsageError, match="there is no verb strategy show"):
+        parser.parse_arguments(["strategy show", "A"])
+    with pytest.raises(UsageError, match="did you mean --help"):
+        parser.parse_arguments(["transform", "A", "B", "--hel"])
+    with pytest.raises(UsageError, match="expected a time"):
+        parser.parse_arguments(["transform", "A", "B", f"--time-limit={'9' * 400}:00"])
+
+
+def test_help_fits_a_narrow_terminal_and_a_closed_pipe(monkeypatch, capfd):
+    monkeypatch.setenv("COLUMNS", "1")
+    for words in (["--help"], ["transform", "--help-all"], ["launch", "--help"]):
+        assert main(words) == 0
+    assert "usage: rankxform" in capfd.readouterr().out

@@ -105,6 +105,16 @@ def test_what_a_file_cannot_say(here, text, message):
         parse_arguments(LINE)
 
 
+def test_an_empty_list_states_nothing_and_both_origins_are_named(here, monkeypatch):
+    written(here, "ranks = []\nsrc_strategy = []")
+    options = parse_arguments(LINE)
+    assert (options.ranks, options.src_strategy, options.defaults) == ((), None, [])
+    monkeypatch.setenv("RANKXFORM_VERBOSE", "1")
+    monkeypatch.setenv("RANKXFORM_QUIET", "1")
+    with pytest.raises(UsageError, match="--quiet is of RANKXFORM_QUIET; --verbose is of RANKX"):
+        parse_arguments(LINE)
+
+
 def test_a_file_that_is_not_there(here):
     with pytest.raises(UsageError, match="no such file of options"):
         parse_arguments([*LINE, "--config-file", "nowhere.toml"])

@@ -13,7 +13,23 @@ from rankxform.errors import UsageError
 from rankxform.options import flags_of, option_info
 
 LINES = 5000
-VALUES = ("a", "x=y", "0", "7", "1,2", "3-5", "64M", "bf16", "90m", "-", "-1", "", "10_73", "r w")
+VALUES = (
+    "a",
+    "x=y",
+    "0",
+    "7",
+    "1,2",
+    "3-5",
+    "64M",
+    "bf16",
+    "90m",
+    "-",
+    "-1",
+    "",
+    "10_73",
+    "r w",
+    "-a b",
+)
 
 
 class Refused(Exception):
@@ -86,7 +102,7 @@ def line_of(command, rng):
             groups.append([flag])
         elif flag.startswith("--") and rng.random() < 0.5:
             groups.append([f"{flag}={value}"])
-        elif not flag.startswith("--") and value and rng.random() < 0.3:
+        elif not flag.startswith("--") and value and " " not in value and rng.random() < 0.3:
             groups.append([flag + value])
         else:
             groups.append([flag, value] if rng.random() < 0.95 else [flag])
