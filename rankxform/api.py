@@ -21,7 +21,6 @@ from rankxform import inspection
 from rankxform.display.progress import Begin, Callback, progress_shower
 from rankxform.layout.strategy import Strategy
 from rankxform.planning.selection import source_ranks_needed
-from rankxform.storage.arrays import SCHEME
 from rankxform.storage.user_files import is_none, load_strategy, merge_stage_files, save_strategy
 from rankxform.transport.launcher import launched_rank
 from rankxform.verbs.check import Check
@@ -172,12 +171,16 @@ def reshard(
     else refers to them. `plan` is that of `plan_reshard`, in the place of strategies and options.
     The other `options` are those of `load`.
     """
-    if plan is not None and (src_strategy, dst_strategy, options) != (None, None, {}):
-        raise UsageError("plan= stands for strategies and options", "leave them out")
     ask, find_own = _resharding(slices, src_strategy, dst_strategy, options)
+    is_apart = (src_strategy, dst_strategy, options) == (None, None, {})
 
     def run(request: Request, processes: Team, begin: Begin) -> Parameters:
         held_slices, dst_rank = processes.agree(lambda: find_own(processes))
+        planned = processes.allgather(lambda: (plan is not None, is_apart))
+        if any(has_plan and not alone for has_plan, alone in planned):
+            raise UsageError("plan= stands for strategies and options", "leave them out")
+        if len({has_plan for has_plan, _ in planned}) > 1:
+            raise UsageError("plan= is given by some processes and not by all")
         reshard_plan = plan or loading.plan_reshard(request, held_slices, dst_rank, processes)
         if plan is not None:
             held_slices = held_slices._replace(rank=plan.src_rank, dtypes=plan.dtypes)
@@ -210,14 +213,18 @@ def plan_reshard(
     return _collective(comm, False, ask, run)
 
 
+_OF_FILES = {"files", "src_pattern", "src_form", "step", "suffix", "check_crc"}
+"""Options of `load` that mean nothing where there are no files."""
+
+
 def _resharding(
     slices: Any, src_strategy: Any, dst_strategy: Any, options: Mapping[str, Any]
 ) -> tuple[Callable[[], Request], Callable[[Team], tuple[HeldSlices, int]]]:
     """Return what makes a request, and what says what a process holds and which rank it wants."""
     own_options = {name: options.get(name) for name in ("src_rank", "rank", "dtypes")}
     others = {name: value for name, value in options.items() if name not in own_options}
-    names = _loading() - {"files"}
-    ask = partial(_request, f"{SCHEME}://", None, src_strategy, dst_strategy, others, names)
+    names = _loading() - _OF_FILES
+    ask = partial(_request, "arrays://", None, src_strategy, dst_strategy, others, names)
 
     def find_own(processes: Team) -> tuple[HeldSlices, int]:
         if slices is not None and not isinstance(slices, MutableMapping):
@@ -226,6 +233,8 @@ def _resharding(
             processes.rank if own_options[name] is None else _number(name, own_options[name])
             for name in ("src_rank", "rank")
         )
+        if min(src_rank, rank) < 0:
+            raise UsageError(f"src_rank is {src_rank}, rank {rank}; expected numbers from 0 on")
         dtypes = own_options["dtypes"] or {}
         return HeldSlices({} if slices is None else slices, src_rank, dtypes), rank
 

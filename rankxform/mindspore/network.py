@@ -121,8 +121,8 @@ def _array(parameter: Any) -> Array:
 
     if parameter.dtype != mindspore.bfloat16:
         return np.array(parameter.asnumpy())
-    words: Array = np.frombuffer(parameter.get_bytes(), np.uint16)
-    return words.reshape(parameter.shape)
+    words: Array = np.frombuffer(parameter.get_bytes(), np.uint16).reshape(parameter.shape)
+    return words
 
 
 def _check_shapes(net: Any, loaded_slices: Parameters, src: Any) -> None:

@@ -7,90 +7,118 @@ from array import array
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterator, Mapping, MutableMapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from itertools import accumulate
 from typing import Any, NamedTuple
 
-from rankxform.errors import UsageError
-from rankxform.formats.container import ITEM_SIZE, Index, Schema, content_bytes
+from rankxform.errors import CheckpointError, UsageError
+from rankxform.formats.container import INT4, ITEM_SIZE, Index, Schema, content_bytes
 
 from .posix import Buffer
-from .store import STORAGE, FileVersion, RangeReader, Store
+from .store import STORAGE, FileVersion, HeaderReader, Listing, RangeReader, Store
 
-SCHEME = "arrays"
 _NAMES = {name.lower(): name for name in ITEM_SIZE}
+_WORDS = "uiV"
+"""Kinds of numpy types that may stand for another type of MindSpore's."""
 
 
 class ArrayFile(NamedTuple):
     """Arrays laid out as a file: the content of one after that of the other."""
 
     table: Index
-    buffers: dict[int, Buffer]  # by position in the index
-    release_from: MutableMapping[str, Any] | None  # lets go of what is no longer needed
+    arrays: dict[int, Any]  # by position in the table
+    slices: MutableMapping[str, Any]  # the caller's
 
 
-def array_file(
-    slices: MutableMapping[str, Any], dtypes: Mapping[str, str], *, release: bool
-) -> ArrayFile | None:
+def array_file(slices: MutableMapping[str, Any], dtypes: Mapping[str, str]) -> ArrayFile | None:
     """Return arrays as a file; None if there are none.
 
     dtypes: MindSpore's names of types that numpy's do not tell, such as BFloat16 of its words.
     Raises UsageError for what is no array, or has a type that MindSpore does not have.
     """
-    unknown = [name for name in dtypes if name not in slices]
-    if unknown:
-        raise UsageError(f"dtypes: there is no slice {unknown[0]!r}")
     kinds = {name: _type_of(name, part, dtypes.get(name)) for name, part in slices.items()}
     shapes = [tuple(part.shape) for part in slices.values()]
     sizes = [content_bytes(kind, shape) for kind, shape in zip(kinds.values(), shapes)]
     starts = array("q", [0, *accumulate(sizes)])
     schema = Schema((*slices,), (*kinds.values(),), (*shapes,))
-    # An array that is not contiguous is copied here.
-    buffers = {i: part.reshape(-1).view("u1").data for i, part in enumerate(slices.values())}
     index = Index(schema, starts[:-1], {}, starts[-1])
-    return ArrayFile(index, buffers, slices if release else None) if slices else None
+    return ArrayFile(index, dict(enumerate(slices.values())), slices) if slices else None
 
 
-def _type_of(name: str, part: Any, type_name: str | None) -> str:
+def _type_of(name: str, part: Any, type_name: Any) -> str:
     """Return MindSpore's name of an array's type; type_name: if it was given."""
-    if not all(hasattr(part, method) for method in ("dtype", "shape", "reshape", "view")):
+    methods = ("dtype", "shape", "reshape", "view", "flags")
+    is_array = all(hasattr(part, method) for method in methods) and not hasattr(part, "mask")
+    if not is_array or part.reshape(-1).ndim != 1:
         raise UsageError(f"slice {name!r} is a {type(part).__name__}; expected a numpy array")
-    own_name = _NAMES.get(str(part.dtype).replace("_", ""))
-    dtype = _NAMES.get(type_name.lower()) if type_name is not None else own_name
-    fits = dtype is not None and ITEM_SIZE[dtype] == part.dtype.itemsize
+    kind = part.dtype
+    if not kind.isnative:
+        raise UsageError(
+            f"slice {name!r} has its bytes in another order ({kind.str})",
+            ".astype(array.dtype.newbyteorder('='))",
+        )
+    own_name = _NAMES.get(str(kind).replace("_", ""))
+    dtype = own_name if own_name != INT4 else None  # numpy's has one value in each byte
+    if isinstance(type_name, str) and kind.kind in _WORDS and kind.names is None:
+        dtype = _NAMES.get(type_name.lower())
+    fits = dtype is not None and ITEM_SIZE[dtype] == kind.itemsize
+    if type_name is not None and (
+        not isinstance(type_name, str) or dtype != _NAMES.get(type_name.lower())
+    ):
+        fits = False
     if dtype is None or not fits:
         raise UsageError(
-            f"slice {name!r} has the type {type_name or part.dtype} ({part.dtype.itemsize} bytes)",
-            f"dtypes={{{name!r}: one of {', '.join(ITEM_SIZE)}}}",
+            f"slice {name!r} has the type {kind}" + (f", and not {type_name}" if type_name else ""),
+            f"an array of {', '.join(ITEM_SIZE)}",
+            "dtypes={NAME: TYPE} where words stand for such values",
         )
     return dtype
 
 
 class ArrayStorage:
-    """Arrays by the address that they have during a call (`Storage`)."""
+    """The arrays of this process during one call (`Storage`); no process sees those of another.
 
-    def __init__(self) -> None:
-        self.files: dict[str, ArrayFile] = {}
+    releases: whether arrays are let go of while they are read; the same on all processes, which
+    must divide their memory alike.
+    """
+
+    def __init__(self, file: ArrayFile | None, *, releases: bool) -> None:
+        self.file, self.releases = file, releases
 
     def store(self, place: str) -> Store:
-        raise UsageError("arrays are given to a call, and are at no place", where=place)
+        return _NoDocuments(place)
 
     def ranges(self) -> RangeReader:
-        return ArrayRangeReader(self.files)
+        return ArrayRangeReader(self.file, self.releases)
 
 
-ARRAYS = STORAGE[SCHEME] = ArrayStorage()
+class _NoDocuments(Store):
+    """The place of arrays, where no documents lie."""
+
+    def __init__(self, place: str) -> None:
+        self._place = place
+
+    def list(self, pattern: str) -> Listing:
+        return Listing(self._place)
+
+    def read(self, name: str, searched: str = "") -> bytes:
+        raise CheckpointError("there are arrays, and no documents", where=self._place)
+
+    def has(self, name: str) -> bool:
+        return False
+
+    def open(self, name: str) -> AbstractContextManager[HeaderReader]:
+        raise CheckpointError("there are arrays, and no files", where=self._place)
 
 
 @contextmanager
-def holding(path: str, file: ArrayFile | None) -> Iterator[None]:
-    """Let arrays be read at an address as long as the block runs."""
-    if file is not None:
-        ARRAYS.files[path] = file
+def holding(scheme: str, file: ArrayFile | None, *, releases: bool = False) -> Iterator[None]:
+    """Let arrays be read at addresses of a scheme as long as the block runs."""
+    STORAGE[scheme] = ArrayStorage(file, releases=releases)
     try:
         yield
     finally:
-        ARRAYS.files.pop(path, None)
+        del STORAGE[scheme]
 
 
 class ArrayRangeReader(RangeReader):
@@ -98,40 +126,55 @@ class ArrayRangeReader(RangeReader):
 
     keeps_announced = False
 
-    def __init__(self, files: Mapping[str, ArrayFile]) -> None:
-        self._files = files
-        self._awaited: Counter[tuple[str, int]] = Counter()
-        self._has_begun = False
-        if any(file.release_from is not None for file in files.values()):
-            self.ahead = sys.maxsize
+    def __init__(self, file: ArrayFile | None, releases: bool) -> None:
+        self._file = file
+        self._awaited: Counter[int] = Counter()
+        self._is_releasing = False
+        self._contiguous: tuple[int, Buffer] | None = None  # the last array that was not, copied
+        self.ahead = sys.maxsize if releases else 0
 
     def version(self, path: str, sparse: bool = False) -> FileVersion:
-        return FileVersion(self._files[path].table.size, 0)
+        assert self._file is not None
+        return FileVersion(self._file.table.size, 0)
 
     def named(self, path: str) -> FileVersion | None:
         return self.version(path)
 
     def announce(self, path: str, offset: int, nbytes: int) -> None:
-        for position, _, part_bytes in self._parts(path, offset, nbytes):
-            self._awaited[path, position] += part_bytes
+        for position, _, part_bytes in self._parts(offset, nbytes):
+            self._awaited[position] += part_bytes
+
+    def all_announced(self) -> None:
+        self._is_releasing = True
+        if self._file is not None:
+            self._release([i for i in self._file.arrays if not self._awaited[i]])
 
     def read(self, path: str, offset: int, room: Buffer, sparse: bool = False) -> None:
-        file, done = self._files[path], 0
-        if self._awaited and not self._has_begun:
-            self._has_begun = True
-            self._release(path, [i for i in file.buffers if (path, i) not in self._awaited])
-        for position, start, nbytes in self._parts(path, offset, len(room)):
-            content = file.buffers[position][start : start + nbytes]
-            room[done : done + nbytes] = content
+        done = 0
+        for position, start, nbytes in self._parts(offset, len(room)):
+            room[done : done + nbytes] = self._content(position)[start : start + nbytes]
             done += nbytes
-            if self._has_begun:
-                self._awaited[path, position] -= nbytes
-                if not self._awaited[path, position]:
-                    self._release(path, [position])
+            if self._is_releasing:
+                self._awaited[position] -= nbytes
+                if not self._awaited[position]:
+                    self._release([position])
 
-    def _parts(self, path: str, offset: int, nbytes: int) -> Iterator[tuple[int, int, int]]:
+    def _content(self, position: int) -> Buffer:
+        """Return an array's bytes in row-major order; of one that is not contiguous a copy."""
+        assert self._file is not None
+        part = self._file.arrays[position]
+        if part.flags.c_contiguous:
+            content: Buffer = part.reshape(-1).view("u1").data
+            return content
+        if self._contiguous is None or self._contiguous[0] != position:
+            copied = part.copy(order="C").reshape(-1).view("u1").data
+            self._contiguous = position, copied
+        return self._contiguous[1]
+
+    def _parts(self, offset: int, nbytes: int) -> Iterator[tuple[int, int, int]]:
         """Yield of which arrays a range is: position, first byte there, number of bytes."""
-        index, stop = self._files[path].table, offset + nbytes
+        assert self._file is not None
+        index, stop = self._file.table, offset + nbytes
         position = bisect_right(index.offsets, offset) - 1
         while offset < stop:
             start = offset - index.offsets[position]
@@ -140,13 +183,14 @@ class ArrayRangeReader(RangeReader):
                 yield position, start, part_bytes
             offset, position = offset + part_bytes, position + 1
 
-    def _release(self, path: str, positions: list[int]) -> None:
+    def _release(self, positions: list[int]) -> None:
         """Let go of arrays of which nothing will be read any more."""
-        file = self._files[path]
+        assert self._file is not None
         for position in positions:
-            del file.buffers[position]
-            if file.release_from is not None:
-                file.release_from.pop(file.table.schema.names[position], None)
+            del self._file.arrays[position]
+            self._file.slices.pop(self._file.table.schema.names[position], None)
+            if self._contiguous is not None and self._contiguous[0] == position:
+                self._contiguous = None
 
     def close(self) -> None:
         self._awaited.clear()

@@ -183,10 +183,13 @@ class SourceReader:
         As many are in flight as the storage can have, and no more of their bytes than `memory`.
         """
         self._coming, self._next = coming, next(coming, None)
-        if not any(ranges.keeps_announced for ranges in self._ranges.values()):
+        all_at_once = not any(ranges.keeps_announced for ranges in self._ranges.values())
+        if all_at_once:
             memory = sys.maxsize
         self._memory, self._free_requests, self._free_bytes = memory, self.ahead, memory
         self._announce()
+        for ranges in self._ranges.values() if all_at_once else ():
+            ranges.all_announced()
 
     def _announce(self) -> None:
         """Announce as much as there is room for; what never has room is not announced."""

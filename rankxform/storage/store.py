@@ -136,6 +136,9 @@ class RangeReader(ABC):
         A system that reads ahead by itself gains nothing (docs/decisions.md, "Tiles").
         """
 
+    def all_announced(self) -> None:  # noqa: B027
+        """Take note that every read was announced; only where nothing announced is kept."""
+
     @abstractmethod
     def read(self, path: str, offset: int, room: Buffer, sparse: bool = False) -> None:
         """Fill `room` from byte `offset` on. Raises StorageError, CheckpointError.

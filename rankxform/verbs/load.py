@@ -18,7 +18,7 @@ from rankxform.process import Phases
 from rankxform.request import Request
 from rankxform.results import as_table
 from rankxform.source.open import Source, arrays_name, open_arrays
-from rankxform.storage.arrays import SCHEME, ArrayFile, array_file, holding
+from rankxform.storage.arrays import ArrayFile, array_file, holding
 from rankxform.storage.store import address_of
 from rankxform.storage.user_files import load_strategy
 from rankxform.target.destination import ArrayDestination, RankRequest
@@ -138,7 +138,7 @@ class HeldSlices(NamedTuple):
 class ReshardPlan(NamedTuple):
     """What `reshard` does with slices of the same names, shapes and types, on one process.
 
-    digest: the same on all processes of one plan.
+    digest: the same on all processes of one plan, and of no other.
     """
 
     conversion: Conversion
@@ -160,28 +160,33 @@ def plan_reshard(request: Request, held_slices: HeldSlices, rank: int, team: Tea
             "write a checkpoint, and let each worker call rankxform.load",
         )
     strategy = team.bcast(lambda: load_strategy(request.src_strategy))
-    place = team.bcast(lambda: f"{SCHEME}://{time.monotonic_ns()}-{next(_CALLS)}")
-    file, src_rank = team.agree(lambda: _file_of(held_slices)), held_slices.rank
+    src_rank, dtypes = held_slices.rank, held_slices.dtypes
+    all_names = {name for names in team.allgather(lambda: [*held_slices.slices]) for name in names}
 
-    def check() -> None:
-        if file is not None and src_rank >= strategy.ranks:
+    def own_file() -> ArrayFile | None:
+        if unknown := [name for name in dtypes if name not in all_names]:
+            raise UsageError(f"dtypes: there is no slice {unknown[0]!r}")
+        file = array_file(held_slices.slices, dtypes)
+        if not all_names:
+            raise UsageError("no process holds slices", "pass them to one process at least")
+        if file is not None and not 0 <= src_rank < strategy.ranks:
             raise UsageError(
                 f"slices of rank {src_rank} are given, and {strategy.label} has {strategy.ranks}",
                 "src_rank=, or no slices for a process that holds none",
             )
+        return file
 
-    team.agree(check)
-    with holding(address_of(place, arrays_name(src_rank)), file):
+    file, scheme = team.agree(own_file), _new_scheme(team)
+    with holding(scheme, file):
         indexes = {} if file is None else {src_rank: file.table}
-        source = open_arrays(place, indexes, strategy, team, request.accepts)
+        source = open_arrays(f"{scheme}://", indexes, strategy, team, request.accepts)
         destination = ArrayDestination(rank, may_be_none=True)
-        request = destination.prepare(replace(request, src=place), team)
+        request = destination.prepare(replace(request, src=f"{scheme}://"), team)
         conversion = with_evidence(resolve(request, team, source=source), team)
         with destination.claim(conversion, team):
             work = plan_work(conversion, destination.left, team)
-    return ReshardPlan(
-        conversion, work, destination.rank_requests, rank, src_rank, held_slices.dtypes, place
-    )
+    requests = destination.rank_requests
+    return ReshardPlan(conversion, work, requests, rank, src_rank, dtypes, scheme)
 
 
 def reshard(
@@ -193,44 +198,64 @@ def reshard(
     UsageError where the plan is for other slices or processes.
     """
     phases = Phases("plan")
-    source = plan.conversion.source
-    file, src_rank = team.agree(lambda: _file_of(held_slices)), held_slices.rank
-    digests = team.allgather(lambda: plan.digest)
+    src_rank = plan.src_rank
+    states = team.allgather(lambda: (plan.digest, held_slices.release))
+    is_mixed = len({digest for digest, _ in states}) > 1 or len(plan.rank_requests) != team.size
+    scheme = _new_scheme(team)
 
-    def check() -> Source:
-        planned = source.indexes.get(src_rank) if src_rank in source.reach.of(team.rank) else None
-        is_mixed = len({*digests}) > 1 or len(plan.rank_requests) != team.size
-        is_other = _described(planned) != _described(file and file.table)
-        if is_mixed:
-            raise UsageError("the plan is another's: all processes pass that of one plan_reshard")
+    def own_file() -> ArrayFile | None:
+        source = plan.conversion.source
+        file = array_file(held_slices.slices, held_slices.dtypes)
+        is_held = src_rank in source.reach.of(team.rank)
+        is_other = _described(source.indexes[src_rank] if is_held else None) != _described(
+            file and file.table
+        )
+        is_reordered = not is_mixed and plan.rank_requests[team.rank].rank != plan.rank
+        if is_mixed or is_reordered:
+            raise UsageError("the plan is another's: each process passes its own of one plan")
         if is_other:
             raise UsageError(
                 f"the slices of rank {src_rank} are not those that the plan was made for",
                 "plan_reshard for them",
             )
-        if file is None:
-            return source
-        return replace(source, indexes={**source.indexes, src_rank: file.table})
+        return file
 
-    conversion = plan.conversion._replace(source=team.agree(check))
+    file = team.agree(own_file)
+    conversion = plan.conversion._replace(
+        source=_moved(plan.conversion.source, scheme, file, src_rank)
+    )
+    parameters = conversion.planner.selection.parameters
+    has_operands = any(any(parameter.steps) for parameter in parameters)  # which are read apart
+    releases = any(release for _, release in states)
     destination = ArrayDestination(plan.rank, may_be_none=True)
     destination.rank_requests = plan.rank_requests
-    with (
-        holding(address_of(plan.digest, arrays_name(src_rank)), file),
-        destination.claim(conversion, team),
-    ):
-        show = on_start(conversion, plan.work.nbytes)
-        phases.enter("move")
-        destination.begin(team)
-        traffic = move(plan.work, conversion, destination, team, show)
-        phases.enter("publish")
-        destination.publish(team)
+    with holding(scheme, file, releases=releases and not has_operands):
+        conversion = with_evidence(conversion, team)
+        with destination.claim(conversion, team):
+            show = on_start(conversion, plan.work.nbytes)
+            phases.enter("move")
+            destination.begin(team)
+            traffic = move(plan.work, conversion, destination, team, show)
+            phases.enter("publish")
+            destination.publish(team)
     phases.enter("wait")
-    return _parameters(sum_up(conversion, destination, traffic, phases, team), destination, team)
+    outcome = sum_up(conversion, destination, traffic, phases, team)
+    if releases and file is not None:
+        for name in file.table.schema.names:
+            held_slices.slices.pop(name, None)
+    return _parameters(outcome, destination, team)
 
 
-def _file_of(held_slices: HeldSlices) -> ArrayFile | None:
-    return array_file(held_slices.slices, held_slices.dtypes, release=held_slices.release)
+def _new_scheme(team: Team) -> str:
+    """Return the scheme of the addresses of one call's arrays. Collective."""
+    return team.bcast(lambda: f"arrays-{time.monotonic_ns()}-{next(_CALLS)}")
+
+
+def _moved(source: Source, scheme: str, file: ArrayFile | None, rank: int) -> Source:
+    """Return a source of arrays with those of another call."""
+    paths = {other: address_of(f"{scheme}://", arrays_name(other)) for other in source.paths}
+    indexes = source.indexes if file is None else {**source.indexes, rank: file.table}
+    return replace(source, paths=paths, indexes=indexes)
 
 
 def _described(index: Index | None) -> dict[str, tuple[str, Shape]]:

@@ -78,9 +78,6 @@ def test_it_is_what_transform_and_load_make(seed, tmp):
     assert bool(held) != release or not held_by(comm.rank, src)
 
 
-LAYOUTS = {"rows": [0, -1], "columns": [-1, 0]}
-
-
 def small(comm, tmp, shards=2):
     """Return a checkpoint of PARAMS in two shards, with its strategy and one by columns."""
     src = [dict.fromkeys(("w", "h"), ([comm.size // shards, shards], [0, -1], 0, 0))]
@@ -168,17 +165,61 @@ def test_a_plan_is_made_once_and_refused_for_other_slices(tmp):
         rankxform.reshard(slices, a, plan=plan, comm=comm, progress=False)
 
 
-def test_words_of_bfloat16_and_a_fortran_array():
-    words = np.arange(12, dtype=np.uint16).reshape(3, 4)
-    held = {"w": words, "f": np.asfortranarray(np.arange(6.0).reshape(2, 3))}
-    found = rankxform.reshard(held, dtypes={"w": "BFloat16"}, progress=False)
-    assert found.dtypes["w"] == "BFloat16" and found["w"].tobytes() == words.tobytes()
-    assert (found["f"] == held["f"]).all()
-    cast = rankxform.reshard(held, dtypes={"w": "BFloat16"}, dtype="fp32", progress=False)
-    assert cast["w"].dtype == np.float32
+def squares(comm, tmp, shards, dst_shards, edge=640):
+    """Return strategies by rows and by columns, and this process's rows, if it holds any."""
+    src = [{"w": ([shards], [0, -1], 0, 0)}]
+    dst = [{"w": ([dst_shards], [-1, 0], 0, 0)}]
+    if comm.rank == 0:
+        reference.write_strategy(tmp / "a.ckpt", src)
+        reference.write_strategy(tmp / "b.ckpt", dst)
+    comm.Barrier()
+    full = np.arange(edge * edge, dtype="f4").reshape(edge, edge)
+    rows = edge // shards
+    held = {"w": full[comm.rank * rows :][:rows].copy()} if comm.rank < shards else {}
+    return held, tmp / "a.ckpt", tmp / "b.ckpt", full
 
 
-def test_workers_without_mpi_are_refused(monkeypatch):
-    monkeypatch.setenv("MS_WORKER_NUM", "8")
-    with pytest.raises(rankxform.UsageError, match="8 workers were started without MPI"):
-        rankxform.reshard({"w": np.zeros(3)}, progress=False)
+@pytest.mark.world(sizes=(4,))
+@pytest.mark.parametrize("who", ["all", "one"])
+@pytest.mark.parametrize(("shards", "dst_shards"), [(2, 4), (4, 2), (4, 1)])
+def test_a_job_grows_and_shrinks_with_release(who, shards, dst_shards, tmp):
+    comm = world()
+    held, a, b, full = squares(comm, tmp, shards, dst_shards)
+    release = who == "all" or comm.rank == 1
+    found = rankxform.reshard(held, a, b, release=release, comm=comm, progress=False)
+    assert held == {}
+    columns = full.shape[1] // dst_shards
+    if comm.rank < dst_shards:
+        assert (found["w"] == full[:, comm.rank * columns :][:, :columns]).all()
+    else:
+        assert found == {}
+
+
+@pytest.mark.world(sizes=(4,))
+def test_what_processes_ask_otherwise_is_refused_on_all(tmp):
+    comm = world()
+    held, a, b, _ = squares(comm, tmp, 4, 4, edge=8)
+    real = hasattr(comm, "Split")
+    plan = rankxform.plan_reshard(held, a, b, dtypes={"w": "Float32"}, comm=comm)
+    for arguments in (
+        {"plan": plan} if comm.rank != 1 else {"src_strategy": a, "dst_strategy": b},
+        {"plan": plan, **({"memory": "32M"} if comm.rank == 1 else {})},
+        {"src_strategy": a, "dst_strategy": b, "src_rank": comm.rank - 1},
+        *([{"plan": plan, "comm": comm.Split(0, [0, 1, 3, 2][comm.rank])}] if real else []),
+    ):
+        with pytest.raises(rankxform.UsageError):
+            rankxform.reshard(held, progress=False, **{"comm": comm, **arguments})
+    with pytest.raises(rankxform.UsageError, match="no process holds slices"):
+        rankxform.reshard(None, a, b, comm=comm, progress=False)
+
+
+@pytest.mark.world(sizes=(4,))
+def test_replicas_are_compared_with_a_plan_too(tmp):
+    comm = world()
+    src, a, b = small(comm, tmp)
+    held = held_by(comm.rank, src)
+    plan = rankxform.plan_reshard(held, a, b, comm=comm)
+    if comm.rank == 3:
+        held["w"][:] = -1
+    with pytest.raises(rankxform.CheckpointError, match="ranks 1 and 3 hold"):
+        rankxform.reshard(held, plan=plan, comm=comm, progress=False)

@@ -1,0 +1,84 @@
+"""Arrays in memory under another strategy, by one process (`tests/mpi/test_reshard.py`: by several)."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+import rankxform
+
+
+def test_words_of_bfloat16_and_a_fortran_array():
+    words = np.arange(12, dtype=np.uint16).reshape(3, 4)
+    held = {"w": words, "f": np.asfortranarray(np.arange(6.0).reshape(2, 3))}
+    found = rankxform.reshard(held, dtypes={"w": "BFloat16"}, progress=False)
+    assert found.dtypes["w"] == "BFloat16" and found["w"].tobytes() == words.tobytes()
+    assert (found["f"] == held["f"]).all()
+    cast = rankxform.reshard(held, dtypes={"w": "BFloat16"}, dtype="fp32", progress=False)
+    assert cast["w"].dtype == np.float32
+
+
+def test_workers_without_mpi_are_refused(monkeypatch):
+    monkeypatch.setenv("MS_WORKER_NUM", "8")
+    with pytest.raises(rankxform.UsageError, match="8 workers were started without MPI"):
+        rankxform.reshard({"w": np.zeros(3)}, progress=False)
+
+
+def test_factors_are_not_released_before_they_are_used(tmp_path):
+    (tmp_path / "config.json").write_text(
+        '{"quantization_config": {"weight_block_size": [128, 128]}}'
+    )
+    slices = {
+        "m.up.weight": np.full((256, 256), 0x38, "u1"),
+        "m.up.weight_scale_inv": np.full((2, 2), 3, "f4"),
+        "z": np.ones((4, 4), "f4"),
+    }
+    found = rankxform.reshard(
+        slices, dtypes={"m.up.weight": "F8_E4M3"}, dtype="fp32", release=True,
+        config=str(tmp_path / "config.json"), progress=False,
+    )  # fmt: skip
+    assert (found["m.up.weight"] == 3).all() and slices == {}
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        np.arange(10.0)[::2], np.ones((4, 3))[:, 1:2], np.broadcast_to(np.float32(1), (4,)),
+        np.float64(3), np.zeros((0, 3), "f4"), np.ones(3, bool), np.asfortranarray(np.eye(3)),
+    ],
+)  # fmt: skip
+def test_arrays_of_any_strides(values):
+    found = rankxform.reshard({"w": np.asarray(values), "z": np.ones(2)}, progress=False)
+    assert np.array_equal(found["w"], values) and found["w"].dtype == values.dtype
+
+
+@pytest.mark.parametrize(
+    ("values", "dtypes", "message"),
+    [
+        (np.arange(4, dtype=">f4"), {}, "bytes in another order"),
+        (np.arange(4, dtype=">f4"), {"w": "Float32"}, "bytes in another order"),
+        (np.ones(2, "c8"), {"w": "Float64"}, "and not Float64"),
+        (np.ones(2, "i4,i4"), {"w": "Int64"}, "and not Int64"),
+        (np.array([None, 1]), {"w": "Int64"}, "and not Int64"),
+        (np.ma.masked_array([1, 2], [0, 1]), {}, "is a MaskedArray"),
+        (np.ones(2, "f4"), {"w": np.float32}, "and not"),
+    ],
+)
+def test_arrays_that_are_none_of_mindspores_are_refused(values, dtypes, message):
+    with pytest.raises(rankxform.UsageError, match=message):
+        rankxform.reshard({"w": values}, dtypes=dtypes, progress=False)
+    with pytest.raises(rankxform.UsageError, match="unknown option 'check_crc'"):
+        rankxform.reshard({"w": np.ones(2)}, check_crc=True, progress=False)
+
+
+def test_one_plan_in_two_threads():
+    plan = rankxform.plan_reshard({"w": np.zeros((500, 500))})
+
+    def turn(number):
+        given = np.full((500, 500), float(number))
+        return {*rankxform.reshard({"w": given}, plan=plan, progress=False)["w"].flat} == {number}
+
+    with ThreadPoolExecutor(2) as threads:
+        assert all(threads.map(turn, range(20)))
