@@ -316,7 +316,7 @@ def _parse_words(command: Command, words: Sequence[str]) -> tuple[dict[str, Any]
             _refuse_flag(command, flag, [*flags, *ignored], word)
         stands_for = option_info(option).kind.stands_for
         if stands_for is not None and text is not None:
-            if word.startswith("--") or text[:1] in ("", "="):
+            if word.startswith("--") or word[2:3] in ("", "="):
                 raise UsageError(f"{flag} takes no value", f"{flag} in the place of {word}")
             queue.appendleft(f"-{text}")  # -vn2
         elif stands_for is None and text is None:
