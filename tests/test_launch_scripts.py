@@ -46,7 +46,7 @@ def converted(place, folder="dst"):
 def test_they_are_all_here():
     assert {path.name for path in LAUNCH.iterdir()} == {
         "modelarts.sh", "mpijob.yaml", "mpirun.sh", "msrun.sh", "pbs.sh",
-        "slurm.sbatch",
+        "slurm.sbatch", "survive.sh",
     }  # fmt: skip
 
 
@@ -115,6 +115,39 @@ def test_modelarts_waits_no_longer_than_said(place):
         place, "modelarts.sh", VC_WORKER_HOSTS="a,b", VC_TASK_INDEX="1", WAIT_SECONDS="0"
     )
     assert code == 75 and "no word from the first container in 0 s" in output
+
+
+@pytest.mark.parametrize("form", ["{}:2", "{} slots=2"])
+def test_survive(place, form):
+    """One of three hosts does not answer; the others go on, and replicas stand for what it held."""
+    both = [{"w": ([2, 3], [0, -1], 0, 0)}]
+    params = {"w": ((6, 4), "Float32")}
+    reference.write_checkpoint(place / "six", both, params)
+    reference.write_strategy(place / "six.ckpt", both)
+    for rank in (4, 5):  # of the host that is lost
+        shutil.rmtree(place / f"six/rank_{rank}")
+    hosts = ["localhost", "lost", "127.0.0.1"]
+    (place / "hosts").write_text(
+        "# three\n\n" + "".join(form.format(host) + "\n" for host in hosts)
+    )
+    (place / "reach").write_text('#!/bin/sh\n[ "$1" != lost ]\n')
+    (place / "reach").chmod(0o755)
+    reference.write_strategy(place / "four.ckpt", [{"w": ([2, 2], [0, -1], 0, 0)}])
+    more = {"HOSTFILE": "hosts", "REACH": str(place / "reach"), "OUTPUT": str(place / "out")}
+    words = ["--load", "six", "--src-strategy", "six.ckpt", "--dst-strategy", "{ranks}.ckpt"]
+    (place / "4.ckpt").write_bytes((place / "four.ckpt").read_bytes())
+    code, output = script(
+        place, "survive.sh", *words, "--", "sh", "-c", "echo run: $RANK_ID {checkpoint}", **more
+    )
+    assert code == 0, output
+    assert "no answer from lost" in output and "4 ranks on 2 hosts" in output
+    assert sorted(line for line in output.splitlines() if line.startswith("run: ")) == [
+        f"run: {rank} {place}/out/transformed_checkpoint" for rank in range(4)
+    ]
+    folder = place / "out/transformed_checkpoint"
+    assert reference.wrong_slices(folder, [{"w": ([2, 2], [0, -1], 0, 0)}], params) == []
+    code, output = script(place, "survive.sh", *words, "--", "true", MODEL_PARALLEL="8", **more)
+    assert code == 75 and "4 slots are left, and one model takes 8 ranks" in output
 
 
 def test_msrun(place):

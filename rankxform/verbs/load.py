@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import count, islice
 from typing import Any, NamedTuple
 
-from rankxform.errors import UsageError
+from rankxform.errors import CheckpointError, UsageError
 from rankxform.formats.container import Index
 from rankxform.geometry.box import Shape
 from rankxform.layout.names import summarize_names
@@ -177,7 +178,7 @@ def plan_reshard(request: Request, held_slices: HeldSlices, rank: int, team: Tea
         return file
 
     file, scheme = team.agree(own_file), _new_scheme(team)
-    with holding(scheme, file):
+    with _speaking_of_arrays(), holding(scheme, file):
         indexes = {} if file is None else {src_rank: file.table}
         source = open_arrays(f"{scheme}://", indexes, strategy, team, request.accepts)
         destination = ArrayDestination(rank, may_be_none=True)
@@ -244,6 +245,19 @@ def reshard(
         for name in file.table.schema.names:
             held_slices.slices.pop(name, None)
     return _parameters(outcome, destination, team)
+
+
+@contextmanager
+def _speaking_of_arrays() -> Iterator[None]:
+    """Say what helps where slices are missing that no process holds."""
+    try:
+        yield
+    except CheckpointError as error:
+        if error.tries and error.tries[0].startswith("bring "):
+            tries = "slices of these ranks, from other processes", "rankxform.load of a checkpoint"
+            details = "here the file of a rank is what a process holds of it"
+            error.say(error.parts._replace(tries=tries, details=details))
+        raise
 
 
 def _new_scheme(team: Team) -> str:

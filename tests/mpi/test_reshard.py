@@ -100,8 +100,9 @@ def test_replicas_serve_for_who_holds_nothing_and_what_is_lost_is_named(tmp):
     found = rankxform.reshard(held, a, b, comm=comm, progress=False)
     assert found["w"].shape == (8, 6)
     held = {} if comm.rank in (0, 2) else whole
-    with pytest.raises(rankxform.RankxformError, match="ranks 0, 2 have no file"):
+    with pytest.raises(rankxform.CheckpointError, match="ranks 0, 2 have no file") as caught:
         rankxform.reshard(held, a, b, comm=comm, progress=False)
+    assert caught.value.tries[0] == "slices of these ranks, from other processes"
 
 
 @pytest.mark.world(sizes=(2,))
