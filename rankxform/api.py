@@ -186,8 +186,9 @@ def reshard(
             held_slices = held_slices._replace(rank=plan.src_rank, dtypes=plan.dtypes)
         held_slices = held_slices._replace(release=release)
         return loading.reshard(
-            reshard_plan, held_slices, processes, lambda _, total: begin("reshard", total)
-        )
+            reshard_plan, held_slices, processes, lambda _, total: begin("reshard", total),
+            is_reused=plan is not None,
+        )  # fmt: skip
 
     return _collective(comm, progress, ask, run)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -82,3 +84,28 @@ def test_one_plan_in_two_threads():
 
     with ThreadPoolExecutor(2) as threads:
         assert all(threads.map(turn, range(20)))
+
+
+MEMORY = """
+import re, sys
+import numpy as np, rankxform
+release, edge = sys.argv[1] == "1", 1448  # arrays of 8 MiB, which the allocator keeps in its heap
+slices = {f"w{n}": np.arange(edge * edge, dtype="f4").reshape(edge, edge) + n for n in range(24)}
+rankxform.reshard({"w": np.ones(8)}, progress=False)
+most = lambda: int(re.search(r"VmHWM:\\s+(\\d+)", open("/proc/self/status").read())[1])  # KiB
+before = most()
+found = rankxform.reshard(slices, release=release, progress=False)
+print((most() - before) / (24 * 8 * 1024))
+"""
+
+
+def test_released_arrays_make_room_for_the_new_ones():
+    kept, released = (
+        float(
+            subprocess.run(
+                [sys.executable, "-c", MEMORY, way], check=True, capture_output=True
+            ).stdout
+        )
+        for way in "01"
+    )
+    assert released < 0.2 and kept > 0.5, (released, kept)  # parts of one side

@@ -34,7 +34,7 @@ from rankxform.request import all_options
 from rankxform.transport import Team
 
 _MARGIN_SECONDS, _MARGIN_SHARE, _LONGEST = 30.0, 0.1, 1 << 40
-CONFIG_FILE, CONFIG_FLAG = "rankxform.toml", "--config-file"
+CONFIG_FILE = "rankxform.toml"
 
 
 class CommandStop:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import Field
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
@@ -229,7 +229,9 @@ def parse_arguments(argv: Sequence[str]) -> Parsed:
         line = ["transform", *map(_written_out, line)]
     command, words = command_of(line)
     values, ignored_flags = _parse_words(command, words)
-    defaults = _add_defaults(command, values) if _takes_defaults(command, values) else []
+    is_alone = command.name == "verify" and not values.keys() & {"dst", "dst_option"}
+    takes_defaults = command.name in CONVERSIONS and not is_alone  # its manifest has all
+    defaults = _add_defaults(command, values) if takes_defaults else []
     if program and command.name != "launch":
         raise UsageError(
             "arguments after -- are only accepted by `launch`", where=f"{' '.join(program)!r}"
@@ -424,13 +426,6 @@ class DefaultOption(NamedTuple):
 
 _PREFIX = "RANKXFORM_"
 _OF_ONE_CALL = ("json", "config_file")
-
-
-def _takes_defaults(command: Command, values: Mapping[str, Any]) -> bool:
-    """Tell whether options may come from a file or the environment: to one folder that is compared
-    with its own manifest none is given."""
-    is_alone = command.name == "verify" and not values.keys() & {"dst", "dst_option"}
-    return command.name in CONVERSIONS and not is_alone
 
 
 def _flags_elsewhere(command: Command) -> dict[str, Field[Any]]:

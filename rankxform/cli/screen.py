@@ -34,7 +34,6 @@ from .arguments import build_request, notes_of_script
 from .options import Parsed
 
 if TYPE_CHECKING:
-    from rankxform.request import Request
     from rankxform.source.open import Source
     from rankxform.target.target import Conversion
     from rankxform.transport.team import ShowProgress
@@ -187,9 +186,8 @@ class Screen:
         self.begun = conversion
         if self._team.rank == 0 and self.level > QUIET:
             notes = notice_lines(notes_of_script(self._options))
-            warnings = warning_lines(conversion.target.warnings)
-            head = header(conversion, self._team.size)
-            lines = [*warnings, *needs, head, *self.defaults(), *notes]
+            lines = [*warning_lines(conversion.target.warnings), *needs]
+            lines += [header(conversion, self._team.size), *self.defaults(), *notes]
             self.say("\n".join(lines))
         return self.progress(nbytes)
 

@@ -259,18 +259,20 @@ class ArraySink:
     """One destination rank's slices, each in memory of its own (`pipeline.Sink`)."""
 
     def __init__(self, tensors: Iterable[TensorSpec]) -> None:
-        """`tensors`: what the rank gets, in order."""
+        """`tensors`: what the rank gets, in order.
+
+        Memory is taken with the first content of each: it may be that of an array just released.
+        """
         self._tensors = list(tensors)
-        self._bytes = {
-            name: np.empty(content_bytes(dtype, shape), np.uint8)
-            for name, dtype, shape in self._tensors
-        }
-        self._buffers = {name: array.data for name, array in self._bytes.items()}
+        self._sizes = {name: content_bytes(dtype, shape) for name, dtype, shape in self._tensors}
+        self._bytes: dict[str, Any] = {}
         self.written = 0
 
     def put(self, name: str, start: int, data: Buffer) -> None:
         """Take content of `name` from its content byte `start` on."""
-        self._buffers[name][start : start + len(data)] = data
+        if name not in self._bytes:
+            self._bytes[name] = np.empty(self._sizes[name], np.uint8)
+        self._bytes[name].data[start : start + len(data)] = data
         self.written += len(data)
 
     def share(self, name: str, start: int, source: Position, nbytes: int) -> bool:
@@ -283,7 +285,8 @@ class ArraySink:
         """Return the arrays, by name; a text as a str."""
         arrays_by_name: dict[str, Any] = {}
         for name, dtype, shape in self._tensors:
-            data = self._bytes[name]
+            data = self._bytes.pop(name, None)
+            data = np.empty(self._sizes[name], np.uint8) if data is None else data
             if dtype == TEXT:
                 arrays_by_name[name] = _text(name, data.tobytes())
             else:

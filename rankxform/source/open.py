@@ -18,10 +18,10 @@ its share of the files (gathered); then each makes the same catalog, and they ag
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import field, replace
 from functools import reduce
+from itertools import pairwise
 from pathlib import Path
 from posixpath import dirname
 from types import MappingProxyType
@@ -294,7 +294,7 @@ def open_arrays(
         pairs = sorted((r, p) for p, held_indexes in enumerate(by_process) for r in held_indexes)
         holders = dict(pairs)
         if len(holders) < len(pairs):
-            ((rank, _),) = Counter(r for r, _ in pairs).most_common(1)
+            rank = next(rank for (rank, _), (other, _) in pairwise(pairs) if rank == other)
             first, second, *_ = (process for r, process in pairs if r == rank)
             raise UsageError(f"processes {first} and {second} both hold rank {rank}")
         indexes = {rank: by_process[process][rank] for rank, process in holders.items()}

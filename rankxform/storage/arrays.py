@@ -59,14 +59,11 @@ def _type_of(name: str, part: Any, type_name: Any) -> str:
         )
     own_name = _NAMES.get(str(kind).replace("_", ""))
     dtype = own_name if own_name != INT4 else None  # numpy's has one value in each byte
-    if isinstance(type_name, str) and kind.kind in _WORDS and kind.names is None:
-        dtype = _NAMES.get(type_name.lower())
+    wanted_name = None if type_name is None else _NAMES.get(str(type_name).lower(), "")
+    if wanted_name and kind.kind in _WORDS and kind.names is None:
+        dtype = wanted_name
     fits = dtype is not None and ITEM_SIZE[dtype] == kind.itemsize
-    if type_name is not None and (
-        not isinstance(type_name, str) or dtype != _NAMES.get(type_name.lower())
-    ):
-        fits = False
-    if dtype is None or not fits:
+    if dtype is None or not fits or wanted_name not in (None, dtype):
         raise UsageError(
             f"slice {name!r} has the type {kind}" + (f", and not {type_name}" if type_name else ""),
             f"an array of {', '.join(ITEM_SIZE)}",

@@ -10,7 +10,7 @@ from itertools import count, islice
 from typing import Any, NamedTuple
 
 from rankxform.errors import CheckpointError, UsageError
-from rankxform.formats.container import Index
+from rankxform.formats.container import Index, Schema
 from rankxform.geometry.box import Shape
 from rankxform.layout.names import summarize_names
 from rankxform.planning.catalog import Parameter
@@ -18,7 +18,7 @@ from rankxform.planning.exchange import WorkPlan
 from rankxform.process import Phases
 from rankxform.request import Request
 from rankxform.results import as_table
-from rankxform.source.open import Source, arrays_name, open_arrays
+from rankxform.source.open import arrays_name, open_arrays
 from rankxform.storage.arrays import ArrayFile, array_file, holding
 from rankxform.storage.store import address_of
 from rankxform.storage.user_files import load_strategy
@@ -80,13 +80,10 @@ class Parameters(dict[str, Any]):
             [
                 *rows,
                 *([(f"and {hidden_count} more", "", "")] if hidden_count > 0 else []),
-                *((kind, text, "") for kind, text in self._doubts()),
+                *(("note", text, "") for text in self.notices),
+                *(("warning", text, "") for text in self.warnings),
             ],
         )
-
-    def _doubts(self) -> Iterator[tuple[str, str]]:
-        yield from (("note", text) for text in self.notices)
-        yield from (("warning", text) for text in self.warnings)
 
 
 def load(request: Request, rank: int, team: Team, on_start: OnStart = start_silently) -> Parameters:
@@ -139,9 +136,11 @@ class HeldSlices(NamedTuple):
 class ReshardPlan(NamedTuple):
     """What `reshard` does with slices of the same names, shapes and types, on one process.
 
-    digest: the same on all processes of one plan, and of no other.
+    unjudged: the conversion before samples of these slices were compared. digest: the same on all
+    processes of one plan, and of no other.
     """
 
+    unjudged: Conversion
     conversion: Conversion
     work: WorkPlan
     rank_requests: tuple[RankRequest, ...]
@@ -183,36 +182,40 @@ def plan_reshard(request: Request, held_slices: HeldSlices, rank: int, team: Tea
         source = open_arrays(f"{scheme}://", indexes, strategy, team, request.accepts)
         destination = ArrayDestination(rank, may_be_none=True)
         request = destination.prepare(replace(request, src=f"{scheme}://"), team)
-        conversion = with_evidence(resolve(request, team, source=source), team)
+        unjudged = resolve(request, team, source=source)
+        conversion = with_evidence(unjudged, team)
         with destination.claim(conversion, team):
             work = plan_work(conversion, destination.left, team)
     requests = destination.rank_requests
-    return ReshardPlan(conversion, work, requests, rank, src_rank, dtypes, scheme)
+    return ReshardPlan(unjudged, conversion, work, requests, rank, src_rank, dtypes, scheme)
 
 
 def reshard(
-    plan: ReshardPlan, held_slices: HeldSlices, team: Team, on_start: OnStart = start_silently
+    plan: ReshardPlan,
+    held_slices: HeldSlices,
+    team: Team,
+    on_start: OnStart = start_silently,
+    *,
+    is_reused: bool,
 ) -> Parameters:
     """Return the slices of the plan's destination rank, of what processes hold. Collective.
 
-    A process may hold nothing, and one beyond the destination's ranks gets nothing. Raises
-    UsageError where the plan is for other slices or processes.
+    A process may hold nothing, and one beyond the destination's ranks gets nothing. is_reused: the
+    plan was made of other values, so that replicas of these are compared. Raises UsageError where
+    the plan is for other slices or processes.
     """
-    phases = Phases("plan")
-    src_rank = plan.src_rank
-    states = team.allgather(lambda: (plan.digest, held_slices.release))
-    is_mixed = len({digest for digest, _ in states}) > 1 or len(plan.rank_requests) != team.size
+    phases, src_rank = Phases("plan"), plan.src_rank
+    states = team.allgather(lambda: (plan.digest, plan.rank, held_slices.release))
+    digests, ranks, releasing = zip(*states)
+    planned_ranks = tuple(rank_request.rank for rank_request in plan.rank_requests)
+    is_mixed = len({*digests}) > 1 or ranks != planned_ranks
     scheme = _new_scheme(team)
 
     def own_file() -> ArrayFile | None:
-        source = plan.conversion.source
-        file = array_file(held_slices.slices, held_slices.dtypes)
-        is_held = src_rank in source.reach.of(team.rank)
-        is_other = _described(source.indexes[src_rank] if is_held else None) != _described(
-            file and file.table
-        )
-        is_reordered = not is_mixed and plan.rank_requests[team.rank].rank != plan.rank
-        if is_mixed or is_reordered:
+        source, file = plan.conversion.source, array_file(held_slices.slices, held_slices.dtypes)
+        planned = source.indexes[src_rank] if src_rank in source.reach.of(team.rank) else None
+        is_other = _described(planned) != _described(file and file.table)
+        if is_mixed:
             raise UsageError("the plan is another's: each process passes its own of one plan")
         if is_other:
             raise UsageError(
@@ -222,16 +225,25 @@ def reshard(
         return file
 
     file = team.agree(own_file)
-    conversion = plan.conversion._replace(
-        source=_moved(plan.conversion.source, scheme, file, src_rank)
-    )
+    source, place = plan.conversion.source, f"{scheme}://"
+    paths = {rank: address_of(place, arrays_name(rank)) for rank in source.paths}
+    indexes = source.indexes if file is None else {**source.indexes, src_rank: file.table}
+    source = replace(source, paths=paths, indexes=indexes)
+    conversion = plan.conversion._replace(source=source)
     parameters = conversion.planner.selection.parameters
     has_operands = any(any(parameter.steps) for parameter in parameters)  # which are read apart
-    releases = any(release for _, release in states)
     destination = ArrayDestination(plan.rank, may_be_none=True)
     destination.rank_requests = plan.rank_requests
-    with holding(scheme, file, releases=releases and not has_operands):
-        conversion = with_evidence(conversion, team)
+    with holding(scheme, file, releases=any(releasing) and not has_operands):
+        if is_reused:
+            planned_names = conversion.target.evidence.per_rank_tensors
+            conversion = with_evidence(plan.unjudged._replace(source=source), team)
+            names = conversion.target.evidence.per_rank_tensors
+            if planned_names ^ names:  # the same on every process
+                raise UsageError(
+                    "replicas differ in other parameters than those of the plan",
+                    "plan_reshard for these slices",
+                )
         with destination.claim(conversion, team):
             show = on_start(conversion, plan.work.nbytes)
             phases.enter("move")
@@ -241,7 +253,7 @@ def reshard(
             destination.publish(team)
     phases.enter("wait")
     outcome = sum_up(conversion, destination, traffic, phases, team)
-    if releases and file is not None:
+    if any(releasing) and file is not None:
         for name in file.table.schema.names:
             held_slices.slices.pop(name, None)
     return _parameters(outcome, destination, team)
@@ -265,18 +277,9 @@ def _new_scheme(team: Team) -> str:
     return team.bcast(lambda: f"arrays-{time.monotonic_ns()}-{next(_CALLS)}")
 
 
-def _moved(source: Source, scheme: str, file: ArrayFile | None, rank: int) -> Source:
-    """Return a source of arrays with those of another call."""
-    paths = {other: address_of(f"{scheme}://", arrays_name(other)) for other in source.paths}
-    indexes = source.indexes if file is None else {**source.indexes, rank: file.table}
-    return replace(source, paths=paths, indexes=indexes)
-
-
 def _described(index: Index | None) -> dict[str, tuple[str, Shape]]:
     """Return type and shape of each entry."""
-    if index is None:
-        return {}
-    schema = index.schema
+    schema = Schema((), (), ()) if index is None else index.schema
     return dict(zip(schema.names, zip(schema.dtypes, schema.shapes)))
 
 

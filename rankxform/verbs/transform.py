@@ -227,7 +227,9 @@ def report_of(outcome: Outcome, team: Team) -> Report:
     _, source, target = conversion
     planner, slice_ranges = target.planner, [*chain.from_iterable(outcome.destination.left)]
     fetched = [process.bytes_fetched for process in outcome.processes]
-    bytes_needed = team.bcast(lambda: needed_bytes(planner, slice_ranges))
+    bytes_needed, command = team.bcast(
+        lambda: (needed_bytes(planner, slice_ranges), compare_words(conversion, team.size))
+    )
     catalog, selection, derived = planner.catalog, planner.selection, target.derived
     return Report(
         src=source.where.path,
@@ -266,5 +268,5 @@ def report_of(outcome: Outcome, team: Team) -> Report:
         dst_layers=layers_by_stage(planner.dst.stages),
         notices=outcome.notices,
         warnings=outcome.warnings,
-        next=compare_words(conversion, team.size),
+        next=command,
     )

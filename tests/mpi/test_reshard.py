@@ -215,6 +215,25 @@ def test_what_processes_ask_otherwise_is_refused_on_all(tmp):
 
 
 @pytest.mark.world(sizes=(4,))
+def test_a_plan_is_refused_where_other_replicas_differ(tmp):
+    """Running statistics: whole on every rank, without states; each rank's own if they differ."""
+    comm = world()
+    strategy = [{"w": ([4], [0, -1], 0, 0), "mean": ([4], [-1], 0, 0)}]
+    if comm.rank == 0:
+        reference.write_strategy(tmp / "a.ckpt", strategy)
+    comm.Barrier()
+    a, rows = tmp / "a.ckpt", np.arange(8.0).reshape(2, 4) + comm.rank
+    states = {"adam_m.w": rows + 1, "adam_v.w": rows + 2}
+    alike = {"w": rows, "mean": np.ones(4), **states}
+    apart = {**alike, "mean": np.ones(4) * comm.rank}
+    plan = rankxform.plan_reshard(alike, a, a, comm=comm)
+    with pytest.raises(rankxform.UsageError, match="than those of the plan"):
+        rankxform.reshard(apart, plan=plan, comm=comm, progress=False)
+    found = rankxform.reshard(apart, a, a, comm=comm, progress=False)
+    assert (found["mean"] == comm.rank).all()
+
+
+@pytest.mark.world(sizes=(4,))
 def test_replicas_are_compared_with_a_plan_too(tmp):
     comm = world()
     src, a, b = small(comm, tmp)
