@@ -41,7 +41,9 @@ began = time.perf_counter()
 if way == "memory":
     found = rankxform.load(src, a, b, comm=world)
 elif way == "file":
-    found = rankxform.load(f"{dst}/rank_{world.rank}/checkpoint_{world.rank}.ckpt", comm=MPI.COMM_SELF, rank=0)
+    found = rankxform.load(
+        f"{dst}/rank_{world.rank}/checkpoint_{world.rank}.ckpt", "none", comm=MPI.COMM_SELF, rank=0
+    )
 else:
     found = mindspore.load_checkpoint(f"{dst}/rank_{world.rank}/checkpoint_{world.rank}.ckpt")
 world.Barrier()
