@@ -39,7 +39,8 @@ def _of_checkpoint(options: Parsed, team: Team) -> dict[int, tuple[int, ...]]:
     target = resolve(request, team).target
     if team.rank == 0:
         os.write(2, "".join(f"{line}\n" for line in warning_lines(target.warnings)).encode())
-    return {rank: target.planner.plan(rank).src_ranks for rank in target.ranks}
+    totals = target.planner.file_totals(target.ranks)
+    return {rank: tuple(sorted(total.read_by_rank)) for rank, total in totals.items()}
 
 
 def _of_strategies(options: Parsed, team: Team) -> dict[int, tuple[int, ...]]:

@@ -9,7 +9,7 @@ For a 4x4 tensor sharded by rows on 2 ranks and wanted by columns on 2::
     rank 0  w [0:4, 0:2]  <- rank 0 [0:2, 0:2]  <- rank 1 [2:4, 0:2]
     rank 1  w [0:4, 2:4]  <- rank 0 [0:2, 2:4]  <- rank 1 [2:4, 2:4]
 
-A plan is kept as transfers (`rankxform.planning.transfers`), and written out by rank for people.
+A plan is kept as transfers (`rankxform.planning.transfers`), and counted by file for people.
 
 In rank folders a file holds all slices of the rank that is its id. Other forms divide a rank's
 slices among files, or leave out those that another file holds.
@@ -20,6 +20,7 @@ layout. What is planned for one tensor of a transfer group holds for all of them
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import count
@@ -36,7 +37,7 @@ from rankxform.values import dataclass
 
 from .catalog import Catalog, Holders, IdentityDict, IdsByCell, Parameter, Sharding
 from .selection import Selection, destination_layout, missing_slices_error, source_stages
-from .transfers import FilePlan, PlannedSlice, Receivers, SliceRange, SourceRegion, Transfer
+from .transfers import Receivers, SliceRange, Transfer
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,24 @@ class FileContent:
 
     rank: int
     names: frozenset[str] | None = None
+
+
+class FileTotals:
+    """What one destination file is made of; all sizes are bytes."""
+
+    def __init__(self) -> None:
+        self.slices = 0
+        self.copies = 0  # regions of source files that are copied into it
+        self.written = 0
+        self.read_by_rank: dict[int, int] = {}  # source rank -> bytes of it
+
+    def add(self, copies: int, written: int, read_by_rank: Mapping[int, int]) -> None:
+        """Count one more slice."""
+        self.slices += 1
+        self.copies += copies
+        self.written += written
+        for rank, nbytes in read_by_rank.items():
+            self.read_by_rank[rank] = self.read_by_rank.get(rank, 0) + nbytes
 
 
 def replicas_to_read(parameters: Iterable[Parameter]) -> dict[str, int]:
@@ -226,20 +245,24 @@ class Planner:
 
     # -- which copies make them up --------------------------------------------------------------
 
-    def plan(self, file: int) -> FilePlan:
-        """Write out the plan of one destination file."""
-        slices = []
-        for transfer in self.transfers([self.whole_file(file)]):
-            (cell,) = transfer.targets
-            copies = tuple(
-                SourceRegion(
-                    self.catalog.rank_of(transfer.readers[src_cell]),
-                    transfer.parameter.grid.destination_box(src_cell, box),
-                )
-                for src_cell, box in transfer.copies(cell)
-            )
-            slices.append(PlannedSlice(transfer.parameter, transfer.grid.box(cell), copies))
-        return FilePlan(file, tuple(slices))
+    def file_totals(self, files: Iterable[int]) -> dict[int, FileTotals]:
+        """Count what each destination file is made of.
+
+        Raises CheckpointError where no source file holds what is needed.
+        """
+        totals = {file: FileTotals() for file in files}
+        for transfer in self.transfers(map(self.whole_file, totals)):
+            item = item_size(transfer.parameter.src_dtype)
+            for cell, receiving_files in transfer.targets.items():
+                nbytes_by_rank: Counter[int] = Counter()
+                copies = transfer.copies(cell)
+                for src_cell, box in copies:
+                    src_rank = self.catalog.rank_of(transfer.readers[src_cell])
+                    nbytes_by_rank[src_rank] += box.size * item
+                written = content_bytes(transfer.parameter.dtype, transfer.grid.box(cell).shape)
+                for file in receiving_files:
+                    totals[file].add(len(copies), written, nbytes_by_rank)
+        return totals
 
     def whole_file(self, file: int) -> SliceRange:
         """Return all slices of a file."""
@@ -310,14 +333,16 @@ class Planner:
         if not self.is_own(parameter):
             yield parameter.sharding.files, pairs
             return
-        ranks = tuple(rank for _, rank in pairs)
-        for readers, sharing_ranks in self._readers_and_ranks(parameter, layout, ranks):
-            key = tuple(sorted(readers.items()))
-            files_by_cell = self._held.setdefault(
-                key, IdentityDict({cell: (file,) for cell, file in key})
-            )
-            among = set(sharing_ranks)
-            yield files_by_cell, tuple(pair for pair in pairs if pair[1] in among)
+        pairs_by_file: dict[int, list[tuple[int, int]]] = {}
+        for pair in pairs:
+            file = self.file_for_own_values(parameter, pair[1])
+            pairs_by_file.setdefault(file, []).append(pair)
+        cell = (0,) * len(parameter.shape)
+        for file, sharing_pairs in pairs_by_file.items():
+            key = cell, file
+            if key not in self._held:
+                self._held[key] = IdentityDict({cell: (file,)})
+            yield self._held[key], tuple(sharing_pairs)
 
     def _targets_of(self, layout: Layout, ranks: tuple[int, ...]) -> IdsByCell:
         key = layout, ranks

@@ -1,8 +1,7 @@
 """Transfers as data, and which process can read which file.
 
 A model has many parameters and few ways to shard them, so a transfer names a parameter and shares
-everything else with all parameters that are sharded alike. `FilePlan` is the same written out for
-one destination rank.
+everything else with all parameters that are sharded alike.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 
 from rankxform.formats.container import content_bytes, item_size
-from rankxform.geometry.box import Box
 from rankxform.geometry.tiling import Cell, Grid, Overlaps, overlaps
 from rankxform.values import dataclass
 
@@ -90,58 +88,6 @@ class Transfer:
         return Exchange(
             self.parameter, self.grid, IdentityDict(receivers), IdentityDict(senders), (0,)
         )
-
-
-@dataclass(frozen=True)
-class SourceRegion:
-    """A region, in the full parameter's elements, and the global source rank to take it from."""
-
-    src_rank: int
-    box: Box
-
-
-@dataclass(frozen=True)
-class PlannedSlice:
-    """What one destination rank holds of one parameter.
-
-    box: its region in the full parameter; copies: their boxes tile it.
-    """
-
-    parameter: Parameter
-    box: Box
-    copies: tuple[SourceRegion, ...]
-
-    @property
-    def nbytes(self) -> int:
-        return content_bytes(self.parameter.dtype, self.box.shape)
-
-
-@dataclass(frozen=True)
-class FilePlan:
-    """All slices of one destination rank, in the order of its file.
-
-    As a text it has a line for each slice: what the rank holds, and what that is copied from.
-    """
-
-    rank: int
-    slices: tuple[PlannedSlice, ...]
-
-    def __str__(self) -> str:
-        return "\n".join(
-            f"rank {self.rank}  {slice_.parameter.name} {slice_.box}"
-            + "".join(f"  <- rank {copy.src_rank} {copy.box}" for copy in slice_.copies)
-            for slice_ in self.slices
-        )
-
-    @property
-    def nbytes(self) -> int:
-        """Content bytes of the rank's file."""
-        return sum(s.nbytes for s in self.slices)
-
-    @property
-    def src_ranks(self) -> tuple[int, ...]:
-        """Source ranks whose bytes are used, ascending."""
-        return tuple(sorted({c.src_rank for s in self.slices for c in s.copies}))
 
 
 def bytes_to_write(transfers: Iterable[Transfer]) -> int:

@@ -19,7 +19,7 @@ from rankxform.display.text import (
 )
 from rankxform.engine.sinks import part_of
 from rankxform.errors import UsageError
-from rankxform.formats.container import content_bytes, item_size
+from rankxform.formats.container import content_bytes
 from rankxform.layout.names import layers_by_stage, patterns
 from rankxform.planning.assign import Assignment, assign, assign_within_nodes, share_among_nodes
 from rankxform.planning.catalog import Catalog
@@ -45,7 +45,7 @@ from rankxform.planning.simulate import (
     simulate_work,
     spread_of,
 )
-from rankxform.planning.transfers import FilePlan, Reach
+from rankxform.planning.transfers import Reach
 from rankxform.process import peak_memory
 from rankxform.publish.files import LINK_NONE as NO_LINKS
 from rankxform.publish.files import status_of_name
@@ -618,7 +618,7 @@ def summarize(conversion: Conversion, simulation: Simulation, policy: ReadPolicy
     selection, processes = planner.selection, len(simulation.workloads)
     strategy = planner.catalog.strategy
     assignment = assign(planner, target.files, processes)
-    plans = [planner.plan(file) for file in target.files]
+    totals = planner.file_totals(target.files)
     writers: dict[int, list[int]] = {}
     for process, slice_ranges in enumerate(assignment):
         for slice_range in slice_ranges:
@@ -637,19 +637,23 @@ def summarize(conversion: Conversion, simulation: Simulation, policy: ReadPolicy
         bytes_needed=needed_bytes(planner, everything),
         bytes_read=sum(workload.read for workload in simulation.workloads),
         bytes_sent=sum(workload.sent + workload.sent_nearby for workload in simulation.workloads),
-        bytes_written=sum(plan.nbytes for plan in plans),
+        bytes_written=sum(total.written for total in totals.values()),
         between_nodes=simulation.between,
         methods=simulation.methods,
         read_latency_bytes=latency,
         buffer_bytes=request.memory,
         shards=tuple(
-            _summary(
-                plan,
-                planner.part(plan.rank).rank,
-                arrangement.names[plan.rank] if arrangement.parts else None,
-                tuple(writers[plan.rank]),
+            FileSummary(
+                planner.part(file).rank,
+                arrangement.names[file] if arrangement.parts else None,
+                tuple(writers[file]),
+                total.slices,
+                total.copies,
+                sum(total.read_by_rank.values()),
+                total.written,
+                {str(rank): total.read_by_rank[rank] for rank in sorted(total.read_by_rank)},
             )
-            for plan in plans
+            for file, total in totals.items()
         ),
         left_out=selection.left_out,
         absent=selection.absent,
@@ -659,24 +663,3 @@ def summarize(conversion: Conversion, simulation: Simulation, policy: ReadPolicy
         src_layers=layers_by_stage(strategy.stages if strategy else ()),
         dst_layers=layers_by_stage(planner.dst.stages),
     )
-
-
-def _summary(plan: FilePlan, rank: int, file: str | None, writers: tuple[int, ...]) -> FileSummary:
-    copies = sum(len(planned_slice.copies) for planned_slice in plan.slices)
-    bytes_by_rank = bytes_from(plan)
-    bytes_needed = sum(bytes_by_rank.values())
-    return FileSummary(
-        rank, file, writers, len(plan.slices), copies, bytes_needed, plan.nbytes, bytes_by_rank
-    )
-
-
-def bytes_from(plan: FilePlan) -> dict[str, int]:
-    """Return how many bytes of a file come from each source rank."""
-    bytes_by_rank: dict[int, int] = {}
-    for planned_slice in plan.slices:
-        item = item_size(planned_slice.parameter.src_dtype)
-        for copy in planned_slice.copies:
-            bytes_by_rank[copy.src_rank] = (
-                bytes_by_rank.get(copy.src_rank, 0) + copy.box.size * item
-            )
-    return {str(rank): bytes_by_rank[rank] for rank in sorted(bytes_by_rank)}

@@ -16,7 +16,7 @@ from rankxform.planning.build_catalog import catalog_of
 from rankxform.planning.catalog import Description
 from rankxform.planning.plan import Planner, needed_bytes
 from rankxform.planning.selection import select_parameters
-from rankxform.planning.transfers import SliceRange, SourceRegion
+from rankxform.planning.transfers import SliceRange
 from rankxform.storage import user_files
 from tests import reference
 
@@ -48,6 +48,19 @@ def planner(tmp, src, dst, params):
     return Planner(catalog, b, select_parameters(catalog, b))
 
 
+def slices(planner, file):
+    """Return (name, box, [(source rank, box that is copied from it)]) of each slice of a file."""
+    return [
+        (
+            transfer.parameter.name,
+            transfer.grid.box(cell),
+            [(transfer.readers[src_cell], box) for src_cell, box in transfer.copies(cell)],
+        )
+        for transfer in planner.transfers([planner.whole_file(file)])
+        for cell in transfer.targets
+    ]
+
+
 def test_a_plan_worked_out_by_hand(tmp_path):
     """4x4 by rows on 2 ranks to columns on 2: the example in the module's docstring."""
     plan = planner(
@@ -55,15 +68,12 @@ def test_a_plan_worked_out_by_hand(tmp_path):
         [{"w": ([2], [0, -1], 0, 0)}],
         [{"w": ([2], [-1, 0], 0, 0)}],
         {"w": ((4, 4), "Float32")},
-    ).plan(1)
-    (piece,) = plan.slices
-    assert piece.box == Box((0, 2), (4, 4))
-    assert piece.copies == (
-        SourceRegion(0, Box((0, 2), (2, 4))),
-        SourceRegion(1, Box((2, 2), (4, 4))),
     )
-    assert plan.src_ranks == (0, 1) and plan.nbytes == 32
-    assert str(plan) == "rank 1  w [0:4, 2:4]  <- rank 0 [0:2, 2:4]  <- rank 1 [2:4, 2:4]"
+    regions = [(0, Box((0, 2), (2, 4))), (1, Box((2, 2), (4, 4)))]
+    assert slices(plan, 1) == [("w", Box((0, 2), (4, 4)), regions)]
+    total = plan.file_totals([1])[1]
+    assert (total.slices, total.copies, total.written) == (1, 2, 32)
+    assert total.read_by_rank == {0: 16, 1: 16}
 
 
 def read_by_rank(transfers):
@@ -87,14 +97,14 @@ def test_replicas_share_the_load_and_each_box_has_one_reader(tmp_path):
     assert sum(read.values()) == 12 * 256
     assert set(read.values()) == {3 * 256}
     again = planner(tmp_path, src, dst, params)
-    assert all(again.plan(rank) == plan.plan(rank) for rank in range(2))
+    assert all(slices(again, rank) == slices(plan, rank) for rank in range(2))
 
 
 def test_destination_replicas_are_copied_from_one_source(tmp_path):
     plan = planner(
         tmp_path, [{"w": ([4], [-1], 0, 0)}], [{"w": ([4], [-1], 0, 0)}], {"w": ((8,), "Float32")}
     )
-    assert len({plan.plan(rank).slices[0].copies for rank in range(4)}) == 1
+    assert all(slices(plan, rank) == slices(plan, 0) for rank in range(4))
 
 
 def test_ranks_own_values_come_from_the_congruent_rank(tmp_path):
@@ -103,8 +113,8 @@ def test_ranks_own_values_come_from_the_congruent_rank(tmp_path):
     src, dst = ([dict.fromkeys(params, ([n], [-1], 0, 0))] for n in (4, 2))
     plan = planner(tmp_path, src, dst, params).with_own(frozenset({"mean", "variance"}))
     for rank in range(2):
-        mean, variance, _ = plan.plan(rank).slices
-        assert [copy.src_rank for copy in (*mean.copies, *variance.copies)] == [rank, rank]
+        mean, variance, _ = slices(plan, rank)
+        assert [src_rank for src_rank, _ in mean[2] + variance[2]] == [rank, rank]
     assert plan.equal_files((0, 1)) == {0: [0], 1: [1]}
 
 
@@ -112,11 +122,11 @@ def test_copies_tile_every_slice(tmp_path):
     params = {"w": ((24, 30), "Int8")}
     src, dst = [{"w": ([2, 3], [1, 0], 0, 0)}], [{"w": ([5], [-1, 0], 0, 0)}]
     for rank in range(5):
-        (piece,) = planner(tmp_path, src, dst, params).plan(rank).slices
+        ((_, slice_box, copies),) = slices(planner(tmp_path, src, dst, params), rank)
         marks = np.zeros((24, 30), int)
-        for copy in piece.copies:
-            marks[copy.box.slices()] += 1
-        assert (marks[piece.box.slices()] == 1).all() and marks.sum() == piece.box.size
+        for _, box in copies:
+            marks[box.slices()] += 1
+        assert (marks[slice_box.slices()] == 1).all() and marks.sum() == slice_box.size
 
 
 @pytest.mark.parametrize(
@@ -230,26 +240,24 @@ def test_deepseek_v3_reads_what_it_needs_once(deepseek):
 def test_deepseek_v3_plans_equal_the_slow_reference(rank, deepseek):
     """Ranks by their coordinates alone: who holds which part is told by cutting index ranges."""
     src, dst, params, plan = deepseek
-    planned = plan.plan(rank)
+    planned = slices(plan, rank)
     held = dst.stages[dst.stage_of(rank)]
-    assert {s.parameter.name for s in planned.slices} == set(held) & set(params)
-    for piece in planned.slices:
-        name, shape = piece.parameter.name, piece.parameter.shape
+    assert {name for name, _, _ in planned} == set(held) & set(params)
+    for name, slice_box, copies in planned:
+        shape = plan.parameter(name).shape
         assert ranges(held[name], shape, rank % dst.stage_size) == list(
-            zip(piece.box.start, piece.box.stop)
+            zip(slice_box.start, slice_box.stop)
         )
         stage = src.stages_of[name][0]
         volume = 0
-        for copy in piece.copies:
-            assert src.stage_of(copy.src_rank) == stage
-            there = ranges(src.stages[stage][name], shape, copy.src_rank % src.stage_size)
-            assert all(
-                a <= c and d <= b for (a, b), c, d in zip(there, copy.box.start, copy.box.stop)
-            )
-            assert piece.box.contains(copy.box)
-            volume += copy.box.size
-        assert volume == piece.box.size
-        assert len({copy.box for copy in piece.copies}) == len(piece.copies)
+        for src_rank, box in copies:
+            assert src.stage_of(src_rank) == stage
+            there = ranges(src.stages[stage][name], shape, src_rank % src.stage_size)
+            assert all(a <= c and d <= b for (a, b), c, d in zip(there, box.start, box.stop))
+            assert slice_box.contains(box)
+            volume += box.size
+        assert volume == slice_box.size
+        assert len({box for _, box in copies}) == len(copies)
 
 
 def ranges(layout, shape, rank):

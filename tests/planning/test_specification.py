@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.cases import random_case
-from tests.planning.test_plan import planner
+from tests.planning.test_plan import planner, slices
 
 
 def specified(src, dst, shape, rank):
@@ -26,14 +26,14 @@ def test_a_plan_is_every_overlap_from_one_replica_each(seed, tmp_path):
     src, dst = plan.catalog.strategy, plan.dst
     for rank in range(dst.ranks):
         stage = dst.stage_of(rank)
-        for piece in plan.plan(rank).slices:
-            name, shape = piece.parameter.name, piece.parameter.shape
+        for name, _, copies in slices(plan, rank):
+            shape = plan.parameter(name).shape
             held = src.stages_of[name][0]
             first = src.ranks_in(held).start
             layouts = src.stages[held][name], dst.stages[stage][name]
             wanted = specified(*layouts, shape, rank % dst.stage_size)
-            assert {copy.box for copy in piece.copies} == set(wanted)
-            assert len(piece.copies) == len(wanted)
-            for copy in piece.copies:
+            assert {box for _, box in copies} == set(wanted)
+            assert len(copies) == len(wanted)
+            for src_rank, box in copies:
                 size = layouts[0].ranks
-                assert (copy.src_rank - first) % size in wanted[copy.box]
+                assert (src_rank - first) % size in wanted[box]

@@ -56,13 +56,12 @@ def test_any_boxes_in_any_files_go_through_the_planner(seed):
         Strategy((layouts,), 6, "b"),
         select_parameters(catalog, Strategy((layouts,), 6, "b")),
     )
-    for rank in range(6):
-        for piece in planner.plan(rank).slices:
-            marks = np.zeros(piece.parameter.shape, int)
-            for copy in piece.copies:
-                marks[copy.box.slices()] += 1
-            assert (marks[piece.box.slices()] == 1).all() and marks.sum() == piece.box.size
     for transfer in planner.transfers([planner.whole_file(rank) for rank in range(6)]):
+        for dst_cell in transfer.targets:
+            marks, slice_box = np.zeros(transfer.parameter.shape, int), transfer.grid.box(dst_cell)
+            for src_cell, region in transfer.copies(dst_cell):
+                marks[transfer.parameter.grid.destination_box(src_cell, region).slices()] += 1
+            assert (marks[slice_box.slices()] == 1).all() and marks.sum() == slice_box.size
         for cell, file in transfer.readers.items():
             entry = transfer.parameter.entry(cell, file)
             assert entry.partition("/")[0] == transfer.parameter.name
