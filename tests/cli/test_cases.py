@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
+import shutil
 from pathlib import Path
 
 import pytest
 
 from tests import reference
-from tests.mpi_launch import environment, mpirun
+from tests.forked import run_forked
 from tests.test_cases import PATTERNS, RENAMED, made
 
 __all__ = ["made"]
@@ -65,21 +64,8 @@ def done(command, case, strategies, dst, processes):
     """Return the exit code of a command, what is said that is wrong or doubted, and its files."""
     form = [] if "--dst-form" in command else ["--dst-form", "huggingface"]
     places = {"DST": str(dst), "A": str(strategies / "A"), "V": str(strategies / "V")}
-    words = [places.get(word, word) for word in command.split()]
-    program = [
-        sys.executable,
-        "-m",
-        "rankxform",
-        "transform",
-        *words,
-        *form,
-        "--no-fsync",
-        "--json",
-    ]
-    program = [*mpirun(processes), *program] if processes > 1 else program
-    found = subprocess.run(
-        program, capture_output=True, text=True, cwd=case, env=environment(), timeout=120
-    )
+    words = ["transform", *(places.get(word, word) for word in command.split()), *form]
+    found = run_forked([*words, "--no-fsync", "--json"], processes, case)
     document = json.loads(found.stdout)
     said = {key: document.get(key) for key in ("what", "where", "tries", "warnings", "left_out")}
     files = {
@@ -87,5 +73,5 @@ def done(command, case, strategies, dst, processes):
         for path in sorted(Path(dst).rglob("*"))
         if path.is_file() and path.name != "rankxform.json"
     }
-    subprocess.run(["rm", "-rf", str(dst)], check=True)
-    return found.returncode, said, files
+    shutil.rmtree(dst, ignore_errors=True)
+    return found.code, said, files

@@ -14,7 +14,8 @@ import jsonschema
 import pytest
 
 from rankxform.display import text
-from tests.cli.test_command import command
+from tests.cli.test_command import command as started
+from tests.forked import run_forked
 from tests.place import Place
 
 ROOT = Path(__file__).parents[2]
@@ -59,6 +60,12 @@ def flags_of(place):
     return ["--src-strategy", place.a, "--dst-strategy", place.b]
 
 
+def command(*words, processes=1):
+    """Return the exit code of a command, and what it says, errors first."""
+    done = run_forked(words, processes, ROOT)
+    return done.code, done.stderr + done.stdout
+
+
 def shapes_of(folder, to):
     """Write the shapes of a real network as --shapes reads them."""
     lines = (folder / "params.txt").read_text()
@@ -89,14 +96,14 @@ def cells(flow):
     return {(flow["rows"][r], flow["columns"][c]): nbytes for r, c, nbytes in flow["cells"]}
 
 
-@pytest.mark.parametrize("processes", [None, 3])
+@pytest.mark.parametrize("processes", [1, 3])
 def test_a_conversion_and_its_verification(processes, place):
     page, flags = place.tmp / "page.html", flags_of(place)
     words = [place.src, place.dst, *flags, "--report", page]
     code, output = command("transform", *words, processes=processes)
     assert code == 0, output
     facts = facts_in(page)
-    code, output = command("plan", place.src, *flags, "--json", "-n", processes or 1)
+    code, output = started("plan", place.src, *flags, "--json", "-n", processes)
     plan = json.loads(output)
     assert cells(facts["flow"]) == {
         (str(one["rank"]), src): nbytes
@@ -186,7 +193,7 @@ def test_a_thousand_ranks_by_stage(tmp_path):
     assert sum(cells(facts["nodes"]).values()) == sum(one["nbytes"] for one in between) > 0
 
 
-@pytest.mark.parametrize("processes", [None, 3])
+@pytest.mark.parametrize("processes", [1, 3])
 def test_where_the_time_went(processes, place):
     """What came from memory is said; a run that moved nothing has no times."""
     page = place.tmp / "page.html"
