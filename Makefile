@@ -36,6 +36,9 @@ JOBS    ?= 2
 # Emulated hosts mostly wait, for slow links and slow storage: beside them there is room for the others.
 TWO      = $(MAKE) --no-print-directory --jobs=2 --output-sync
 
+# Tests start hundreds of interpreters, which compile all of the package where it is set.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: demo check test ci lint unit mpich mpich-hosts hosts-then-openmpi openmpi openmpi-hosts night filesystems docs site clean
 
 demo: $(VENV)/run-installed
@@ -79,6 +82,7 @@ openmpi-hosts:
 
 night: export RANKXFORM_SEEDS = 25
 night: export RANKXFORM_BOXES = 200
+night: export RANKXFORM_MODELS = 25
 night: export RANKXFORM_MUTATIONS = 10000
 night: export RANKXFORM_HEALTHY = 100
 night: export RANKXFORM_LIES = 2000
@@ -90,6 +94,7 @@ night: export RANKXFORM_SIGNALS = 200
 night: export RANKXFORM_WRITERS = 36
 night: $(VENV)/test-installed $(TORCH_VENV)/installed $(MINDFORMERS_VENV)/installed
 	$(VENV)/bin/python -m pytest -q -n $(JOBS) tests/test_distributed.py tests/test_check.py tests/oracle/test_healthy.py \
+	    $(addprefix tests/mpi/test_,forms.py maps.py) \
 	    $(addprefix tests/trust/test_,lies.py chains.py form_kills.py crashes.py faults.py kills.py)
 	$(VENV)/bin/python -m pytest -q -rs tests/frameworks $(addprefix tests/trust/test_,random_signals.py writer.py)
 
