@@ -493,7 +493,7 @@ def _is_refused(text: str) -> bool:
     return False
 
 
-def _as_typed(name: str, kind: OptionType, value: Any) -> Any:
+def _as_typed(name: str, value: Any, kind: OptionType) -> Any:
     """Take what the command line takes, such as "256M", a path, and a step that is a number."""
     if kind.item is str and isinstance(value, os.PathLike):
         return os.fspath(value)
@@ -523,13 +523,11 @@ def _request(
         if option.name not in option_values:
             continue
         if not kind.is_tuple:
-            option_values[option.name] = _as_typed(option.name, kind, option_values[option.name])
+            option_values[option.name] = _as_typed(option.name, option_values[option.name], kind)
         else:
             values = _several(option.name, option_values[option.name])
-            numbers = kind.item is int
-            option_values[option.name] = tuple(
-                _number(option.name, v) if numbers else v for v in values
-            )
+            read = _number if kind.item is int else partial(_as_typed, kind=kind)
+            option_values[option.name] = tuple(read(option.name, value=value) for value in values)
     files = option_values.get("files")
     if files is not None:
         if not isinstance(files, Mapping) or not all(hasattr(n, "__index__") for n in files):
@@ -557,7 +555,7 @@ def _several(name: str, value: Any) -> tuple[Any, ...]:
     """Return one value, some, or none (None) as a tuple."""
     if value is None:
         return ()
-    if isinstance(value, (str, int)):
+    if isinstance(value, (str, int, os.PathLike)):
         return (value,)
     try:
         return tuple(value)

@@ -68,6 +68,7 @@ class LoadKeywords(DeriveKeywords, SourceKeywords, total=False):
     preset: str | None
     rule: str | Sequence[str]
     src_form: str | None
+    fallback: str | Sequence[str]
     check_crc: bool
     accept: str | Sequence[str]
     allow_extra_ranks: bool

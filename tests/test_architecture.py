@@ -138,10 +138,10 @@ def test_there_is_one_way_in():
     assert found["PosixStore"] == {"storage/store.py"}
     # index, samples: one file, whose name is known; model_files: config.json; companions: what lies where a destination is to be written;
     # hints: which folders below a place are checkpoints, for a message
-    assert found["store_at"] == {"source/choose.py", "source/open.py", "source/hints.py", "publish/files.py",
+    assert found["store_at"] == {"source/choose.py", "source/copies.py", "source/hints.py", "publish/files.py",
                                  "storage/source_reader.py", "target/model_files.py"}  # fmt: skip
     # a destination by its manifest, and shapes for a strategy: no tensor is read
-    indexers = {"source/open.py", "verbs/verify.py", "verbs/strategies.py"}
+    indexers = {"source/copies.py", "verbs/verify.py", "verbs/strategies.py"}
     assert found["Indexer"] - {"storage/source_reader.py"} == indexers
 
 
@@ -350,8 +350,8 @@ def test_fields_have_comments_and_no_paragraphs():
 
 def test_the_house_has_few_rooms():
     paths = [path for path in files() if path.name != "__init__.py"]
-    assert len(paths) <= 145
-    assert sum(len(path.read_text().splitlines()) for path in files()) <= 46_915
+    assert len(paths) <= 146
+    assert sum(len(path.read_text().splitlines()) for path in files()) <= 47_285
 
 
 def test_a_conversion_imports_what_it_uses():
@@ -364,7 +364,7 @@ def test_a_conversion_imports_what_it_uses():
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     )
     loaded = done.stdout.split()
-    assert len(loaded) <= 99, len(loaded)
+    assert len(loaded) <= 100, len(loaded)
 
 
 def test_no_command_imports_argparse():

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import field
+from dataclasses import field, replace
 from typing import Any
 
 from rankxform.errors import UsageError
@@ -17,7 +17,7 @@ from rankxform.layout.names import format_ranges
 from rankxform.layout.strategy import Strategy
 from rankxform.planning.catalog import Description
 from rankxform.planning.plan import FileContent, Planner
-from rankxform.storage.store import Listing, Store
+from rankxform.storage.store import Listing, Store, absolute
 from rankxform.values import Registry, dataclass
 
 TrainingStep = tuple[int, ...]
@@ -42,6 +42,18 @@ class CheckpointRef:
     # The file of each rank, in place of those that are found.
     files: Mapping[int, str] | None = None
     strategy: Strategy | None = None  # how ranks shard; None: nobody says so
+    # Other places with some of its files, or all of them, the best first.
+    fallbacks: tuple[str, ...] = ()
+
+    @property
+    def places(self) -> tuple[str, ...]:
+        """All places where files may lie, the best first."""
+        return (self.path, *self.fallbacks)
+
+    def absolute(self) -> CheckpointRef:
+        """Return the same with addresses with which every process finds the places."""
+        path, *fallbacks = map(absolute, self.places)
+        return replace(self, path=path, fallbacks=tuple(fallbacks))
 
 
 @dataclass(frozen=True)

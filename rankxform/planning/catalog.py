@@ -14,7 +14,7 @@ Both equal themselves alone, so that what is planned for one is found again by i
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import field
+from dataclasses import field, replace
 from functools import cached_property
 from math import lcm
 from typing import Any, NamedTuple, TypeVar
@@ -114,6 +114,14 @@ class Holders:
     def holders(self) -> tuple[int, ...]:
         """All files that hold a cell, ascending."""
         return tuple(sorted({file for files in self.files.values() for file in files}))
+
+    def preferring(self, place_of: Mapping[int, int]) -> Holders:
+        """Return the same with those files of each cell alone that lie in the best place."""
+        files = IdentityDict[Cell, tuple[int, ...]]()
+        for cell, holders in self.files.items():
+            best = min(place_of[file] for file in holders)
+            files[cell] = tuple(file for file in holders if place_of[file] == best)
+        return replace(self, files=files)
 
     @cached_property
     def cells_of(self) -> Mapping[int, tuple[Cell, ...]]:
@@ -315,6 +323,32 @@ class Catalog:
     def parameters(self) -> list[Parameter]:
         """Those declared, then the others."""
         return [*self.declared.values(), *self.undeclared.values()]
+
+    def preferring(self, place_of: Mapping[int, int]) -> Catalog:
+        """Return the same with those holders of each cell alone whose files lie in the best place.
+
+        place_of: file -> number of its place, the best first. Holders that may have values of their
+        own, and those of tensors that nothing declares, stay.
+        """
+        if len({*place_of.values()}) < 2:
+            return self
+        placements: dict[Holders, Holders] = {}
+        shardings: dict[object, Sharding] = {}
+
+        def preferred(parameter: Parameter) -> Parameter:
+            sharding = parameter.sharding
+            assert isinstance(sharding, Sharding), "a tensor of the catalog lies in the files"
+            placement = sharding.placement
+            if placement.is_per_rank:
+                return parameter
+            if placement not in placements:
+                placements[placement] = placement.preferring(place_of)
+            if sharding not in shardings:
+                shardings[sharding] = replace(sharding, placement=placements[placement])
+            return replace(parameter, sharding=shardings[sharding])
+
+        declared = {name: preferred(parameter) for name, parameter in self.declared.items()}
+        return replace(self, declared=declared)
 
     def names_in(self, stages: Iterable[int]) -> list[str]:
         """Return the names in the files of `stages`, highest rank's first, as MindSpore does."""

@@ -548,3 +548,17 @@ def needed_bytes(planner: Planner, slice_ranges: Sequence[SliceRange]) -> int:
         len(m.parameters) * m.item * sum(m.grid.box(cell).size for cell in m.receivers)
         for m in transfer_groups(planner, [slice_ranges])
     )
+
+
+def needed_bytes_by_file(planner: Planner, slice_ranges: Sequence[SliceRange]) -> dict[int, int]:
+    """Return how many distinct bytes of each source file parts of destination files need.
+
+    Of several files that hold a region, the one that a process alone would read counts.
+    """
+    nbytes_by_file: Counter[int] = Counter()
+    for transfer in planner.transfers(slice_ranges):
+        item = item_size(transfer.parameter.src_dtype)
+        for cell in transfer.targets:
+            for src_cell, box in transfer.copies(cell):
+                nbytes_by_file[transfer.readers[src_cell]] += box.size * item
+    return nbytes_by_file

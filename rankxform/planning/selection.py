@@ -152,10 +152,10 @@ def missing_slices_error(
     else:
         where = f"{catalog.paths[files[should[0]]]}: is incomplete"
     also = f", and none of {names}" if names else ""
-    count = len({rank for ranks in groups for rank in ranks}.difference(should))
+    others = sorted({rank for ranks in groups for rank in ranks}.difference(should))
     its, owner = ("their", "one of these ranks") if len(missing) > 1 else ("its", "the rank")
     other_losses_text = (
-        f"slices of {count} more rank{'s' if count > 1 else ''} are lost too" if count else ""
+        f"slices of rank{'s' if others[1:] else ''} {_few(others)} are lost too" if others else ""
     )
     bring = "that file" if gone_files else f"the folder of {owner}"
     return CheckpointError(
@@ -163,7 +163,7 @@ def missing_slices_error(
         f"{format_size(sum(map(_nbytes, losses)))}, such as {box} of {parameter.src_name!r} "
         f"({label}){also}",
         f"bring {bring}",
-        "use another checkpoint",
+        "--fallback PLACE names another place that has it",
         details=other_losses_text,
     )
 

@@ -49,7 +49,16 @@ from rankxform.statements import (
     rule,
     run_rules,
 )
-from rankxform.storage.store import FILE, Listing, Store, absolute, address_of, is_path, store_at
+from rankxform.storage.store import (
+    FILE,
+    JoinedStore,
+    Listing,
+    Store,
+    absolute,
+    address_of,
+    is_path,
+    store_at,
+)
 from rankxform.transport import Team
 from rankxform.values import dataclass
 
@@ -102,14 +111,22 @@ def form_at(where: CheckpointRef, option: str = "--src-form") -> Form:
         return FORMS[DEFAULT_FORM]
     if where.form is not None:
         return form_named(where.form)
-    store = store_at(where.path)
+    store = _store_of(where)
     return recognize_form(store.list("*"), store, option)
+
+
+def _store_of(where: CheckpointRef) -> Store:
+    """Return what lies in the places of a checkpoint."""
+    stores = tuple(map(store_at, where.places))
+    return JoinedStore(stores) if where.fallbacks else stores[0]
 
 
 def enter_single_folder(where: CheckpointRef) -> tuple[CheckpointRef, str]:
     """Return where a checkpoint lies, as this process sees it: the only folder of rank folders
     inside the one that is named, if that holds none; and what to say of it."""
     if where.files is not None or not is_path(where.path) or where.form is not None:
+        return where, ""
+    if where.fallbacks:
         return where, ""
     folders = store_at(where.path).list("*").folders
     if where.pattern != DEFAULT_PATTERN or any(name.startswith("rank") for name in folders):
@@ -199,7 +216,7 @@ def choose_files(
     listings: list[Listing] = [] if listing is None else [listing]
 
     def found() -> ChosenFiles:
-        store = store_at(where.path)
+        store = _store_of(where)
         if where.files is None and not listings:
             listings.append(store.list(form.pattern(where)))
         src_listing = listings[0] if listings else None
@@ -224,7 +241,7 @@ def _choose_described(
     description, names = read.description, read.selected.names
     below = dirname(next(iter(names.values()), ""))
     read = read._replace(
-        stopped_in=_stopped_in(where.path) or _stopped_in(address_of(where.path, below)),
+        stopped_in=_stopped_in(where) or _stopped_in(where, below),
         manifest=read_source_manifest(where, form, listing, below) if narrow.manifest else None,
     )
     if description is None:
@@ -250,7 +267,7 @@ def _choose_of_ranks(
     if src is not None and (requested_ranks is not None or not read.is_whole):
         rank_filter = RankFilter(requested_ranks or range(src.ranks), range(src.ranks))
     if where.files is None:
-        read = read._replace(stopped_in=_stopped_in(where.path))
+        read = read._replace(stopped_in=_stopped_in(where))
     # The manifest declares more than what lies beside the checkpoint.
     has_saved = where.files is None and manifest is None
     if has_saved and src is not None and not narrow.accepts(ACCEPT_CONTRADICTIONS):
@@ -308,9 +325,10 @@ def _select_files(
     return SelectedFiles({rank: absolute(path) for rank, path in where.files.items()})
 
 
-def _stopped_in(folder: str) -> str:
-    """Return the folder if a run of rankxform was stopped in it, whatever it holds, else ""."""
-    return folder if store_at(folder).has(f"{FOLDER_NAME}/{JOB_NAME}") else ""
+def _stopped_in(where: CheckpointRef, below: str = "") -> str:
+    """Return the folder in which a run of rankxform was stopped, whatever it holds, else ""."""
+    folders = (address_of(place, below) for place in where.places)
+    return next((f for f in folders if store_at(f).has(f"{FOLDER_NAME}/{JOB_NAME}")), "")
 
 
 # -- rules over names ------------------------------------------------------------------------------

@@ -65,6 +65,11 @@ class SourceOptions:
         "safetensors, a distributed checkpoint, or Hugging Face (default: recognized)", AFFECTS_FIT,
         AFFECTS_COMPARISON, AFFECTS_LOAD, kind=choice_of(FORMS),
     )  # fmt: skip
+    fallback: tuple[str, ...] = option(
+        (), GROUP_SOURCE, "another place with files of SRC, for what SRC, and places named "
+        "before, lack; repeatable, the best first",
+        AFFECTS_COMPARISON, AFFECTS_FIT, AFFECTS_LOAD, kind=TYPE_REPEATED, metavar="PLACE",
+    )  # fmt: skip
     src_pattern: str = option(
         DEFAULT_PATTERN, GROUP_SOURCE, "where rank files lie in SRC (default: %(default)s)",
         AFFECTS_COMPARISON, AFFECTS_FIT, AFFECTS_LOAD, metavar="PATTERN",

@@ -13,7 +13,7 @@ from functools import cache, partial
 from pathlib import Path
 from time import monotonic, sleep
 
-from rankxform.formats.container import Span
+from rankxform.formats.container import ReadAt, Span
 from rankxform.values import blake2b, dataclass
 
 from .posix import (
@@ -113,20 +113,24 @@ def _mounts() -> tuple[tuple[str, str], ...]:
     return tuple(mounts)
 
 
-def sample_digest(path: Path) -> str:
-    """Return a digest of a file's size, start and end, and of blocks between them, up to 64.
+def sample_digest(path: Path, most: int = _SAMPLES) -> str:
+    """Return a digest of a file's size, start and end, and of blocks between them, `most` in all.
 
     By it a file that was copied is known again, and one that was changed mostly is not.
     """
     with open_for_reading(path) as (fd, status):
         advise(fd, os.POSIX_FADV_RANDOM)  # or a network file system would read much more
-        size, read_at = status.st_size, range_reader(fd, path)
-        state = blake2b(f"{size}".encode(), digest_size=16)
-        last = max(0, size - _SAMPLE_BYTES)
-        count = min(_SAMPLES, max(_FEWEST, size // _EACH))
-        places = {last * number // (count - 1) // _SAMPLE_BYTES for number in range(count - 1)}
-        for start in (*sorted(place * _SAMPLE_BYTES for place in places), last):  # whole pages
-            state.update(read_at(start, _SAMPLE_BYTES))
+        return digest_of_samples(status.st_size, range_reader(fd, path), most)
+
+
+def digest_of_samples(size: int, read_at: ReadAt, most: int = _SAMPLES) -> str:
+    """Return the digest of a file of so many bytes, as `sample_digest` does."""
+    state = blake2b(f"{size}".encode(), digest_size=16)
+    last = max(0, size - _SAMPLE_BYTES)
+    count = min(most, max(_FEWEST, size // _EACH))
+    places = {last * number // (count - 1) // _SAMPLE_BYTES for number in range(count - 1)}
+    for start in (*sorted(place * _SAMPLE_BYTES for place in places), last):  # whole pages
+        state.update(read_at(start, _SAMPLE_BYTES))
     return state.hexdigest()
 
 

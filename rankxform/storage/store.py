@@ -10,9 +10,10 @@ from __future__ import annotations
 import os
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import field
+from functools import reduce
 from pathlib import Path
 from posixpath import join
 from typing import NamedTuple, Protocol
@@ -110,6 +111,28 @@ class Store(ABC):
     @abstractmethod
     def open(self, name: str) -> AbstractContextManager[HeaderReader]:
         """Yield a file, to read what is not its tensors' content; "" is the place itself."""
+
+
+class JoinedStore(Store):
+    """Several places as one: a file is that of the first place that has it."""
+
+    def __init__(self, stores: Sequence[Store]) -> None:
+        self._stores = stores
+
+    def list(self, pattern: str) -> Listing:
+        return reduce(Listing.joined, (store.list(pattern) for store in self._stores))
+
+    def read(self, name: str, searched: str = "") -> bytes:
+        return self._with(name).read(name, searched)
+
+    def has(self, name: str) -> bool:
+        return any(store.has(name) for store in self._stores)
+
+    def open(self, name: str) -> AbstractContextManager[HeaderReader]:
+        return self._with(name).open(name)
+
+    def _with(self, name: str) -> Store:
+        return next((store for store in self._stores if store.has(name)), self._stores[0])
 
 
 class RangeReader(ABC):

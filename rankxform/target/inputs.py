@@ -63,7 +63,7 @@ def source_ref(request: Request, strategy: Strategy | None) -> CheckpointRef:
     """Return the source that a request names."""
     return CheckpointRef(
         request.src, request.src_form, request.src_pattern, request.step, request.suffix,
-        request.files, strategy,
+        request.files, strategy, request.fallback,
     )  # fmt: skip
 
 
@@ -86,7 +86,8 @@ def _read(request: Request) -> ResolvedRequest:
     companions, findings = read_companions(context, inputs.get("map"), config)
     facts: dict[str, Any] = {"inputs": inputs, "config": config, "companions": companions}
     src, is_derived = load_strategy(request.src_strategy), False
-    has_source = not is_path(where) or Path(where).exists()
+    places = (where, *map(absolute, request.fallback))
+    has_source = any(not is_path(place) or Path(place).exists() for place in places)
     alone = request.src_strategy is None and request.src_config is not None
     if alone and has_source and request.shapes is None:
         from .slices import derive_from_slices
@@ -170,7 +171,8 @@ def _absolute(request: Request, where: str) -> Request:
     if request.map is not None and request.map.endswith(".toml"):
         paths["map"] = request.map
     absolute_paths: dict[str, Any] = {n: p and str(Path(p).absolute()) for n, p in paths.items()}
-    return replace(request, src=where, dst=dst, **absolute_paths)
+    fallback = tuple(map(absolute, request.fallback))
+    return replace(request, src=where, dst=dst, fallback=fallback, **absolute_paths)
 
 
 def _question(request: Request) -> DeriveRequest | None:

@@ -24,7 +24,7 @@ from rankxform.layout.names import layers_by_stage, patterns
 from rankxform.planning.assign import Assignment, assign, assign_within_nodes, share_among_nodes
 from rankxform.planning.catalog import Catalog
 from rankxform.planning.exchange import assign_readers, find_exchanges, operand_moves
-from rankxform.planning.plan import Planner, needed_bytes
+from rankxform.planning.plan import Planner, needed_bytes, needed_bytes_by_file
 from rankxform.planning.reads import (
     AUTO,
     LATENCIES,
@@ -61,6 +61,7 @@ from rankxform.results import (
     lines,
     stage_layers,
 )
+from rankxform.source.copies import PlaceUse
 from rankxform.statements import as_warning
 from rankxform.storage.bandwidth import MEASURED_BYTES, measure_storage
 from rankxform.storage.posix import free_bytes
@@ -277,6 +278,8 @@ class Plan(Result):
     # How the largest kinds of tensor are sharded: kind and change, in words.
     sharding: tuple[tuple[str, str], ...] = ()
     stage_rows: tuple[tuple[str, ...], ...] = ()  # head and rows of a table, of many ranks
+    # What is needed of each place, if there are several.
+    places: tuple[PlaceUse, ...] = ()
     speeds: Costs | None = None  # bandwidths of the slowest process, if they were measured
     next: tuple[str, ...] = ()  # the command that does it
 
@@ -359,6 +362,8 @@ class Plan(Result):
             f"{format_size(self.bytes_written)}; buffers of at most "
             f"{format_buffer(self.buffer_bytes)} on {where}",
         )
+        if self.places:
+            yield lines("places", *(place.in_words for place in self.places))
         if self.reads_again:
             yield lines("read less", f"--read-method {TWO_PHASE} reads each byte once")
         yield from omitted(self.left_out, self.absent, level)
@@ -662,4 +667,7 @@ def summarize(conversion: Conversion, simulation: Simulation, policy: ReadPolicy
         derivation=target.derived.facts if target.derived else None,
         src_layers=layers_by_stage(strategy.stages if strategy else ()),
         dst_layers=layers_by_stage(planner.dst.stages),
+        places=source.places_used(
+            needed_bytes_by_file(planner, everything) if source.place_of else {}
+        ),
     )

@@ -19,7 +19,7 @@ from rankxform.display.text import (
 )
 from rankxform.layout.names import format_ranges, layers_by_stage, patterns, summarize_names
 from rankxform.layout.states import state_of_name
-from rankxform.planning.plan import needed_bytes
+from rankxform.planning.plan import needed_bytes, needed_bytes_by_file
 from rankxform.planning.selection import OmittedParameters
 from rankxform.process import usable_cores
 from rankxform.request import Request
@@ -33,6 +33,7 @@ from rankxform.results import (
     lines,
     stage_layers,
 )
+from rankxform.source.copies import PlaceUse
 from rankxform.target.destination import OneFileDestination, destination_at
 from rankxform.target.manifest import verify_options
 from rankxform.target.target import Conversion
@@ -102,6 +103,7 @@ class Report(Result):
     dst_layers: tuple[str, ...] = ()  # for each pipeline stage its layers, such as "0-15"
     notices: tuple[str, ...] = ()  # what was assumed
     warnings: tuple[str, ...] = ()  # what may be wrong
+    places: tuple[PlaceUse, ...] = ()  # what was needed of each place, if there are several
 
     next: tuple[str, ...] = ()  # words of a command that compares every byte
 
@@ -142,6 +144,8 @@ class Report(Result):
         memory = f"{format_size(self.peak_memory_bytes)} a process"
         read_text = read_and_needed(self.bytes_read, self.bytes_needed)
         yield lines("read", f"{read_text}{sent}; peak memory {memory}")
+        if self.places:
+            yield lines("places", *(place.in_words for place in self.places))
         if self.strategy:
             yield lines("strategy", f"of the destination: {shown_path(self.strategy)}")
         if self.bytes_compared:
@@ -227,8 +231,14 @@ def report_of(outcome: Outcome, team: Team) -> Report:
     _, source, target = conversion
     planner, slice_ranges = target.planner, [*chain.from_iterable(outcome.destination.left)]
     fetched = [process.bytes_fetched for process in outcome.processes]
-    bytes_needed, command = team.bcast(
-        lambda: (needed_bytes(planner, slice_ranges), compare_words(conversion, team.size))
+    bytes_needed, command, places = team.bcast(
+        lambda: (
+            needed_bytes(planner, slice_ranges),
+            compare_words(conversion, team.size),
+            source.places_used(
+                needed_bytes_by_file(planner, slice_ranges) if source.place_of else {}
+            ),
+        )
     )
     catalog, selection, derived = planner.catalog, planner.selection, target.derived
     return Report(
@@ -268,5 +278,6 @@ def report_of(outcome: Outcome, team: Team) -> Report:
         dst_layers=layers_by_stage(planner.dst.stages),
         notices=outcome.notices,
         warnings=outcome.warnings,
+        places=places,
         next=command,
     )

@@ -37,6 +37,7 @@ COMMANDS = [
     "transform SRC DERIVED --src-strategy A --src-parallel dp=1,mp=4 --dst-parallel dp=1,mp=2",
     f"plan SRC {A_TO_B}",
     "plan SRC HF --src-strategy A --dst-form huggingface",
+    f"plan SRC {A_TO_B} --step 1_100 --fallback STEPS",
     f"plan SRC {A_TO_B} --simulate 4",
     f"plan SRC {A_TO_B} --simulate 4 --nodes 2 --src-placement node",
     "verify DST",

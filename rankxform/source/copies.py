@@ -1,0 +1,400 @@
+"""Which copies of a source's files there are, on which nodes and in which places; which is read.
+
+A node is processes with one host name and one mount namespace; its first process looks for all of
+them. Files of one name on several nodes must be the same: on network file systems size, time and
+inode number show it; on local disks inode numbers mean nothing, so that 64 samples of the bytes are
+compared too, and all bytes if only the times differ.
+
+A source may lie in several places, the best first: a job that lost a node has some of its ranks'
+files in the memory or on the disks of the nodes that are left, and all of them, at a price, in
+shared storage. A name that several places have is one file. Of its copies the one in the first
+place is read, by the nodes that have it there; the others get by MPI what they need of it. Storage,
+named last, is asked for nothing that a node still has, and for the rest by one node.
+
+A copy that is cut off, or has a wrong header, is what a crash leaves: it is dropped with a warning
+where another place has the file whole. Two that are whole and differ, by size, header or a few
+samples of their bytes, are an error: nothing says which of them is meant.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import reduce
+from pathlib import Path
+from posixpath import dirname
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from rankxform.display.text import format_size, shown_path
+from rankxform.errors import CheckpointError, Message, UsageError
+from rankxform.formats.container import DeclaredFile, Index, Schema
+from rankxform.layout.names import format_ranges
+from rankxform.planning.transfers import Reach
+from rankxform.statements import FILE_IDENTITY, HEADERS, Finding, as_notice, as_warning
+from rankxform.storage import identity
+from rankxform.storage.identity import FileIdentity
+from rankxform.storage.source_reader import Indexer, wait_for_newer_mtime
+from rankxform.storage.store import FILE, NOTHING, Listing, address_of, is_path, store_at
+from rankxform.transport import Team
+
+from .checks import SourceManifest, changed_manifest_file
+
+
+def list_on_all_nodes(team: Team, path: str, pattern: str) -> tuple[Listing | None, frozenset[int]]:
+    """Return the merged listings of all nodes, and the nodes that process 0 lists for. Collective.
+
+    Those are the nodes that see process 0's own folder over the network. With one node, process 0
+    lists when it needs to: None.
+    """
+    nodes = team.nodes
+    if nodes.count == 1 or not is_path(path):
+        return None, frozenset()
+    leader = nodes.is_leader(team.rank)
+    folders = team.allgather(lambda: identity.network_folder(Path(path)) if leader else None)
+    same_as_process0 = {p for p, f in enumerate(folders) if f is not None and f == folders[0]} - {0}
+
+    def own() -> Listing:
+        if leader and team.rank not in same_as_process0:
+            return store_at(path).list(pattern)
+        return Listing(path)
+
+    listing = reduce(Listing.joined, team.allgather(own))
+    searched = searched_nodes(team)
+    return replace(listing, searched=searched), frozenset(
+        nodes.node_of[process] for process in same_as_process0
+    )
+
+
+def find_reach(
+    team: Team, paths: Mapping[int, str], same_as_node0: frozenset[int] = frozenset()
+) -> tuple[Reach, list[str]]:
+    """Find out which nodes have which of the chosen files; return also what deserves a notice.
+
+    The nodes `same_as_node0` have what node 0 has. Raises CheckpointError where two nodes have
+    different files under one name.
+    """
+    nodes = team.nodes
+    if nodes.count == 1 or not any(is_path(path) for path in paths.values()):
+        return Reach.full(nodes.node_of, paths), []
+
+    def mine() -> dict[int, FileIdentity]:
+        if not nodes.is_leader(team.rank) or nodes.node_of[team.rank] in same_as_node0:
+            return {}
+        return {
+            rank: file_identity
+            for rank, path in paths.items()
+            if (file_identity := identity.file_identity(Path(path)))
+        }
+
+    by_process = team.allgather(mine)
+    identities_by_node = [
+        by_process[p[0]] if n not in same_as_node0 else by_process[0]
+        for n, p in enumerate(nodes.processes)
+    ]
+    files_by_node = [set(identities) for identities in identities_by_node]
+    twice = {
+        rank: groups
+        for rank in paths
+        if len(
+            groups := identity.group_by_file(
+                {n: f[rank] for n, f in enumerate(identities_by_node) if rank in f}
+            )
+        )
+        > 1
+    }
+    notices = _compare(team, paths, identities_by_node, twice) if twice else []
+    for rank, groups in twice.items():
+        for node in (node for group in groups[1:] for node in group):
+            files_by_node[node].discard(rank)
+    missing_files = [rank for rank in paths if not any(rank in files for files in files_by_node)]
+    if missing_files:
+        raise CheckpointError(
+            f"there is no such file{searched_nodes(team)}", where=paths[missing_files[0]]
+        )
+    return Reach(nodes.node_of, tuple(map(frozenset, files_by_node))), notices
+
+
+def _compare(
+    team: Team,
+    paths: Mapping[int, str],
+    identities_by_node: list[dict[int, FileIdentity]],
+    twice: Mapping[int, list[list[int]]],
+) -> list[str]:
+    """Compare files that nodes have under one name and that are not the same by their times."""
+    nodes = team.nodes
+    node = nodes.node_of[team.rank]
+    for rank, groups in twice.items():
+        sizes = {nodes.names[group[0]]: identities_by_node[group[0]][rank].size for group in groups}
+        if len(set(sizes.values())) > 1:
+            places = [f"{name} ({size} bytes)" for name, size in sizes.items()]
+            raise _different(paths[rank], rank, places)
+    files_to_digest = [
+        rank
+        for rank, groups in twice.items()
+        if nodes.is_leader(team.rank) and any(group[0] == node for group in groups)
+    ]
+    digests = team.allgather_work(
+        lambda on_progress: {
+            r: identity.file_digest(Path(paths[r]), on_progress) for r in files_to_digest
+        }
+    )
+    for rank, groups in twice.items():
+        leaders = [nodes.processes[group[0]][0] for group in groups]
+        if len({digests[process][rank] for process in leaders}) > 1:
+            names = [nodes.names[group[0]] for group in groups]
+            raise _different(paths[rank], rank, names)
+    total = sum(identities_by_node[g[0][0]][r].size * len(g) for r, g in twice.items())
+    return [
+        f"{len(twice)} source files are on several nodes with other times (such as "
+        f"{paths[min(twice)]}); their {total} bytes were compared, and one copy was used. Copies "
+        "that keep times (cp -p, rsync -t) need no comparing"
+    ]
+
+
+def _different(path: str, rank: int, places: list[str]) -> CheckpointError:
+    return CheckpointError(
+        f"differs between {' and '.join(places)}",
+        f"remove the copy that does not belong to rank {rank}",
+        where=path,
+    )
+
+
+def searched_nodes(team: Team) -> str:
+    """Return, for messages, which nodes were searched, if there are several."""
+    names = team.nodes.names
+    if len(names) == 1:
+        return ""
+    return f" (looked on {', '.join(names[:8])}{', ...' if names[8:] else ''})"
+
+
+_NOTHING = DeclaredFile()
+
+
+# -- a source in several places --------------------------------------------------------------------
+
+
+class PlaceListing(NamedTuple):
+    """What lies at one place, and the nodes that process 0 lists for."""
+
+    listing: Listing
+    same_as_node0: frozenset[int]
+
+
+class ChosenCopies(NamedTuple):
+    """Of each file the copy that is read."""
+
+    paths: Mapping[int, str]
+    reach: Reach
+    indexes: Mapping[int, Index]
+    findings: tuple[Finding, ...]
+    # File id -> number of the place where it is read; {}: there is one place.
+    place_of: Mapping[int, int] = MappingProxyType({})
+
+
+class PlaceUse(NamedTuple):
+    """What a conversion needs of one place."""
+
+    place: str
+    bytes_needed: int
+    ranks_read: tuple[int, ...]  # or files of no rank
+
+    @property
+    def in_words(self) -> str:
+        """Bytes, and of which ranks."""
+        ranks = f" of ranks {format_ranges(self.ranks_read)}" if self.ranks_read else ""
+        return f"{shown_path(self.place)}: {format_size(self.bytes_needed)}{ranks}"
+
+
+class _PlaceCopies(NamedTuple):
+    """The copies of files that one place has."""
+
+    paths: Mapping[int, str]
+    reach: Reach
+    indexes: Mapping[int, Index]  # of those that can be read
+
+
+def list_places(team: Team, places: Sequence[str], pattern: str) -> list[PlaceListing]:
+    """List all places on all nodes. Collective. Raises UsageError for one that is a file."""
+
+    def listed(place: str) -> PlaceListing:
+        listing, same_as_node0 = list_on_all_nodes(team, place, pattern)
+        if listing is None:
+            listing = team.bcast(lambda: store_at(place).list(pattern))
+        return PlaceListing(listing, same_as_node0)
+
+    listings = [listed(place) for place in places]
+    files = [entry.listing.path for entry in listings if entry.listing.kind == FILE]
+    if files:
+        raise UsageError("is a file; with --fallback, a folder is expected", where=files[0])
+    return listings
+
+
+def joined_listing(listings: Sequence[PlaceListing]) -> Listing:
+    """Return the listing of all places as one."""
+    return reduce(Listing.joined, (entry.listing for entry in listings))
+
+
+def choose_copies(
+    places: Sequence[str],
+    listings: Sequence[PlaceListing],
+    names: Mapping[int, str],
+    declared_files: Mapping[int, DeclaredFile],
+    team: Team,
+) -> ChosenCopies:
+    """Read the headers of all copies, compare them, and choose. Collective.
+
+    names: of the files, by id. One that no place has is looked for in the first, and missing there.
+    """
+    listed_names = [{*entry.listing.files} for entry in listings]
+    nowhere = {f for f, name in names.items() if not any(name in names for names in listed_names)}
+    copies: list[_PlaceCopies] = []
+    unreadable: dict[int, list[Finding]] = {}
+    findings: list[Finding] = []
+    for place, entry, listed in zip(places, listings, listed_names):
+        if entry.listing.kind == NOTHING:
+            text = f"{place}: there is no such folder{entry.listing.searched}; others are read"
+            findings.append(as_warning(text))
+        paths = {
+            file: address_of(place, name)
+            for file, name in names.items()
+            if name in listed or (not copies and file in nowhere)
+        }
+        reach, notices = find_reach(team, paths, entry.same_as_node0)
+        indexes, wrong = index_all(paths, reach, team, declared_files=declared_files)
+        copies.append(_PlaceCopies(paths, reach, indexes))
+        findings += map(as_notice, notices)
+        for finding in wrong:
+            unreadable.setdefault(finding.file or 0, []).append(finding)
+    place_of = {
+        file: next((n for n, copy in enumerate(copies) if file in copy.indexes), 0)
+        for file in names
+    }
+    for file, wrong in unreadable.items():
+        copy = copies[place_of[file]]
+        if file in copy.indexes:
+            texts = [f"{w.message.line}; {copy.paths[file]} is read instead" for w in wrong]
+            findings += map(as_warning, texts)
+        else:
+            findings.append(wrong[0])
+    findings += _differing_copies(team, copies)
+    nodes = team.nodes
+    files_by_node: list[set[int]] = [set() for _ in range(nodes.count)]
+    for number, copy in enumerate(copies):
+        chosen_files = [file for file, n in place_of.items() if n == number]
+        if number == 0:
+            for files, reachable_files in zip(files_by_node, copy.reach.files):
+                files |= reachable_files.intersection(chosen_files)
+            continue
+        # One node reads a file of a later place, or each of them would ask storage for its bytes.
+        for process, part in enumerate(copy.reach.partition(chosen_files)):
+            files_by_node[nodes.node_of[process]].update(part)
+    return ChosenCopies(
+        {f: copies[n].paths.get(f, address_of(places[0], names[f])) for f, n in place_of.items()},
+        Reach(nodes.node_of, tuple(map(frozenset, files_by_node))),
+        {f: copies[n].indexes[f] for f, n in place_of.items() if f in copies[n].indexes},
+        tuple(findings),
+        place_of,
+    )
+
+
+def _differing_copies(team: Team, copies: Sequence[_PlaceCopies]) -> list[Finding]:
+    """Return what is wrong with files of which two places have different copies. Collective."""
+    places_of_file: dict[int, list[int]] = {}
+    for number, place in enumerate(copies):
+        for file in place.indexes:
+            places_of_file.setdefault(file, []).append(number)
+
+    def sampled() -> dict[tuple[int, int], str]:
+        digests = {}
+        for number, place in enumerate(copies):
+            several = [file for file in place.indexes if len(places_of_file[file]) > 1]
+            for file in place.reach.partition(several)[team.rank]:
+                digests[number, file] = _sample_digest(place.paths[file])
+        return digests
+
+    digests = {key: digest for part in team.allgather(sampled) for key, digest in part.items()}
+    findings = []
+    for file, numbers in sorted(places_of_file.items()):
+        first = copies[numbers[0]]
+        for number in numbers[1:]:
+            other = copies[number]
+            is_same = digests[numbers[0], file] == digests[number, file]
+            if is_same and first.indexes[file].schema == other.indexes[file].schema:
+                continue
+            message = Message(
+                "is whole, as another place's copy is, and they differ",
+                ("remove the one that is not meant", "leave out --fallback"),
+                first.paths[file],
+                f"the other: {other.paths[file]}",
+            )
+            findings.append(Finding(message, id=FILE_IDENTITY, file=file, need=HEADERS))
+            break
+    return findings
+
+
+_SAMPLES = 8
+"""Of a file in each place: what another step wrote differs nearly everywhere."""
+
+
+def _sample_digest(address: str) -> str:
+    if is_path(address):
+        return identity.sample_digest(Path(address), _SAMPLES)
+    with store_at(address).open("") as reader:
+        return identity.digest_of_samples(reader.version.size, reader.read_at, _SAMPLES)
+
+
+# -- headers ---------------------------------------------------------------------------------------
+
+
+def index_all(
+    paths: Mapping[int, str],
+    reach: Reach,
+    team: Team,
+    manifest: SourceManifest | None = None,
+    declared_files: Mapping[int, DeclaredFile] = MappingProxyType({}),
+) -> tuple[dict[int, Index], list[Finding]]:
+    """Index the files, each process its part, and give every process all of them. Collective.
+
+    What cannot be read as a checkpoint is an error, and what is not as rankxform wrote it.
+    """
+    manifest_entries = _manifest_entries(paths, manifest)
+
+    def mine() -> tuple[dict[int, Index], list[Finding]]:
+        local_indexes, wrong, indexer = {}, list[Finding](), Indexer()
+        for file in reach.partition(paths)[team.rank]:
+            message = (
+                changed_manifest_file(paths[file], manifest_entries[file], manifest.label)
+                if manifest and file in manifest_entries
+                else None
+            )
+            if message is not None:
+                wrong.append(Finding(message, id=FILE_IDENTITY, file=file, need=HEADERS))
+                continue
+            try:
+                local_indexes[file] = indexer.index(paths[file], declared_files.get(file, _NOTHING))
+            except CheckpointError as error:
+                wrong.append(Finding(error.parts, file=file, need=HEADERS))
+        wait_for_newer_mtime(local_indexes.values())
+        return local_indexes, wrong
+
+    parts = team.allgather(mine)
+    indexes = {file: index for part, _ in parts for file, index in part.items()}
+    wrong = sorted(
+        (finding for _, local_findings in parts for finding in local_findings),
+        key=lambda finding: finding.file or 0,
+    )
+    schema_cache: dict[Schema, Schema] = {}  # what several processes found is kept once
+    for index in indexes.values():
+        index.schema = schema_cache.setdefault(index.schema, index.schema)
+    return dict(sorted(indexes.items())), wrong
+
+
+def _manifest_entries(
+    paths: Mapping[int, str], manifest: SourceManifest | None
+) -> dict[int, Mapping[str, Any]]:
+    """Return what a manifest says of each file, by id."""
+    if manifest is None:
+        return {}
+    entries_by_path = {address_of(dirname(manifest.label), n): f for n, f in manifest.files.items()}
+    return {file: entries_by_path[path] for file, path in paths.items() if path in entries_by_path}
