@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 import warnings
 from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from dataclasses import replace
@@ -88,6 +89,12 @@ def _loading() -> frozenset[str]:
     return frozenset(options_affecting(AFFECTS_LOAD)) | {"files"}
 
 
+def _resharding_names() -> frozenset[str]:
+    """Return the options of `load` that mean something where there are no files."""
+    of_files = {"files", "src_pattern", "src_form", "fallback", "step", "suffix", "check_crc"}
+    return _loading() - of_files
+
+
 @_with_options(_all)
 def transform(
     src: PathLike,
@@ -147,7 +154,7 @@ def load(
     return _collective(comm, progress, ask, run)
 
 
-@_with_options(_loading)
+@_with_options(_resharding_names)
 def reshard(
     slices: MutableMapping[str, Any] | None,
     src_strategy: PathLike | Strategy | None = None,
@@ -176,6 +183,7 @@ def reshard(
 
     def run(request: Request, processes: Team, begin: Begin) -> Parameters:
         held_slices, dst_rank = processes.agree(lambda: find_own(processes))
+        processes.agree(lambda: _check_plan(plan))
         planned = processes.allgather(lambda: (plan is not None, is_apart))
         if any(has_plan and not alone for has_plan, alone in planned):
             raise UsageError("plan= stands for strategies and options", "leave them out")
@@ -214,17 +222,13 @@ def plan_reshard(
     return _collective(comm, False, ask, run)
 
 
-_OF_FILES = {"files", "src_pattern", "src_form", "step", "suffix", "check_crc"}
-"""Options of `load` that mean nothing where there are no files."""
-
-
 def _resharding(
     slices: Any, src_strategy: Any, dst_strategy: Any, options: Mapping[str, Any]
 ) -> tuple[Callable[[], Request], Callable[[Team], tuple[HeldSlices, int]]]:
     """Return what makes a request, and what says what a process holds and which rank it wants."""
     own_options = {name: options.get(name) for name in ("src_rank", "rank", "dtypes")}
     others = {name: value for name, value in options.items() if name not in own_options}
-    names = _loading() - _OF_FILES
+    names = _resharding_names()
     ask = partial(_request, "arrays://", None, src_strategy, dst_strategy, others, names)
 
     def find_own(processes: Team) -> tuple[HeldSlices, int]:
@@ -240,6 +244,13 @@ def _resharding(
         return HeldSlices({} if slices is None else slices, src_rank, dtypes), rank
 
     return ask, find_own
+
+
+def _check_plan(plan: Any) -> None:
+    from rankxform.verbs.load import ReshardPlan
+
+    if plan is not None and not isinstance(plan, ReshardPlan):
+        raise UsageError(f"plan is a {type(plan).__name__}; expected what plan_reshard returns")
 
 
 def _own_rank(rank: int | None, request: Request, processes: Team) -> int:
@@ -487,10 +498,19 @@ def _warn(texts: Iterable[str], processes: Team) -> None:
 
 def _is_refused(text: str) -> bool:
     try:
-        warnings.warn(text, RankxformWarning, stacklevel=8)
+        warnings.warn(text, RankxformWarning, stacklevel=_depth_of_caller())
     except RankxformWarning:
         return True
     return False
+
+
+def _depth_of_caller() -> int:
+    """Return how many calls above its own caller the first is that is not this package's."""
+    depth, frame = 1, sys._getframe(1)
+    package = os.path.dirname(__file__)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(package):
+        depth, frame = depth + 1, frame.f_back
+    return depth
 
 
 def _as_typed(name: str, value: Any, kind: OptionType) -> Any:
@@ -502,7 +522,8 @@ def _as_typed(name: str, value: Any, kind: OptionType) -> Any:
             return kind.parse(value)
         except ValueError as error:
             raise UsageError(f"{name} {error}") from error
-    return str(value) if kind.item is str and type(value) is int else value
+    is_number = name == "step" and hasattr(value, "__index__") and not isinstance(value, bool)
+    return str(value) if is_number else value
 
 
 def _request(
@@ -558,9 +579,11 @@ def _several(name: str, value: Any) -> tuple[Any, ...]:
     if isinstance(value, (str, int, os.PathLike)):
         return (value,)
     try:
-        return tuple(value)
+        if not isinstance(value, (bytes, Mapping)):
+            return tuple(value)
     except TypeError:
-        raise UsageError(f"{name} is {value!r}; expected one value or several") from None
+        pass
+    raise UsageError(f"{name} is {value!r}; expected one value or several")
 
 
 def _path(name: str, value: Any) -> str:

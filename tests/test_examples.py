@@ -15,7 +15,7 @@ from tests.mpi_launch import environment
 ROOT = Path(__file__).parents[1]
 NOT_RUN_ALONE = {"__init__", "steps", "demo", "transform_by_rank"}
 IN_MEMORY = {"living_job"}
-NEED_MINDSPORE = {"data_parallel", "four_ways", "training_goes_on"}
+NEED_MINDSPORE = {"data_parallel", "four_ways", "lost_process", "training_goes_on"}
 EXAMPLES = sorted({path.stem for path in (ROOT / "examples").glob("*.py")} - NOT_RUN_ALONE)
 
 
@@ -40,6 +40,6 @@ def test_it_runs_and_its_results_are_right(name, tmp_path):
 
 def test_all_of_the_tutorials_scenarios_are_there():
     assert set(EXAMPLES) == {
-        "any_number", "by_hand", "complete", "data_parallel", "fewer_ranks", "four_ways", "living_job", "other_sharding",
-        "pipeline", "training_goes_on",
+        "any_number", "by_hand", "complete", "data_parallel", "fewer_ranks", "four_ways", "living_job", "lost_process",
+        "other_sharding", "pipeline", "training_goes_on",
     }  # fmt: skip

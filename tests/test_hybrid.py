@@ -121,7 +121,7 @@ def test_words():
         ("shard:weight=x@4", "'weight=x': invalid literal"),
         ("shard:(=0@4", r"'\(=0': missing"),
         ("shard:weight=2@4", "'weight' has 2 axes, and no axis 2"),
-        ("shard:other=0@4", "no parameter of the checkpoint has such a name"),
+        ("shard:other=0@4", "no parameter of the checkpoint has a name like 'other'"),
     ],
 )
 def test_words_that_make_no_sense(nodes, tmp_path, words, message):

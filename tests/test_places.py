@@ -145,6 +145,15 @@ def test_a_place_that_is_no_folder(job):
     assert "no such folder" in text and planned.src_ranks == 8
 
 
+def test_what_names_no_places(job):
+    first = job.place("first", range(8))
+    for places in (3, b"first", {"first": 1}):
+        with pytest.raises(rankxform.UsageError, match=r"fallback is .*; expected"):
+            rankxform.plan(first, job.a, job.b, fallback=places)
+    planned = rankxform.plan(first, job.a, job.b, fallback=(place for place in [first]))
+    assert planned.places[0].bytes_needed == planned.bytes_needed
+
+
 def holders_of(job):
     """Return for each tensor and element a set of the ranks that hold it, as bits."""
     found = {}

@@ -109,3 +109,21 @@ def test_released_arrays_make_room_for_the_new_ones():
         for way in "01"
     )
     assert released < 0.2 and kept > 0.5, (released, kept)  # parts of one side
+
+
+def test_what_a_person_mistakes_is_one_line():
+    rows, one = {"w": np.zeros((4, 6), "<f4")}, "shard:w=0@1"
+    mistakes = {
+        "expected names of parameters": lambda: rankxform.reshard({0: rows["w"]}, one, one),
+        "expected what plan_reshard returns": lambda: rankxform.reshard(rows, plan="plan"),
+        "unknown option 'fallback'": lambda: rankxform.reshard(rows, one, one, fallback="x"),
+        "a name like 'v'": lambda: rankxform.reshard(rows, "shard:w=0,v=0@1", one),
+        "shard:w=0@1, which": lambda: rankxform.reshard(rows, "w=0@1", one),
+    }
+    for words, call in mistakes.items():
+        with pytest.raises(rankxform.RankxformError) as raised:
+            call()
+        assert words in str(raised.value) and "arrays-" not in str(raised.value)
+    planned = rankxform.plan_reshard(rows, one, one)
+    assert repr(planned) == "ReshardPlan(1 -> 1 rank, 1 parameter)"
+    assert repr(rankxform.reshard(rows, plan=planned)).startswith("Parameters(1 slice of rank 0")

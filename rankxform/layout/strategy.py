@@ -222,10 +222,12 @@ class PatternStrategy(Strategy):
                 if generic or pattern.search(name):
                     layouts[name] = self._sharded(name, axis, len(shape))
                     break
-        if not layouts:
-            raise StrategyError(
-                "no parameter of the checkpoint has such a name", where=f"{self.label!r}"
-            )
+        for pattern, _ in self.patterns:
+            if not any(map(pattern.search, shapes)):
+                raise StrategyError(
+                    f"no parameter of the checkpoint has a name like {pattern.pattern!r}",
+                    where=f"{self.label!r}",
+                )
         return Strategy((layouts,), self.stage_size, self.label)
 
     def _sharded(self, name: str, axis: int, ndim: int) -> Layout:

@@ -202,7 +202,8 @@ class PlaceUse(NamedTuple):
     @property
     def in_words(self) -> str:
         """Bytes, and of which ranks."""
-        ranks = f" of ranks {format_ranges(self.ranks_read)}" if self.ranks_read else ""
+        name = "ranks" if self.ranks_read[1:] else "rank"
+        ranks = f" of {name} {format_ranges(self.ranks_read)}" if self.ranks_read else ""
         return f"{shown_path(self.place)}: {format_size(self.bytes_needed)}{ranks}"
 
 

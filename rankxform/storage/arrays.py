@@ -36,6 +36,9 @@ def array_file(slices: MutableMapping[str, Any], dtypes: Mapping[str, str]) -> A
     dtypes: MindSpore's names of types that numpy's do not tell, such as BFloat16 of its words.
     Raises UsageError for what is no array, or has a type that MindSpore does not have.
     """
+    unnamed = [name for name in slices if not isinstance(name, str)]
+    if unnamed:
+        raise UsageError(f"slices has the key {unnamed[0]!r}; expected names of parameters")
     kinds = {name: _type_of(name, part, dtypes.get(name)) for name, part in slices.items()}
     shapes = [tuple(part.shape) for part in slices.values()]
     sizes = [content_bytes(kind, shape) for kind, shape in zip(kinds.values(), shapes)]

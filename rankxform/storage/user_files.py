@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -148,7 +149,10 @@ def load_readable(paths: Iterable[Path]) -> list[tuple[Path, Strategy]]:
 def strategy_files_at(path: Path) -> list[Path]:
     """Return the strategy files at `path`, ordered as a person would number them."""
     if not path.exists():
-        raise UsageError("no such strategy file or folder", *suggest_similar_path(path), where=path)
+        tries = suggest_similar_path(path)
+        if re.fullmatch(r".+=-?\d+@\d+", path.name):
+            tries = [f"shard:{path.name}, which is a strategy of expressions"]
+        raise UsageError("no such strategy file or folder", *tries, where=path)
     if path.is_file():
         return [path]
     if not path.is_dir():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
@@ -9,7 +10,8 @@ from dataclasses import replace
 from itertools import count, islice
 from typing import Any, NamedTuple
 
-from rankxform.errors import CheckpointError, UsageError
+from rankxform.display.text import format_count
+from rankxform.errors import RankxformError, UsageError
 from rankxform.formats.container import Index, Schema
 from rankxform.geometry.box import Shape
 from rankxform.layout.names import summarize_names
@@ -65,7 +67,8 @@ class Parameters(dict[str, Any]):
         self.notices, self.warnings = tuple(notices), tuple(warnings)
 
     def __repr__(self) -> str:
-        return f"Parameters({len(self)} slices of rank {self.rank}, bytes_read={self.bytes_read})"
+        slices = format_count(len(self), "slice")
+        return f"Parameters({slices} of rank {self.rank}, bytes_read={self.bytes_read})"
 
     def _repr_html_(self) -> str:
         """Return what a notebook shows: the first slices, with their types and shapes."""
@@ -148,6 +151,13 @@ class ReshardPlan(NamedTuple):
     src_rank: int  # source rank of this process
     dtypes: Mapping[str, str]
     digest: str
+
+    def __repr__(self) -> str:
+        planner = self.conversion.planner
+        ranks = f"{planner.catalog.ranks} -> {format_count(planner.dst.ranks, 'rank')}"
+        return (
+            f"ReshardPlan({ranks}, {format_count(len(planner.selection.parameters), 'parameter')})"
+        )
 
 
 def plan_reshard(request: Request, held_slices: HeldSlices, rank: int, team: Team) -> ReshardPlan:
@@ -261,14 +271,19 @@ def reshard(
 
 @contextmanager
 def _speaking_of_arrays() -> Iterator[None]:
-    """Say what helps where slices are missing that no process holds."""
+    """Speak of slices and not of files, and say what helps where no process holds some."""
     try:
         yield
-    except CheckpointError as error:
+    except RankxformError as error:
         if error.tries and error.tries[0].startswith("bring "):
             tries = "slices of these ranks, from other processes", "rankxform.load of a checkpoint"
             details = "here the file of a rank is what a process holds of it"
             error.say(error.parts._replace(tries=tries, details=details))
+        what, where, details = (
+            re.sub(r"arrays-\d+-\d+://rank_(\d+)\.safetensors", r"slices of rank \1", text)
+            for text in (error.what, error.where, error.details)
+        )
+        error.say(error.parts._replace(what=what, where=where, details=details))
         raise
 
 
