@@ -10,7 +10,8 @@
 # ranks, and {dp} that number divided by MODEL_PARALLEL. Change by environment variables:
 #   HOSTFILE        hosts with their slots, in the form of MPICH's or Open MPI's mpirun (see hostfiles/)
 #   MODEL_PARALLEL  ranks that hold one model (mp * pp ...); ranks are a multiple of it (default: 1)
-#   OUTPUT          where each host keeps what it converts (default: /dev/shm/rankxform)
+#   OUTPUT          where each host keeps what it converts (default: /dev/shm/rankxform); another folder, or
+#                   --overwrite among the words before --, when a second host is lost
 #   REACH           command that a host is asked by, with its name behind it and then `true`
 #                   (default: ssh -o BatchMode=yes -o ConnectTimeout=10)
 #   PYTHON, MPIRUN  as for mpirun.sh
@@ -30,7 +31,7 @@ trap 'rm -rf "$work"' EXIT
 
 read -r -a reach <<<"${REACH:-ssh -o BatchMode=yes -o ConnectTimeout=10}"
 sed -n 's/^[[:space:]]*\([^#[:space:]:]\{1,\}\)\(:\|[[:space:]]*slots=\)\{0,1\}\([0-9]*\).*/\1 \3/p' "$HOSTFILE" >"$work/all"
-while read -r host slots; do
+while read -r host slots || [ -n "$host" ]; do
     (if timeout 30 "${reach[@]}" "$host" true </dev/null >/dev/null 2>&1; then touch "$work/here.$host"; fi) &
 done <"$work/all"
 wait
@@ -40,7 +41,7 @@ if "$MPIRUN" --version 2>&1 | grep -q -i -e "open mpi" -e prrte; then
 else
     form=":" option=-f
 fi
-while read -r host slots; do
+while read -r host slots || [ -n "$host" ]; do
     if [ -e "$work/here.$host" ]; then
         echo "$host$form${slots:-1}" >>"$work/hosts"
         total=$((total + ${slots:-1}))
@@ -64,4 +65,10 @@ while [ $# -gt 0 ] && [ "$1" != -- ]; do
     shift
 done
 "$MPIRUN" "$option" "$work/hosts" -n "$ranks" "$python" -m rankxform launch \
-    --output "${OUTPUT:-/dev/shm/rankxform}" "${words[@]}" "$@"
+    --output "${OUTPUT:-/dev/shm/rankxform}" "${words[@]}" "$@" <&0 &
+job=$!
+trap 'kill -TERM "$job" 2>/dev/null' TERM INT HUP # the job ends, and this script with its exit code
+while kill -0 "$job" 2>/dev/null; do wait "$job" || true; done
+code=0
+wait "$job" || code=$?
+exit "$code"

@@ -212,3 +212,104 @@ def lose_nodes(seed, tmp):
     of_storage = report.places[1].bytes_needed if report.places else 0
     assert of_storage == only_storage, (seed, report.places)
     return "converted"
+
+
+def test_ranks_of_two_steps_are_found_as_in_one_folder(job):
+    """Storage has the ranks of another step under the same names."""
+    first = job.place("first", range(4))
+    other = {name: lambda n, s, d: reference.full_tensor(n + "other", s, d) for name in ("w", "v")}
+    reference.write_checkpoint(
+        job.tmp / "storage", SRC, PARAMS, None, KIND, make=lambda n, s, d: other[n](n, s, d)
+    )
+    for rank in range(4):
+        shutil.rmtree(job.tmp / "storage" / f"rank_{rank}")
+    with pytest.raises(rankxform.CheckpointError, match="different bytes"):
+        rankxform.plan(first, job.a, job.b, fallback=job.tmp / "storage")
+
+
+def test_values_of_ranks_own_come_from_their_ranks(tmp_path):
+    """Running statistics differ between ranks; storage has those of the lost ones."""
+    params = {"w": ((8, 8), "Float32"), "moving_mean": ((4,), "Float32")}
+    src = [{"w": ([4], [0, -1], 0, 0)}]
+    made = tmp_path / "all"
+    for rank in range(4):
+        part = reference.shard(reference.full_tensor("w", (8, 8), "Float32"), src[0]["w"], rank)
+        mean = np.full(4, rank + 0.5, "<f4").view("<u4")
+        (made / f"rank_{rank}").mkdir(parents=True)
+        reference.write_safetensors(
+            made / f"rank_{rank}" / "a.safetensors",
+            {"w": ("Float32", part), "moving_mean": ("Float32", mean)},
+        )
+    first = tmp_path / "first"
+    for rank in range(2):
+        shutil.copytree(made / f"rank_{rank}", first / f"rank_{rank}")
+    a = reference.write_stage_files(tmp_path / "a", src)
+    options = {"unlisted": "take-one", "fsync": False}
+    rankxform.transform(made, tmp_path / "plain", a, a, **options)
+    rankxform.transform(first, tmp_path / "dst", a, a, fallback=made, **options)
+    for rank in range(4):
+        name = f"rank_{rank}/checkpoint_{rank}.safetensors"
+        assert (tmp_path / "dst" / name).read_bytes() == (tmp_path / "plain" / name).read_bytes()
+    assert params["w"][0] == (8, 8)
+
+
+def test_a_place_is_never_written(job):
+    first, storage = job.place("first", range(8)), job.place("storage", range(8))
+    before = {path: path.read_bytes() for path in storage.rglob("*.*")}
+    for dst in (storage, storage / "out", first / "rank_0"):
+        with pytest.raises(rankxform.UsageError, match="never written"):
+            rankxform.transform(first, dst, job.a, job.b, fallback=storage, overwrite=True)
+    shutil.rmtree(first)
+    with pytest.raises(rankxform.UsageError, match="never written"):
+        warned(rankxform.transform, first, first, job.a, job.b, fallback=storage)
+    assert {path: path.read_bytes() for path in storage.rglob("*.*")} == before
+
+
+def test_a_step_that_only_a_later_place_has_is_not_taken_unasked(tmp_path):
+    for name, step in (("first", 1), ("storage", 2)):
+        reference.write_checkpoint(tmp_path / name, SRC, PARAMS, None, KIND, name=f"net-1_{step}")
+    a = reference.write_stage_files(tmp_path / "a", SRC)
+    first, options = tmp_path / "first", {"fallback": tmp_path / "storage"}
+    with pytest.raises(rankxform.CheckpointError, match="has no file of the step"):
+        rankxform.plan(first, a, None, **options)
+    assert rankxform.plan(first, a, None, step="1_1", **options).places[1].bytes_needed == 0
+    assert rankxform.plan(first, a, None, step="1_2", **options).places[0].bytes_needed == 0
+
+
+def test_documents_of_two_places_are_the_same(job):
+    """What describes a checkpoint is compared, and its files are found in either place."""
+    first, storage = job.tmp / "first", job.tmp / "storage"
+    options = {"dst_form": "checkpoint2", "fsync": False, "iteration": 5}
+    rankxform.transform(job.tmp / "all", first, job.a, job.a, **options)
+    shutil.copytree(first, storage)
+    files = sorted(first.rglob("*.safetensors"))
+    for path in files[1::2]:
+        path.unlink()
+    report = rankxform.transform(
+        first, job.tmp / "dst", None, job.b, dst_form="ranks", fallback=storage, format=KIND
+    )
+    assert reference.wrong_slices(job.tmp / "dst", DST, PARAMS, KIND) == []
+    assert all(use.bytes_needed for use in report.places)
+    assert {rank for use in report.places for rank in use.ranks_read} <= {*range(8)}
+    document = next(storage.rglob("metadata.json"))
+    document.write_text(document.read_text().replace("{", "{ ", 1))
+    with pytest.raises(rankxform.CheckpointError, match="not the same in all places"):
+        rankxform.plan(first, None, job.b, fallback=storage)
+
+
+def test_a_copy_with_parts_that_were_never_written_is_dropped(tmp_path):
+    params = {"w": ((1024, 2048), "Float32")}
+    src = [{"w": ([2], [0, -1], 0, 0)}]
+    for name in ("first", "storage"):
+        reference.write_checkpoint(tmp_path / name, src, params, None, KIND)
+    path = tmp_path / "first" / "rank_1" / f"checkpoint_1.{KIND}"
+    data = path.read_bytes()
+    with path.open("wb") as file:
+        file.write(data[: 1 << 20])
+        file.seek(3 << 20)
+        file.write(data[3 << 20 :])
+    a = reference.write_stage_files(tmp_path / "a", src)
+    options = {"fallback": tmp_path / "storage", "fsync": False}
+    report, text = warned(rankxform.transform, tmp_path / "first", tmp_path / "dst", a, **options)
+    assert "bytes were never written" in text and report.places[1].ranks_read == (1,)
+    assert reference.wrong_slices(tmp_path / "dst", None, params, KIND) == []

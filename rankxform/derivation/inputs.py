@@ -46,13 +46,18 @@ _SYNONYMS = {
 }  # fmt: skip
 _OTHERS = (
     "context_parallel_algo", "expert_model_parallel", "expert_tensor_parallel_size",
-    "optimizer_shard", "use_seq_parallel", "virtual_pipeline_model_parallel_size", "vocab_emb_dp",
+    "optimizer_shard", "virtual_pipeline_model_parallel_size",
 )  # fmt: skip
 """Keys of MindFormers that are no sizes, and are spelt much like one."""
 _KNOWN_KEYS = {
     "": ("parallel", "parallel_config", "use_parallel", "run_mode"),
     "parallel": ("parallel_mode", "enable_parallel_optimizer", "parallel_optimizer_config"),
-    "parallel_config": (*_SIZES, *_SYNONYMS, *_OTHERS),
+    "parallel.parallel_optimizer_config": (
+        "parallel_optimizer_threshold",
+        "optimizer_weight_shard_size",
+        "gradient_accumulation_shard",
+    ),
+    "parallel_config": (*_SIZES, *_SYNONYMS, *_OTHERS, "use_seq_parallel", "vocab_emb_dp"),
 }
 """Keys by which a strategy is derived, by the table that they stand in."""
 _RUN_MODES = ("train", "finetune", "predict", "predict_with_train_model", "eval", "export")
@@ -83,7 +88,9 @@ def parse_job_config(data: bytes, label: str) -> JobConfig:
     model = _table(_table(document, "model", label), "model_config", label)
     is_parallel = _flag(document, "use_parallel", True, label)
     _refuse_other_modes(is_parallel, sizes, config, label)
-    for title, table in (("", document), ("parallel", config), ("parallel_config", sizes)):
+    optimizer = _table(config, "parallel_optimizer_config", label)
+    tables = zip(_KNOWN_KEYS, (document, config, optimizer, sizes))
+    for title, table in tables:
         _refuse_misspelt(title, table, label)
     for key, usual in _SYNONYMS.items():
         for table in (sizes, model):
@@ -98,7 +105,6 @@ def parse_job_config(data: bytes, label: str) -> JobConfig:
             raise UsageError(f"{key} is {repr(value)}; expected a number", where=label)
     if not is_parallel:
         sizes_by_field = {}
-    optimizer = _table(config, "parallel_optimizer_config", label)
     return JobConfig(
         Parallel(
             **sizes_by_field,

@@ -196,6 +196,37 @@ class ComposedSharding:
         return lcm(*(part.period for part in self.parts))
 
 
+class PreferredPlaces:
+    """Shardings with those holders of each cell alone whose files lie in the best place."""
+
+    def __init__(self, place_of: Mapping[int, int]) -> None:
+        """place_of: file -> number of its place, the best first."""
+        self._place_of = place_of
+        self._placements: dict[Holders, Holders] = {}
+        self._stored: dict[Sharding, Sharding] = {}
+        self._composed: dict[ComposedSharding, ComposedSharding] = {}
+
+    def of(self, sharding: Sharding | ComposedSharding) -> Sharding | ComposedSharding:
+        """Return a sharding with preferred holders; those of ranks' own values stay."""
+        if isinstance(sharding, Sharding):
+            return self._of_stored(sharding)
+        if sharding not in self._composed:
+            parts = [*map(self._of_stored, sharding.parts)]
+            self._composed[sharding] = ComposedSharding(sharding.pieces, parts)
+        return self._composed[sharding]
+
+    def _of_stored(self, sharding: Sharding) -> Sharding:
+        placement = sharding.placement
+        if placement.is_per_rank:
+            return sharding
+        if placement not in self._placements:
+            self._placements[placement] = placement.preferring(self._place_of)
+        if sharding not in self._stored:
+            preferred = replace(sharding, placement=self._placements[placement])
+            self._stored[sharding] = preferred
+        return self._stored[sharding]
+
+
 @dataclass(frozen=True)
 class Parameter(Related):
     """One tensor, under the name and type that it has in the files, or gets at the destination."""
@@ -323,32 +354,6 @@ class Catalog:
     def parameters(self) -> list[Parameter]:
         """Those declared, then the others."""
         return [*self.declared.values(), *self.undeclared.values()]
-
-    def preferring(self, place_of: Mapping[int, int]) -> Catalog:
-        """Return the same with those holders of each cell alone whose files lie in the best place.
-
-        place_of: file -> number of its place, the best first. Holders that may have values of their
-        own, and those of tensors that nothing declares, stay.
-        """
-        if len({*place_of.values()}) < 2:
-            return self
-        placements: dict[Holders, Holders] = {}
-        shardings: dict[object, Sharding] = {}
-
-        def preferred(parameter: Parameter) -> Parameter:
-            sharding = parameter.sharding
-            assert isinstance(sharding, Sharding), "a tensor of the catalog lies in the files"
-            placement = sharding.placement
-            if placement.is_per_rank:
-                return parameter
-            if placement not in placements:
-                placements[placement] = placement.preferring(place_of)
-            if sharding not in shardings:
-                shardings[sharding] = replace(sharding, placement=placements[placement])
-            return replace(parameter, sharding=shardings[sharding])
-
-        declared = {name: preferred(parameter) for name, parameter in self.declared.items()}
-        return replace(self, declared=declared)
 
     def names_in(self, stages: Iterable[int]) -> list[str]:
         """Return the names in the files of `stages`, highest rank's first, as MindSpore does."""

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from itertools import count
 from types import MappingProxyType
@@ -35,7 +36,15 @@ from rankxform.layout.layout import Layout
 from rankxform.layout.strategy import Strategy
 from rankxform.values import dataclass
 
-from .catalog import Catalog, Holders, IdentityDict, IdsByCell, Parameter, Sharding
+from .catalog import (
+    Catalog,
+    Holders,
+    IdentityDict,
+    IdsByCell,
+    Parameter,
+    PreferredPlaces,
+    Sharding,
+)
 from .selection import Selection, destination_layout, missing_slices_error, source_stages
 from .transfers import Receivers, SliceRange, Transfer
 
@@ -144,6 +153,30 @@ class Planner:
     def with_own(self, per_rank_tensors: frozenset[str]) -> Planner:
         """Return the planner of the same conversion where these source tensors are ranks' own."""
         return Planner(self.catalog, self.dst, self.selection, self.parts, per_rank_tensors)
+
+    def preferring(self, place_of: Mapping[int, int]) -> Planner:
+        """Return the planner that reads each slice in the best place where a file has it.
+
+        place_of: source file -> number of its place, the best first. Tensors of which ranks have
+        values of their own are read of the rank that they are to be of.
+        """
+        if len({*place_of.values()}) < 2:
+            return self
+        preferred = PreferredPlaces(place_of)
+
+        def moved(parameters: Mapping[str, Parameter]) -> dict[str, Parameter]:
+            return {
+                name: parameter
+                if self.is_own(parameter)
+                else replace(parameter, sharding=preferred.of(parameter.sharding))
+                for name, parameter in parameters.items()
+            }
+
+        selection = self.selection
+        selection = replace(
+            selection, sharded=moved(selection.sharded), replicated=moved(selection.replicated)
+        )
+        return Planner(self.catalog, self.dst, selection, self.parts, self.per_rank_tensors)
 
     def part(self, file: int) -> FileContent:
         """Return whose slices a file holds, and of which parameters."""

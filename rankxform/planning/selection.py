@@ -134,6 +134,7 @@ def missing_slices_error(
         return CheckpointError(
             f"{_ranks(ranks)} no file{searched}: no source file holds {names}",
             "bring the missing rank folders",
+            "--fallback PLACE names another place that has them",
             "leave these parameters out (--exclude)",
             details=f"{label} places them on ranks whose files are not there: {_few(ranks)}",
         )

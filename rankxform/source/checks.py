@@ -429,6 +429,19 @@ def read_source_manifest(
         return SourceManifest(str(path), notice=f"{error}; the files were taken as any others")
 
 
+def adapters_in_places(where: CheckpointRef) -> SourceManifest | None:
+    """Return which adapters the manifests of several places say were added; None if none was.
+
+    Each speaks of its own files, so that nothing else of them holds for all.
+    """
+    applied: dict[str, str] = {}
+    for place in filter(is_path, where.places if where.fallbacks else ()):
+        with suppress(RankxformError):
+            for digest in read_manifest(Path(place)).get("applied", ()):
+                applied[str(digest)] = str(Path(place) / MANIFEST_NAME)
+    return SourceManifest(next(iter(applied.values())), applied=(*applied,)) if applied else None
+
+
 def _is_choice(where: CheckpointRef) -> bool:
     default = (where.pattern, where.suffix) == (DEFAULT_PATTERN, None)
     return not default or where.step not in (None, LATEST)

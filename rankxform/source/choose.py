@@ -62,7 +62,12 @@ from rankxform.storage.store import (
 from rankxform.transport import Team
 from rankxform.values import dataclass
 
-from .checks import SourceManifest, missing_manifest_files, read_source_manifest
+from .checks import (
+    SourceManifest,
+    adapters_in_places,
+    missing_manifest_files,
+    read_source_manifest,
+)
 from .hints import (
     as_ranks,
     one_of_ranks,
@@ -242,7 +247,9 @@ def _choose_described(
     below = dirname(next(iter(names.values()), ""))
     read = read._replace(
         stopped_in=_stopped_in(where) or _stopped_in(where, below),
-        manifest=read_source_manifest(where, form, listing, below) if narrow.manifest else None,
+        manifest=read_source_manifest(where, form, listing, below)
+        if narrow.manifest
+        else adapters_in_places(where),
     )
     if description is None:
         return _chosen(read)
@@ -260,7 +267,9 @@ def _choose_of_ranks(
     where: CheckpointRef, form: Form, listing: Listing | None, store: Store, narrow: SourceScope
 ) -> ChosenFiles:
     """Choose the files of ranks, which say nothing of how they are sharded."""
-    manifest = read_source_manifest(where, form, listing) if narrow.manifest else None
+    manifest = (
+        read_source_manifest(where, form, listing) if narrow.manifest else adapters_in_places(where)
+    )
     src = where.strategy or (manifest.strategy if manifest is not None else None)
     read = NamesRead(where, form, narrow, listing, src, manifest)
     requested_ranks, rank_filter = None if src is None else narrow.ranks(src), RankFilter()

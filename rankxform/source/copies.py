@@ -18,7 +18,7 @@ samples of their bytes, are an error: nothing says which of them is meant.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import reduce
 from pathlib import Path
@@ -26,6 +26,8 @@ from posixpath import dirname
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from rankxform.checkpoints.base import CheckpointRef
+from rankxform.checkpoints.rank_folders import LATEST
 from rankxform.display.text import format_size, shown_path
 from rankxform.errors import CheckpointError, Message, UsageError
 from rankxform.formats.container import DeclaredFile, Index, Schema
@@ -34,7 +36,7 @@ from rankxform.planning.transfers import Reach
 from rankxform.statements import FILE_IDENTITY, HEADERS, Finding, as_notice, as_warning
 from rankxform.storage import identity
 from rankxform.storage.identity import FileIdentity
-from rankxform.storage.source_reader import Indexer, wait_for_newer_mtime
+from rankxform.storage.source_reader import Indexer, find_holes, wait_for_newer_mtime
 from rankxform.storage.store import FILE, NOTHING, Listing, address_of, is_path, store_at
 from rankxform.transport import Team
 
@@ -212,11 +214,13 @@ class _PlaceCopies(NamedTuple):
 
     paths: Mapping[int, str]
     reach: Reach
-    indexes: Mapping[int, Index]  # of those that can be read
+    indexes: dict[int, Index]  # of those that can be read
 
 
-def list_places(team: Team, places: Sequence[str], pattern: str) -> list[PlaceListing]:
+def list_places(team: Team, where: CheckpointRef, pattern: str) -> list[PlaceListing]:
     """List all places on all nodes. Collective. Raises UsageError for one that is a file."""
+    if where.files is not None:
+        raise UsageError("files= names the file of each rank already", "leave out fallback=")
 
     def listed(place: str) -> PlaceListing:
         listing, same_as_node0 = list_on_all_nodes(team, place, pattern)
@@ -224,7 +228,7 @@ def list_places(team: Team, places: Sequence[str], pattern: str) -> list[PlaceLi
             listing = team.bcast(lambda: store_at(place).list(pattern))
         return PlaceListing(listing, same_as_node0)
 
-    listings = [listed(place) for place in places]
+    listings = [listed(place) for place in where.places]
     files = [entry.listing.path for entry in listings if entry.listing.kind == FILE]
     if files:
         raise UsageError("is a file; with --fallback, a folder is expected", where=files[0])
@@ -232,12 +236,14 @@ def list_places(team: Team, places: Sequence[str], pattern: str) -> list[PlaceLi
 
 
 def joined_listing(listings: Sequence[PlaceListing]) -> Listing:
-    """Return the listing of all places as one."""
-    return reduce(Listing.joined, (entry.listing for entry in listings))
+    """Return the listing of all places as one; a message that says where was searched names all."""
+    joined = reduce(Listing.joined, (entry.listing for entry in listings))
+    others = ", ".join(entry.listing.path for entry in listings[1:])
+    return replace(joined, searched=f"{joined.searched} (and in {others})")
 
 
 def choose_copies(
-    places: Sequence[str],
+    where: CheckpointRef,
     listings: Sequence[PlaceListing],
     names: Mapping[int, str],
     declared_files: Mapping[int, DeclaredFile],
@@ -247,11 +253,12 @@ def choose_copies(
 
     names: of the files, by id. One that no place has is looked for in the first, and missing there.
     """
-    listed_names = [{*entry.listing.files} for entry in listings]
+    places = where.places
+    listed_names = [{*entry.listing.files, *entry.listing.entries} for entry in listings]
     nowhere = {f for f, name in names.items() if not any(name in names for names in listed_names)}
     copies: list[_PlaceCopies] = []
     unreadable: dict[int, list[Finding]] = {}
-    findings: list[Finding] = []
+    findings = [*_step_of_fallbacks(where, listings[0].listing, names)]
     for place, entry, listed in zip(places, listings, listed_names):
         if entry.listing.kind == NOTHING:
             text = f"{place}: there is no such folder{entry.listing.searched}; others are read"
@@ -267,6 +274,7 @@ def choose_copies(
         findings += map(as_notice, notices)
         for finding in wrong:
             unreadable.setdefault(finding.file or 0, []).append(finding)
+    findings += _drop_unwritten(team, copies)
     place_of = {
         file: next((n for n, copy in enumerate(copies) if file in copy.indexes), 0)
         for file in names
@@ -278,7 +286,6 @@ def choose_copies(
             findings += map(as_warning, texts)
         else:
             findings.append(wrong[0])
-    findings += _differing_copies(team, copies)
     nodes = team.nodes
     files_by_node: list[set[int]] = [set() for _ in range(nodes.count)]
     for number, copy in enumerate(copies):
@@ -299,38 +306,75 @@ def choose_copies(
     )
 
 
-def _differing_copies(team: Team, copies: Sequence[_PlaceCopies]) -> list[Finding]:
-    """Return what is wrong with files of which two places have different copies. Collective."""
+def _step_of_fallbacks(
+    where: CheckpointRef, first: Listing, names: Mapping[int, str]
+) -> Iterator[Finding]:
+    """Yield that what was chosen is another step than those of the first place."""
+    if where.step in (None, LATEST) and first.files and not {*first.files} & {*names.values()}:
+        name = next(iter(names.values()), "")
+        yield Finding(
+            Message(
+                f"has no file of the step that the other places have ({name})",
+                ("--step says which is meant", "leave out --fallback"),
+                where.path,
+            ),
+            id=FILE_IDENTITY,
+        )
+
+
+class _CopySamples(NamedTuple):
+    """What tells a copy of a file from another: bytes that were never written, and samples."""
+
+    unwritten: int
+    digest: str
+
+
+def _drop_unwritten(team: Team, copies: Sequence[_PlaceCopies]) -> list[Finding]:
+    """Drop copies with parts that were never written, of files that another place has whole.
+
+    Returns what was dropped, and which copies that are left differ. Collective.
+    """
     places_of_file: dict[int, list[int]] = {}
     for number, place in enumerate(copies):
         for file in place.indexes:
             places_of_file.setdefault(file, []).append(number)
 
-    def sampled() -> dict[tuple[int, int], str]:
-        digests = {}
+    def sampled() -> dict[tuple[int, int], _CopySamples]:
+        samples = {}
         for number, place in enumerate(copies):
             several = [file for file in place.indexes if len(places_of_file[file]) > 1]
             for file in place.reach.partition(several)[team.rank]:
-                digests[number, file] = _sample_digest(place.paths[file])
-        return digests
+                unwritten = sum(find_holes(place.paths[file], place.indexes[file]).values())
+                digest = _sample_digest(place.paths[file])
+                samples[number, file] = _CopySamples(unwritten, digest)
+        return samples
 
-    digests = {key: digest for part in team.allgather(sampled) for key, digest in part.items()}
+    samples = {key: copy for part in team.allgather(sampled) for key, copy in part.items()}
     findings = []
     for file, numbers in sorted(places_of_file.items()):
-        first = copies[numbers[0]]
-        for number in numbers[1:]:
-            other = copies[number]
-            is_same = digests[numbers[0], file] == digests[number, file]
-            if is_same and first.indexes[file].schema == other.indexes[file].schema:
-                continue
+        if len(numbers) == 1:
+            continue
+        least = min(samples[number, file].unwritten for number in numbers)
+        whole = [number for number in numbers if samples[number, file].unwritten == least]
+        for number in {*numbers}.difference(whole):
+            path, other_path = copies[number].paths[file], copies[whole[0]].paths[file]
+            nbytes = samples[number, file].unwritten
+            text = f"{path}: {nbytes:,} bytes were never written; {other_path} is read instead"
+            findings.append(as_warning(text))
+            del copies[number].indexes[file]
+        kinds = {
+            (samples[number, file].digest, copies[number].indexes[file].schema): number
+            for number in reversed(whole)
+        }
+        if len(kinds) > 1:
+            first, second, *_ = sorted(kinds.values())
             message = Message(
                 "is whole, as another place's copy is, and they differ",
                 ("remove the one that is not meant", "leave out --fallback"),
-                first.paths[file],
-                f"the other: {other.paths[file]}",
+                copies[first].paths[file],
+                f"the other: {copies[second].paths[file]}",
             )
             findings.append(Finding(message, id=FILE_IDENTITY, file=file, need=HEADERS))
-            break
     return findings
 
 

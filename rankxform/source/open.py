@@ -118,7 +118,7 @@ class Source(HasFindings):
         for file, number in self.place_of.items():
             if bytes_by_file.get(file):
                 nbytes[number] += bytes_by_file[file]
-                ranks[number].add(self.selected.rank_of(file))
+                ranks[number].add(self.require_catalog().rank_of(file))
         if not self.place_of:
             return ()
         return tuple(
@@ -141,7 +141,7 @@ def open_source(where: CheckpointRef, team: Team, narrow: SourceScope | None = N
     form = FORMS[team.bcast(lambda: form_at(where).name)]
     listing, same_as_node0, listings = None, frozenset[int](), list[PlaceListing]()
     if where.fallbacks:
-        listings = list_places(team, where.places, form.pattern(where))
+        listings = list_places(team, where, form.pattern(where))
         listing = joined_listing(listings)
     elif where.files is None:
         listing, same_as_node0 = list_on_all_nodes(team, where.path, form.pattern(where))
@@ -152,7 +152,7 @@ def open_source(where: CheckpointRef, team: Team, narrow: SourceScope | None = N
     names, description = chosen_files.names, chosen_files.selected.description
     declared_files = description.declared_files if description else {}
     if where.fallbacks:
-        copies = choose_copies(where.places, listings, names, declared_files, team)
+        copies = choose_copies(where, listings, names, declared_files, team)
     else:
         paths = {f: address_of(where.path, n) for f, n in sorted(names.items())}
         reach, notices = find_reach(team, paths, same_as_node0)
@@ -269,5 +269,4 @@ def _with_catalog(source: Source, chosen_files: ChosenFiles, narrow: SourceScope
         description, manifest = final_description, source.manifest
         read = read._replace(description=description, catalog=catalog, manifest=manifest)
         findings += run_rules(CATALOG, read, narrow.accepts)
-        catalog = catalog.preferring(source.place_of)
     return replace(source, catalog=catalog, findings=tuple(findings))

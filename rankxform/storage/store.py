@@ -11,7 +11,7 @@ import os
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import field
 from functools import reduce
 from pathlib import Path
@@ -114,7 +114,7 @@ class Store(ABC):
 
 
 class JoinedStore(Store):
-    """Several places as one: a file is that of the first place that has it."""
+    """Several places as one: a document that several have is the same in all."""
 
     def __init__(self, stores: Sequence[Store]) -> None:
         self._stores = stores
@@ -123,16 +123,42 @@ class JoinedStore(Store):
         return reduce(Listing.joined, (store.list(pattern) for store in self._stores))
 
     def read(self, name: str, searched: str = "") -> bytes:
-        return self._with(name).read(name, searched)
+        documents = {store.read(name, searched): None for store in self._with(name)}
+        if len(documents) > 1:
+            raise _unequal_documents(name)
+        return next(iter(documents))
 
     def has(self, name: str) -> bool:
         return any(store.has(name) for store in self._stores)
 
-    def open(self, name: str) -> AbstractContextManager[HeaderReader]:
-        return self._with(name).open(name)
+    @contextmanager
+    def open(self, name: str) -> Iterator[HeaderReader]:
+        with ExitStack() as stack:
+            stores = self._with(name)[: 1 if name.endswith(_TENSOR_FILES) else None]
+            first, *others = (stack.enter_context(store.open(name)) for store in stores)
+            for start in range(0, first.version.size, _BLOCK) if others else ():
+                if len({reader.read_at(start, _BLOCK) for reader in (first, *others)}) > 1:
+                    raise _unequal_documents(name)
+            if len({reader.version.size for reader in (first, *others)}) > 1:
+                raise _unequal_documents(name)
+            yield first
 
-    def _with(self, name: str) -> Store:
-        return next((store for store in self._stores if store.has(name)), self._stores[0])
+    def _with(self, name: str) -> Sequence[Store]:
+        return [store for store in self._stores if store.has(name)] or self._stores[:1]
+
+
+_BLOCK = 1 << 20
+_TENSOR_FILES = (".safetensors", ".distcp", ".ckpt")
+"""Ends of files that are no documents: their copies are compared where they are chosen."""
+
+
+def _unequal_documents(name: str) -> CheckpointError:
+    return CheckpointError(
+        "is not the same in all places",
+        "remove the one that is not meant",
+        "leave out --fallback",
+        where=name,
+    )
 
 
 class RangeReader(ABC):

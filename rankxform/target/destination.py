@@ -418,6 +418,13 @@ def _check_apart(request: Request, source: Source, output_paths: Iterable[Path])
     src, dst = Path(request.src), Path(request.dst or "")
     if dst.exists() and not dst.is_dir():
         raise StorageError("is a file, and DST must be a folder", "name another", where=dst)
+    for place in source.where.places if source.where.fallbacks else ():
+        if dst == Path(place) or is_same_file(dst, Path(place)) or is_below(dst, Path(place)):
+            raise UsageError(
+                f"lies in {place}, a place of the source, which is never written to",
+                "choose another destination",
+                where=dst,
+            )
     sources = [Path(path) for path in source.paths.values() if is_path(path)]
     files = {inode(path): path for path in sources}
     folders = {inode(path.parent) for path in sources}

@@ -89,6 +89,10 @@ def _read(request: Request) -> ResolvedRequest:
     places = (where, *map(absolute, request.fallback))
     has_source = any(not is_path(place) or Path(place).exists() for place in places)
     alone = request.src_strategy is None and request.src_config is not None
+    if alone and request.fallback:
+        raise UsageError(
+            "--fallback: --src-config alone says how one place is sharded", "give --src-strategy"
+        )
     if alone and has_source and request.shapes is None:
         from .slices import derive_from_slices
 

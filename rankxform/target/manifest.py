@@ -62,10 +62,10 @@ def conversion_identity(conversion: Conversion) -> dict[str, Any]:
         "source strategy": description_digest(planner.catalog),
         "destination strategy": strategy_digest(planner.dst),
         "tensors": _tensors(planner.selection.parameters),
-        "source files": _files(source, source.where.path, target.evidence.digests_by_file),
+        "source files": _files(source, target.evidence.digests_by_file),
     }
     if adapter is not None:
-        identity["adapter files"] = _files(adapter, adapter.where.path, {})
+        identity["adapter files"] = _files(adapter, {})
         identity["adapter sample"] = adapter_digest(adapter)
         identity["adapter strategy"] = description_digest(adapter.require_catalog())
     return identity
@@ -107,10 +107,11 @@ def check_not_applied(source: Source, adapter: Source) -> None:
         )
 
 
-def _files(source: Source, folder: str, digests_by_file: DigestsByFile) -> dict[str, Any]:
+def _files(source: Source, digests_by_file: DigestsByFile) -> dict[str, Any]:
+    places = source.where.places
     return {
         _key(source, file): {
-            "file": _below(source.paths[file], folder),
+            "file": _below(source.paths[file], places[source.place_of.get(file, 0)]),
             "size": index.size,
             "modified": index.modified,
             **_sample_digests(digests_by_file.get(file, {}), index.schema),

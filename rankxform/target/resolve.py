@@ -201,7 +201,7 @@ def _adapter(resolved: ResolvedRequest, team: Team) -> Source | None:
     strategy = team.bcast(lambda: load_strategy(adapter.strategy) if is_stated else None)
     where = CheckpointRef(adapter.path, strategy=strategy)
     if adapter.is_in_source:  # the same files as the source's
-        where = replace(source_ref(resolved.request, strategy), path=adapter.path, fallbacks=())
+        where = replace(source_ref(resolved.request, strategy), path=adapter.path)
     return open_source(where, team).require()
 
 

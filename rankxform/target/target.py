@@ -9,6 +9,7 @@ from math import isfinite
 from pathlib import Path
 from shlex import quote
 from struct import unpack
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rankxform.checkpoints.base import DEFAULT_FORM, FORMS, DestinationFiles, Form
@@ -78,10 +79,19 @@ class Target(HasFindings):
         """Return the same with more that was noticed."""
         return replace(self, findings=(*self.findings, *findings))
 
-    def with_evidence(self, evidence: Evidence, findings: Sequence[Finding] = ()) -> Target:
-        """Return what is made where bytes were found to say this of the source; with findings."""
+    def with_evidence(
+        self,
+        evidence: Evidence,
+        findings: Sequence[Finding] = (),
+        place_of: Mapping[int, int] = MappingProxyType({}),
+    ) -> Target:
+        """Return what is made where bytes were found to say this of the source; with findings.
+
+        place_of: source file -> number of its place, the best first, if there are several.
+        """
         names = evidence.per_rank_tensors
         planner = self.planner.with_own(names) if names else self.planner
+        planner = planner.preferring(place_of)
         target = replace(self, planner=planner, evidence=evidence)
         return target.with_findings((*findings, *evidence.findings))
 

@@ -273,7 +273,9 @@ def with_evidence(conversion: Conversion, team: Team) -> Conversion:
     """Return a conversion with what `examine` finds. Collective. Raises the first error."""
     evidence = examine(conversion, team)
     require_evidence(conversion, evidence, team)
-    return conversion._replace(target=conversion.target.with_evidence(evidence))
+    place_of = conversion.source.place_of
+    target = conversion.target.with_evidence(evidence, place_of=place_of)
+    return conversion._replace(target=target)
 
 
 def require_evidence(conversion: Conversion, evidence: Evidence, team: Team) -> None:

@@ -279,11 +279,15 @@ def _speaking_of_arrays() -> Iterator[None]:
             tries = "slices of these ranks, from other processes", "rankxform.load of a checkpoint"
             details = "here the file of a rank is what a process holds of it"
             error.say(error.parts._replace(tries=tries, details=details))
-        what, where, details = (
-            re.sub(r"arrays-\d+-\d+://rank_(\d+)\.safetensors", r"slices of rank \1", text)
-            for text in (error.what, error.where, error.details)
+        address, words = r"arrays-\d+-\d+://rank_(\d+)\.safetensors", r"slices of rank \1"
+        parts = error.parts
+        error.say(
+            parts._replace(
+                what=re.sub(address, words, parts.what),
+                where=re.sub(address, words, parts.where),
+                details=re.sub(address, words, parts.details),
+            )
         )
-        error.say(error.parts._replace(what=what, where=where, details=details))
         raise
 
 

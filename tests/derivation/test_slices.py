@@ -289,6 +289,9 @@ def test_launch_derives_both_strategies(small, config, tmp_path):
         ("\nparallel:", "\nparallell:", "parallell is no key of MindFormers"),
         ("use_parallel: True", "use_paralel: False", "use_paralel is no key of MindFormers"),
         ("use_parallel: True", "use_parallel: 'False'", "use_parallel"),
+        ("parallel_config:", "parallel_config:\n  vocab_emp_dp: False", "vocab_emb_dp: False, if"),
+        ("parallel_config:", "parallel_config:\n  use_seq_paralel: True", "use_seq_parallel: True"),
+        ("parallel_optimizer_threshold", "parallel_optimizer_threshhold", "no key of MindFormers"),
         ("use_parallel: True", "use_parallel: True\nrun_mode: pedict", "did you mean predict"),
     ],
 )
