@@ -16,6 +16,7 @@ import pytest
 
 import rankxform
 from rankxform.request import Request
+from rankxform.source import copies
 from rankxform.transport import SerialTeam
 from rankxform.verbs.plan import plan
 from tests import reference
@@ -313,3 +314,23 @@ def test_a_copy_with_parts_that_were_never_written_is_dropped(tmp_path):
     report, text = warned(rankxform.transform, tmp_path / "first", tmp_path / "dst", a, **options)
     assert "bytes were never written" in text and report.places[1].ranks_read == (1,)
     assert reference.wrong_slices(tmp_path / "dst", None, params, KIND) == []
+
+
+def test_a_file_that_a_disk_refuses_is_read_elsewhere(job, monkeypatch):
+    first, storage = job.place("first", range(8)), job.place("storage", range(8))
+    real = copies.Indexer.index
+
+    def index(self, path, *others):
+        if path.startswith(f"{first}/rank_5/"):
+            raise rankxform.StorageError("cannot open: Input/output error", where=path)
+        return real(self, path, *others)
+
+    monkeypatch.setattr(copies.Indexer, "index", index)
+    report, text = warned(job.convert, first, storage)
+    assert "Input/output error" in text and report.places[0].bytes_needed
+    with pytest.raises(rankxform.StorageError):
+        rankxform.plan(first, job.a, job.b)
+    shutil.rmtree(first / "rank_5")
+    shutil.rmtree(first / "rank_1")
+    with pytest.raises(rankxform.CheckpointError, match=r"nowhere, where nothing is"):
+        rankxform.plan(first, job.a, job.b, fallback=job.tmp / "nowhere")

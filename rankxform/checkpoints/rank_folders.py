@@ -15,7 +15,7 @@ from posixpath import basename, dirname, normpath, splitext
 
 from rankxform.errors import CheckpointError, UsageError
 from rankxform.formats.container import container_suffixes
-from rankxform.layout.names import first_texts
+from rankxform.layout.names import first_texts, format_ranges
 from rankxform.planning.plan import Planner
 from rankxform.storage.store import FILE, FOLDER, RANK, Listing, Store, expression_of
 from rankxform.values import dataclass, pattern_on_use
@@ -261,8 +261,13 @@ def _choose(
         if not files_by_rank[rank]:
             present_steps = {c.step for c in candidates[rank] if c.step}
             if suffix is None and present_steps:
+                lacking_ranks = [r for r in needed_ranks if not files_by_rank[r]]
+                others = [r for r in needed_ranks if files_by_rank[r]]
+                ranks_text = format_ranges(lacking_ranks)
+                who = f"ranks {ranks_text} lack" if lacking_ranks[1:] else f"rank {rank} lacks"
+                others_text = f", which {format_ranges(others)} have" if others else ""
                 raise CheckpointError(
-                    f"rank {rank} lacks that step (--step); {_steps(present_steps)}"
+                    f"{who} that step (--step){others_text}; of rank {rank} {_steps(present_steps)}"
                 )
             raise CheckpointError(
                 f"rank {rank} has no checkpoint that matches --step and --suffix; "

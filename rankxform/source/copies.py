@@ -29,7 +29,7 @@ from typing import Any, NamedTuple
 from rankxform.checkpoints.base import CheckpointRef
 from rankxform.checkpoints.rank_folders import LATEST
 from rankxform.display.text import format_size, shown_path
-from rankxform.errors import CheckpointError, Message, UsageError
+from rankxform.errors import CheckpointError, Message, RankxformError, StorageError, UsageError
 from rankxform.formats.container import DeclaredFile, Index, Schema
 from rankxform.layout.names import format_ranges
 from rankxform.planning.transfers import Reach
@@ -238,7 +238,10 @@ def list_places(team: Team, where: CheckpointRef, pattern: str) -> list[PlaceLis
 def joined_listing(listings: Sequence[PlaceListing]) -> Listing:
     """Return the listing of all places as one; a message that says where was searched names all."""
     joined = reduce(Listing.joined, (entry.listing for entry in listings))
-    others = ", ".join(entry.listing.path for entry in listings[1:])
+    others = ", ".join(
+        entry.listing.path + (", where nothing is" if entry.listing.kind == NOTHING else "")
+        for entry in listings[1:]
+    )
     return replace(joined, searched=f"{joined.searched} (and in {others})")
 
 
@@ -269,7 +272,8 @@ def choose_copies(
             if name in listed or (not copies and file in nowhere)
         }
         reach, notices = find_reach(team, paths, entry.same_as_node0)
-        indexes, wrong = index_all(paths, reach, team, declared_files=declared_files)
+        faults = CheckpointError, StorageError  # another place may have the file
+        indexes, wrong = index_all(paths, reach, team, None, declared_files, faults)
         copies.append(_PlaceCopies(paths, reach, indexes))
         findings += map(as_notice, notices)
         for finding in wrong:
@@ -398,8 +402,11 @@ def index_all(
     team: Team,
     manifest: SourceManifest | None = None,
     declared_files: Mapping[int, DeclaredFile] = MappingProxyType({}),
+    faults: tuple[type[RankxformError], ...] = (CheckpointError,),
 ) -> tuple[dict[int, Index], list[Finding]]:
     """Index the files, each process its part, and give every process all of them. Collective.
+
+    faults: errors that are noted of a file; others are raised.
 
     What cannot be read as a checkpoint is an error, and what is not as rankxform wrote it.
     """
@@ -418,8 +425,8 @@ def index_all(
                 continue
             try:
                 local_indexes[file] = indexer.index(paths[file], declared_files.get(file, _NOTHING))
-            except CheckpointError as error:
-                wrong.append(Finding(error.parts, file=file, need=HEADERS))
+            except faults as error:
+                wrong.append(Finding(error.parts, error=type(error), file=file, need=HEADERS))
         wait_for_newer_mtime(local_indexes.values())
         return local_indexes, wrong
 

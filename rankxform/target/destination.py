@@ -229,15 +229,19 @@ class ArrayDestination(Destination):
         Raises UsageError.
         """
         src, dst = request.src_strategy, request.dst_strategy
-        named = [s.label if isinstance(s, Strategy) else s for s in (src, dst)]
-        others = replace(request, include=(), src_strategy=None, dst_strategy=None)
-        common_text = repr((named, others))  # which all must ask alike
-        by_process = team.allgather(lambda: (RankRequest(self.rank, request.include), common_text))
-        self.rank_requests, common_texts = zip(*by_process)
-        if len(set(common_texts)) > 1:
+        common = {
+            **vars(replace(request, include=(), src_strategy=None, dst_strategy=None)),
+            "src_strategy": src.label if isinstance(src, Strategy) else src,
+            "dst_strategy": dst.label if isinstance(dst, Strategy) else dst,
+        }
+        texts = {name: repr(value) for name, value in common.items()}  # which all must ask alike
+        by_process = team.allgather(lambda: (RankRequest(self.rank, request.include), texts))
+        self.rank_requests, all_texts = zip(*by_process)
+        differing = [name for name in texts if len({other[name] for other in all_texts}) > 1]
+        if differing:
             raise UsageError(
-                "the processes of one load ask for different things; only rank and include may "
-                "differ"
+                f"the processes of one load differ in {', '.join(differing)}; only rank "
+                "and include may differ"
             )
         ranks = tuple(sorted({rank_request.rank for rank_request in self.rank_requests}))
         include = tuple(

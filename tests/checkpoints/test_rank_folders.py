@@ -62,7 +62,9 @@ def test_a_step_or_suffix_chooses(tmp_path):
     assert find(tmp_path, [0], suffix="breakpoint").names[0] == "rank_0/net_breakpoint.ckpt"
     with pytest.raises(UsageError, match="such as 10_73"):
         find(tmp_path, [0], step="five")
-    with pytest.raises(CheckpointError, match="rank 0 lacks that step .*; the steps are 1_5, 2_5"):
+    with pytest.raises(
+        CheckpointError, match="rank 0 lacks that step .*; of rank 0 the steps are 1_5, 2_5"
+    ):
         find(tmp_path, [0], step="7_7")
     with pytest.raises(CheckpointError, match="rank 0 has no checkpoint"):
         find(tmp_path, [0], suffix="elsewhere")
