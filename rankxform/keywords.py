@@ -76,6 +76,7 @@ class LoadKeywords(DeriveKeywords, SourceKeywords, total=False):
     read_method: str
     costs: Costs | None
     memory: int
+    throttle: int | None
 
 
 class Keywords(LoadKeywords, total=False):

@@ -52,6 +52,40 @@ def seconds_since_start() -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME) - clock / os.sysconf("SC_CLK_TCK")
 
 
+def throttled(on_progress: Callable[[int], None], bytes_per_second: float) -> Callable[[int], None]:
+    """Return what is told of progress, and waits so that it is no faster than that on average.
+
+    This process reads and writes only when its disks are idle, where the system knows that.
+    """
+    _set_idle_io()
+    began, done = time.monotonic(), 0
+
+    def on_throttled_progress(nbytes: int) -> None:
+        nonlocal done
+        done += nbytes
+        on_progress(nbytes)
+        while (seconds := began + done / bytes_per_second - time.monotonic()) > 0:
+            time.sleep(min(seconds, _THROTTLE_SECONDS))
+            on_progress(0)  # the others know that it is alive, and a stop is heard
+
+    return on_throttled_progress
+
+
+_THROTTLE_SECONDS = 0.2
+_SET_IO_PRIORITY = {"x86_64": 251, "aarch64": 30}
+"""Numbers of the system call ioprio_set, by machine."""
+_OWN_PROCESS, _IDLE_CLASS = 1, 3 << 13
+
+
+def _set_idle_io() -> None:
+    import ctypes  # for those alone who throttle
+    import platform
+
+    number = _SET_IO_PRIORITY.get(platform.machine())
+    if number is not None:
+        ctypes.CDLL(None).syscall(number, _OWN_PROCESS, 0, _IDLE_CLASS)  # may be refused
+
+
 def peak_memory() -> int:
     """Return the largest resident size this process has had, in bytes.
 

@@ -138,6 +138,11 @@ def test_a_command_runs(text, place):
     if words[0] == "verify":
         given = ["SRC", "DST", "--src-strategy", "A", "--dst-strategy", "B", "--verify"]
         assert main(["transform", *given]) == 0
+    if words[0] == "follow":
+        words.remove("--watch")
+        for path in Path("SRC").glob("rank_*/*"):
+            path.rename(path.with_name(f"net-1_5{path.suffix}"))
+        words[2] = "STEPS"
     assert main(words) == 0
 
 

@@ -23,8 +23,9 @@ def build_request(options: Parsed) -> Request:
         src_argument = _SRC_OR_SHAPES if "shapes" in facts else "SRC"
         src = _single_argument(src_argument, options.verb, facts["src"], facts.get("src_option"))
     dst = facts.get("dst") or facts.get("dst_option")
-    if options.verb == "verify" or (options.verb == "transform" and not options.dry_run):
-        dst = _single_argument("DST", options.verb, facts["dst"], facts["dst_option"])
+    writes = options.verb == "transform" and not options.dry_run
+    if writes or options.verb in ("verify", "follow"):
+        dst = _single_argument("DST", options.verb, facts["dst"], facts.get("dst_option"))
     return Request(
         src=src,
         dst=dst,

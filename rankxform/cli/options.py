@@ -226,6 +226,20 @@ class Script:
     transform_by_rank = option(None, GROUP_COMMAND, "")
 
 
+class Follow:
+    watch = option(
+        False, GROUP_COMMAND, "go on as new steps appear, until it is stopped", kind=TYPE_FLAG
+    )
+    settle = option(
+        10.0, GROUP_COMMAND, "with --watch: for how long the files of a step must not have changed "
+        "(default: 10s)", kind=_TIME, metavar="TIME",
+    )  # fmt: skip
+    keep = option(
+        None, GROUP_COMMAND, "keep the newest N steps that this command has written to DST, and "
+        "remove its files of the others (default: all)", kind=_COUNT, metavar="N",
+    )  # fmt: skip
+
+
 class Launch:
     src = option(
         None, GROUP_COMMAND, "what the program is to load", metavar="CKPT", flags=("--load",)

@@ -29,6 +29,11 @@ class ReadOptions:
         DEFAULT_MEMORY, GROUP_IO, "buffers on each process (default: 64M)", AFFECTS_LOAD,
         kind=TYPE_SIZE, metavar="SIZE",
     )  # fmt: skip
+    throttle: int | None = option(
+        None, GROUP_IO, "write at most this many bytes a second, all processes together, and read "
+        "and write only when the disk is idle, where the system knows that", AFFECTS_LOAD,
+        kind=TYPE_SIZE, metavar="SIZE",
+    )  # fmt: skip
     shapes: str | None = option(
         None, GROUP_IO, "plan without SRC, from full shapes: a complete checkpoint file, what "
         '`inspect --json` prints of one, or JSON {name: {"shape": [...], "dtype": "Float32"}}',

@@ -28,7 +28,7 @@ from rankxform.engine.copier import ValueStats
 from rankxform.engine.pipeline import Traffic
 from rankxform.layout.names import summarize_names
 from rankxform.planning.exchange import WorkPlan
-from rankxform.process import Phases, peak_memory
+from rankxform.process import Phases, peak_memory, throttled
 from rankxform.request import Request
 from rankxform.statements import Finding, HasFindings, as_notice, as_warning
 from rankxform.storage.posix import OnProgress
@@ -114,8 +114,11 @@ def move(
 ) -> Traffic:
     """Read, exchange, assemble and put what every process has to. Collective."""
     messenger = team.p2p() if work.exchanges else None
+    throttle = conversion.request.throttle
 
     def fill(on_progress: OnProgress) -> Traffic:
+        if throttle is not None:
+            on_progress = throttled(on_progress, throttle / team.size)
         with open_work_inputs(conversion, work, messenger, on_progress) as inputs:
             return destination.fill(work, inputs, on_progress)
 

@@ -40,6 +40,7 @@ COMMANDS = [
     f"plan SRC {A_TO_B} --step 1_100 --fallback STEPS",
     f"plan SRC {A_TO_B} --simulate 4",
     f"plan SRC {A_TO_B} --simulate 4 --nodes 2 --src-placement node",
+    f"follow STEPS OUT {A_TO_B} --no-fsync",
     "verify DST",
     f"verify SRC DST {A_TO_B}",
     "verify SRC BROKEN --src-strategy A --dst-strategy A",
@@ -76,7 +77,7 @@ COMMANDS = [
 MAPS = {"bytes_from", "needed_ranks", "metadata", "costs", "phases", "tensors"}
 """Names of maps whose keys are data."""
 VALUES = {
-    "plan", "verify", "launch", "merge", "contents", "inspect", "hostfile", "simulation", "checkpoint2", "unified",
+    "plan", "verify", "launch", "merge", "contents", "follow", "inspect", "hostfile", "simulation", "checkpoint2", "unified",
     "huggingface", "bytes", "sizes", "folder", "described", "destination", "strategies", "json",
     "collection", "2_200",
 }  # fmt: skip

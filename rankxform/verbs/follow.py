@@ -1,0 +1,254 @@
+"""`follow`: convert the steps of one training, the oldest first, and go on as new ones appear.
+
+Each step becomes a folder of its own in the destination, by the same conversion as `transform`
+makes, with its journal and its manifest: a folder with a manifest is done, and whatever stops
+`follow`, the same command goes on where it stopped. A step is converted once every rank has its
+file of it; while the training goes on, once these files have not changed for a while, too.
+
+Process 0 looks, and tells the others; it has to see the source's folders, and the destination.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+from rankxform.checkpoints.base import CheckpointRef, TrainingStep
+from rankxform.display.text import format_count, format_seconds, format_size
+from rankxform.errors import CheckpointError, RankxformError, UsageError
+from rankxform.publish.folder_records import MANIFEST_NAME, read_manifest
+from rankxform.request import Request
+from rankxform.results import NORMAL, QUIET, Result, Section, lines
+from rankxform.source.choose import list_and_select
+from rankxform.storage.posix import remove_if_possible, write_atomically
+from rankxform.storage.store import FileVersion, absolute, address_of, is_path, storage_of
+from rankxform.target.inputs import source_ref
+from rankxform.transport import Team
+from rankxform.values import dataclass
+
+from .convert import OnStart, start_silently
+from .transform import transform
+
+_POLL_SECONDS = 0.5
+RECORD_NAME = "rankxform-follow.json"
+"""What was converted here by `follow`, in its destination."""
+
+
+class FollowSettings(NamedTuple):
+    """How steps are followed."""
+
+    watch: bool = False  # go on as new steps appear
+    settle: float = 10.0  # seconds for which a step's files must not have changed then
+    keep: int | None = None  # how many of the newest conversions are kept; None: all
+
+
+class ConvertedStep(NamedTuple):
+    """One step that was converted."""
+
+    step: str
+    dst: str
+    bytes_written: int
+    seconds: float
+
+
+@dataclass(frozen=True, repr=False)
+class Followed(Result):
+    """What was done with the steps of a training. Sizes are bytes, times seconds."""
+
+    src: str  # the source, as it was named
+    dst: str  # the folder with a folder for each step
+    converted: tuple[ConvertedStep, ...]  # in this order
+    complete_before: tuple[str, ...]  # steps that had been converted by an earlier run
+    waiting: tuple[str, ...]  # steps that some rank lacks
+    removed: tuple[str, ...]  # steps whose conversions were removed
+    warnings: tuple[str, ...] = ()  # what may be wrong
+
+    def in_short(self) -> str:
+        return f"{format_count(len(self.converted), 'step')} converted"
+
+    def sections(self, level: int = NORMAL) -> Iterator[Section]:
+        """Yield what was converted, what was there, and what is waited for."""
+        if level > QUIET:
+            for entry in self.converted:
+                size, seconds = format_size(entry.bytes_written), format_seconds(entry.seconds)
+                yield lines("step", f"{entry.step}: {size}, {seconds}, {entry.dst}")
+            for label, steps in (
+                ("before", self.complete_before),
+                ("waiting", self.waiting),
+                ("removed", self.removed),
+            ):
+                if steps:
+                    yield lines(label, ", ".join(steps))
+        yield lines("done", self.in_short())
+
+
+class _Look(NamedTuple):
+    """What process 0 sees: steps that can be converted, and all others but those done."""
+
+    ready: tuple[str, ...]
+    waiting: tuple[str, ...]
+    done: tuple[str, ...]
+
+
+class _Watcher:
+    """Looks for steps on process 0."""
+
+    def __init__(self, request: Request, settings: FollowSettings) -> None:
+        self._where = source_ref(request, None).absolute()
+        self.dst, self._settings = Path(absolute(request.dst or "")), settings
+        # Step -> versions of its files, and since when they are these.
+        self._since: dict[str, tuple[Sequence[FileVersion | None], float]] = {}
+        self.failed: dict[str, Sequence[FileVersion | None]] = {}
+
+    def look(self) -> _Look:
+        """Raises UsageError where there are no steps."""
+        ready, waiting, done = [], [], []
+        for step in self._steps():
+            if (self.dst / step / MANIFEST_NAME).is_file():
+                done.append(step)
+            elif self._is_ready(step):
+                ready.append(step)
+            else:
+                waiting.append(step)
+        return _Look(tuple(ready), tuple(waiting), tuple(done))
+
+    def keep(self, step: str) -> list[str]:
+        """Note that a step was converted; remove the oldest that are noted, beyond those to keep.
+
+        Returns their steps. Only files that a manifest lists are removed, and empty folders.
+        """
+        path = self.dst / RECORD_NAME
+        try:
+            steps = json.loads(path.read_bytes())["steps"] if path.exists() else []
+        except (ValueError, KeyError, TypeError):
+            steps = []
+        steps = [*(known_step for known_step in steps if known_step != step), step]
+        removed = steps[: -self._settings.keep] if self._settings.keep else []
+        for removed_step in removed:
+            _remove(self.dst / str(removed_step))
+        noted = json.dumps({"kind": "rankxform follow", "steps": steps[len(removed) :]})
+        write_atomically(path, noted.encode())
+        return removed
+
+    def note_failure(self, step: str) -> None:
+        """Take note that a step could not be converted; it is tried again when it has changed."""
+        self.failed[step] = self._since[step][0]
+
+    def _steps(self) -> list[str]:
+        """Return all steps that files' or folders' names state, the oldest first."""
+        try:
+            _, _, selected = list_and_select(self._where)
+        except CheckpointError:
+            if self._settings.watch:
+                return []  # nothing is there yet
+            raise
+        steps = {*selected.skipped_steps, *selected.missing_ranks}
+        if selected.step is None:
+            raise UsageError(
+                "no file's name states a step", "rankxform transform", where=self._where.path
+            )
+        return [_name(step) for step in sorted({*steps, selected.step})]
+
+    def _is_ready(self, step: str) -> bool:
+        """Tell whether every rank has its file of a step, and none has changed for a while."""
+        try:
+            _, _, selected = list_and_select(replace(self._where, step=step))
+        except CheckpointError:
+            return False
+        if selected.missing_ranks:
+            return False
+        versions = [*self._versions(self._where, selected.names)]
+        before, since = self._since.get(step, (None, 0.0))
+        if versions != before:
+            since = time.monotonic()
+            self._since[step] = versions, since
+        if self.failed.get(step) == versions:
+            return False
+        return not self._settings.watch or time.monotonic() - since >= self._settings.settle
+
+    def _versions(
+        self, where: CheckpointRef, names: Mapping[int, str]
+    ) -> Iterator[FileVersion | None]:
+        ranges = storage_of(where.path).ranges()
+        for name in names.values():
+            yield ranges.named(address_of(where.path, name))
+        ranges.close()
+
+
+def _name(step: TrainingStep) -> str:
+    return "_".join(map(str, step))
+
+
+def follow(
+    request: Request,
+    settings: FollowSettings,
+    team: Team,
+    on_start: OnStart = start_silently,
+    announce: Callable[[str], None] = lambda text: None,
+) -> Followed:
+    """Convert all complete steps that the destination lacks; with `watch`, until it is stopped.
+
+    announce: told on process 0 what is waited for. Collective. Raises StoppedError when it is
+    asked to stop, and without `watch` the first error.
+    """
+    watcher = team.agree(lambda: _watcher(request, settings))
+    converted: list[ConvertedStep] = []
+    removed: list[str] = []
+    warnings: list[str] = []
+    complete_before: tuple[str, ...] | None = None
+    is_announced = False
+    while True:
+        look = team.bcast(watcher.look)
+        complete_before = look.done if complete_before is None else complete_before
+        for step in look.ready:
+            dst = str(watcher.dst / step)
+            try:
+                report = transform(replace(request, step=step, dst=dst), team, on_start)
+            except CheckpointError as error:
+                if not settings.watch:
+                    raise
+                watcher.note_failure(step)
+                warnings.append(f"{step}: {error.parts.line}; it is tried again when it changes")
+                announce(f"WARNING:  {warnings[-1]}")
+                continue
+            converted.append(ConvertedStep(step, dst, report.bytes_written, report.seconds))
+            announce(f"step      {step}: {format_size(report.bytes_written)}, {dst}")
+            removed += team.bcast(lambda step=step: watcher.keep(step))  # type: ignore[misc]
+            is_announced = False
+        if not settings.watch:
+            break
+        if not is_announced:
+            announce("waiting   for the next step")
+            is_announced = True
+        team.agree(team.check_stop)
+        team.bcast(lambda: time.sleep(_POLL_SECONDS))
+    return Followed(
+        request.src, request.dst or "", tuple(converted), complete_before, look.waiting,
+        tuple(removed),
+        tuple(warnings),
+    )  # fmt: skip
+
+
+def _watcher(request: Request, settings: FollowSettings) -> _Watcher:
+    if request.step is not None:
+        raise UsageError("follow converts all steps", "leave out --step", "rankxform transform")
+    if not is_path(request.src) or request.fallback or request.files is not None:
+        raise UsageError("follow looks at one folder", "leave out --fallback")
+    return _Watcher(request, settings)
+
+
+def _remove(folder: Path) -> None:
+    """Remove the files of a conversion that its manifest lists, and folders that are empty then."""
+    try:
+        record = read_manifest(folder)
+    except RankxformError:  # it is no conversion any more
+        return
+    for name in (*record["files"], *record.get("companions", {}), MANIFEST_NAME):
+        remove_if_possible(folder / name)
+    for below in (*sorted(folder.rglob("*"), reverse=True), folder):
+        if below.is_dir() and not any(below.iterdir()):
+            below.rmdir()

@@ -1,0 +1,178 @@
+"""`follow`: every step once, whatever stops it; nothing removed that it did not write."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+import rankxform
+from rankxform.process import throttled
+from rankxform.request import Request
+from rankxform.transport import SerialTeam
+from rankxform.verbs.follow import RECORD_NAME, FollowSettings, follow
+from tests import reference
+from tests.forked import run_forked
+from tests.mpi_launch import environment
+
+SRC = [{"w": ([4], [0, -1], 0, 0)}]
+DST = [{"w": ([2], [-1, 0], 0, 0)}]
+PARAMS = {"w": ((16, 8), "Float32")}
+
+
+class Training:
+    """Rank folders of several steps, and their conversions."""
+
+    def __init__(self, tmp):
+        self.tmp, self.src, self.dst = tmp, tmp / "src", tmp / "dst"
+        self.a = reference.write_stage_files(tmp / "a", SRC)
+        self.b = reference.write_stage_files(tmp / "b", DST)
+
+    def save(self, step, ranks=range(4)):
+        made = self.tmp / f"made{step}"
+        reference.write_checkpoint(
+            made, SRC, PARAMS, None, "safetensors", name=f"net-1_{step}", make=self.values(step)
+        )
+        for rank in ranks:
+            folder = self.src / f"rank_{rank}"
+            folder.mkdir(parents=True, exist_ok=True)
+            for path in (made / f"rank_{rank}").iterdir():
+                shutil.copy(path, folder)
+
+    def values(self, step):
+        return lambda name, shape, dtype: reference.full_tensor(f"{name} {step}", shape, dtype)
+
+    def is_right(self, step):
+        folder, values = self.dst / f"1_{step}", self.values(step)
+        wrong = reference.wrong_slices(folder, DST, PARAMS, "safetensors", make=values)
+        return wrong == [] and (folder / "rankxform.json").exists()
+
+    def follow(self, **settings):
+        request = Request(str(self.src), str(self.dst), self.a, self.b, fsync=False)
+        return follow(request, FollowSettings(**settings), SerialTeam())
+
+    @property
+    def words(self):
+        return ["follow", self.src, self.dst, "--src-strategy", self.a, "--dst-strategy", self.b]
+
+
+@pytest.fixture
+def training(tmp_path):
+    return Training(tmp_path)
+
+
+def test_all_complete_steps_are_converted_once(training):
+    for step in range(1, 21):
+        training.save(step)
+    training.save(21, ranks=range(3))
+    outcome = training.follow()
+    assert [entry.step for entry in outcome.converted] == [f"1_{step}" for step in range(1, 21)]
+    assert outcome.waiting == ("1_21",) and all(map(training.is_right, range(1, 21)))
+    training.save(21)
+    again = training.follow()
+    assert [entry.step for entry in again.converted] == ["1_21"]
+    assert len(again.complete_before) == 20 and training.is_right(21)
+
+
+@pytest.mark.parametrize("processes", [1, 3])
+def test_the_command(training, processes):
+    training.save(1)
+    training.save(2)
+    done = run_forked([*training.words, "--no-fsync"], processes, training.tmp)
+    assert done.code == 0, done.stderr
+    assert "step      1_1: 720 B" in done.stdout and done.stdout.endswith("2 steps converted\n")
+    assert training.is_right(1) and training.is_right(2)
+    document = json.loads(run_forked([*training.words, "--json"], processes, training.tmp).stdout)
+    assert document["result"] == "follow" and document["complete_before"] == ["1_1", "1_2"]
+
+
+def test_no_step_and_no_folder_are_one_message(training, tmp_path):
+    reference.write_checkpoint(training.src, SRC, PARAMS, None, "safetensors")
+    with pytest.raises(rankxform.UsageError, match="states a step"):
+        training.follow()
+    done = run_forked([*training.words, "--step", "1_1"], 1, tmp_path)
+    assert done.code == 2 and "leave out --step" in done.stderr
+
+
+def test_only_what_it_wrote_is_removed(training):
+    for step in (1, 2):
+        training.save(step)
+    training.follow()
+    rankxform.transform(training.src, training.dst / "by_hand", training.a, training.b, step="1_1")
+    (training.dst / "1_1" / "notes.txt").write_text("mine")
+    training.save(3)
+    outcome = training.follow(keep=1)
+    assert outcome.removed == ("1_1", "1_2")
+    left = {path.name for path in training.dst.iterdir()}
+    assert left == {"1_1", "1_3", "by_hand", RECORD_NAME}
+    assert [path.name for path in (training.dst / "1_1").rglob("*")] == ["notes.txt"]
+    assert training.is_right(3)
+
+
+def test_it_goes_on_where_it_was_killed(training):
+    """Steps appear while it watches, and it is killed again and again."""
+    words = [sys.executable, "-m", "rankxform", *map(str, training.words), "--no-fsync", "--watch"]
+    words += ["--settle", "0.2", "--progress", "none"]
+    kills, steps = int(os.environ.get("RANKXFORM_KILLS", 1)) * 6, 6
+    for number in range(kills):
+        if number < steps:
+            training.save(number + 1)
+        process = subprocess.Popen(
+            words, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+        time.sleep(0.3 + 0.9 * number / kills)
+        process.kill()
+        process.wait()
+    process = subprocess.Popen(words, env=environment(), stdout=subprocess.PIPE, text=True)
+    wanted = [training.dst / f"1_{step}" / "rankxform.json" for step in range(1, steps + 1)]
+    until = time.monotonic() + 60
+    while time.monotonic() < until and not all(path.exists() for path in wanted):
+        time.sleep(0.1)
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=30)
+    assert process.returncode == 75
+    assert all(map(training.is_right, range(1, steps + 1)))
+    assert not [*training.dst.rglob("*.part")]
+
+
+def test_a_step_that_is_torn_is_tried_again_when_it_has_changed(training, monkeypatch):
+    training.save(1)
+    training.save(2)
+    path = training.src / "rank_2" / "net-1_1.safetensors"
+    data = path.read_bytes()
+    os.truncate(path, 60)
+    said, until = [], time.monotonic() + 30
+
+    class Stop:
+        def reason(self):
+            if said and path.stat().st_size < len(data):
+                path.write_bytes(data)
+            is_done = (training.dst / "1_1" / "rankxform.json").exists()
+            return "stopped by a test" if is_done or time.monotonic() > until else None
+
+        def at_work(self, is_at_work):
+            """Nothing is noted."""
+
+    team = SerialTeam()
+    team.stopping = Stop()
+    monkeypatch.setattr("rankxform.verbs.follow._POLL_SECONDS", 0.05)
+    request = Request(str(training.src), str(training.dst), training.a, training.b, fsync=False)
+    with pytest.raises(rankxform.StoppedError):
+        follow(request, FollowSettings(watch=True, settle=0.0), team, announce=said.append)
+    assert training.is_right(1) and training.is_right(2)
+    assert any("tried again" in text for text in said)
+
+
+def test_no_faster_than_asked():
+    told = []
+    began = time.monotonic()
+    on_progress = throttled(told.append, 1e6)
+    for _ in range(4):
+        on_progress(100_000)
+    assert time.monotonic() - began >= 0.4 and sum(told) == 400_000
