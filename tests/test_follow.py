@@ -169,6 +169,25 @@ def test_a_step_that_is_torn_is_tried_again_when_it_has_changed(training, monkey
     assert any("tried again" in text for text in said)
 
 
+def test_iterations_of_a_checkpoint_2(training):
+    """Each becomes a folder of its own, with the iteration's folder in it, once."""
+    training.save(3)
+    options = {"dst_form": "checkpoint2", "fsync": False}
+    for number in (3, 4):
+        rankxform.transform(
+            training.src, training.tmp / "iterations", training.a, training.b, iteration=number,
+            overwrite=True, **options,
+        )  # fmt: skip
+    request = Request(
+        str(training.tmp / "iterations"), str(training.dst), None, training.b, **options
+    )
+    outcome = follow(request, FollowSettings(), SerialTeam())
+    assert [entry.step for entry in outcome.converted] == ["3", "4"]
+    again = follow(request, FollowSettings(), SerialTeam())
+    assert again.converted == () and again.complete_before == ("3", "4")
+    assert rankxform.verify(training.tmp / "iterations", training.dst / "4", None, training.b).same
+
+
 def test_no_faster_than_asked():
     told = []
     began = time.monotonic()

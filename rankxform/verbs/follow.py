@@ -17,9 +17,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-from rankxform.checkpoints.base import CheckpointRef, TrainingStep
+from rankxform.checkpoints.base import TrainingStep
 from rankxform.display.text import format_count, format_seconds, format_size
-from rankxform.errors import CheckpointError, RankxformError, UsageError
+from rankxform.errors import CheckpointError, RankxformError, StorageError, UsageError
 from rankxform.publish.folder_records import MANIFEST_NAME, read_manifest
 from rankxform.request import Request
 from rankxform.results import NORMAL, QUIET, Result, Section, lines
@@ -94,21 +94,28 @@ class _Look(NamedTuple):
     done: tuple[str, ...]
 
 
+class _StepFiles(NamedTuple):
+    """The files of a step, and since when they have these versions."""
+
+    names: Mapping[int, str]
+    versions: Sequence[FileVersion | None]
+    since: float
+
+
 class _Watcher:
     """Looks for steps on process 0."""
 
     def __init__(self, request: Request, settings: FollowSettings) -> None:
         self._where = source_ref(request, None).absolute()
         self.dst, self._settings = Path(absolute(request.dst or "")), settings
-        # Step -> versions of its files, and since when they are these.
-        self._since: dict[str, tuple[Sequence[FileVersion | None], float]] = {}
+        self._looked_at: dict[str, _StepFiles] = {}
         self.failed: dict[str, Sequence[FileVersion | None]] = {}
 
     def look(self) -> _Look:
         """Raises UsageError where there are no steps."""
         ready, waiting, done = [], [], []
         for step in self._steps():
-            if (self.dst / step / MANIFEST_NAME).is_file():
+            if _manifest_folder(self.dst / step) is not None:
                 done.append(step)
             elif self._is_ready(step):
                 ready.append(step)
@@ -134,9 +141,15 @@ class _Watcher:
         write_atomically(path, noted.encode())
         return removed
 
+    def is_changing(self) -> bool:
+        """Tell whether files of a step that was looked at are gone, or others now."""
+        return any(
+            [*self._versions(names)] != versions for names, versions, _ in self._looked_at.values()
+        )
+
     def note_failure(self, step: str) -> None:
         """Take note that a step could not be converted; it is tried again when it has changed."""
-        self.failed[step] = self._since[step][0]
+        self.failed[step] = self._looked_at[step].versions
 
     def _steps(self) -> list[str]:
         """Return all steps that files' or folders' names state, the oldest first."""
@@ -161,21 +174,18 @@ class _Watcher:
             return False
         if selected.missing_ranks:
             return False
-        versions = [*self._versions(self._where, selected.names)]
-        before, since = self._since.get(step, (None, 0.0))
-        if versions != before:
-            since = time.monotonic()
-            self._since[step] = versions, since
+        versions, before = [*self._versions(selected.names)], self._looked_at.get(step)
+        if before is None or versions != before.versions:
+            before = _StepFiles(selected.names, versions, time.monotonic())
+            self._looked_at[step] = before
         if self.failed.get(step) == versions:
             return False
-        return not self._settings.watch or time.monotonic() - since >= self._settings.settle
+        return not self._settings.watch or time.monotonic() - before.since >= self._settings.settle
 
-    def _versions(
-        self, where: CheckpointRef, names: Mapping[int, str]
-    ) -> Iterator[FileVersion | None]:
-        ranges = storage_of(where.path).ranges()
+    def _versions(self, names: Mapping[int, str]) -> Iterator[FileVersion | None]:
+        ranges = storage_of(self._where.path).ranges()
         for name in names.values():
-            yield ranges.named(address_of(where.path, name))
+            yield ranges.named(address_of(self._where.path, name))
         ranges.close()
 
 
@@ -208,8 +218,9 @@ def follow(
             dst = str(watcher.dst / step)
             try:
                 report = transform(replace(request, step=step, dst=dst), team, on_start)
-            except CheckpointError as error:
-                if not settings.watch:
+            except (CheckpointError, StorageError) as error:
+                is_of_source = isinstance(error, CheckpointError)
+                if not settings.watch or not (is_of_source or team.bcast(watcher.is_changing)):
                     raise
                 watcher.note_failure(step)
                 warnings.append(f"{step}: {error.parts.line}; it is tried again when it changes")
@@ -241,14 +252,24 @@ def _watcher(request: Request, settings: FollowSettings) -> _Watcher:
     return _Watcher(request, settings)
 
 
+def _manifest_folder(folder: Path) -> Path | None:
+    """Return where a conversion's manifest lies, which is in the iteration's folder if it has one;
+    None if it is not complete."""
+    paths = (path for pattern in ("", "*/") for path in folder.glob(pattern + MANIFEST_NAME))
+    return next((path.parent for path in paths), None)
+
+
 def _remove(folder: Path) -> None:
     """Remove the files of a conversion that its manifest lists, and folders that are empty then."""
+    manifest_folder = _manifest_folder(folder)
+    if manifest_folder is None:
+        return
     try:
-        record = read_manifest(folder)
+        record = read_manifest(manifest_folder)
     except RankxformError:  # it is no conversion any more
         return
     for name in (*record["files"], *record.get("companions", {}), MANIFEST_NAME):
-        remove_if_possible(folder / name)
+        remove_if_possible(manifest_folder / name)
     for below in (*sorted(folder.rglob("*"), reverse=True), folder):
         if below.is_dir() and not any(below.iterdir()):
             below.rmdir()
