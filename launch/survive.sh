@@ -30,8 +30,8 @@ work=$(mktemp -d "${TMPDIR:-/tmp}/rankxform-survive.XXXXXX")
 trap 'rm -rf "$work"' EXIT
 
 read -r -a reach <<<"${REACH:-ssh -o BatchMode=yes -o ConnectTimeout=10}"
-sed -n 's/^[[:space:]]*\([^#[:space:]:]\{1,\}\)\(:\|[[:space:]]*slots=\)\{0,1\}\([0-9]*\).*/\1 \3/p' "$HOSTFILE" >"$work/all"
-while read -r host slots || [ -n "$host" ]; do
+{ cat "$HOSTFILE"; echo; } | sed -n 's/^[[:space:]]*\([^#[:space:]:]\{1,\}\)\(:\|[[:space:]]*slots=\)\{0,1\}\([0-9]*\).*/\1 \3/p' >"$work/all"
+while read -r host slots; do
     (if timeout 30 "${reach[@]}" "$host" true </dev/null >/dev/null 2>&1; then touch "$work/here.$host"; fi) &
 done <"$work/all"
 wait
@@ -41,7 +41,7 @@ if "$MPIRUN" --version 2>&1 | grep -q -i -e "open mpi" -e prrte; then
 else
     form=":" option=-f
 fi
-while read -r host slots || [ -n "$host" ]; do
+while read -r host slots; do
     if [ -e "$work/here.$host" ]; then
         echo "$host$form${slots:-1}" >>"$work/hosts"
         total=$((total + ${slots:-1}))

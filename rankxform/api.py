@@ -181,9 +181,13 @@ def reshard(
     ask, find_own = _resharding(slices, src_strategy, dst_strategy, options)
     is_apart = (src_strategy, dst_strategy, options) == (None, None, {})
 
+    def own(processes: Team) -> tuple[HeldSlices, int]:
+        if plan is not None and not isinstance(plan, loading.ReshardPlan):
+            raise UsageError(f"plan is a {type(plan).__name__}; expected what plan_reshard returns")
+        return find_own(processes)
+
     def run(request: Request, processes: Team, begin: Begin) -> Parameters:
-        held_slices, dst_rank = processes.agree(lambda: find_own(processes))
-        processes.agree(lambda: _check_plan(plan))
+        held_slices, dst_rank = processes.agree(lambda: own(processes))
         planned = processes.allgather(lambda: (plan is not None, is_apart))
         if any(has_plan and not alone for has_plan, alone in planned):
             raise UsageError("plan= stands for strategies and options", "leave them out")
@@ -244,13 +248,6 @@ def _resharding(
         return HeldSlices({} if slices is None else slices, src_rank, dtypes), rank
 
     return ask, find_own
-
-
-def _check_plan(plan: Any) -> None:
-    from rankxform.verbs.load import ReshardPlan
-
-    if plan is not None and not isinstance(plan, ReshardPlan):
-        raise UsageError(f"plan is a {type(plan).__name__}; expected what plan_reshard returns")
 
 
 def _own_rank(rank: int | None, request: Request, processes: Team) -> int:

@@ -7,8 +7,8 @@ import os
 import resource
 import sys
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 
@@ -52,12 +52,14 @@ def seconds_since_start() -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME) - clock / os.sysconf("SC_CLK_TCK")
 
 
-def throttled(on_progress: Callable[[int], None], bytes_per_second: float) -> Callable[[int], None]:
-    """Return what is told of progress, and waits so that it is no faster than that on average.
+@contextmanager
+def throttled(
+    on_progress: Callable[[int], None], bytes_per_second: float
+) -> Iterator[Callable[[int], None]]:
+    """Yield what is told of progress, and waits so that it is no faster than that on average.
 
-    This process reads and writes only when its disks are idle, where the system knows that.
+    Meanwhile this thread reads and writes only when its disks are idle, if the system knows that.
     """
-    _set_idle_io()
     began, done = time.monotonic(), 0
 
     def on_throttled_progress(nbytes: int) -> None:
@@ -68,22 +70,30 @@ def throttled(on_progress: Callable[[int], None], bytes_per_second: float) -> Ca
             time.sleep(min(seconds, _THROTTLE_SECONDS))
             on_progress(0)  # the others know that it is alive, and a stop is heard
 
-    return on_throttled_progress
+    before = _io_priority(_GET)
+    _io_priority(_SET, _IDLE_CLASS)
+    try:
+        yield on_throttled_progress
+    finally:
+        _io_priority(_SET, max(before, 0))
 
 
 _THROTTLE_SECONDS = 0.2
-_SET_IO_PRIORITY = {"x86_64": 251, "aarch64": 30}
-"""Numbers of the system call ioprio_set, by machine."""
-_OWN_PROCESS, _IDLE_CLASS = 1, 3 << 13
+_SET, _GET = 0, 1
+_IO_PRIORITY = {"x86_64": (251, 252), "aarch64": (30, 31)}
+"""Numbers of the system calls ioprio_set and ioprio_get, by machine."""
+_THREAD, _IDLE_CLASS = 1, 3 << 13
 
 
-def _set_idle_io() -> None:
+def _io_priority(call: int, *priority: int) -> int:
+    """Call ioprio_set or ioprio_get for this thread; return its result, -1 if it is refused."""
     import ctypes  # for those alone who throttle
     import platform
 
-    number = _SET_IO_PRIORITY.get(platform.machine())
-    if number is not None:
-        ctypes.CDLL(None).syscall(number, _OWN_PROCESS, 0, _IDLE_CLASS)  # may be refused
+    numbers = _IO_PRIORITY.get(platform.machine())
+    if numbers is None:
+        return -1
+    return int(ctypes.CDLL(None).syscall(numbers[call], _THREAD, 0, *priority))
 
 
 def peak_memory() -> int:

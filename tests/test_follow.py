@@ -13,7 +13,7 @@ import time
 import pytest
 
 import rankxform
-from rankxform.process import throttled
+from rankxform import process
 from rankxform.request import Request
 from rankxform.transport import SerialTeam
 from rankxform.verbs.follow import RECORD_NAME, FollowSettings, follow
@@ -113,6 +113,14 @@ def test_only_what_it_wrote_is_removed(training):
     assert left == {"1_1", "1_3", "by_hand", RECORD_NAME}
     assert [path.name for path in (training.dst / "1_1").rglob("*")] == ["notes.txt"]
     assert training.is_right(3)
+    assert training.follow(keep=1).converted == (), "what was removed is not made again"
+
+
+def test_what_would_be_removed_is_not_made(training):
+    for step in range(1, 6):
+        training.save(step)
+    outcome = training.follow(keep=2)
+    assert [entry.step for entry in outcome.converted] == ["1_4", "1_5"] and not outcome.removed
 
 
 def test_it_goes_on_where_it_was_killed(training):
@@ -130,6 +138,8 @@ def test_it_goes_on_where_it_was_killed(training):
         process.kill()
         process.wait()
     process = subprocess.Popen(words, env=environment(), stdout=subprocess.PIPE, text=True)
+    while not process.stdout.readline().startswith("waiting"):
+        assert process.poll() is None  # until it listens for signals
     wanted = [training.dst / f"1_{step}" / "rankxform.json" for step in range(1, steps + 1)]
     until = time.monotonic() + 60
     while time.monotonic() < until and not all(path.exists() for path in wanted):
@@ -188,10 +198,42 @@ def test_iterations_of_a_checkpoint_2(training):
     assert rankxform.verify(training.tmp / "iterations", training.dst / "4", None, training.b).same
 
 
-def test_no_faster_than_asked():
-    told = []
-    began = time.monotonic()
-    on_progress = throttled(told.append, 1e6)
-    for _ in range(4):
-        on_progress(100_000)
-    assert time.monotonic() - began >= 0.4 and sum(told) == 400_000
+class Clock:
+    """Time that passes where somebody sleeps."""
+
+    def __init__(self):
+        self.now = 100.0
+
+    def monotonic(self):
+        return self.now
+
+    def sleep(self, seconds):
+        assert seconds <= 0.2, "the others hear of it often"
+        self.now += seconds
+
+
+def test_no_faster_than_asked(monkeypatch):
+    told, clock, before = [], Clock(), process._io_priority(process._GET)
+    monkeypatch.setattr(process, "time", clock)
+    with process.throttled(told.append, 1e6) as on_progress:
+        for _ in range(4):
+            on_progress(100_000)
+        assert process._io_priority(process._GET) == process._IDLE_CLASS
+    assert clock.now == pytest.approx(100.4) and sum(told) == 400_000
+    assert process._io_priority(process._GET) == before, "an embedding program is as it was"
+
+
+@pytest.mark.parametrize("verb", ["transform", "verify"])
+def test_verbs_that_move_bytes_are_throttled(verb, training, monkeypatch):
+    """The 512 bytes of the tensor take half a second; nothing is measured but what was slept."""
+    training.save(1)
+    words = [training.src, training.dst, "--src-strategy", training.a, "--dst-strategy", training.b]
+    if verb == "verify":
+        assert run_forked(["transform", *words], 1, training.tmp).code == 0
+    slept, real = [], time.sleep
+    monkeypatch.setattr(
+        process.time, "sleep", lambda seconds: slept.append(seconds) or real(seconds)
+    )
+    options = {"src_strategy": training.a, "dst_strategy": training.b, "throttle": 1024}
+    getattr(rankxform, verb)(training.src, training.dst, **options)
+    assert sum(slept) > 0.4

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -127,9 +128,8 @@ def test_survive(place, form):
     for rank in (4, 5):  # of the host that is lost
         shutil.rmtree(place / f"six/rank_{rank}")
     hosts = ["localhost", "lost", "127.0.0.1"]
-    (place / "hosts").write_text(
-        "# three\n\n" + "".join(form.format(host) + "\n" for host in hosts)
-    )
+    lines = ["# three", "", *map(form.format, hosts)]
+    (place / "hosts").write_text("\n".join(lines))  # without a newline at its end
     (place / "reach").write_text('#!/bin/sh\n[ "$1" != lost ]\n')
     (place / "reach").chmod(0o755)
     reference.write_strategy(place / "four.ckpt", [{"w": ([2, 2], [0, -1], 0, 0)}])
@@ -148,6 +148,27 @@ def test_survive(place, form):
     assert reference.wrong_slices(folder, [{"w": ([2, 2], [0, -1], 0, 0)}], params) == []
     code, output = script(place, "survive.sh", *words, "--", "true", MODEL_PARALLEL="8", **more)
     assert code == 75 and "4 slots are left, and one model takes 8 ranks" in output
+
+
+def test_survive_forwards_a_signal_and_waits(place):
+    """Its mpirun ends the job in its own way, and nothing is started after that."""
+    fake = place / "mpirun"
+    fake.write_text(
+        '#!/bin/sh\n[ "$1" != --version ] || exit 0\n'
+        "trap 'echo ended in order; exit 75' TERM\necho running\n"
+        "n=0; while [ $n -lt 100 ]; do sleep 0.1; n=$((n + 1)); done\necho job started\n"
+    )
+    fake.chmod(0o755)
+    (place / "hosts").write_text("localhost:2")
+    process = subprocess.Popen(
+        [LAUNCH / "survive.sh", "--load", "src", "--", "true"], cwd=place, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+        env=environment(HOSTFILE="hosts", REACH="true", MPIRUN=str(fake), PYTHON=sys.executable),
+    )  # fmt: skip
+    assert process.stdout.readline() == "running\n"
+    process.send_signal(signal.SIGTERM)
+    output, _ = process.communicate(timeout=30)
+    assert (process.returncode, output) == (75, "ended in order\n")
 
 
 def test_msrun(place):

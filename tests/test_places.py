@@ -334,3 +334,11 @@ def test_a_file_that_a_disk_refuses_is_read_elsewhere(job, monkeypatch):
     shutil.rmtree(first / "rank_1")
     with pytest.raises(rankxform.CheckpointError, match=r"nowhere, where nothing is"):
         rankxform.plan(first, job.a, job.b, fallback=job.tmp / "nowhere")
+
+
+def test_a_warning_names_the_line_that_asked(job):
+    first = job.place("first", range(8))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        rankxform.plan(first, job.a, job.b, fallback=job.tmp / "nowhere")
+    assert {warning.filename for warning in caught} == {__file__}

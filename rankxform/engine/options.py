@@ -32,7 +32,7 @@ class ReadOptions:
     throttle: int | None = option(
         None, GROUP_IO, "write at most this many bytes a second, all processes together, and read "
         "and write only when the disk is idle, where the system knows that", AFFECTS_LOAD,
-        kind=TYPE_SIZE, metavar="SIZE",
+        kind=TYPE_SIZE, metavar="SIZE", verbs=("transform", "launch", "verify"),
     )  # fmt: skip
     shapes: str | None = option(
         None, GROUP_IO, "plan without SRC, from full shapes: a complete checkpoint file, what "

@@ -129,9 +129,8 @@ def _store_of(where: CheckpointRef) -> Store:
 def enter_single_folder(where: CheckpointRef) -> tuple[CheckpointRef, str]:
     """Return where a checkpoint lies, as this process sees it: the only folder of rank folders
     inside the one that is named, if that holds none; and what to say of it."""
-    if where.files is not None or not is_path(where.path) or where.form is not None:
-        return where, ""
-    if where.fallbacks:
+    is_said = where.files is not None or where.form is not None or where.fallbacks
+    if is_said or not is_path(where.path):
         return where, ""
     folders = store_at(where.path).list("*").folders
     if where.pattern != DEFAULT_PATTERN or any(name.startswith("rank") for name in folders):
@@ -154,6 +153,27 @@ def list_and_select(
     form, store = form_at(where, option), store_at(where.path)
     listing = store.list(form.pattern(where))
     return form, listing, form.select(listing, where, store, RankFilter())
+
+
+def steps_at(where: CheckpointRef) -> tuple[list[str], Callable[[str], SelectedFiles | None]]:
+    """Return the steps at a place, the oldest first, and what finds the files of one.
+
+    It finds None where some rank lacks the step. The place is listed once. Raises UsageError where
+    no name states a step, CheckpointError where there is no checkpoint.
+    """
+    form, listing, selected = list_and_select(where)
+    if selected.step is None:
+        raise UsageError("no file's name states a step", "rankxform transform", where=where.path)
+
+    def files_of(step: str) -> SelectedFiles | None:
+        try:
+            ref = replace(where, step=step)
+            return form.select(listing, ref, store_at(where.path), RankFilter())
+        except CheckpointError:
+            return None
+
+    steps = {selected.step, *selected.skipped_steps, *selected.missing_ranks}
+    return ["_".join(map(str, step)) for step in sorted(steps)], files_of
 
 
 def listing_at(folder: Path, form: Form, where: CheckpointRef | None = None) -> Listing:

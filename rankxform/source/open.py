@@ -15,7 +15,7 @@ its share of the files (gathered); then each makes the same catalog, and they ag
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field, replace
 from itertools import pairwise
 from posixpath import dirname
@@ -27,7 +27,8 @@ from rankxform.layout.states import States, find_states
 from rankxform.layout.strategy import Strategy, WholeStrategy
 from rankxform.planning.build_catalog import catalog_of
 from rankxform.planning.catalog import Catalog, Description
-from rankxform.planning.transfers import Reach
+from rankxform.planning.plan import Planner, needed_bytes_by_file
+from rankxform.planning.transfers import Reach, SliceRange
 from rankxform.statements import (
     CATALOG,
     HEADERS,
@@ -108,19 +109,17 @@ class Source(HasFindings):
             return self.catalog.description
         return self.selected.description or Description()
 
-    def places_used(self, bytes_by_file: Mapping[int, int]) -> tuple[PlaceUse, ...]:
-        """Return what of each place is needed, if there are several.
-
-        bytes_by_file: file id -> bytes of it that are needed.
-        """
-        ranks: list[set[int]] = [set() for _ in self.where.places]
-        nbytes = [0] * len(ranks)
-        for file, number in self.place_of.items():
-            if bytes_by_file.get(file):
-                nbytes[number] += bytes_by_file[file]
-                ranks[number].add(self.require_catalog().rank_of(file))
+    def places_used(
+        self, planner: Planner, slice_ranges: Sequence[SliceRange]
+    ) -> tuple[PlaceUse, ...]:
+        """Return what parts of destination files need of each place, if there are several."""
         if not self.place_of:
             return ()
+        ranks: list[set[int]] = [set() for _ in self.where.places]
+        nbytes = [0] * len(ranks)
+        for file, file_bytes in needed_bytes_by_file(planner, slice_ranges).items():
+            nbytes[self.place_of[file]] += file_bytes
+            ranks[self.place_of[file]].add(planner.catalog.rank_of(file))
         return tuple(
             PlaceUse(place, size, tuple(sorted(ranks_read)))
             for place, size, ranks_read in zip(self.where.places, nbytes, ranks)

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack
 from typing import NamedTuple
 
 from rankxform.engine.copier import ValueStats
@@ -117,10 +118,11 @@ def move(
     throttle = conversion.request.throttle
 
     def fill(on_progress: OnProgress) -> Traffic:
-        if throttle is not None:
-            on_progress = throttled(on_progress, throttle / team.size)
-        with open_work_inputs(conversion, work, messenger, on_progress) as inputs:
-            return destination.fill(work, inputs, on_progress)
+        with ExitStack() as stack:
+            if throttle is not None:
+                on_progress = stack.enter_context(throttled(on_progress, throttle / team.size))
+            opening = open_work_inputs(conversion, work, messenger, on_progress)
+            return destination.fill(work, stack.enter_context(opening), on_progress)
 
     return team.work(fill, show)
 

@@ -17,13 +17,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-from rankxform.checkpoints.base import TrainingStep
+from rankxform.checkpoints.base import SelectedFiles
 from rankxform.display.text import format_count, format_seconds, format_size
 from rankxform.errors import CheckpointError, RankxformError, StorageError, UsageError
 from rankxform.publish.folder_records import MANIFEST_NAME, read_manifest
 from rankxform.request import Request
 from rankxform.results import NORMAL, QUIET, Result, Section, lines
-from rankxform.source.choose import list_and_select
+from rankxform.source.choose import steps_at
 from rankxform.storage.posix import remove_if_possible, write_atomically
 from rankxform.storage.store import FileVersion, absolute, address_of, is_path, storage_of
 from rankxform.target.inputs import source_ref
@@ -33,7 +33,8 @@ from rankxform.values import dataclass
 from .convert import OnStart, start_silently
 from .transform import transform
 
-_POLL_SECONDS = 0.5
+_POLL_SECONDS, _LONGEST_PAUSE, _SHARE = 0.5, 60.0, 9.0
+"""Between two looks; where looking takes long, as on large storage, so many times as long."""
 RECORD_NAME = "rankxform-follow.json"
 """What was converted here by `follow`, in its destination."""
 
@@ -109,19 +110,25 @@ class _Watcher:
         self._where = source_ref(request, None).absolute()
         self.dst, self._settings = Path(absolute(request.dst or "")), settings
         self._looked_at: dict[str, _StepFiles] = {}
-        self.failed: dict[str, Sequence[FileVersion | None]] = {}
+        self._failed: dict[str, Sequence[FileVersion | None]] = {}
+        self.pause = _POLL_SECONDS  # until the next look
 
     def look(self) -> _Look:
         """Raises UsageError where there are no steps."""
-        ready, waiting, done = [], [], []
-        for step in self._steps():
-            if _manifest_folder(self.dst / step) is not None:
-                done.append(step)
-            elif self._is_ready(step):
-                ready.append(step)
-            else:
-                waiting.append(step)
-        return _Look(tuple(ready), tuple(waiting), tuple(done))
+        began = time.monotonic()
+        try:
+            steps, files_of = steps_at(self._where)
+        except CheckpointError:
+            if not self._settings.watch:
+                raise
+            return _Look((), (), ())  # nothing is there yet
+        done = [step for step in steps if _manifest_folder(self.dst / step) is not None]
+        ready = [step for step in steps if step not in done and self._is_ready(step, files_of)]
+        waiting = [step for step in steps if step not in done and step not in ready]
+        # One that is older than those to keep is not converted to be removed, or once more.
+        newest = [step for step in steps if step not in waiting][-(self._settings.keep or 0) :]
+        self.pause = min(max(_POLL_SECONDS, _SHARE * (time.monotonic() - began)), _LONGEST_PAUSE)
+        return _Look(tuple(s for s in ready if s in newest), tuple(waiting), tuple(done))
 
     def keep(self, step: str) -> list[str]:
         """Note that a step was converted; remove the oldest that are noted, beyond those to keep.
@@ -149,36 +156,18 @@ class _Watcher:
 
     def note_failure(self, step: str) -> None:
         """Take note that a step could not be converted; it is tried again when it has changed."""
-        self.failed[step] = self._looked_at[step].versions
+        self._failed[step] = self._looked_at[step].versions
 
-    def _steps(self) -> list[str]:
-        """Return all steps that files' or folders' names state, the oldest first."""
-        try:
-            _, _, selected = list_and_select(self._where)
-        except CheckpointError:
-            if self._settings.watch:
-                return []  # nothing is there yet
-            raise
-        steps = {*selected.skipped_steps, *selected.missing_ranks}
-        if selected.step is None:
-            raise UsageError(
-                "no file's name states a step", "rankxform transform", where=self._where.path
-            )
-        return [_name(step) for step in sorted({*steps, selected.step})]
-
-    def _is_ready(self, step: str) -> bool:
+    def _is_ready(self, step: str, files_of: Callable[[str], SelectedFiles | None]) -> bool:
         """Tell whether every rank has its file of a step, and none has changed for a while."""
-        try:
-            _, _, selected = list_and_select(replace(self._where, step=step))
-        except CheckpointError:
-            return False
-        if selected.missing_ranks:
+        selected = files_of(step)
+        if selected is None:
             return False
         versions, before = [*self._versions(selected.names)], self._looked_at.get(step)
         if before is None or versions != before.versions:
             before = _StepFiles(selected.names, versions, time.monotonic())
             self._looked_at[step] = before
-        if self.failed.get(step) == versions:
+        if self._failed.get(step) == versions:
             return False
         return not self._settings.watch or time.monotonic() - before.since >= self._settings.settle
 
@@ -187,10 +176,6 @@ class _Watcher:
         for name in names.values():
             yield ranges.named(address_of(self._where.path, name))
         ranges.close()
-
-
-def _name(step: TrainingStep) -> str:
-    return "_".join(map(str, step))
 
 
 def follow(
@@ -236,7 +221,7 @@ def follow(
             announce("waiting   for the next step")
             is_announced = True
         team.agree(team.check_stop)
-        team.bcast(lambda: time.sleep(_POLL_SECONDS))
+        team.bcast(lambda: time.sleep(watcher.pause))
     return Followed(
         request.src, request.dst or "", tuple(converted), complete_before, look.waiting,
         tuple(removed),

@@ -24,7 +24,7 @@ from rankxform.layout.names import layers_by_stage, patterns
 from rankxform.planning.assign import Assignment, assign, assign_within_nodes, share_among_nodes
 from rankxform.planning.catalog import Catalog
 from rankxform.planning.exchange import assign_readers, find_exchanges, operand_moves
-from rankxform.planning.plan import Planner, needed_bytes, needed_bytes_by_file
+from rankxform.planning.plan import Planner, needed_bytes
 from rankxform.planning.reads import (
     AUTO,
     LATENCIES,
@@ -667,7 +667,5 @@ def summarize(conversion: Conversion, simulation: Simulation, policy: ReadPolicy
         derivation=target.derived.facts if target.derived else None,
         src_layers=layers_by_stage(strategy.stages if strategy else ()),
         dst_layers=layers_by_stage(planner.dst.stages),
-        places=source.places_used(
-            needed_bytes_by_file(planner, everything) if source.place_of else {}
-        ),
+        places=source.places_used(planner, everything),
     )

@@ -19,7 +19,7 @@ from rankxform.display.text import (
 )
 from rankxform.layout.names import format_ranges, layers_by_stage, patterns, summarize_names
 from rankxform.layout.states import state_of_name
-from rankxform.planning.plan import needed_bytes, needed_bytes_by_file
+from rankxform.planning.plan import needed_bytes
 from rankxform.planning.selection import OmittedParameters
 from rankxform.process import usable_cores
 from rankxform.request import Request
@@ -235,9 +235,7 @@ def report_of(outcome: Outcome, team: Team) -> Report:
         lambda: (
             needed_bytes(planner, slice_ranges),
             compare_words(conversion, team.size),
-            source.places_used(
-                needed_bytes_by_file(planner, slice_ranges) if source.place_of else {}
-            ),
+            source.places_used(planner, slice_ranges),
         )
     )
     catalog, selection, derived = planner.catalog, planner.selection, target.derived

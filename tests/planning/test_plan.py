@@ -11,6 +11,7 @@ import pytest
 from rankxform.formats.container import Schema, item_size
 from rankxform.geometry.box import Box
 from rankxform.layout.names import patterns
+from rankxform.planning import plan as plan_module
 from rankxform.planning.assign import assign, partition_evenly
 from rankxform.planning.build_catalog import catalog_of
 from rankxform.planning.catalog import Description
@@ -71,6 +72,8 @@ def test_a_plan_worked_out_by_hand(tmp_path):
     )
     regions = [(0, Box((0, 2), (2, 4))), (1, Box((2, 2), (4, 4)))]
     assert slices(plan, 1) == [("w", Box((0, 2), (4, 4)), regions)]
+    assert plan.written_out(1) == "rank 1  w [0:4, 2:4]  <- rank 0 [0:2, 2:4]  <- rank 1 [2:4, 2:4]"
+    assert plan.written_out(0) + "\n    " + plan.written_out(1) in plan_module.__doc__
     total = plan.file_totals([1])[1]
     assert (total.slices, total.copies, total.written) == (1, 2, 32)
     assert total.read_by_rank == {0: 16, 1: 16}
