@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from rankxform.layout.strategy import Strategy
     from rankxform.planning.reads import Costs
     from rankxform.verbs.check import Check
-    from rankxform.verbs.contents import Contents
+    from rankxform.verbs.contents import Contents, Inspection
     from rankxform.verbs.load import Parameters
     from rankxform.verbs.plan import Plan
     from rankxform.verbs.transform import Report
@@ -49,7 +49,7 @@ __version__ = "0.1.0"
 _MODULES = {
     "engine.sinks": ("Difference",),
     "verbs.check": ("Check",),
-    "verbs.contents": ("Contents",),
+    "verbs.contents": ("Contents", "Inspection"),
     "verbs.load": ("Parameters",),
     "verbs.plan": ("Plan",),
     "verbs.transform": ("Report",),
@@ -94,6 +94,7 @@ __all__ = [
     "Costs",
     "Derived",
     "Difference",
+    "Inspection",
     "Parallel",
     "Parameters",
     "Plan",

@@ -25,7 +25,7 @@ from rankxform.planning.selection import source_ranks_needed
 from rankxform.storage.user_files import is_none, load_strategy, merge_stage_files, save_strategy
 from rankxform.transport.launcher import launched_rank
 from rankxform.verbs.check import Check
-from rankxform.verbs.contents import Contents
+from rankxform.verbs.contents import Contents, Inspection
 from rankxform.verbs.load import HeldSlices, Parameters, ReshardPlan
 from rankxform.verbs.plan import Plan
 from rankxform.verbs.transform import Report
@@ -392,13 +392,13 @@ def merge(folder: PathLike, target: PathLike, *, overwrite: bool = False) -> Non
         merge_stage_files(Path(folder), Path(target), overwrite=overwrite)
 
 
-def inspect(path: PathLike, *, progress: Progress = True) -> dict[str, Any]:
+def inspect(path: PathLike, *, progress: Progress = True) -> Inspection:
     """Describe a checkpoint file, a checkpoint folder or a strategy, as ``inspect --json`` does.
 
-    "kind" says which it is, and so which other keys there are.
+    A dictionary: "kind" says which it is, and so which other keys there are.
     """
     with raising_storage_errors(), progress_shower(progress, SerialTeam()):
-        return inspection.inspect(_path("path", path))
+        return Inspection(inspection.inspect(_path("path", path)))
 
 
 def check(

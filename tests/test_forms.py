@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import rankxform
-from rankxform.cli.inspect import inspection
+from rankxform.display.text import as_text
 from rankxform.errors import FormatError
 from rankxform.formats import checkpoint2_metadata, documents
 from rankxform.storage import user_files
@@ -44,7 +44,7 @@ def test_samples_of_real_code_hold_the_model(sample, tmp_path):
     assert rankxform.verify(DATA / sample, tmp_path / "hf").same
     found = rankxform.inspect(DATA / sample)
     assert found["kind"] == "described" and found["faults"] == []
-    assert inspection(found)
+    assert as_text(found)
 
 
 @pytest.mark.parametrize("sample", ["checkpoint2", "checkpoint2_2026"])
@@ -476,7 +476,7 @@ def test_metadata_that_makes_no_sense(what, second, tmp_path):
     assert not (tmp_path / "dst").exists()
     found = rankxform.inspect(src)
     assert found["kind"] == "described" and len(found["faults"]) >= 1
-    assert "WRONG" in inspection(found)
+    assert "WRONG" in as_text(found)
 
 
 def test_a_wrong_layout_is_repaired_where_the_files_decide(tmp_path):

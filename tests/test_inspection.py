@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import rankxform
-from rankxform.cli.inspect import inspection
+from rankxform.display.text import as_text
 from tests import reference
 
 SHARDED = [{"w": ([4], [0, -1], 0, 0)}]
@@ -34,7 +34,7 @@ def job(tmp_path):
 def look(path):
     """Return what was found, which can always be told in words."""
     found = rankxform.inspect(path)
-    assert str(path) in inspection(found) or found["kind"] == "destination"
+    assert str(path) in as_text(found) or found["kind"] == "destination"
     return found
 
 
@@ -55,7 +55,7 @@ def test_a_checkpoint_says_which_step_is_taken_and_which_are_there(job):
     (job / "checkpoint/rank_3/net_3-2_200.ckpt").unlink()
     found = look(job / "checkpoint")
     assert found["step"] == "1_100" and "rank 3 has no file" in found["warnings"][0]
-    assert "WARNING:  epoch 2 step 200" in inspection(found)
+    assert "WARNING:  epoch 2 step 200" in as_text(found)
 
 
 def test_files_among_which_there_is_no_choice_are_all_listed(job):
@@ -100,7 +100,7 @@ def test_what_cannot_be_read_hides_nothing_else(job, tmp_path):
     assert [os.path.basename(part["path"]) for part in found["items"]] == [
         "full.ckpt", "line\nbreak.ckpt", "strategy.ckpt",
     ]  # fmt: skip
-    assert "line\\nbreak.ckpt" in inspection(found)
+    assert "line\\nbreak.ckpt" in as_text(found)
     (job / "checkpoint/rank_0/loop.ckpt").symlink_to("loop.ckpt")
     assert len(look(job / "checkpoint")["shards"]) == 4
     (job / "checkpoint/rank_00").mkdir()
@@ -114,10 +114,10 @@ def test_a_manifest_of_somebody_elses_making(tmp_path):
         "identity": {"options": {}, "source files": {}},
     }  # fmt: skip
     (tmp_path / "rankxform.json").write_text(json.dumps(record))
-    assert "options   1 2" in inspection(look(tmp_path))
+    assert "options   1 2" in as_text(look(tmp_path))
     for other in ({"version": 1}, {"form": ["ranks"]}, {"form": "boxes"}):
         (tmp_path / "rankxform.json").write_text(json.dumps({**record, **other}))
-        assert "unfinished work" in inspection(look(tmp_path))
+        assert "unfinished work" in as_text(look(tmp_path))
 
 
 def test_a_very_large_json_is_not_read_whole(tmp_path):
@@ -150,9 +150,9 @@ def test_what_rankxform_wrote_says_from_what_and_whether_it_is_whole(verify, job
     (dst / "rank_1/checkpoint_1.ckpt").unlink()
     found = look(dst)
     assert not found["complete"] and "error" in found["shards"][1]
-    assert "NOT COMPLETE" in inspection(found)
+    assert "NOT COMPLETE" in as_text(found)
     (dst / "rankxform.json").write_text("{")
-    assert "not JSON" in inspection(look(dst))
+    assert "not JSON" in as_text(look(dst))
 
 
 def test_unfinished_work_says_so(job, tmp_path, monkeypatch):
@@ -164,7 +164,7 @@ def test_unfinished_work_says_so(job, tmp_path, monkeypatch):
     with pytest.raises(rankxform.StoppedError):
         rankxform.transform(job / "checkpoint", tmp_path / "dst", job / "strategy", "none")
     found = look(tmp_path / "dst")
-    assert not found["complete"] and "unfinished work" in inspection(found)
+    assert not found["complete"] and "unfinished work" in as_text(found)
 
 
 def test_replicas_are_not_compared_without_a_strategy(job):

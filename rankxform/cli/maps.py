@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from rankxform.display.text import warning_lines
 from rankxform.layout.names import pattern_of
 from rankxform.request import Request
-from rankxform.results import DictResult
+from rankxform.results import DictResult, Table
 from rankxform.transport import Team
 
 from .options import Parsed, request_options
@@ -42,7 +42,6 @@ def show_names(request: Request, team: Team, screen: Screen) -> int:
 
 def _list_maps() -> DictResult:
     """Return the tables that come with rankxform."""
-    from rankxform.display.text import table
     from rankxform.storage.user_files import load_map_table, map_names
 
     tables_by_name = {name: load_map_table(name) for name in map_names()}
@@ -51,7 +50,7 @@ def _list_maps() -> DictResult:
         {"name": name, "title": map_table.title, "architectures": map_table.architectures}
         for name, map_table in tables_by_name.items()
     ]
-    return DictResult({"maps": facts}, table(("map", "what for"), rows))
+    return DictResult({"maps": facts}, (Table(("map", "what for"), rows, ""),))
 
 
 def _shown(name: str) -> DictResult:

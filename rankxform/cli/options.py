@@ -275,7 +275,7 @@ class Planning:
     )  # fmt: skip
 
 
-class Inspection:
+class Inspecting:
     compare_replicas = option(
         False, GROUP_COMMAND, "compare all bytes that several ranks should hold alike; needs "
         "--src-strategy", kind=TYPE_FLAG, flags=("--replicas",),

@@ -171,7 +171,7 @@ COMMANDS: dict[str, Command] = {
             "inspect", "Print what a checkpoint file or folder, or a strategy, holds.",
             "rankxform inspect output",
             (Place("path", "PATH", "a checkpoint file or folder, or a strategy"),),
-            takes=(options.Inspection, options.Matrices, options.SourceStrategy, "src_pattern",
+            takes=(options.Inspecting, options.Matrices, options.SourceStrategy, "src_pattern",
                    "step", "suffix", "map", "config", options.Json),
         ),
         Command(

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rankxform.derivation.derive import format_layout
 from rankxform.derivation.request import Derived, ShardingRow
-from rankxform.derivation.stages import lists_of, places_in_lists
-from rankxform.display.text import labelled_lines, shown_path, table, width, wrap_text
+from rankxform.display.text import labelled_lines
 from rankxform.errors import DifferenceError, UsageError
-from rankxform.layout.layout import Layout
-from rankxform.layout.names import and_more_patterns, format_ranges, patterns, summarize_names
-from rankxform.layout.states import NEVER_SAVED, States, find_states
-from rankxform.layout.strategy import Strategy, StrategyDifference, describe_layout
+from rankxform.layout.names import and_more_patterns, patterns
+from rankxform.layout.states import States, find_states
+from rankxform.layout.strategy import Strategy, StrategyDifference
 from rankxform.request import Request
-from rankxform.results import DictResult
+from rankxform.results import DictResult, Table, lines
 from rankxform.transport import Team
+from rankxform.verbs.strategies import stage_lines, strategy_facts, strategy_sections
 
 from .options import Parsed, request_options
 from .screen import Screen
@@ -81,7 +79,7 @@ def _show(options: Parsed) -> DictResult:
             "lists no parameter; expected a file or folder", where=f"{options.source!r}"
         )
     facts = strategy_facts(options.source, strategy)
-    return DictResult(facts, describe_strategy(options.source, strategy, options.raw))
+    return DictResult(facts, (*strategy_sections(options.source, strategy, options.raw),))
 
 
 def _convert(options: Parsed) -> DictResult:
@@ -113,7 +111,6 @@ def _diff(options: Parsed) -> DictResult:
 
 def _presets(options: Parsed) -> DictResult:
     from rankxform.derivation.rules import load_preset, preset_names
-    from rankxform.display.text import table
 
     if options.name is None:
         presets_by_name = {name: load_preset(name) for name in preset_names()}
@@ -131,16 +128,17 @@ def _presets(options: Parsed) -> DictResult:
             "presets": [_preset_facts(name, preset) for name, preset in presets_by_name.items()]
         }
         titles = ("preset", "version", "rules", "proven", "networks")
-        return DictResult(facts, table(titles, listed))
+        return DictResult(facts, (Table(titles, listed, ""),))
     preset = load_preset(options.name)
     rows = [
         (rule["pattern"], rule["spec"] or "", rule["optimizer"] or "", rule["on_stage"] or "")
         for rule in _preset_rules(preset)
     ]
     proof = preset.networks or "not proven"
-    head = f"{preset.label}, version {preset.version}: {proof}\n{preset.evidence}\n"
+    head = f"{preset.label}, version {preset.version}: {proof}\n{preset.evidence}"
     facts = {"presets": [_preset_facts(options.name, preset)]}
-    return DictResult(facts, f"{head}\n" + table(("names", "spec", "optimizer", "stage"), rows))
+    columns = ("names", "spec", "optimizer", "stage")
+    return DictResult(facts, (lines("", head), Table(columns, rows, "")))
 
 
 def _preset_facts(name: str, preset: Preset) -> dict[str, Any]:
@@ -219,75 +217,6 @@ def roles_table(roles: Sequence[ShardingRow]) -> str:
         lines += [f"  {f'{src} -> {dst}' if dst else src}; {spec}"]
         lines += [f"      {name}" for name in names]
     return "\n".join(lines)
-
-
-def stage_lines(strategy: Strategy) -> list[str]:
-    """Write what each pipeline stage holds; nothing where there is one stage."""
-    if len(strategy.stages) == 1:
-        return []
-    lines = ["pipeline stages"]
-    for stage, layouts in enumerate(strategy.stages):
-        names = [name for name in layouts if strategy.states.of(name) is None]
-        parts = [
-            f"{prefix}.{format_ranges(sorted(n))}"
-            for prefix, n in lists_of(names, outermost=True).items()
-        ]
-        parts += [name for name in names if not places_in_lists(name)]
-        suffix = f", and {len(parts) - _FEW} more" if len(parts) > _FEW else ""
-        lines.append(f"  {stage}: {len(names)} parameters: {', '.join(parts[:_FEW])}{suffix}")
-    return lines
-
-
-def describe_strategy(path: str, strategy: Strategy, raw: bool = False) -> str:
-    """Describe a strategy: stages, ranks, and how many parameters are sharded how.
-
-    raw: with device matrices, tensor maps and optimizer shards, as MindSpore has them.
-    """
-    mark = ", derived by rankxform" if strategy.derived else ""
-    all_names = [name for layouts in strategy.stages for name in layouts]
-    kinds = [kind for name in all_names if (kind := strategy.states.kind(name)) is not None]
-    gradients = kinds.count(NEVER_SAVED)
-    states = len(kinds) - gradients
-    counted = f"{len(all_names) - states - gradients:,} parameters, {states:,} optimizer states"
-    if gradients:
-        counted += f", {gradients:,} gradients that no checkpoint holds"
-    rows: list[tuple[object, ...]] = []
-    names_by_words: dict[tuple[str, ...], list[str]] = {}
-    for layout, layout_names in _by_layout(strategy).items():
-        words = (describe_layout(layout), *((str(format_layout(layout)),) if raw else ()))
-        names_by_words.setdefault(words, []).extend(layout_names)
-    for words, names in sorted(names_by_words.items(), key=lambda group: -len(group[1])):
-        rows.append((len(names), *words, summarize_names(names, 1)))
-    head = ("parameters", "each rank holds", *(("layout",) if raw else ()), "such as")
-    lines = [
-        f"{shown_path(path)}: strategy, {strategy.extent}{mark}",
-        counted,
-        *stage_lines(strategy),
-        "",
-    ]
-    wrapped_lines = [wrap_text(line, width(), 4) for line in lines]
-    return "\n".join([*wrapped_lines, table(head, rows)])
-
-
-def _by_layout(strategy: Strategy) -> Mapping[Layout, list[str]]:
-    names_by_layout: dict[Layout, list[str]] = {}
-    for layouts in strategy.stages:
-        for name, layout in layouts.items():
-            if strategy.states.of(name) is None:
-                names_by_layout.setdefault(layout, []).append(name)
-    return names_by_layout
-
-
-def strategy_facts(path: str, strategy: Strategy) -> dict[str, Any]:
-    """Return what `shown` writes, for JSON."""
-    return {
-        "path": path,
-        **strategy.facts,
-        "kinds": [
-            {"layout": format_layout(layout), "holds": describe_layout(layout), "names": names}
-            for layout, names in _by_layout(strategy).items()
-        ],
-    }
 
 
 def describe_differences(

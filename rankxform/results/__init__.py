@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from typing import Any, ClassVar, NamedTuple, TypeAlias
 
@@ -46,6 +46,12 @@ Section: TypeAlias = "Lines | Table | Drawing"
 def lines(label: str, *texts: str) -> Lines:
     """Return texts behind a label."""
     return Lines(label, texts)
+
+
+def first_line(sections: Iterable[Section]) -> str:
+    """Return the first line of sections, "" if they have only tables."""
+    texts = (text for section in sections if isinstance(section, Lines) for text in section.texts)
+    return next(texts, "").partition("\n")[0]
 
 
 class Result(ABC):
@@ -91,10 +97,10 @@ class Result(ABC):
 
 @dataclass(frozen=True, repr=False)
 class DictResult(Result):
-    """Facts for JSON, and a text for people."""
+    """Facts for JSON, and a text or sections for people."""
 
     facts: Mapping[str, Any]
-    text: str
+    shown: str | tuple[Section, ...]
     code: int = 0  # exit code
 
     @property
@@ -103,10 +109,10 @@ class DictResult(Result):
         return self.code
 
     def in_short(self) -> str:
-        return self.text.partition("\n")[0]
+        return first_line(self.sections())
 
     def sections(self, level: int = NORMAL) -> Iterator[Section]:
-        yield lines("", self.text)
+        yield from (lines("", self.shown),) if isinstance(self.shown, str) else self.shown
 
     def as_dict(self) -> dict[str, Any]:
         return dict(self.facts)

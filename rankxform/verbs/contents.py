@@ -1,4 +1,5 @@
 """What a checkpoint holds, as facts that can be searched: tensors, boxes, files, keys, offsets.
+What lies at a path, in short.
 
 Tensors that are stored alike share a sharding, boxes in the same files a placement, and files that
 are laid out alike a layout, so that thousands of ranks take no more room than a few.
@@ -6,21 +7,34 @@ are laid out alike a layout, so that thousands of ranks take no more room than a
 
 from __future__ import annotations
 
+import shlex
+import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import prod
+from pathlib import Path
 from typing import Any
 
 from rankxform.display.text import format_count, format_size, shown_path
 from rankxform.errors import CheckpointError
 from rankxform.formats.container import Index, content_bytes
 from rankxform.geometry.tiling import Grid
-from rankxform.layout.names import natural_sort_key
+from rankxform.layout.names import natural_sort_key, pattern_of
 from rankxform.planning.catalog import Parameter, Sharding
 from rankxform.planning.selection import missing_slices, missing_slices_error
 from rankxform.request import Request
-from rankxform.results import NORMAL, Drawing, Result, Section, lines
+from rankxform.results import (
+    NORMAL,
+    VERBOSE,
+    Drawing,
+    Result,
+    Section,
+    Table,
+    first_line,
+    lines,
+)
 from rankxform.source.open import Source, open_source
+from rankxform.storage.user_files import load_strategy
 from rankxform.target.inputs import source_ref_with_strategy
 from rankxform.transport import Team
 from rankxform.values import dataclass
@@ -234,3 +248,151 @@ def _runs(numbers: Sequence[int]) -> list[int]:
         runs.extend((numbers[start], end - start, step))
         start = end
     return runs
+
+
+_FILE_COLUMNS = "parameters", "bytes", "file"
+
+
+class Inspection(dict[str, Any], Result):
+    """What lies at a path: the facts that ``inspect --json`` prints, by name.
+
+    "kind" says which it is, and so which other facts there are.
+    """
+
+    def __init__(self, facts: Mapping[str, Any], *, is_raw: bool = False) -> None:
+        """is_raw: a strategy is shown with device matrices and tensor maps too."""
+        super().__init__(facts)
+        self._is_raw = is_raw
+
+    @property
+    def exit_code(self) -> int:
+        """Exit code of the command that shows it."""
+        return CheckpointError.exit_code if self.get("faults") else 0
+
+    @property
+    def warnings(self) -> Sequence[str]:
+        """What may not be what was meant."""
+        texts: Sequence[str] = self.get("warnings", ())
+        return texts
+
+    def as_dict(self) -> dict[str, Any]:
+        return dict(self)
+
+    def in_short(self) -> str:
+        return first_line(self.sections())
+
+    def __repr__(self) -> str:
+        return dict.__repr__(self)
+
+    def sections(self, level: int = NORMAL) -> Iterator[Section]:
+        """Yield a headline and a table.
+
+        At `VERBOSE` each parameter of a file has a row, and each of many files.
+        """
+        kind, path = self["kind"], shown_path(self["path"])
+        if kind == "strategy":
+            from .strategies import strategy_sections
+
+            yield from strategy_sections(self["path"], load_strategy(self["path"]), self._is_raw)
+        elif kind == "json":
+            size = format_size(self["file_bytes"])
+            yield lines("", f"{path}: JSON, and no strategy; {size}")
+        elif kind == "checkpoint":
+            yield from self._of_file(path, level)
+        elif kind in ("strategies", "collection"):
+            yield from self._of_entries(path)
+        elif kind == "destination" and self["src"] is None:
+            usual = "a run that is at work or was stopped; the same command continues it"
+            reason = self.get("unclear") or usual
+            yield lines("", f"{path}: unfinished work of rankxform ({reason})")
+        else:
+            yield from self._heads(kind, path)
+            yield self._files("" if level >= VERBOSE else "files")
+
+    def _of_file(self, path: str, level: int) -> Iterator[Section]:
+        """Yield what a file holds: a row for all layers' parameters of one kind, or for each."""
+        entries_by_kind: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
+        for entry in sorted(self["entries"], key=lambda entry: natural_sort_key(entry["name"])):
+            name = entry["name"] if level >= VERBOSE else pattern_of(entry["name"])
+            key = name, entry["dtype"], str(entry["shape"])
+            entries_by_kind.setdefault(key, []).append(entry)
+        rows = [
+            (dtype, shape, format_size(sum(e["nbytes"] for e in entries)),
+             entries[0]["name"] if len(entries) == 1 else f"{name} ({len(entries):,})")
+            for (name, dtype, shape), entries in entries_by_kind.items()
+        ]  # fmt: skip
+        ending = ", with a checksum" if self["checksum"] else ""
+        count, size = format_count(self["parameters"], "parameter"), format_size(self["nbytes"])
+        yield lines("", f"{path}: {self['format']}, {count}, {size}{ending}")
+        yield Table(("type", "shape", "bytes", "parameter"), rows, "")
+
+    def _of_entries(self, path: str) -> Iterator[Section]:
+        """Yield what lies in a folder of strategies, or of several kinds of files."""
+        if not self["items"]:
+            yield lines("", f"{path}: holds no checkpoint and no strategy")
+            return
+        yield lines("", f"{path}: {format_count(len(self['items']), 'entry')}")
+        if "why" in self:
+            yield lines("", f"cannot be read as one: {self['why']}")
+        rows = [(Path(part["path"]).name, part["what"]) for part in self["items"]]
+        yield Table(("name", "is"), rows, "")
+
+    def _heads(self, kind: str, path: str) -> Iterator[Section]:
+        """Yield what is said above the files of a checkpoint."""
+        files = self["shards"]
+        size = format_size(sum(file.get("nbytes", 0) for file in files))
+        if kind == "files":
+            yield lines("", f"{path}: {format_count(len(files), 'checkpoint file')}")
+        elif kind == "destination":
+            summary = f"checkpoint of {format_count(len(files), 'rank')}"
+            if self["form_title"]:
+                summary = f"{self['form_title']}, {format_count(len(files), 'file')}"
+            state = "complete" if self["complete"] else "NOT COMPLETE"
+            yield lines("", f"{path}: {summary}, {size}, {state}")
+            yield from self._origin()
+        elif kind == "described":
+            ranks = f" of {format_count(self['ranks'], 'rank')}" if self.get("ranks") else ""
+            count, steps = format_count(len(files), "file"), self._steps("iteration")
+            yield lines("", f"{path}: {self['form_title']}{steps}, {count}{ranks}, {size}")
+        else:
+            ranks = format_count(len({file["rank"] for file in files}), "rank")
+            yield lines("", f"{path}: checkpoint of {ranks}{self._steps('step')}, {size}")
+        if "unclear" in self:
+            yield lines("", f"not clear: {self['unclear']}")
+        yield from (lines("", f"WRONG: {fault}") for fault in self.get("faults", ()))
+        yield from (lines("", f"note: {notice}") for notice in self.get("notices", ()))
+        if self.get("begun"):
+            text = "a run into this folder is at work or was stopped; the same command continues it"
+            yield lines("", text)
+
+    def _origin(self) -> Iterator[Section]:
+        """Yield what rankxform wrote down of its own work."""
+        when = time.strftime("%Y-%m-%d %H:%M", time.localtime(self["written_at"]))
+        usual = "fingerprints are kept: verify can compare all bytes with them"
+        yield lines("written", f"by rankxform, {when}")
+        yield lines("from", self["src"])
+        yield lines("options", shlex.join(self["options"]) or "-")
+        yield lines("checks", usual if self["fingerprints"] else "no fingerprints are kept")
+
+    def _steps(self, noun: str) -> str:
+        step = self["step"]
+        others = [name for name in self.get("steps", ()) if name != step]
+        also = f" (there are {', '.join(others)} too)" if others else ""
+        return (f", {noun} {step}" if step else "") + also
+
+    def _files(self, noun: str) -> Table:
+        """Return a row for each file, with its rank where it is a rank's."""
+        files = self["shards"]
+        rows = [_file_row(file, self["path"]) for file in files]
+        is_of_ranks = self["kind"] == "described" or not self.get("form_title")
+        if not (is_of_ranks and any("rank" in file for file in files)):
+            return Table(_FILE_COLUMNS, rows, noun)
+        ranked_rows = [(file.get("rank", "-"), *row) for file, row in zip(files, rows)]
+        return Table(("rank", *_FILE_COLUMNS), ranked_rows, noun)
+
+
+def _file_row(facts: Mapping[str, Any], folder: str) -> tuple[object, object, str]:
+    file = facts["file"].removeprefix(folder.rstrip("/") + "/")
+    if "error" in facts:
+        return "-", "-", f"{file}: {facts['error'].removeprefix(facts['file'] + ': ')}"
+    return facts["parameters"], format_size(facts["nbytes"]), file

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,13 +20,16 @@ from rankxform.derivation.inputs import (
 from rankxform.derivation.mesh import LAYOUT, MeshSpec, Parallel, parse_parallel, validate_spec
 from rankxform.derivation.request import Derived, DeriveRequest, Extent, ShardingRow
 from rankxform.derivation.rules import ShardingRule, load_preset, parse_rule
+from rankxform.derivation.stages import lists_of, places_in_lists
+from rankxform.display.text import shown_path, width, wrap_text
 from rankxform.errors import CheckpointError, DerivationError, UsageError
 from rankxform.formats.container import Schema, content_bytes
 from rankxform.layout.layout import Layout
-from rankxform.layout.names import compile_regex, pattern_of
+from rankxform.layout.names import compile_regex, format_ranges, pattern_of, summarize_names
 from rankxform.layout.states import NEVER_SAVED
 from rankxform.layout.strategy import PatternStrategy, Strategy, WholeStrategy, describe_layout
 from rankxform.request import Request
+from rankxform.results import Section, Table, lines
 from rankxform.source.choose import list_and_select
 from rankxform.storage.source_reader import Indexer
 from rankxform.storage.user_files import check_folded, fold_nested_maps
@@ -218,3 +221,71 @@ def explain_strategy(
         )
         for (pattern, spec, shard, layout), number in rows.items()
     )
+
+
+_FEW = 6
+
+
+def stage_lines(strategy: Strategy) -> list[str]:
+    """Write what each pipeline stage holds; nothing where there is one stage."""
+    if len(strategy.stages) == 1:
+        return []
+    lines = ["pipeline stages"]
+    for stage, layouts in enumerate(strategy.stages):
+        names = [name for name in layouts if strategy.states.of(name) is None]
+        parts = [
+            f"{prefix}.{format_ranges(sorted(n))}"
+            for prefix, n in lists_of(names, outermost=True).items()
+        ]
+        parts += [name for name in names if not places_in_lists(name)]
+        suffix = f", and {len(parts) - _FEW} more" if len(parts) > _FEW else ""
+        lines.append(f"  {stage}: {len(names)} parameters: {', '.join(parts[:_FEW])}{suffix}")
+    return lines
+
+
+def strategy_sections(path: str, strategy: Strategy, is_raw: bool = False) -> Iterator[Section]:
+    """Yield what is shown of a strategy: its stages, and how many parameters are sharded how.
+
+    is_raw: with device matrices, tensor maps and optimizer shards, as MindSpore has them.
+    """
+    mark = ", derived by rankxform" if strategy.derived else ""
+    all_names = [name for layouts in strategy.stages for name in layouts]
+    kinds = [kind for name in all_names if (kind := strategy.states.kind(name)) is not None]
+    gradients = kinds.count(NEVER_SAVED)
+    states = len(kinds) - gradients
+    counted = f"{len(all_names) - states - gradients:,} parameters, {states:,} optimizer states"
+    if gradients:
+        counted += f", {gradients:,} gradients that no checkpoint holds"
+    heads = [f"{shown_path(path)}: strategy, {strategy.extent}{mark}", counted]
+    for line in [*heads, *stage_lines(strategy)]:
+        yield lines("", wrap_text(line, width(), 4))
+    rows: list[tuple[object, ...]] = []
+    names_by_words: dict[tuple[str, ...], list[str]] = {}
+    for layout, layout_names in _by_layout(strategy).items():
+        words = (describe_layout(layout), *((str(format_layout(layout)),) if is_raw else ()))
+        names_by_words.setdefault(words, []).extend(layout_names)
+    for words, names in sorted(names_by_words.items(), key=lambda group: -len(group[1])):
+        rows.append((len(names), *words, summarize_names(names, 1)))
+    columns = ("parameters", "each rank holds", *(("layout",) if is_raw else ()), "such as")
+    yield Table(columns, rows, "")
+
+
+def _by_layout(strategy: Strategy) -> Mapping[Layout, list[str]]:
+    names_by_layout: dict[Layout, list[str]] = {}
+    for layouts in strategy.stages:
+        for name, layout in layouts.items():
+            if strategy.states.of(name) is None:
+                names_by_layout.setdefault(layout, []).append(name)
+    return names_by_layout
+
+
+def strategy_facts(path: str, strategy: Strategy) -> dict[str, Any]:
+    """Return what `shown` writes, for JSON."""
+    return {
+        "path": path,
+        **strategy.facts,
+        "kinds": [
+            {"layout": format_layout(layout), "holds": describe_layout(layout), "names": names}
+            for layout, names in _by_layout(strategy).items()
+        ],
+    }
