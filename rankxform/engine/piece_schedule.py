@@ -107,14 +107,21 @@ class PieceSchedule(Schedule):
 
     picks = True
 
-    def __init__(self, transfer: Transfer, method: ReadMethod, checked: bool = False) -> None:
+    def __init__(
+        self,
+        transfer: Transfer,
+        method: ReadMethod,
+        *,
+        checked: bool = False,
+        in_memory: bool = False,
+    ) -> None:
         composed = transfer.parameter.composed_sharding
         assert composed is not None
         self._pieces_of = composed.pieces
         self._steps = transfer.parameter.steps
         self._many_axes = not all(piece.is_ordered for piece in composed.pieces.assembly.pieces)
         self._factors: dict[Cell, int] = {}
-        super().__init__(transfer, method, checked)
+        super().__init__(transfer, method, checked=checked, in_memory=in_memory)
         parameter = transfer.parameter
         self._source_type = transport_dtype(parameter.src_dtype)
         self._target_type = transport_dtype(parameter.dtype)
@@ -295,8 +302,8 @@ class PieceSchedule(Schedule):
     def _placed(self, src_cell: Cell, box: Box, data: Bytes) -> Region:
         return PieceRegion(box, data, box, True, self._pieces_of.piece(src_cell), False)
 
-    def _is_whole(self, region: Region, box: Box) -> bool:
-        return False  # messages are in the order of the tensor that is made
+    def _run(self, region: Region, box: Box) -> Bytes | None:
+        return None  # messages are in the order of the tensor that is made
 
 
 def source_indices(piece: Piece, part: Box) -> SourceIndices:

@@ -38,9 +38,11 @@ from rankxform.values import dataclass
 from .checksum import IntegrityChecker
 from .copier import Copier, Operands, ValueStats
 from .piece_schedule import PieceSchedule
-from .schedule import Schedule, TileRead, TileWork, arena
+from .schedule import Schedule, SlicesInMemory, TileRead, TileWork, arena
+from .sinks import ArraySink
 
 if TYPE_CHECKING:
+    from .in_memory import InMemory, WorkInMemory
     from .schedule import Bytes, View
 
 
@@ -56,12 +58,26 @@ class LazyTileWork:
     def __init__(self, schedule: Schedule, tile_run: TileRun, arenas: Sequence[Bytes]) -> None:
         self._schedule, self._alike, self._arenas = schedule, tile_run, arenas
         self._made: dict[int, TileWork] = {}
+        self._in_memory: dict[int, WorkInMemory] = {}
 
     def on(self, arena: int) -> TileWork:
         """Return the work as it is done in the arena of this number."""
         if arena not in self._made:
             self._made[arena] = self._schedule.work(self._alike, self._arenas[arena])
         return self._made[arena]
+
+    def between(self, slices: SlicesInMemory, repeat: int, arena: int) -> TileWork:
+        """Return the work for one of the tiles, between slices that lie in memory."""
+        if arena not in self._in_memory:
+            from .in_memory import WorkInMemory
+
+            tiles, room = self._alike, self._arenas[arena]
+            works = [self._schedule.work(tiles, room, slices)]
+            if tiles.count > 1:
+                second = replace(tiles, first=tiles.first.shifted(tiles.axis, tiles.step))
+                works.append(self._schedule.work(second, room, slices))
+            self._in_memory[arena] = WorkInMemory(works[0], works[-1], slices)
+        return self._in_memory[arena].on(slices, repeat)
 
 
 class MovedStep:
@@ -83,22 +99,45 @@ class MovedStep:
         return fetch._replace(start=fetch.start + self._nbytes)
 
 
+class StepInMemory:
+    """A tile of a transfer between slices that lie in memory, at one of its repetitions."""
+
+    def __init__(
+        self, step: LazyTileWork, repeat: int, transfer: Transfer, in_memory: InMemory
+    ) -> None:
+        self._step, self._repeat = step, repeat
+        self._transfer, self._in_memory = transfer, in_memory
+
+    def on(self, arena: int) -> TileWork:
+        """Return the work; messages are packed in the arena of this number."""
+        slices = self._in_memory.slices(self._transfer)
+        return self._step.between(slices, self._repeat, arena)
+
+
+Step = LazyTileWork | MovedStep | StepInMemory
+
+
 class ScheduleCache:
     """Makes schedules, and keeps the short ones, which many small parameters share."""
 
     def __init__(
-        self, memory: int, arenas: int, method: ReadMethod, *, checked: bool = False
+        self,
+        memory: int,
+        arenas: int,
+        method: ReadMethod,
+        in_memory: InMemory | None = None,
+        *,
+        checked: bool = False,
     ) -> None:
         """`memory`, in bytes, is shared by the arenas. With `checked`, messages have checksums."""
+        self._in_memory = in_memory
         self._method, self._checked = method, checked
         nbytes = min(_BLOCK, max(memory // arenas, _LEAST_BLOCK))
         self._arenas = [arena(nbytes) for _ in range(arenas)]
         self._large = max(nbytes, memory - nbytes)
         self._kept: dict[object, tuple[Sequence[tuple[LazyTileWork, int]], int]] = {}
 
-    def turns(
-        self, transfers: Sequence[Transfer]
-    ) -> Iterator[tuple[Transfer, LazyTileWork | MovedStep, int]]:
+    def turns(self, transfers: Sequence[Transfer]) -> Iterator[tuple[Transfer, Step, int]]:
         """Yield what is done for transfers that are made in turn, as `steps` of each has it."""
         if len(transfers) == 1:
             (transfer,) = transfers
@@ -110,7 +149,7 @@ class ScheduleCache:
                 if step_repeat:
                     yield transfer, *step_repeat
 
-    def steps(self, transfer: Transfer) -> Iterable[tuple[LazyTileWork | MovedStep, int]]:
+    def steps(self, transfer: Transfer) -> Iterable[tuple[Step, int]]:
         """Return what is done for `transfer`, in order, each with the number of its repetition."""
         parameter, exchange = transfer.parameter, transfer.exchange
         in_stack = None if exchange or self._checked else _place_in_stack(transfer)
@@ -124,19 +163,32 @@ class ScheduleCache:
         if key in self._kept:
             cached_steps, cached_start = self._kept[key]
             if start == cached_start:
-                return cached_steps
+                return self._placed(transfer, cached_steps)
             return [(MovedStep(s, start - cached_start), r) for s, r in cached_steps]
-        kind = PieceSchedule if parameter.composed_sharding else Schedule
-        steps = self._steps(kind(transfer, self._method, self._checked))
+        if parameter.composed_sharding:
+            schedule: Schedule = PieceSchedule(transfer, self._method, checked=self._checked)
+        else:
+            is_between = self._in_memory is not None and self._in_memory.is_between(transfer)
+            schedule = Schedule(transfer, self._method, checked=self._checked, in_memory=is_between)
+        steps = self._steps(schedule)
         first = []
         for step in steps:
             first.append(step)
             if len(first) > _MANY_TILES:
-                return chain(first, steps)
+                return self._placed(transfer, chain(first, steps))
         if len(self._kept) >= _MANY_SCHEDULES:
             self._kept.clear()
         self._kept[key] = first, start
-        return first
+        return self._placed(transfer, first)
+
+    def _placed(
+        self, transfer: Transfer, steps: Iterable[tuple[LazyTileWork, int]]
+    ) -> Iterable[tuple[Step, int]]:
+        """Return steps as they are done where slices of the transfer lie in memory, if any do."""
+        in_memory = self._in_memory
+        if in_memory is None or not in_memory.has(transfer):
+            return steps
+        return ((StepInMemory(step, r, transfer, in_memory), r) for step, r in steps)
 
     @cached_property
     def _large_arena(self) -> Bytes:
@@ -219,8 +271,14 @@ def _overlap(a: Piece, b: Piece) -> bool:
 # GB by two processes took 2.5 s either way, because the system reads ahead itself. Where each
 # read takes 30 ms and 64 may be in flight, only announcing keeps as many in flight.
 
-Turn = tuple[Transfer, TileWork | None, int]
-"""A tile of a transfer, with the number of its repetition; None: the transfer has no more."""
+
+class Turn(NamedTuple):
+    """A tile of a transfer, worked out when it is needed. step: None where the transfer ends."""
+
+    transfer: Transfer
+    step: Step | None
+    repeat: int  # number of its repetition
+    arena: int  # number of the arena where it is done
 
 
 class ArenaReuse:
@@ -249,24 +307,33 @@ class ArenaReuse:
         return is_in_arena
 
 
-def coming_reads(turns: Iterable[Turn]) -> Iterator[TensorRead]:
-    """Yield what tiles read, in order."""
-    repeats = ArenaReuse()
-    for transfer, work, repeat in turns:
-        if work is None or repeats.has(transfer, work):
+def coming_reads(turns: Iterable[Turn], in_memory: InMemory | None) -> Iterator[TensorRead]:
+    """Yield what tiles read, in order; slices in memory are taken as a whole."""
+    repeats, taken = ArenaReuse(), None
+    for transfer, step, repeat, arena_number in turns:
+        if step is None:
             continue
-        for cell, start, step, room, _, run, stride in work.fetches:
+        if in_memory is not None and in_memory.is_between(transfer):
+            if transfer is not taken:
+                yield from in_memory.takes(transfer)
+            taken = transfer
+            continue
+        work = step.on(arena_number)
+        if repeats.has(transfer, work):
+            continue
+        for cell, start, tile_step, room, _, run, stride in work.fetches:
             file = transfer.readers[cell]
             entry, nbytes = transfer.parameter.entry(cell, file), len(room)
             if not run:
-                yield TensorRead(file, entry, start + repeat * step, nbytes)
+                yield TensorRead(file, entry, start + repeat * tile_step, nbytes)
             for number in range(nbytes // run if run else 0):
                 yield TensorRead(file, entry, start + number * stride, run)
 
 
 DEFAULT_MEMORY = 64 << 20
-_MOST_IN_FLIGHT, _ARENA = 12, 512 << 10
-"""How many tiles are in flight at a time, if each has an arena of so many bytes."""
+_MOST_IN_FLIGHT, _MOST_IN_MEMORY, _ARENA = 12, 4, 512 << 10
+"""How many tiles are in flight at a time, if each has an arena of so many bytes; between slices in
+memory fewer and larger ones, of which a tile takes longer to work out than to read."""
 
 DIRECT, FORWARDED = 0, 1
 """Tags of messages: from the process that reads, and from the one that received it on a node."""
@@ -356,16 +423,29 @@ def execute(
     """
     sources, messenger, operands, operand_traffic = inputs
     memory = work.memory // (4 if sources.ahead else 2)
-    depth = max(2, min(_MOST_IN_FLIGHT, memory // _ARENA)) if messenger else 1
-    schedules = ScheduleCache(memory, depth, work.policy.method, checked=checker is not None)
+    depth = (
+        max(2, min(4 if sources.is_memory else _MOST_IN_FLIGHT, memory // _ARENA))
+        if messenger
+        else 1
+    )
+    in_memory = None
+    if checker is None and (
+        sources.is_memory or any(isinstance(s, ArraySink) for s in sinks.values())
+    ):
+        from .in_memory import InMemory
+
+        in_memory = InMemory(sources, sinks)
+    schedules = ScheduleCache(
+        memory, depth, work.policy.method, in_memory, checked=checker is not None
+    )
     copier = Copier(operands)
     pipeline = Pipeline(sinks, sources, on_progress, on_complete, checker, messenger, copier)
     scheduling = {"plan": 0.0}
-    turns = _time_turns(_turns(work, schedules, depth), scheduling)
+    turns = _turns(work, schedules, depth)
     if sources.ahead:
         turns, coming = tee(turns)
-        sources.expect(coming_reads(coming), work.memory // 2)
-    for transfer, tile, repeat in turns:
+        sources.expect(coming_reads(coming, in_memory), work.memory // 2)
+    for transfer, tile, repeat in _work_out(turns, scheduling):
         if tile is None:
             pipeline.end(transfer)
         elif messenger is None:
@@ -378,7 +458,7 @@ def execute(
         pipeline.complete()
     pipeline.finish()
     notices = sources.check_unchanged()
-    written = sum(sink.written for sink in sinks.values())
+    written = pipeline.placed + sum(sink.written for sink in sinks.values())
     return operand_traffic + Traffic(
         sources.nbytes,
         written,
@@ -390,25 +470,28 @@ def execute(
 
 
 def _turns(work: WorkPlan, schedules: ScheduleCache, depth: int) -> Iterator[Turn]:
-    """Yield the tiles of transfers in order; each is worked out for the next of `depth` arenas."""
+    """Yield the tiles of transfers in order, each for the next of `depth` arenas."""
     number, single_groups = 0, ([transfer] for transfer in work.transfers)
     for row_group in single_groups if work.ascending else group_by_shared_rows(work.transfers):
         for transfer, step, repeat in schedules.turns(row_group):
-            yield transfer, step.on(number % depth), repeat
+            yield Turn(transfer, step, repeat, number % depth)
             number += 1
         for transfer in row_group:
-            yield transfer, None, 0
+            yield Turn(transfer, None, 0, 0)
 
 
-def _time_turns(turns: Iterator[Turn], seconds: dict[str, float]) -> Iterator[Turn]:
-    """Yield turns, and add up what it takes to work them out."""
+def _work_out(
+    turns: Iterator[Turn], seconds: dict[str, float]
+) -> Iterator[tuple[Transfer, TileWork | None, int]]:
+    """Yield what is done in each turn, and add up what it takes to work that out."""
     while True:
         began = perf_counter()
         turn = next(turns, None)
+        work = turn.step.on(turn.arena) if turn is not None and turn.step is not None else None
         seconds["plan"] += perf_counter() - began
         if turn is None:
             return
-        yield turn
+        yield turn.transfer, work, turn.repeat
 
 
 @dataclass
@@ -441,7 +524,7 @@ class Pipeline:
         self._on_complete, self._checker, self._messenger = on_complete, checker, messenger
         self._copy = copier
         self.in_flight: deque[_TileInFlight] = deque()
-        self.sent = 0
+        self.sent = self.placed = 0
         self._repeats = ArenaReuse()
         self.seconds = {"read": 0.0, "exchange": 0.0, "copy": 0.0, "write": 0.0}
 
@@ -505,6 +588,7 @@ class Pipeline:
         if self._repeats.has(transfer, work):
             return
         readers, entry, sources = transfer.readers, transfer.parameter.entry, self._sources
+        sources.nbytes += work.taken
         for cell, start, step, room, sparse, run, stride in work.fetches:
             file = readers[cell]
             if run:
@@ -563,14 +647,17 @@ class Pipeline:
         began = perf_counter()
         copying = writing = 0.0
         written_bytes = 0
-        for number, (cell, start, step, data, copies, places) in enumerate(work.writes):
+        for number, write in enumerate(work.writes):
+            cell, start, step, data, copies, places, placed = write
             self._copy(transfer.parameter, work.convert, copies, places)
             if checker:
                 checker.put(transfer, work, repeat, number)
             copied = perf_counter()
-            for rank in targets[cell]:
-                sinks[rank].put(name, start + repeat * step, data)
-                written_bytes += len(data)
+            self.placed += placed
+            written_bytes += placed or len(data) * len(targets[cell])
+            if not placed:
+                for rank in targets[cell]:
+                    sinks[rank].put(name, start + repeat * step, data)
             written = perf_counter()
             copying += copied - began
             writing += written - copied

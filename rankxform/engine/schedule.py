@@ -28,12 +28,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, reduce
 from math import gcd, prod
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 
 from rankxform.formats.container import item_size
-from rankxform.geometry.box import Box, contiguous_runs, first_element
+from rankxform.geometry.box import Box, contiguous_runs, count_runs, first_element
 from rankxform.geometry.tiling import Cell, RowIndex, TileRun, overlaps, split_into_tiles
 from rankxform.planning.exchange import CellPair, Routes, interleave, routes_of
 from rankxform.planning.reads import ReadMethod
@@ -60,7 +61,7 @@ if TYPE_CHECKING:  # numpy.typing is a tenth of the start-up
 
 @dataclass(frozen=True)
 class Region:
-    """A box of the full parameter that lies in the arena, row-major.
+    """A box of the full parameter that lies in the arena, or a slice in memory, row-major.
 
     part: what is wanted of it. raw: whether it lies there as it was read, in the source's type.
     """
@@ -79,6 +80,17 @@ class SourceIndices(NamedTuple):
     source: int
     ranges: tuple[range, ...] = ()
     axes: tuple[int, ...] = ()
+
+
+class SlicesInMemory(NamedTuple):
+    """Slices of one parameter that lie in memory as a whole, by cell: content that needs no read,
+    and room for what is made, that needs no write."""
+
+    contents: Mapping[Cell, Bytes] = MappingProxyType({})
+    rooms: Mapping[Cell, Bytes] = MappingProxyType({})
+
+
+_NONE_IN_MEMORY = SlicesInMemory()
 
 
 def arena(nbytes: int) -> Bytes:
@@ -145,7 +157,8 @@ class TileRead(NamedTuple):
 class TileWrite(NamedTuple):
     """A write to destination `cell` from content byte `start` on, `step` bytes further with every
     repetition: `data` in the arena, once `copies` have assembled it. places: of each copy, which
-    source elements it takes, where steps change them."""
+    source elements it takes, where steps change them. placed: bytes that the copies put where they
+    belong, in memory; `data` is empty then."""
 
     cell: Cell
     start: int
@@ -153,6 +166,7 @@ class TileWrite(NamedTuple):
     data: Buffer
     copies: Sequence[View]
     places: Sequence[SourceIndices] = ()
+    placed: int = 0
 
 
 @dataclass(frozen=True)
@@ -193,6 +207,7 @@ class TileWork:
     arena: int = 0  # tells apart the arenas; 0 where what is read is of no use to the next tile
     # If every store is just what one fetch reads, these pairs.
     direct: Sequence[tuple[TileRead, TileWrite]] = ()
+    taken: int = 0  # bytes of slices in memory, which are not read
 
     def at(self, repeat: int, box: Box) -> Box:
         """Return where a box of the first tile is in the repetition of this number."""
@@ -218,10 +233,20 @@ class Schedule:
     """Works out the tiles of one kind of transfer, each in an arena that it uses anew.
 
     With `checked`, every message ends with room for a checksum, and is a copy of what was read.
+    With `in_memory`, slices of both sides lie in memory on all processes, and the arena holds
+    messages alone.
     """
 
-    def __init__(self, transfer: Transfer, method: ReadMethod, checked: bool = False) -> None:
+    def __init__(
+        self,
+        transfer: Transfer,
+        method: ReadMethod,
+        *,
+        checked: bool = False,
+        in_memory: bool = False,
+    ) -> None:
         parameter = transfer.parameter
+        self._in_memory = in_memory
         self._method, self._trailer = method, CHECKSUM_BYTES if checked else 0
         self._shape, self._grid = parameter.shape, parameter.grid
         self._src_item, self._item = item_size(parameter.src_dtype), item_size(parameter.dtype)
@@ -290,6 +315,8 @@ class Schedule:
             for src_cell in dict.fromkeys(src_cell for src_cell, _ in routes.read)
         ]
         pieces = [self._boxes[piece] for piece in routes.in_messages]
+        if self._in_memory and pieces:
+            return pieces
         dst_boxes = [box for cell, box in self._all.items() if process in exchange.receivers[cell]]
         return [*read, *pieces, *dst_boxes]
 
@@ -375,9 +402,14 @@ class Schedule:
 
     # -- one tile ---------------------------------------------------------------------------------
 
-    def work(self, tile_run: TileRun, arena: Bytes) -> TileWork:
-        """Work out what is done for the first of tiles that are alike, in an arena."""
-        self._arena, self._used = arena, 0
+    def work(
+        self, tile_run: TileRun, arena: Bytes, slices: SlicesInMemory = _NONE_IN_MEMORY
+    ) -> TileWork:
+        """Work out what is done for the first of tiles that are alike, in an arena.
+
+        Of slices in memory the views are those of that tile.
+        """
+        self._arena, self._used, self._slices, self._taken = arena, 0, slices, 0
         if not tile_run.first.size:
             empty_buffer = arena[:0].data
             return TileWork(
@@ -397,13 +429,17 @@ class Schedule:
             box = self._targets[cell]
             start = content_offset(target, box, self._item)
             step = self._step(tile_run, box, self._item)
-            writes.append(TileWrite(cell, start, step, region.data.data, copies, places))
+            placed = target.size * self._item if cell in slices.rooms else 0
+            data = region.data[:0] if placed else region.data
+            writes.append(TileWrite(cell, start, step, data.data, copies, places, placed))
             targets.append(region)
             read += sources
-        direct = _direct(fetches, regions, writes, targets) if self._is_local else ()
+        is_passed_on = self._is_local and not slices.rooms
+        direct = _direct(fetches, regions, writes, targets) if is_passed_on else ()
         return TileWork(
             tile_run.count, fetches, writes, self._read_for(read), targets, tile_run.axis,
             tile_run.step, messages, self._convert, id(arena) if self.picks else 0, direct,
+            self._taken,
         )  # fmt: skip
 
     def _stored(self, tile: Box, regions: Mapping[Any, Region]) -> Iterator[tuple[Cell, Box]]:
@@ -434,16 +470,28 @@ class Schedule:
     def _fetch(self, cell: Cell, need: Box, tile_run: TileRun, fetches: list[TileRead]) -> Region:
         """Plan to read what is wanted of a tile from source `cell`; return where it will be."""
         cell_box, item = self._grid.box(cell), self._src_item
+        if cell in self._slices.contents:
+            self._taken += need.size * item
+            return Region(cell_box, self._slices.contents[cell], need)
         block = tile_run.first.intersect(cell_box)
         assert block is not None
         box = self._method.box(need, block, item)
         start, step = content_offset(block, cell_box, item), self._step(tile_run, cell_box, item)
-        data, position, sparse = self._take(box.size * item), 0, box != block
+        position, sparse = 0, box != block
+        in_place = None
+        if box == need and len(self._targets) == 1:
+            (target,) = self._targets
+            in_place = self._in_place((cell, target), need)
+        if in_place is not None:
+            region, data = in_place
+        else:
+            data = self._take(box.size * item)
+            region = Region(box, data, need)
         for first, count in contiguous_runs(box.relative_to(block), block.shape):
             room = data[position : position + count * item].data
             fetches.append(TileRead(cell, start + first * item, step, room, sparse))
             position += count * item
-        return Region(box, data, need)
+        return region
 
     def _assemble(
         self, cell: Cell, target: Box, regions: Mapping[Any, Region]
@@ -454,6 +502,11 @@ class Schedule:
         """
         parts = list(self._parts[cell].over(target))
         sources = [Region(regions[k].box, regions[k].data, p) for k, p in parts]
+        room = self._slices.rooms.get(cell)
+        if room is not None:
+            region = Region(self._targets[cell], room, target, raw=False)
+            copies = [self._view(region, s, s.part) for s in sources if s.data is not room]
+            return region, copies, [], sources
         if len(parts) == 1 and sources[0].box == target and not self._types:
             return sources[0], [], [], sources
         region = Region(target, self._take(target.size * self._item), target, raw=False)
@@ -494,8 +547,9 @@ class Schedule:
         for to, rows in peers.items():
             parts = list(rows.over(tile))
             sources = [regions.get(piece) or regions[piece[0]] for piece, _ in parts]
-            if len(parts) == 1 and self._is_whole(sources[0], parts[0][1]) and not self._trailer:
-                messages.append((to, sources[0].data.data))
+            run = self._run(sources[0], parts[0][1]) if len(parts) == 1 else None
+            if run is not None and not self._trailer:
+                messages.append((to, run.data))
             elif parts:
                 message, places = self._message((piece[0], part) for piece, part in parts)
                 messages.append((to, message))
@@ -514,11 +568,26 @@ class Schedule:
         messages = []
         for sender, rows in peers.items():
             parts = list(rows.over(tile))
-            if parts:
+            in_place = self._in_place(*parts[0]) if len(parts) == 1 else None
+            if in_place is not None:
+                region, run = in_place
+                messages.append((sender, run.data))
+                regions[parts[0][0]] = region
+            elif parts:
                 message, places = self._message((piece[0], part) for piece, part in parts)
                 messages.append((sender, message))
                 regions.update((piece, place) for (piece, _), place in zip(parts, places))
         return messages
+
+    def _in_place(self, piece: CellPair, part: Box) -> tuple[Region, Bytes] | None:
+        """Return the destination slice that lies in memory, and where in it a message can be
+        received as it is, if there is such a place."""
+        room = self._slices.rooms.get(piece[1])
+        if room is None or self._types or self._trailer:
+            return None
+        region = Region(self._targets[piece[1]], room, part)
+        run = self._run(region, part)
+        return None if run is None else (region, run)
 
     def _message(self, parts: Iterable[tuple[Cell, Box]]) -> tuple[Buffer, list[Region]]:
         """Plan a message, with its pieces one after another."""
@@ -535,9 +604,13 @@ class Schedule:
         """Return the region of a message that holds a part of source cell `src_cell`."""
         return Region(box, data, box)
 
-    def _is_whole(self, region: Region, box: Box) -> bool:
-        """Whether a region of the arena is just what a message is to hold, as it is."""
-        return region.box == box
+    def _run(self, region: Region, box: Box) -> Bytes | None:
+        """Return what a message of a box is to hold, if it lies in a region in one piece."""
+        inside, shape, item = box.relative_to(region.box), region.box.shape, self._src_item
+        if count_runs(inside, shape) != 1:
+            return None
+        start = first_element(inside, shape) * item
+        return region.data[start : start + box.size * item]
 
 
 def _direct(

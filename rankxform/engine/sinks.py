@@ -46,6 +46,8 @@ _BEHIND = 16 << 20
 _BUFFER = 64 << 10
 _LEAST_BUFFER = 4 << 10
 _NOTHING = memoryview(b"")
+_HUGE, _LEAST_HUGE, _MOST_LOST = 2 << 20, 4 << 20, 16
+"""Bytes of a huge page, bytes from which on numpy asks for such, part that may be lost."""
 
 
 @dataclass(frozen=True)
@@ -258,11 +260,13 @@ def add_checksum(
 class ArraySink:
     """One destination rank's slices, each in memory of its own (`pipeline.Sink`)."""
 
-    def __init__(self, tensors: Iterable[TensorSpec]) -> None:
+    def __init__(self, tensors: Iterable[TensorSpec], in_huge_pages: bool = False) -> None:
         """`tensors`: what the rank gets, in order.
 
         Memory is taken with the first content of each: it may be that of an array just released.
+        With `in_huge_pages`, that of large ones begins with a huge page.
         """
+        self._new_memory = _empty_in_huge_pages if in_huge_pages else _empty
         self._tensors = list(tensors)
         self._sizes = {name: content_bytes(dtype, shape) for name, dtype, shape in self._tensors}
         self._bytes: dict[str, Any] = {}
@@ -270,10 +274,14 @@ class ArraySink:
 
     def put(self, name: str, start: int, data: Buffer) -> None:
         """Take content of `name` from its content byte `start` on."""
-        if name not in self._bytes:
-            self._bytes[name] = np.empty(self._sizes[name], np.uint8)
-        self._bytes[name].data[start : start + len(data)] = data
+        self.memory_of(name).data[start : start + len(data)] = data
         self.written += len(data)
+
+    def memory_of(self, name: str) -> Any:
+        """Return the bytes of a slice, where its content may be put without `put`."""
+        if name not in self._bytes:
+            self._bytes[name] = self._new_memory(self._sizes[name])
+        return self._bytes[name]
 
     def share(self, name: str, start: int, source: Position, nbytes: int) -> bool:
         return False
@@ -292,6 +300,22 @@ class ArraySink:
             else:
                 arrays_by_name[name] = data.view(numpy_type(dtype)).reshape(shape)
         return arrays_by_name
+
+
+def _empty(nbytes: int) -> Any:
+    return np.empty(nbytes, np.uint8)
+
+
+def _empty_in_huge_pages(nbytes: int) -> Any:
+    """Return room that starts where a huge page does, unless much of the last one were lost.
+
+    The system then gives all of it by huge pages, and not the first and last megabyte by 4 KiB.
+    """
+    if nbytes < _LEAST_HUGE or -nbytes % _HUGE > nbytes // _MOST_LOST:
+        return _empty(nbytes)
+    room = _empty(nbytes + _HUGE)
+    start = -room.ctypes.data % _HUGE
+    return room[start : start + nbytes]
 
 
 def _text(name: str, data: bytes) -> str:

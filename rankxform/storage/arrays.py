@@ -124,13 +124,13 @@ def holding(scheme: str, file: ArrayFile | None, *, releases: bool = False) -> I
 class ArrayRangeReader(RangeReader):
     """Reads arrays; all reads are announced where arrays are released behind the last one."""
 
-    keeps_announced = False
+    keeps_announced, is_memory = False, True
 
     def __init__(self, file: ArrayFile | None, releases: bool) -> None:
         self._file = file
         self._awaited: Counter[int] = Counter()
         self._is_releasing = False
-        self._contiguous: tuple[int, Buffer] | None = None  # the last array that was not, copied
+        self._contiguous: tuple[int, Any] | None = None  # the last array that was not, copied
         self.ahead = sys.maxsize if releases else 0
 
     def version(self, path: str, sparse: bool = False) -> FileVersion:
@@ -152,23 +152,30 @@ class ArrayRangeReader(RangeReader):
     def read(self, path: str, offset: int, room: Buffer, sparse: bool = False) -> None:
         done = 0
         for position, start, nbytes in self._parts(offset, len(room)):
-            room[done : done + nbytes] = self._content(position)[start : start + nbytes]
+            room[done : done + nbytes] = self._content(position).data[start : start + nbytes]
             done += nbytes
-            if self._is_releasing:
-                self._awaited[position] -= nbytes
-                if not self._awaited[position]:
-                    self._release([position])
+            self._passed(position, nbytes)
 
-    def _content(self, position: int) -> Buffer:
+    def memory_of(self, entry: int) -> Any:
+        content = self._content(entry)
+        self._passed(entry, content.nbytes)
+        return content
+
+    def _passed(self, entry: int, nbytes: int) -> None:
+        """Let go of an array if these were the last of its bytes that were announced."""
+        if self._is_releasing:
+            self._awaited[entry] -= nbytes
+            if not self._awaited[entry]:
+                self._release([entry])
+
+    def _content(self, entry: int) -> Any:
         """Return an array's bytes in row-major order; of one that is not contiguous a copy."""
         assert self._file is not None
-        part = self._file.arrays[position]
+        part = self._file.arrays[entry]
         if part.flags.c_contiguous:
-            content: Buffer = part.reshape(-1).view("u1").data
-            return content
-        if self._contiguous is None or self._contiguous[0] != position:
-            copied = part.copy(order="C").reshape(-1).view("u1").data
-            self._contiguous = position, copied
+            return part.reshape(-1).view("u1")
+        if self._contiguous is None or self._contiguous[0] != entry:
+            self._contiguous = entry, part.copy(order="C").reshape(-1).view("u1")
         return self._contiguous[1]
 
     def _parts(self, offset: int, nbytes: int) -> Iterator[tuple[int, int, int]]:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing, suppress
 from dataclasses import replace
 from functools import lru_cache, partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from zlib import crc32
 
 from rankxform.errors import CheckpointError, FormatError
@@ -135,7 +135,8 @@ class SourceReader:
 
     paths, indexes: by file. recheck: called with the id of a file of which something was changed
     that may not concern its content; raises CheckpointError if it does. nbytes: read so far. ahead:
-    how many reads may be in flight if they are announced; 0 where that gains nothing.
+    how many reads may be in flight if they are announced; 0 where that gains nothing. is_memory:
+    whether all files lie in memory.
     """
 
     def __init__(
@@ -156,6 +157,7 @@ class SourceReader:
         self._memory = self._free_requests = self._free_bytes = 0
         self.nbytes = 0
         self.ahead = max((ranges.ahead for ranges in self._ranges.values()), default=0)
+        self.is_memory = bool(kinds) and all(ranges.is_memory for ranges in self._ranges.values())
 
     def read(self, file: int, name: str, start: int, room: Buffer, sparse: bool = False) -> None:
         """Fill `room` with what a file holds of `name`, from byte `start` on.
@@ -223,6 +225,18 @@ class SourceReader:
         ranges, path, index = self._opened(file)
         i = index.schema.position[name]
         return None if i in index.pieces else ranges.position(path, index.offsets[i] + start)
+
+    def memory_of(self, file: int, name: str) -> Any:
+        """Return the content of `name` as an array of bytes; where `is_memory`."""
+        ranges, _, index = self._opened(file)
+        content = ranges.memory_of(index.schema.position[name])
+        if self._flight:
+            self._passed(self.whole(file, name))
+        return content
+
+    def whole(self, file: int, name: str) -> TensorRead:
+        """Return the read of all of `name`'s content."""
+        return TensorRead(file, name, 0, self._indexes[file].nbytes(name))
 
     def read_runs(
         self, file: int, name: str, start: int, room: Buffer, sparse: bool, run: int, stride: int

@@ -16,7 +16,7 @@ from dataclasses import field
 from functools import reduce
 from pathlib import Path
 from posixpath import join
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from rankxform.errors import CheckpointError, StorageError
 from rankxform.formats.container import ReadAt
@@ -169,6 +169,7 @@ class RangeReader(ABC):
 
     ahead: int = 0  # number of announced reads in flight, at most; 0: none is announced
     keeps_announced: bool = True  # whether what is announced takes memory until it is read
+    is_memory: bool = False  # whether content lies in memory, so that `memory_of` returns it
 
     @abstractmethod
     def version(self, path: str, sparse: bool = False) -> FileVersion:
@@ -198,6 +199,11 @@ class RangeReader(ABC):
     def position(self, path: str, offset: int) -> Position | None:
         """Return where a file system can share blocks from; None where there is none."""
         return None
+
+    def memory_of(self, entry: int) -> Any:
+        """Return the content of a file's entry, by its number, as an array of bytes; where
+        `is_memory`."""
+        raise NotImplementedError
 
     @abstractmethod
     def close(self) -> None:

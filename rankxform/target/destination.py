@@ -219,9 +219,13 @@ class ArrayDestination(Destination):
     arrays: Mapping[str, Any]
     rank_requests: tuple[RankRequest, ...]
 
-    def __init__(self, rank: int, *, may_be_none: bool = False) -> None:
-        """may_be_none: a process beyond the destination's ranks gets nothing."""
+    def __init__(
+        self, rank: int, *, may_be_none: bool = False, in_huge_pages: bool = False
+    ) -> None:
+        """may_be_none: a process beyond the destination's ranks gets nothing. in_huge_pages:
+        whether large arrays begin with a huge page."""
         self.rank, self._may_be_none = rank, may_be_none
+        self._in_huge_pages = in_huge_pages
 
     def prepare(self, request: Request, team: Team) -> Request:
         """Return the request of all processes, which may differ in rank and include alone.
@@ -283,7 +287,8 @@ class ArrayDestination(Destination):
     def begin(self, team: Team) -> None:
         self._sink = team.agree(
             lambda: ArraySink(
-                TensorSpec(p.name, p.dtype, shape) for p, shape in self._wanted_slices
+                (TensorSpec(p.name, p.dtype, shape) for p, shape in self._wanted_slices),
+                self._in_huge_pages,
             )
         )
 

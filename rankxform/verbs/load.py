@@ -242,7 +242,10 @@ def reshard(
     conversion = plan.conversion._replace(source=source)
     parameters = conversion.planner.selection.parameters
     has_operands = any(any(parameter.steps) for parameter in parameters)  # which are read apart
-    destination = ArrayDestination(plan.rank, may_be_none=True)
+    # Huge pages make the first call slower and later ones faster (docs/benchmarks.md), and memory
+    # that is let go of meanwhile could not be taken for them.
+    in_huge_pages = is_reused and not any(releasing)
+    destination = ArrayDestination(plan.rank, may_be_none=True, in_huge_pages=in_huge_pages)
     destination.rank_requests = plan.rank_requests
     with holding(scheme, file, releases=any(releasing) and not has_operands):
         if is_reused:

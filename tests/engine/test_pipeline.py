@@ -140,9 +140,9 @@ def test_parameters_that_are_sharded_alike_share_a_schedule(tmp_path, counter, m
     made = []
     real = schedules.Schedule.__init__
 
-    def count(self, transfer, *rest):
+    def count(self, transfer, method, **options):
         made.append(transfer.parameter.name)
-        real(self, transfer, *rest)
+        real(self, transfer, method, **options)
 
     monkeypatch.setattr(schedules.Schedule, "__init__", count)
     names = [f"w{i}" for i in range(12)]
