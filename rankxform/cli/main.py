@@ -27,7 +27,7 @@ from rankxform.errors import (
 from rankxform.options import CONVERSIONS
 from rankxform.process import Signals, seconds_since_start
 from rankxform.transport import Team, team
-from rankxform.transport.launcher import launched_rank, launched_size
+from rankxform.transport.launcher import before_another_mpi, launched_rank, launched_size
 
 from .options import CommandStop, Parsed, seconds_left
 from .parser import COMMANDS, Command, parse_arguments, wants_help
@@ -58,7 +58,8 @@ def main(argv: Sequence[str] | None = None, signals: Signals | None = None) -> i
     style = "none" if launched_rank() else style_of(argv)
     await_first_word(style, seconds_since_start(), doing)
     try:
-        processes = team()
+        with before_another_mpi("--uses-mpi" in argv):
+            processes = team()
     except RankxformError as error:
         if launched_rank():
             time.sleep(_SPEAK_SECONDS)  # a launcher that loses a process ends the others

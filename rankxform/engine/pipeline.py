@@ -417,21 +417,17 @@ def execute(
     """Read what `work` needs, assemble it, and put it into `sinks`, by destination rank.
 
     Half of the work's memory is for arenas; where reads are announced, a quarter is, and half is
-    for what they read. `on_progress` is called with the bytes written since its last call, and may
-    raise to stop; `on_complete` is called with every transfer that is complete. A `checker`
-    compares what is put with what was read, and messages with what was sent.
+    for what they read. Large slices that lie in memory are moved there (`engine.in_memory`).
+    `on_progress` is called with the bytes written since its last call, and may raise to stop;
+    `on_complete` is called with every transfer that is complete. A `checker` compares what is put
+    with what was read, and messages with what was sent.
     """
     sources, messenger, operands, operand_traffic = inputs
     memory = work.memory // (4 if sources.ahead else 2)
-    depth = (
-        max(2, min(4 if sources.is_memory else _MOST_IN_FLIGHT, memory // _ARENA))
-        if messenger
-        else 1
-    )
-    in_memory = None
-    if checker is None and (
-        sources.is_memory or any(isinstance(s, ArraySink) for s in sinks.values())
-    ):
+    most = _MOST_IN_MEMORY if sources.is_memory else _MOST_IN_FLIGHT
+    depth = max(2, min(most, memory // _ARENA)) if messenger else 1
+    in_memory, makes_arrays = None, any(isinstance(sink, ArraySink) for sink in sinks.values())
+    if checker is None and (sources.is_memory or makes_arrays):
         from .in_memory import InMemory
 
         in_memory = InMemory(sources, sinks)

@@ -6,8 +6,8 @@ import os
 import select
 import sys
 import warnings
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from rankxform.errors import UsageError
@@ -113,6 +113,7 @@ def _first_number(environ: Mapping[str, str], names: tuple[str, ...]) -> int | N
 # library is asked for its version before it is initialized: one of another family than the launcher
 # would abort, or leave each process alone.
 
+_TRANSPORTS = "OMPI_MCA_btl"
 OPEN_MPI, MPICH = "Open MPI", "MPICH"
 """Families of libraries; MPICH's are also Intel's and MVAPICH's, whose launchers work alike."""
 _WORDS = {
@@ -161,6 +162,23 @@ def initialize(mpi: Any) -> None:
         mpi.Init_thread(getattr(mpi, f"THREAD_{rc.thread_level.upper()}"))
     else:
         mpi.Init()
+
+
+@contextmanager
+def before_another_mpi(is_followed: bool) -> Iterator[None]:
+    """Initialize Open MPI without segments of shared memory, if the process will do so once more.
+
+    A process that initializes it for the second time in a job may look for the segment that another
+    had the first time, and wait for ever (open-mpi/ompi issue 14125).
+    """
+    is_set = is_followed and "OMPI_COMM_WORLD_SIZE" in os.environ and _TRANSPORTS not in os.environ
+    if is_set:
+        os.environ[_TRANSPORTS] = "^sm"
+    try:
+        yield
+    finally:
+        if is_set:
+            del os.environ[_TRANSPORTS]
 
 
 def family_of(text: str) -> str | None:
