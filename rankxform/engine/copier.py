@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -177,15 +177,18 @@ class Copier:
             if stepped:
                 assert place is not None
                 self._with_step(parameter, dst_words, src_words, place)
-            else:
-                assert convert is not None
-                convert(dst_words, src_words)
-            if parameter.dtype in FLOATS:
                 self._look_at(parameter, dst_words, src_words)
+                continue
+            assert convert is not None
+            for rows in _row_blocks(src_words):
+                convert(dst_words[rows], src_words[rows])
+                self._look_at(parameter, dst_words[rows], src_words[rows])
 
     def _look_at(self, parameter: Parameter, dst_words: Words, src_words: Words) -> None:
         """See that no finite value has become infinite, and note what else is no number."""
         name, dtype = parameter.name, parameter.dtype
+        if dtype not in FLOATS:
+            return
         stats = self.values.get(name, ValueStats())
         wrong = not_finite(dst_words, dtype)
         if wrong is not None and became_infinite(dst_words, src_words, wrong, dtype):
@@ -214,17 +217,16 @@ class Copier:
             return
         # in blocks that stay in the cache; products and factors are exact to half an ulp of the
         # result
-        rows = max(1, _BLOCK // max(1, src_words[:1].size)) if src_words.ndim else 1
-        for first_row in range(0, len(src_words), rows):
-            part = src_words[first_row : first_row + rows]
+        for rows in _row_blocks(src_words):
+            part = src_words[rows]
             values = np.empty(part.shape, np.float64)
             exact(values, part)
-            block_place = _rows_of(place, slice(first_row, first_row + rows))
+            block_place = _rows_of(place, rows)
             if isinstance(step, LowRankUpdate):
                 values += self._product(step, block_place)
             else:
                 values *= self._factors(step, block_place)
-            rounded(dst_words[first_row : first_row + rows], values)
+            rounded(dst_words[rows], values)
 
     def _product(self, step: LowRankUpdate, place: SourceIndices) -> Any:
         """Return the low-rank product for the elements of a place, in the order of the copy."""
@@ -268,6 +270,16 @@ class Copier:
         scales = scales.reshape(*scales.shape, *(1,) * (2 - axes))
         factors = scales[np.ix_(*(b - b[0] for b in blocks))]
         return factors.T if _is_turned(place) else factors
+
+
+def _row_blocks(words: Words) -> Iterator[Any]:
+    """Yield which rows of an array stay in the cache together; all of it where there are none."""
+    if not words.ndim:
+        yield ...
+        return
+    rows = max(1, _BLOCK // max(1, words[:1].size))
+    for first_row in range(0, len(words), rows):
+        yield slice(first_row, first_row + rows)
 
 
 def _is_turned(place: SourceIndices) -> bool:

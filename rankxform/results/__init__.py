@@ -139,17 +139,18 @@ def as_document(result: Result) -> dict[str, Any]:
         for label, name in (("from", "src"), ("step", "step"), ("to", "dst"))
         if getattr(result, name, None)
     ]
-    tables, drawings = [], {}
+    headline, tables, drawings = result.in_short(), [], {}
     for section in result.sections():
         if isinstance(section, Lines):
-            amounts.append((section.label, "; ".join(section.texts)))
+            if section.texts != (headline,):  # which stands in the head
+                amounts.append((section.label, "; ".join(section.texts)))
         elif isinstance(section, Table):
             columns, rows, _ = section
             tables.append({"columns": columns, "rows": rows[:_MOST_ROWS], "total": len(rows)})
         elif section.facts:
             drawings[section.kind] = section.facts
     head = {
-        "title": "", "what": type(result).__name__, "told": result.in_short(), "state": "plan",
+        "title": "", "what": type(result).__name__, "told": headline, "state": "plan",
         "amounts": amounts,
     }  # fmt: skip
     warnings = [*doubts[:_MOST_TEXTS], *ending]
