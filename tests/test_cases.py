@@ -545,9 +545,9 @@ def test_many_small_tensors_there_and_back(made, dst, tmp_path, monkeypatch):
     schedules = []
 
     class Counted(PieceSchedule):
-        def __init__(self, *given):
+        def __init__(self, *given, **options):
             schedules.append(self)
-            super().__init__(*given)
+            super().__init__(*given, **options)
 
     monkeypatch.setattr(pipeline, "PieceSchedule", Counted)
     same(convert(dst, tmp_path / "back", **options)[1], tensors(folder / "hf"))
