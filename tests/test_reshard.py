@@ -11,6 +11,7 @@ import pytest
 
 import rankxform
 from rankxform.engine.sinks import ArraySink
+from rankxform.formats.container import TensorSpec
 from rankxform.storage.source_reader import SourceReader
 from tests import reference
 
@@ -116,6 +117,15 @@ def test_a_large_tensor_is_read_into_its_array(monkeypatch, tmp_path):
     found = rankxform.load(src, progress=False)
     (file,) = (tmp_path / "src/rank_0").iterdir()
     assert names == ["b"] and found["w"].tobytes() == reference.read_any(file)["w"][2]
+
+
+def test_a_large_array_begins_with_a_huge_page_unless_much_of_the_last_were_lost():
+    for nbytes, is_aligned in ((8 << 20, True), ((8 << 20) + 1, False), (1 << 20, False)):
+        sink = ArraySink([TensorSpec("w", "UInt8", (nbytes,))], in_huge_pages=True)
+        room = sink.memory_of("w")
+        assert room.nbytes == nbytes and room.flags.c_contiguous
+        assert (room.base is not None) == is_aligned
+        assert not is_aligned or room.ctypes.data % (2 << 20) == 0
 
 
 MEMORY = """

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from rankxform.display.text import (
-    labelled_lines,
-    shown_path,
-)
+from rankxform.display.text import labelled_lines, shown_path
 from rankxform.errors import CheckpointError, UsageError
 from rankxform.options import flag_of
 from rankxform.request import Request

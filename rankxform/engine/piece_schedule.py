@@ -107,21 +107,14 @@ class PieceSchedule(Schedule):
 
     picks = True
 
-    def __init__(
-        self,
-        transfer: Transfer,
-        method: ReadMethod,
-        *,
-        checked: bool = False,
-        in_memory: bool = False,
-    ) -> None:
+    def __init__(self, transfer: Transfer, method: ReadMethod, *, checked: bool = False) -> None:
         composed = transfer.parameter.composed_sharding
         assert composed is not None
         self._pieces_of = composed.pieces
         self._steps = transfer.parameter.steps
         self._many_axes = not all(piece.is_ordered for piece in composed.pieces.assembly.pieces)
         self._factors: dict[Cell, int] = {}
-        super().__init__(transfer, method, checked=checked, in_memory=in_memory)
+        super().__init__(transfer, method, checked=checked)
         parameter = transfer.parameter
         self._source_type = transport_dtype(parameter.src_dtype)
         self._target_type = transport_dtype(parameter.dtype)

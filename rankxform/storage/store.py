@@ -201,9 +201,9 @@ class RangeReader(ABC):
         return None
 
     def memory_of(self, entry: int) -> Any:
-        """Return the content of a file's entry, by its number, as an array of bytes; where
-        `is_memory`."""
-        raise NotImplementedError
+        """Return the content of a file's entry, by its number, as an array of bytes; None where it
+        is to be read."""
+        return None
 
     @abstractmethod
     def close(self) -> None:

@@ -280,7 +280,7 @@ def _by_layout(strategy: Strategy) -> Mapping[Layout, list[str]]:
 
 
 def strategy_facts(path: str, strategy: Strategy) -> dict[str, Any]:
-    """Return what `shown` writes, for JSON."""
+    """Return what `strategy_sections` shows, for JSON."""
     return {
         "path": path,
         **strategy.facts,
