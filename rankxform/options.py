@@ -267,8 +267,7 @@ def option_info(option: Field[Any]) -> OptionInfo:
 
 def is_default(part: Any, name: str) -> bool:
     """Return whether an option has its default value."""
-    default = next(field.default for field in fields(part) if field.name == name)
-    return bool(getattr(part, name) == default)
+    return bool(getattr(part, name) == getattr(type(part), name))
 
 
 def check_options(part: Any) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
-from functools import partial
+from functools import cached_property, partial
 from importlib import import_module
 from math import prod
 from pathlib import Path
@@ -63,7 +63,7 @@ class OutputFile:
     is_created_here: bool = True
     equal: tuple[Path, ...] = ()
 
-    @property
+    @cached_property
     def part(self) -> Path:
         """The name the file has while it is written."""
         return part_of(self.final)

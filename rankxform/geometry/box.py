@@ -6,6 +6,7 @@ from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import product
 from math import prod
+from operator import lt, sub
 from typing import TypeVar
 
 K = TypeVar("K", bound=Hashable)
@@ -38,7 +39,7 @@ class Box:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return tuple(b - a for a, b in zip(self.start, self.stop))
+        return tuple(map(sub, self.stop, self.start))
 
     @property
     def size(self) -> int:
@@ -53,9 +54,7 @@ class Box:
         """
         start = tuple(map(max, self.start, other.start))
         stop = tuple(map(min, self.stop, other.stop))
-        if any(a >= b for a, b in zip(start, stop)):
-            return None
-        return Box(start, stop)
+        return Box(start, stop) if all(map(lt, start, stop)) else None
 
     def contains(self, other: Box) -> bool:
         return all(a <= c for a, c in zip(self.start, other.start)) and all(
@@ -64,10 +63,8 @@ class Box:
 
     def relative_to(self, frame: Box) -> Box:
         """Return this box in the coordinates of `frame`, whose corner becomes the origin."""
-        return Box(
-            tuple(a - o for a, o in zip(self.start, frame.start)),
-            tuple(b - o for b, o in zip(self.stop, frame.start)),
-        )
+        origin = frame.start
+        return Box(tuple(map(sub, self.start, origin)), tuple(map(sub, self.stop, origin)))
 
     def shifted(self, axis: int, by: int) -> Box:
         """Return this box moved by so many elements along one axis."""

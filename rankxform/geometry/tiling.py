@@ -112,7 +112,7 @@ class Grid(_AsStored):
     def _hash(self) -> int:
         return hash(self.edges)
 
-    @property
+    @cached_property
     def shape(self) -> tuple[int, ...]:
         """Extent of the tiled array, in elements."""
         return tuple(edges[-1] for edges in self.edges)
