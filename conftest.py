@@ -1,5 +1,7 @@
 """Plugins must be named in the root folder."""
 
+import gc
+import os
 import signal
 
 from hypothesis import settings
@@ -11,5 +13,15 @@ collect_ignore = ["tests/data"]  # programs that make inputs
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# Else MindSpore asks for protobuf in Python, for files of gigabytes: a fifth of the oracle's time.
+os.environ.setdefault("PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION", "upb")
+
 settings.register_profile("patient", deadline=None)  # no timed assertions, here neither
 settings.load_profile("patient")
+
+
+def pytest_collection_finish():
+    """Let the garbage collector not go through all modules and tests again in every test."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 50)

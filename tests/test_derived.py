@@ -516,6 +516,7 @@ class TestInterface:
         roles = {role.pattern: role for role in found.roles}
         assert roles["blocks.*.q.weight"].dst_layout == "[2, 4] [0, -1]"
 
+    @pytest.mark.oracle
     def test_mindspores_layout_is_a_rule(self, tmp_path):
         parallel = pytest.importorskip("mindspore.parallel")
         layout = parallel.Layout((2, 1, 4), ("dp", "cp", "tp"))

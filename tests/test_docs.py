@@ -49,7 +49,8 @@ def blocks(language):
         for found in re.finditer(r"(?ms)^```(\w*)\n(.*?)^```", text):
             if found[1] == language:
                 line = text[: found.start()].count("\n") + 1
-                yield pytest.param(found[2], id=f"{page.name}:{line}")
+                marks = [pytest.mark.oracle] if "(net," in found[2] else []
+                yield pytest.param(found[2], id=f"{page.name}:{line}", marks=marks)
 
 
 def commands():

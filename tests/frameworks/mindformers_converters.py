@@ -1,10 +1,11 @@
-"""The converters of MindFormers' models, of an unpacked wheel, applied to one model's tensors.
+"""The converters of MindFormers' models, of an unpacked wheel, applied to models' tensors.
 
-    mindformers_converters.py WHEEL MODEL CONFIG.json HF.npz MF.npz
+    mindformers_converters.py WHEEL MODEL=FOLDER...
 
-reads Hugging Face's tensors and writes MindFormers' as its `weight_converters` make them; the
-tensors that these make of MindFormers' again are compared with what was read. The list is taken out of
-``models/MODEL/utils.py``, whose imports are not run; `TransformerConfig` is replaced.
+reads Hugging Face's tensors, FOLDER/hf.npz with FOLDER/config.json, and writes MindFormers',
+FOLDER/mf.npz, as its `weight_converters` make them; the tensors that these make of MindFormers' again
+are compared with what was read. A line of the output says of each model what became of it. The list is
+taken out of ``models/MODEL/utils.py``, whose imports are not run; `TransformerConfig` is replaced.
 """
 
 from __future__ import annotations
@@ -84,11 +85,11 @@ def converted(converter, layer, hf, experts):
     return dict(zip((name.format(*values) for name in converter.mf_names), made))
 
 
-def main(wheel, model, config, source, target):
-    hf = dict(np.load(source))
-    sizes, mf, back = Config(json.loads(Path(config).read_text())), {}, {}
+def convert(weight_converters, folder):
+    hf = dict(np.load(folder / "hf.npz"))
+    sizes, mf, back = Config(json.loads((folder / "config.json").read_text())), {}, {}
     refused = set()
-    for converter in converters(wheel, model, operations(wheel)):
+    for converter in weight_converters:
         if hasattr(converter, "set_model_config"):
             converter.set_model_config(sizes)
         converter.optimizer_parallel_size = 1  # MindSpore says -1 of a job without parallelism
@@ -100,8 +101,14 @@ def main(wheel, model, config, source, target):
             except (ValueError, IndexError) as error:  # before 2.1.0, of what they do not do
                 refused.add(str(error))
     wrong = [name for name, words in back.items() if not np.array_equal(words, hf[name])]
-    np.savez(target, **mf)
+    np.savez(folder / "mf.npz", **mf)
     print(json.dumps({"back": len(back), "wrong": wrong, "refused": sorted(refused)}))
+
+
+def main(wheel, *models):
+    module = operations(wheel)
+    for model, _, folder in (word.partition("=") for word in models):
+        convert(converters(wheel, model, module), Path(folder))
 
 
 if __name__ == "__main__":
