@@ -74,7 +74,7 @@ def transform(hosts, per_host, options, verb="transform", **more):
     )  # fmt: skip
 
 
-@pytest.mark.parametrize(("seed", "processes"), enumerate([3, 4, 7, 3, 4, 7, 3, 4]))
+@pytest.mark.parametrize(("seed", "processes"), [*enumerate([3, 4, 7, 3, 4, 7, 3, 4])])
 def test_spread_shards_become_spread_shards(seed, processes, clean):
     kind = ("ckpt", "safetensors")[seed % 2]
     case = random_case(seed, mindspore_agrees=False, whole=False)
@@ -112,7 +112,7 @@ PLACEMENTS = {
 }
 
 
-@pytest.mark.parametrize(("name", "processes"), zip(PLACEMENTS, [3, 7, 7, 7, 3, 7]))
+@pytest.mark.parametrize(("name", "processes"), [*zip(PLACEMENTS, [3, 7, 7, 7, 3, 7])])
 def test_each_remote_byte_crosses_once(name, processes, clean):
     case, remote = PLACEMENTS[name]
     options = spread(clean, case)
