@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, Union
 
 from rankxform import inspection
 from rankxform.display.progress import Begin, Callback, progress_shower
+from rankxform.engine.in_memory import stand_ins
 from rankxform.layout.strategy import Strategy
 from rankxform.planning.selection import source_ranks_needed
 from rankxform.storage.user_files import is_none, load_strategy, merge_stage_files, save_strategy
@@ -210,17 +211,27 @@ def plan_reshard(
     src_strategy: PathLike | Strategy | None = None,
     dst_strategy: PathLike | Strategy | None = None,
     *,
+    shapes: Mapping[str, tuple[tuple[int, ...], Any]] | None = None,
     comm: Any = None,
     **options: Unpack[ReshardKeywords],
 ) -> ReshardPlan:
     """Return a plan with which `reshard` moves slices of these names, shapes and types again.
 
-    The arguments are those of `reshard`.
+    The arguments are those of `reshard`. `shapes`, in the place of `slices`, are (shape, numpy
+    type) by name of what this process will hold.
     """
     ask, find_own = _resharding(slices, src_strategy, dst_strategy, options)
 
+    def own(processes: Team) -> tuple[HeldSlices, int]:
+        held_slices, dst_rank = find_own(processes)
+        if shapes is None:
+            return held_slices, dst_rank
+        if slices is not None:
+            raise UsageError("slices and shapes are given; a plan is made of one", "slices=None")
+        return held_slices._replace(slices=stand_ins(shapes), has_values=False), dst_rank
+
     def run(request: Request, processes: Team, begin: Begin) -> ReshardPlan:
-        held_slices, dst_rank = processes.agree(lambda: find_own(processes))
+        held_slices, dst_rank = processes.agree(lambda: own(processes))
         return loading.plan_reshard(request, held_slices, dst_rank, processes)
 
     return _collective(comm, False, ask, run)

@@ -153,6 +153,12 @@ def test_released_arrays_make_room_for_the_new_ones():
     assert released < 0.2 and kept > 0.5, (released, kept)  # parts of one side
 
 
+def test_a_plan_before_there_are_slices_takes_none_of_their_memory():
+    plan = rankxform.plan_reshard(None, shapes={"w": ((1 << 20, 1 << 20), "float32")})  # 4 TiB
+    with pytest.raises(rankxform.UsageError, match="not those that the plan was made for"):
+        rankxform.reshard({"w": np.zeros((4, 6), "<f4")}, plan=plan, progress=False)
+
+
 def test_what_a_person_mistakes_is_one_line():
     rows, one = {"w": np.zeros((4, 6), "<f4")}, "shard:w=0@1"
     mistakes = {
@@ -160,6 +166,8 @@ def test_what_a_person_mistakes_is_one_line():
         "expected what plan_reshard returns": lambda: rankxform.reshard(rows, plan="plan"),
         "unknown option 'fallback'": lambda: rankxform.reshard(rows, one, one, fallback="x"),
         "a name like 'v'": lambda: rankxform.reshard(rows, "shard:w=0,v=0@1", one),
+        "slices and shapes are given": lambda: rankxform.plan_reshard(rows, one, one, shapes={}),
+        "expected shape and type": lambda: rankxform.plan_reshard(None, shapes={"w": (4, 6)}),
         "shard:w=0@1, which": lambda: rankxform.reshard(rows, "w=0@1", one),
     }
     for words, call in mistakes.items():

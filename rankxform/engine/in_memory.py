@@ -16,7 +16,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from rankxform.errors import UsageError
 from rankxform.formats.container import item_size
+from rankxform.geometry.box import Shape
 from rankxform.planning.transfers import Transfer
 from rankxform.storage.posix import Buffer
 from rankxform.storage.source_reader import SourceReader, TensorRead
@@ -188,3 +190,18 @@ def _arrays(slices: SlicesInMemory) -> list[Bytes]:
 def _address(words: Words) -> int:
     address: int = words.__array_interface__["data"][0]
     return address
+
+
+def stand_ins(shapes: Mapping[str, tuple[Shape, Any]]) -> dict[str, Any]:
+    """Return arrays of these shapes and numpy types that take no memory and have no values.
+
+    Raises UsageError for what is no shape, or no type.
+    """
+    try:
+        return {
+            name: np.broadcast_to(np.empty((), dtype), shape)
+            for name, (shape, dtype) in shapes.items()
+        }
+    except (AttributeError, TypeError, ValueError) as error:
+        example = 'shapes={"w": ((128, 64), "float16")}'
+        raise UsageError(f"shapes: {error}; expected shape and type by name", example) from error

@@ -52,7 +52,7 @@ def _type_of(name: str, part: Any, type_name: Any) -> str:
     """Return MindSpore's name of an array's type; type_name: if it was given."""
     methods = ("dtype", "shape", "reshape", "view", "flags")
     is_array = all(hasattr(part, method) for method in methods) and not hasattr(part, "mask")
-    if not is_array or part.reshape(-1).ndim != 1:
+    if not is_array or part[tuple(slice(1) for _ in part.shape)].reshape(-1).ndim != 1:
         raise UsageError(f"slice {name!r} is a {type(part).__name__}; expected a numpy array")
     kind = part.dtype
     if not kind.isnative:

@@ -124,16 +124,13 @@ def _parameters(outcome: Outcome, destination: ArrayDestination, team: Team) -> 
 
 
 class HeldSlices(NamedTuple):
-    """What one process holds in memory, and which rank's it is.
-
-    dtypes: MindSpore's names of types that numpy's do not tell. release: arrays are removed from
-    `slices` as soon as they are not needed any more.
-    """
+    """What one process holds in memory, and which rank's it is."""
 
     slices: MutableMapping[str, Any]
     rank: int
-    dtypes: Mapping[str, str]
-    release: bool = False
+    dtypes: Mapping[str, str]  # MindSpore's names of types that numpy's do not tell
+    release: bool = False  # arrays are removed from `slices` when they are not needed any more
+    has_values: bool = True  # or they stand for such as there will be
 
 
 class ReshardPlan(NamedTuple):
@@ -193,7 +190,8 @@ def plan_reshard(request: Request, held_slices: HeldSlices, rank: int, team: Tea
         destination = ArrayDestination(rank, may_be_none=True)
         request = destination.prepare(replace(request, src=f"{scheme}://"), team)
         unjudged = resolve(request, team, source=source)
-        conversion = with_evidence(unjudged, team)
+        has_values = all(team.allgather(lambda: held_slices.has_values))
+        conversion = with_evidence(unjudged, team) if has_values else unjudged
         with destination.claim(conversion, team):
             work = plan_work(conversion, destination.left, team)
     requests = destination.rank_requests

@@ -174,6 +174,20 @@ def test_a_plan_is_made_once_and_refused_for_other_slices(tmp):
         rankxform.reshard(slices, a, plan=plan, comm=comm, progress=False)
 
 
+@pytest.mark.world(sizes=(2, 4))
+def test_a_plan_is_made_before_there_are_slices(tmp):
+    comm = world()
+    src, a, b = small(comm, tmp, shards=comm.size)
+    slices = held_by(comm.rank, src)
+    shapes = {name: (values.shape, values.dtype) for name, values in slices.items()}
+    plan = rankxform.plan_reshard(None, a, b, shapes=shapes, comm=comm)
+    expected = rankxform.reshard(dict(slices), a, b, comm=comm, progress=False)
+    for _ in range(2):
+        found = rankxform.reshard(dict(slices), plan=plan, comm=comm, progress=False)
+        assert found.keys() == expected.keys()
+        assert all(np.array_equal(found[name], values) for name, values in expected.items())
+
+
 def squares(comm, tmp, shards, dst_shards, edge=640):
     """Return strategies by rows and by columns, and this process's rows, if it holds any."""
     src = [{"w": ([shards], [0, -1], 0, 0)}]
