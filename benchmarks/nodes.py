@@ -7,6 +7,10 @@ must send.
 ``python -m benchmarks.nodes slow [--percent 20]``: 2 nodes hold replicas that a third one wants,
 and one of the two runs only a part of the time; the move over the ideal division of reading.
 
+``python -m benchmarks.nodes lost [--rate 800mbit]``: the fourth of 4 nodes is lost with its disk, and what
+8 ranks had becomes the slices of 6 on the others; the move over what the busiest link needs. The lost
+slices lie on another node, or on a storage host alone.
+
 ``python -m benchmarks.nodes choice``: 36 cases of layouts, places and links, each with every way of
 reading forced, and with the one that is chosen; the choice over the best. A storage host serves
 its disk by sshfs, and every node has a page cache of its own for it, empty at the start.
@@ -84,7 +88,7 @@ def repeated(times, *arguments, **options):
 def link(hosts, options):
     count = options.parameters
     src, strategies = make(hosts, ([6], COLUMN), ([6], ROW), OWN, parameters=count)
-    rate = float(re.match(r"\d+", options.rate)[0]) * 1e6 / 8
+    rate = rate_of(options)
     wanted = 2 * count * NBYTES / 9  # each of 3 nodes sends two thirds of its third
     with hosts.slow(options.rate):
         for per_host in (1, 2):
@@ -113,6 +117,36 @@ def slow(hosts, options):
         f"two readers {both:.2f} s, one {one:.2f} s; one of two at {options.percent} %: "
         f"{found:.2f} s, {found / ideal:.2f} times the ideal {ideal:.2f} s"
     )
+
+
+def lost(hosts, options):
+    """Ranks 6 and 7 are lost: of one matrix of 4 rows twice, or of 8 rows, which storage has."""
+    total = options.parameters * NBYTES
+    for device_matrix, of_lost, wanted in (
+        ([2, 4], "on another node", total / 3),  # h2 has half of all, and sends two thirds of it
+        ([8], "on a storage host", total / 4),  # which sends them once
+    ):
+        with hosts.storage(options.rate) as empty, hosts.slow(options.rate):
+            src, strategies = make(
+                hosts, (device_matrix, ROW), ([6], COLUMN), SERVER, parameters=options.parameters
+            )
+            for rank in range(6):
+                folder = hosts.disk("storage") / "src" / f"rank_{rank}"
+                shutil.copytree(folder, hosts.disk(hosts.names[rank // 2]) / "src" / folder.name)
+            found = []
+            for _ in range(options.repeat):
+                empty()
+                found.append(convert(hosts, 1, LOCAL / "src", [*strategies, "--fallback", src]))
+        seconds, ideal = statistics.median(s for s, _ in found), wanted / rate_of(options)
+        print(
+            f"lost slices {of_lost}: {seconds:.2f} s, {seconds / ideal:.2f} times "
+            f"{wanted / 1e6:.0f} MB at {options.rate}"
+        )
+
+
+def rate_of(options):
+    """Return the bytes a second of a slow link."""
+    return float(re.match(r"\d+", options.rate)[0]) * 1e6 / 8
 
 
 LONG = (96, 147456)
@@ -176,7 +210,7 @@ def main():
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("what", choices=("link", "slow", "choice"))
+    parser.add_argument("what", choices=("link", "slow", "lost", "choice"))
     parser.add_argument("--rate", default="800mbit")
     parser.add_argument("--parameters", type=int, default=PARAMETERS, help="link: of 57 MB each")
     parser.add_argument("--percent", type=int, default=20)
@@ -186,7 +220,7 @@ def main():
     parser.add_argument("--repeat", type=int, default=3)
     options = parser.parse_args()
     with Hosts(3) as hosts:
-        {"link": link, "slow": slow, "choice": choice}[options.what](hosts, options)
+        {"link": link, "slow": slow, "lost": lost, "choice": choice}[options.what](hosts, options)
 
 
 if __name__ == "__main__":

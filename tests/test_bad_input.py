@@ -264,6 +264,15 @@ def test_a_file_where_the_target_folder_should_be(place):
     assert place.dst.read_text() == "a file"
 
 
+@pytest.mark.parametrize("name", ["out.safetensors", "out.ckpt"])
+def test_a_files_name_for_the_target_folder(name, place):
+    place.refused(rankxform.UsageError, f"{name}: is named like a file", 2, dst=place.tmp / name)
+    assert not (place.tmp / name).exists()
+    (place.tmp / name).mkdir()  # who wants a folder of this name makes it
+    rankxform.transform(place.src, place.tmp / name, place.a, place.b)
+    assert reference.wrong_slices(place.tmp / name, ACROSS, PARAMS, place.kind) == []
+
+
 def test_what_does_not_exist(place):
     place.refused(rankxform.UsageError, "nowhere: no such checkpoint", 2, src=place.tmp / "nowhere")
     place.refused(

@@ -117,7 +117,7 @@ COMMANDS: dict[str, Command] = {
             f"rankxform ranks {_STRATEGIES} --ranks 0-3",
             (Place("src", "[SRC]", "the checkpoint, for the exact choice among replicas", False),),
             takes=(options.Strategies, "ranks", "include", "exclude", "rename", "unmatched",
-                 "src_pattern", "step", "suffix", options.Json),
+                 "src_pattern", "step", "suffix", "fallback", options.Json),
         ),
         Command(
             "merge", "Write the strategy files of all stages as one that MindSpore reads.",

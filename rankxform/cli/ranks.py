@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 
-from rankxform.display.text import table, warning_lines
+from rankxform.display.text import warning_lines
 from rankxform.request import Request
-from rankxform.results import DictResult
+from rankxform.results import DictResult, Table
 from rankxform.transport import Team
 
 from .options import Parsed, refuse_given_options, request_options
@@ -18,9 +18,9 @@ def run(options: Parsed, team: Team) -> int:
         _of_checkpoint(options, team) if options.src else _of_strategies(options, team)
     )
     rows = [(rank, ", ".join(map(str, ranks))) for rank, ranks in src_ranks_by_rank.items()]
-    text = table(("rank", "needs source ranks"), rows)
+    shown = (Table(("rank", "needs source ranks"), rows, ""),)
     facts = {"needed_ranks": src_ranks_by_rank}
-    return Screen(options, team).show("ranks", lambda: DictResult(facts, text))
+    return Screen(options, team).show("ranks", lambda: DictResult(facts, shown))
 
 
 def _of_checkpoint(options: Parsed, team: Team) -> dict[int, tuple[int, ...]]:

@@ -26,6 +26,7 @@ from rankxform.formats.container import (
     Index,
     TensorSpec,
     container_of,
+    container_suffixes,
 )
 from rankxform.layout.names import compile_regex, first_texts
 from rankxform.layout.strategy import Strategy
@@ -388,8 +389,14 @@ def check_free(conversion: Conversion, team: Team) -> list[Finding]:
 
 
 def _check_root(request: Request, target: Target) -> None:
-    """Refuse one iteration's folder as the root of iterations."""
+    """Refuse a file's name, and one iteration's folder as the root of iterations."""
     dst, folder = Path(request.dst or ""), target.arrangement.folder
+    if dst.suffix in container_suffixes() and not dst.exists():
+        raise UsageError(
+            "is named like a file, and DST is a folder",
+            f"name a folder: {dst.with_suffix('')}",
+            where=dst,
+        )
     if folder and re.fullmatch(re.sub(r"[0-9]+", "[0-9]+", folder), dst.name):
         raise UsageError(
             "is one iteration's folder", f"name the folder above it, {dst.parent}", where=dst
