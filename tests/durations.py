@@ -1,7 +1,7 @@
 """How long tests take: ``python -m tests.durations`` prints the longest, and sums by file.
 
 Every run of pytest writes what its tests took into ``build/durations/HALF.json``, HALF being what
-RANKXFORM_HALF says (the Makefile: unit, mpich, openmpi, and their hosts). ``--write`` renews
+RANKXFORM_HALF says (the Makefile: unit, oracle, mpich, openmpi, their hosts). ``--write`` renews
 tests/durations.txt, the sums by file of all halves, by which collected tests are ordered: the
 longest file first, so that no process begins a long one when the others are done.
 """
