@@ -33,17 +33,17 @@ ANY_MPI  = tests/cli/test_progress.py tests/trust/test_writer.py
 ANY_MPI_HOSTS = $(addprefix tests/hosts/test_exchange.py::test_,spread_shards_become_spread_shards \
           each_remote_byte_crosses_once a_network_file_system_is_asked_for_each_byte_once)
 # MindSpore's tests run by themselves: a process that has loaded it takes 31 ms to fork, others 7.
-ORACLE   = -m oracle tests/oracle $(addprefix tests/,test_derived.py test_docs.py trust/test_verify.py)
+ORACLE   = -m oracle $(shell grep -rl 'mark\.oracle' tests --include='test_*.py')
 SINGLE   = --worlds local -m "not oracle" --ignore=tests/oracle --ignore=tests/hosts \
           $(addprefix --ignore=,$(ANY_MPI) $(filter tests/cli/% tests/trust/%signals.py,$(REAL))) \
           --deselect tests/trust/test_kills.py::test_random_kills_under_mpirun
 JOBS    ?= 2
 BESIDE   = $(VENV)/bin/python -m pytest -q -n $(JOBS) --dist worksteal
-# Emulated hosts mostly wait, for slow links and slow storage: beside them there is room for the others.
+# Either takes half to three quarters of two cores: emulated hosts wait for slow links and slow storage.
 TWO      = $(MAKE) --no-print-directory --jobs=2 --output-sync
 
-# Tests make hundreds of thousands of small files, in memory where 4 GB of it are free: a folder is made there in
-# 7 us, on ext4 in 250. The tests under mpirun write to disk.
+# These tests make many small files, in memory where 4 GB of it are free: a folder is made there in 7 us, on ext4
+# in 250. The others write to disk.
 FREE_KB := $(shell df -k --output=avail /dev/shm 2>/dev/null | tail -n 1)
 ifeq ($(shell [ 0$(FREE_KB) -gt 4000000 ] && echo enough),enough)
 unit: export TMPDIR := /dev/shm

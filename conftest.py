@@ -13,7 +13,7 @@ collect_ignore = ["tests/data"]  # programs that make inputs
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# Else MindSpore asks for protobuf in Python, for files of gigabytes: a fifth of the oracle's time.
+# Else MindSpore asks for protobuf in Python, for files of gigabytes, and takes a seventh longer.
 os.environ.setdefault("PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION", "upb")
 
 settings.register_profile("patient", deadline=None)  # no timed assertions, here neither

@@ -389,14 +389,8 @@ def check_free(conversion: Conversion, team: Team) -> list[Finding]:
 
 
 def _check_root(request: Request, target: Target) -> None:
-    """Refuse a file's name, and one iteration's folder as the root of iterations."""
+    """Refuse one iteration's folder as the root of iterations."""
     dst, folder = Path(request.dst or ""), target.arrangement.folder
-    if dst.suffix in container_suffixes() and not dst.exists():
-        raise UsageError(
-            "is named like a file, and DST is a folder",
-            f"name a folder: {dst.with_suffix('')}",
-            where=dst,
-        )
     if folder and re.fullmatch(re.sub(r"[0-9]+", "[0-9]+", folder), dst.name):
         raise UsageError(
             "is one iteration's folder", f"name the folder above it, {dst.parent}", where=dst
@@ -434,6 +428,9 @@ def _check_apart(request: Request, source: Source, output_paths: Iterable[Path])
     src, dst = Path(request.src), Path(request.dst or "")
     if dst.exists() and not dst.is_dir():
         raise StorageError("is a file, and DST must be a folder", "name another", where=dst)
+    if dst.suffix in container_suffixes() and not dst.is_dir():
+        folder_try = f"name a folder: {dst.with_suffix('')}"
+        raise UsageError("is named like a file, and DST is a folder", folder_try, where=dst)
     for place in source.where.places if source.where.fallbacks else ():
         if dst == Path(place) or is_same_file(dst, Path(place)) or is_below(dst, Path(place)):
             raise UsageError(

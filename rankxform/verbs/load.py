@@ -168,7 +168,8 @@ def plan_reshard(request: Request, held_slices: HeldSlices, rank: int, team: Tea
         )
     strategy = team.bcast(lambda: load_strategy(request.src_strategy))
     src_rank, dtypes = held_slices.rank, held_slices.dtypes
-    all_names = {name for names in team.allgather(lambda: [*held_slices.slices]) for name in names}
+    by_process = team.allgather(lambda: ([*held_slices.slices], held_slices.has_values))
+    all_names = {name for names, _ in by_process for name in names}
 
     def own_file() -> ArrayFile | None:
         if unknown := [name for name in dtypes if name not in all_names]:
@@ -190,8 +191,8 @@ def plan_reshard(request: Request, held_slices: HeldSlices, rank: int, team: Tea
         destination = ArrayDestination(rank, may_be_none=True)
         request = destination.prepare(replace(request, src=f"{scheme}://"), team)
         unjudged = resolve(request, team, source=source)
-        has_values = all(team.allgather(lambda: held_slices.has_values))
-        conversion = with_evidence(unjudged, team) if has_values else unjudged
+        are_values = all(has_values for _, has_values in by_process)
+        conversion = with_evidence(unjudged, team) if are_values else unjudged
         with destination.claim(conversion, team):
             work = plan_work(conversion, destination.left, team)
     requests = destination.rank_requests

@@ -147,9 +147,9 @@ def test_a_model_is_what_its_converters_make_of_it(version, tmp_path):
         assert not is_newest or (outcome["refused"], outcome["back"]) == ([], len(model.hf)), name
         theirs = dict(np.load(tmp_path / "{} {}".format(*name) / "mf.npz"))
         assert theirs.keys() == model.mf.keys(), name
-        for tensor, words in model.mf.items():
+        for tensor, values in model.mf.items():
             # experts are of two axes there, and of three in PyNative's network: the same elements
-            assert theirs[tensor].tobytes() == words.tobytes(), (name, tensor)
+            assert theirs[tensor].tobytes() == values.tobytes(), (name, tensor)
 
 
 SCRIPT = "mindformers/tools/transform_ckpt.py"
