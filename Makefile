@@ -3,6 +3,7 @@
 # make test     lint, types, all tests with MPICH; what is asked of an MPI library again with Open MPI
 # make ci       the same with more crash states and faults, mounted file systems, signals, kills and hosts with Open MPI
 # make lint     ruff and mypy alone
+# make coverage which lines the tests of `make check` reach, at least 85 % of them; twice as long
 # make night    the same tests over many more cases, PyTorch and all of MindFormers as partners; takes hours
 # make filesystems   tests on JuiceFS, SeaweedFS and GlusterFS (Debian, as root)
 # make docs     write the generated pages of docs/ and packaging/ anew
@@ -39,8 +40,9 @@ SINGLE   = --worlds local -m "not oracle" --ignore=tests/oracle --ignore=tests/h
           --deselect tests/trust/test_kills.py::test_random_kills_under_mpirun
 JOBS    ?= 2
 BESIDE   = $(VENV)/bin/python -m pytest -q -n $(JOBS) --dist worksteal
-# Either takes half to three quarters of two cores: emulated hosts wait for slow links and slow storage.
-TWO      = $(MAKE) --no-print-directory --jobs=2 --output-sync
+# Tests under mpirun and of hosts each take half to three quarters of two cores, for hosts wait for slow links and
+# slow storage; the tests of one process take what is left.
+LANES    = $(MAKE) --no-print-directory --jobs=3 --output-sync
 
 # These tests make many small files, in memory where 4 GB of it are free: a folder is made there in 7 us, on ext4
 # in 250. The others write to disk.
@@ -52,21 +54,23 @@ endif
 # Tests start hundreds of interpreters, which compile all of the package where it is set.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo check test ci lint unit mpich mpich-hosts hosts-then-openmpi openmpi openmpi-hosts night filesystems docs site clean
+.PHONY: demo check coverage test ci lint unit mpich mpich-then-openmpi all-hosts hosts-then-openmpi night filesystems docs site clean
 
 demo: $(VENV)/run-installed
 	examples/demo.sh $(VENV)
 
 check: lint
-	$(VENV)/bin/python -m pytest -q -n $(JOBS) --cov --cov-report=term:skip-covered $(FAST)
+	$(BESIDE) $(FAST)
 
-test: lint unit $(OPENMPI_VENV)/test-installed
-	$(TWO) mpich hosts-then-openmpi
+coverage: $(VENV)/check-installed
+	$(BESIDE) --cov --cov-report=term:skip-covered $(FAST)
+
+test: lint $(VENV)/test-installed $(MINDFORMERS)/unpacked $(OPENMPI_VENV)/test-installed
+	$(LANES) mpich hosts-then-openmpi unit
 
 ci: export RANKXFORM_CRASHES = third
-ci: lint unit $(OPENMPI_VENV)/test-installed
-	$(TWO) mpich mpich-hosts
-	$(TWO) openmpi openmpi-hosts
+ci: lint $(VENV)/test-installed $(MINDFORMERS)/unpacked $(OPENMPI_VENV)/test-installed
+	$(LANES) mpich-then-openmpi all-hosts unit
 
 lint: $(VENV)/check-installed
 	$(VENV)/bin/ruff check .
@@ -75,22 +79,20 @@ lint: $(VENV)/check-installed
 
 unit: $(VENV)/test-installed $(MINDFORMERS)/unpacked
 	tmp=$$(mktemp -d) && trap 'rm -rf "$$tmp"' EXIT && export TMPDIR="$$tmp" && \
-	    RANKXFORM_HALF=unit $(BESIDE) $(SINGLE) && RANKXFORM_HALF=oracle $(BESIDE) $(ORACLE)
+	    RANKXFORM_HALF=unit nice -n 19 $(BESIDE) $(SINGLE) && RANKXFORM_HALF=oracle nice -n 19 $(BESIDE) $(ORACLE)
 
 mpich:
 	RANKXFORM_HALF=mpich $(VENV)/bin/python -m pytest -q $(REAL) $(ANY_MPI)
+
+mpich-then-openmpi: mpich
+	RANKXFORM_HALF=openmpi $(OPENMPI_VENV)/bin/python -m pytest -q $(REAL)
 
 hosts-then-openmpi:
 	RANKXFORM_HALF=mpich-hosts $(VENV)/bin/python -m pytest -q -rs tests/hosts --ignore=tests/hosts/test_filesystems.py
 	RANKXFORM_HALF=openmpi $(OPENMPI_VENV)/bin/python -m pytest -q $(ASKED)
 
-mpich-hosts:
+all-hosts:
 	RANKXFORM_HALF=mpich-hosts $(VENV)/bin/python -m pytest -q -rs tests/hosts
-
-openmpi:
-	RANKXFORM_HALF=openmpi $(OPENMPI_VENV)/bin/python -m pytest -q $(REAL)
-
-openmpi-hosts:
 	RANKXFORM_HALF=openmpi-hosts $(OPENMPI_VENV)/bin/python -m pytest -q tests/hosts \
 	    $(addprefix --ignore=tests/hosts/test_,forms.py filesystems.py) $(addprefix --deselect=,$(ANY_MPI_HOSTS))
 

@@ -1,8 +1,10 @@
 """Plugins must be named in the root folder."""
 
+import ctypes
 import gc
 import os
 import signal
+from pathlib import Path
 
 from hypothesis import settings
 
@@ -25,3 +27,23 @@ def pytest_collection_finish():
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 20, 50)
+    use_huge_pages()
+
+
+def use_huge_pages():
+    """Put this process's memory into pages of 2 MiB, where the system does so (Linux 6.1).
+
+    Tests fork some thousand times, and a fork copies an entry a page: 28 ms for 190 MB of small
+    pages, 6 ms for these. On a virtual machine, tests of crashes took 7-11 % less, others 2 %.
+    """
+    size, collapse = 2 << 20, 25  # 25: MADV_COLLAPSE
+    madvise = ctypes.CDLL(None).madvise
+    madvise.argtypes = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
+    maps = Path("/proc/self/maps")
+    for addresses, rights, _, _, inode, *names in (
+        line.split() for line in (maps.read_text().splitlines() if maps.exists() else ())
+    ):
+        if rights.startswith("rw") and inode == "0" and names in ([], ["[heap]"]):
+            start, end = (int(address, 16) for address in addresses.split("-"))
+            for aligned in range(-(-start // size) * size, end - size + 1, size):
+                madvise(aligned, size, collapse)  # what cannot be is left as it is

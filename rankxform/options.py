@@ -274,10 +274,11 @@ def check_options(part: Any) -> None:
     """Raise UsageError for values that options cannot have."""
     for declared in options_of(part):
         name, value, kind = declared.name, getattr(part, declared.name), option_info(declared).kind
-        unset = value is None is declared.default
-        if not unset and not kind.accepts(value):
+        if value is declared.default:
+            continue
+        if not kind.accepts(value):
             raise UsageError(f"{name} is {value!r}; expected {kind.title}")
-        if kind.choices and value not in kind.choices and not unset:
+        if kind.choices and value not in kind.choices:
             choices = " or ".join(map(str, kind.choices))
             raise UsageError(f"{name} is {value!r}; expected {choices}")
         for text in value if isinstance(value, tuple) else (value,):
@@ -298,9 +299,7 @@ def _check_meaning(name: str, text: str, kind: OptionType) -> None:
 def _check_text(name: str, text: str, is_element: bool) -> None:
     if "\0" in text:
         raise UsageError(f"{name} {text!r}: holds a NUL, which no name can have")
-    if not is_element:
-        return
     try:
-        text.encode()
+        text.encode("utf-8", "strict" if is_element else "surrogateescape")
     except UnicodeEncodeError as error:
         raise UsageError(f"{name} {text!r}: is not UTF-8, which every name is") from error

@@ -6,6 +6,7 @@ import ast
 import re
 import subprocess
 import sys
+from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -32,10 +33,23 @@ APART = {
 }
 
 
+@cache
+def nodes(path):
+    """Return all nodes of a file's syntax tree, the module first."""
+    return [*ast.walk(ast.parse(path.read_text()))]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def trees_are_forgotten():
+    """Later tests fork this process, and would copy them each time."""
+    yield
+    nodes.cache_clear()
+
+
 def imports(path):
     """Yield the first two parts of every module that a file imports."""
     here = path.relative_to(PACKAGE.parent).with_suffix("").parts
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in nodes(path):
         if isinstance(node, ast.Import):
             for alias in node.names:
                 yield tuple(alias.name.split(".")[:2])
@@ -127,7 +141,7 @@ def test_few_places_know_the_outside(package, allowed):
 
 
 def names_used(path, wanted):
-    tree = ast.walk(ast.parse(path.read_text()))
+    tree = nodes(path)
     return {node.id for node in tree if isinstance(node, ast.Name)} & wanted
 
 
@@ -150,7 +164,7 @@ def test_findings_are_raised_in_one_place():
     raisers = {
         (path.name, function.name)
         for path in files()
-        for function in ast.walk(ast.parse(path.read_text()))
+        for function in nodes(path)
         if isinstance(function, ast.FunctionDef)
         for node in ast.walk(function)
         if isinstance(node, ast.Attribute) and node.attr == "fault"
@@ -232,7 +246,7 @@ def _is_fixed(node):
 
 def refusing_comparisons(path):
     """Yield comparisons of two values that were read, on which something is raised or yielded."""
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in nodes(path):
         refusals = (ast.Raise, ast.Yield)
         if not isinstance(node, ast.If):
             continue
@@ -263,7 +277,7 @@ def test_statements_are_compared_in_one_place():
 def functions():
     """Yield (file, function) of the package."""
     for path in files():
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in nodes(path):
             if isinstance(node, ast.FunctionDef):
                 yield path, node
 
@@ -316,7 +330,7 @@ PUBLIC_NAMES = {("errors.py", "what"), ("api.py", "wanted")}
 
 def bindings(path):
     """Yield every parameter, and every name that is stored, each time."""
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in nodes(path):
         if isinstance(node, ast.arg):
             yield node.arg
         elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
@@ -337,7 +351,7 @@ def test_few_names_are_nearly_empty():
 def test_fields_have_comments_and_no_paragraphs():
     described = []
     for path in files():
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in nodes(path):
             if isinstance(node, ast.ClassDef):
                 fields = {
                     f.target.id
@@ -374,16 +388,13 @@ def test_no_command_imports_argparse():
 
 def test_a_class_has_a_name_of_its_own():
     names = [
-        node.name
-        for path in files()
-        for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, ast.ClassDef)
+        node.name for path in files() for node in nodes(path) if isinstance(node, ast.ClassDef)
     ]
     assert not {name for name in names if names.count(name) > 1}
 
 
 def identifiers(path):
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in nodes(path):
         for field in ("id", "attr", "name", "arg"):
             if isinstance(getattr(node, field, None), str):
                 yield getattr(node, field)
@@ -397,11 +408,10 @@ def test_no_name_is_a_retired_one():
 def imported_at_start(path):
     """Yield the modules that a module imports when it is imported itself."""
     here = path.relative_to(PACKAGE.parent).with_suffix("").parts
-    tree = ast.parse(path.read_text())
-    later = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
-    later += [n for n in ast.walk(tree) if isinstance(n, ast.If) and "TYPE_CHECKING" in ast.unparse(n.test)]  # fmt: skip
+    later = [node for node in nodes(path) if isinstance(node, ast.FunctionDef)]
+    later += [n for n in nodes(path) if isinstance(n, ast.If) and "TYPE_CHECKING" in ast.unparse(n.test)]  # fmt: skip
     skipped = {id(inner) for node in later for inner in ast.walk(node)}
-    for node in ast.walk(tree):
+    for node in nodes(path):
         if isinstance(node, ast.ImportFrom) and id(node) not in skipped:
             base = here[: -node.level] if node.level else ()
             module = (*base, *(node.module or "").split(".")) if node.module else base
@@ -445,9 +455,8 @@ def test_functions_change_nothing_that_modules_keep():
     Which locks a process holds is a fact of the process.
     """
     for path in files():
-        tree = ast.parse(path.read_text())
-        kept = {*names_bound(tree.body)} - {"_held"}
-        for node in ast.walk(tree):
+        kept = {*names_bound(nodes(path)[0].body)} - {"_held"}
+        for node in nodes(path):
             if isinstance(node, ast.FunctionDef):
                 own = {*names_bound(ast.walk(node)), *(one.arg for one in node.args.args)}
                 changed = ({*changed_names(node)} - own) & kept
@@ -484,7 +493,7 @@ def fixed_words(node):
 def errors_told():
     """Yield (place, what is said first, what can be tried) of every error that is made."""
     for path in files():
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in nodes(path):
             if isinstance(node, ast.Call) and getattr(node.func, "id", "") in TOLD and node.args:
                 what = fixed_words(node.args[0])
                 if what is not None:
