@@ -21,6 +21,7 @@ from rankxform.transport import SerialTeam
 from rankxform.verbs.plan import plan
 from tests import reference
 from tests.cases import random_case
+from tests.forked import run_forked
 
 LOSSES = int(os.environ.get("RANKXFORM_SEEDS", 1)) * 200
 KIND = "safetensors"
@@ -90,6 +91,20 @@ def test_a_rank_s_file_comes_from_the_first_place_that_has_it(job):
     assert rankxform.verify(
         first, job.tmp / "dst", job.a, job.b, fallback=[str(second), str(job.tmp / "storage")]
     ).same
+
+
+def test_inspect_looks_at_all_places(job):
+    first, second = job.place("first", range(4)), job.place("second", range(4, 8))
+    by_strategy = "--src-strategy", job.a
+    for words in (
+        ("--replicas", *by_strategy),
+        ("--page", "p.html", *by_strategy),
+        ("--check", "--full"),
+    ):
+        done = run_forked(["inspect", first, *words, "--fallback", second], 1, job.tmp)
+        assert done.code == 0 and "8 files" in done.stdout
+    done = run_forked(["inspect", first, "--fallback", second], 1, job.tmp)
+    assert done.code == 2 and "--fallback is for --check" in done.stderr
 
 
 def test_a_copy_that_a_crash_left_is_dropped(job):

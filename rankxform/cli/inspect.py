@@ -45,7 +45,7 @@ def run(options: Parsed, team: Team) -> int:
 
     def look() -> Inspection:
         refuse_given_options(
-            options, "is for --replicas, --src-strategy or --map", ("src_pattern",)
+            options, "is for --check, --replicas, --page, --src-strategy or --map", ("src_pattern",)
         )
         return Inspection(inspect(options.path, options.src_pattern), is_raw=options.raw)
 

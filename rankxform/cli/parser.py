@@ -172,7 +172,7 @@ COMMANDS: dict[str, Command] = {
             "rankxform inspect output",
             (Place("path", "PATH", "a checkpoint file or folder, or a strategy"),),
             takes=(options.Inspecting, options.Matrices, options.SourceStrategy, "src_pattern",
-                   "step", "suffix", "map", "config", options.Json),
+                   "step", "suffix", "fallback", "map", "config", options.Json),
         ),
         Command(
             "hostfile", "Print a hostfile made from an HCCL rank table.",

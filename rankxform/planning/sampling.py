@@ -524,9 +524,10 @@ def replicas_are_equal(sample: SampledSource) -> Iterator[Finding | Evidence]:
     ]
     yield Evidence(samples=len(compared), sampled=frozenset(compared))
     if (agreement.is_refuted or _is_derived(catalog)) and refused:
+        zeros = sorted(_files_of_zeros(agreement, sample.samples))
+        again = [f"copy {catalog.paths[file]} again: it has zeros there" for file in zeros[:1]]
         tries = (
-            _RIGHT_STRATEGY,
-            "copy its files again",
+            *(*again, _RIGHT_STRATEGY, "copy its files again")[:2],
             "--accept contradictions converts it as it is",
         )
         details = _describe_observed(catalog, agreement, sample.samples)
@@ -635,6 +636,18 @@ def _who(catalog: Catalog, files: Sequence[int]) -> str:
     if catalog.strategy is None:
         return " and ".join(catalog.paths[file] for file in files)
     return "ranks " + " and ".join(str(catalog.rank_of(file)) for file in files)
+
+
+def _files_of_zeros(agreement: ReplicaAgreement, digests_by_file: DigestsByFile) -> set[int]:
+    """Return files with zeros where replicas hold numbers: what a crash or a full disk leaves."""
+    return {
+        file
+        for contradiction in agreement.differing
+        for _, file_samples in contradiction.tensor.samples(digests_by_file)
+        if not all(sample.is_zero for _, sample in file_samples)
+        for file, sample in file_samples
+        if sample.is_zero
+    }
 
 
 def _describe_observed(
