@@ -66,10 +66,7 @@ def main():
             os.sync()
             line = [*mpirun(options.processes), sys.executable, "-c"]
             line += [PROGRAM.format(change=change), "transform", src, dst, "--profile", *flags]
-            line += [
-                *(("--src-strategy", a) if a else ()),
-                *(("--dst-strategy", b) if b else ()),
-            ]
+            line += [*(("--src-strategy", a) if a else ()), *(("--dst-strategy", b) if b else ())]
             done = subprocess.run(
                 line, env=environment(), capture_output=True, text=True, check=True
             )

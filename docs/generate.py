@@ -290,12 +290,7 @@ def errors() -> str:
     ])  # fmt: skip
 
 
-PAGES = {
-    "errors.md": errors,
-    "cli.md": cli,
-    "api.md": api,
-    "../rankxform/keywords.py": keywords,
-}
+PAGES = {"errors.md": errors, "cli.md": cli, "api.md": api, "../rankxform/keywords.py": keywords}
 
 if __name__ == "__main__":
     for page, make in PAGES.items():

@@ -55,13 +55,7 @@ if TYPE_CHECKING:
     from rankxform.derivation.mesh import Parallel
     from rankxform.derivation.request import Derived
 
-    from .keywords import (
-        DeriveKeywords,
-        Keywords,
-        LoadKeywords,
-        ReshardKeywords,
-        SourceKeywords,
-    )
+    from .keywords import DeriveKeywords, Keywords, LoadKeywords, ReshardKeywords, SourceKeywords
 
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])

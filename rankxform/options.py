@@ -190,9 +190,7 @@ class _RegisteredNames:
 
 
 def choice_of(
-    choices: Any,
-    attribute: str | None = None,
-    also: Mapping[str, str] = MappingProxyType({}),
+    choices: Any, attribute: str | None = None, also: Mapping[str, str] = MappingProxyType({})
 ) -> OptionType:
     """Return the type of options that take one of `choices`, texts or names in a registry.
 

@@ -53,11 +53,7 @@ def run_forked(words, processes, folder, deadline=120.0, **environ):
             sys.stdout.flush()
             sys.stderr.flush()
 
-    with (
-        open(os.devnull) as nothing,
-        TemporaryFile("a+") as stdout,
-        TemporaryFile("a+") as stderr,
-    ):
+    with open(os.devnull) as nothing, TemporaryFile("a+") as stdout, TemporaryFile("a+") as stderr:
         captured = stdout, stderr
         codes = run_world(processes, work, deadline=deadline)
         printed = []

@@ -247,10 +247,7 @@ def cut(shape, rng, depth=3):
         place = rng.randint(start[axis], stop[axis])
         for a, b in ((start[axis], place), (place, stop[axis])):
             boxes.append(
-                (
-                    (*start[:axis], a, *start[axis + 1 :]),
-                    (*stop[:axis], b, *stop[axis + 1 :]),
-                )
+                ((*start[:axis], a, *start[axis + 1 :]), (*stop[:axis], b, *stop[axis + 1 :]))
             )
     unique = {}
     for start, stop in boxes:  # two boxes at one place: one of them is empty

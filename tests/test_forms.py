@@ -419,10 +419,7 @@ def _without_group(change):
 
 WRONG = {
     "a slice that is nowhere": (lambda p, s: s.pop(KEY), "does not say where slice 0 is"),
-    "a parameter that is nothing": (
-        lambda p, s: p.pop(NAME),
-        "and not what they are",
-    ),
+    "a parameter that is nothing": (lambda p, s: p.pop(NAME), "and not what they are"),
     "another local_shape": (
         _set("p", NAME, "chunk", 0, "local_shape", to=[2, 8]),
         r"slice 0 of \[2, 8\] is stated",

@@ -187,10 +187,7 @@ def test_layers_stand_by_stage_before_and_after(place):
 
     html = replace(plan, src_layers=("0-3", "4-7"), dst_layers=())._repr_html_()
     assert drawn(html)["layers"] == [
-        {
-            "name": "before",
-            "stages": [{"names": "0-3", "layers": 4}, {"names": "4-7", "layers": 4}],
-        }
+        {"name": "before", "stages": [{"names": "0-3", "layers": 4}, {"names": "4-7", "layers": 4}]}
     ]
 
 
@@ -205,8 +202,7 @@ def test_names_are_escaped(place):
 
 
 @pytest.mark.parametrize(
-    ("wrong", "meant"),
-    [("src_startegy", "src_strategy"), ("includ", "include"), ("dry_run", "")],
+    ("wrong", "meant"), [("src_startegy", "src_strategy"), ("includ", "include"), ("dry_run", "")]
 )
 def test_an_unknown_option_names_the_nearest(place, wrong, meant):
     text = f"did you mean {meant}" if meant else "lists the options"

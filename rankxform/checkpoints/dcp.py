@@ -53,14 +53,7 @@ from rankxform.statements import HEADER, SHAPE, TYPE, Statement, as_notice, as_w
 from rankxform.storage.store import FOLDER, Listing, Store
 from rankxform.values import pattern_on_use
 
-from .base import (
-    CheckpointRef,
-    DestinationFiles,
-    FileNaming,
-    Form,
-    RankFilter,
-    SelectedFiles,
-)
+from .base import CheckpointRef, DestinationFiles, FileNaming, Form, RankFilter, SelectedFiles
 from .folders import (
     DCP_METADATA,
     DEFAULT_BYTES,

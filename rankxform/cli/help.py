@@ -46,7 +46,7 @@ EPILOG = (
 )
 GROUP_NOTES = {
     GROUP_STRATEGIES: "a file; a folder of stage files; none: whole tensors; or "
-    "shard:REGEX=AXIS,...@RANKS: equal slices by pattern, optimizer states too",
+    "shard:REGEX=AXIS,...@RANKS: equal slices by pattern, optimizer states too"
 }
 _COMMON = frozenset((
     "src", "dst", "src_strategy", "dst_strategy", "dst_parallel", "dst_config", "step",

@@ -92,11 +92,7 @@ class Program:
 
 def _program(options: Parsed, checkpoint: str, team: Team) -> Program:
     """Return the program for this process, with its checkpoint and its rank filled in."""
-    who = {
-        "RANK_ID": str(team.rank),
-        "RANK_SIZE": str(team.size),
-        "DEVICE_ID": str(local_rank()),
-    }
+    who = {"RANK_ID": str(team.rank), "RANK_SIZE": str(team.size), "DEVICE_ID": str(local_rank())}
     environment = {**who, **os.environ, **(who if team.size > 1 else {})}
     environment["LOAD_CHECKPOINT"] = checkpoint
     words = {"{checkpoint}": checkpoint, "{rank}": environment["RANK_ID"]}

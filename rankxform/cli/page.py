@@ -170,10 +170,7 @@ def _time(outcome: PageResults, predicted: float | None) -> dict[str, Any]:
         }
     names = [name for name in report.phases[0] if any(row[name] for row in rows.values())]
     phases = [{"name": name, "seconds": [row[n] for n in names]} for name, row in rows.items()]
-    return {
-        "told": storage_notes(report),
-        "phases": {"names": names, "rows": phases},
-    }
+    return {"told": storage_notes(report), "phases": {"names": names, "rows": phases}}
 
 
 def _describe_conversion(

@@ -54,9 +54,7 @@ def _of_strategies(options: Parsed, team: Team) -> dict[int, tuple[int, ...]]:
         src = load_strategy(options.src_strategy)
         renamed = OperationChain.of({"rename": options.rename}, src.states)
         return source_ranks_needed(
-            renamed.strategy(src),
-            load_strategy(options.dst_strategy),
-            options.ranks,
+            renamed.strategy(src), load_strategy(options.dst_strategy), options.ranks
         )
 
     return team.bcast(find)

@@ -108,8 +108,7 @@ def size_lines(conversion: Conversion, nbytes: int, processes: int) -> list[str]
     suffix = " a process" if processes > 1 else ""
     return [
         labelled_lines(
-            "to write",
-            f"{format_size(nbytes)}{free}, {format_buffer(memory)} of buffers{suffix}",
+            "to write", f"{format_size(nbytes)}{free}, {format_buffer(memory)} of buffers{suffix}"
         )
     ]
 
@@ -221,10 +220,7 @@ class Screen:
             _show_nobody()
 
     def show(
-        self,
-        name: str,
-        make: Callable[[], Result],
-        head: Callable[[], Sequence[str]] = lambda: (),
+        self, name: str, make: Callable[[], Result], head: Callable[[], Sequence[str]] = lambda: ()
     ) -> int:
         """Print a result, `head` behind its first lines; return its exit code. Collective."""
 

@@ -247,10 +247,7 @@ def _by_rule(
         possible_sizes = [replace(sizes, vocab_emb_dp=flag) for flag in (True, False)]
     axes = len(rule.spec)
     # An extent that divides, and one that does not.
-    example_shapes = [
-        (sizes.mp * sizes.cp,) * axes,
-        (1,) * axes,
-    ]
+    example_shapes = [(sizes.mp * sizes.cp,) * axes, (1,) * axes]
     known_shapes = example_shapes if shape is None and rule.replicated_if else [shape]
     for job_sizes, extents in product(possible_sizes, known_shapes):
         for mesh in rule.meshes(likely):

@@ -499,9 +499,7 @@ def _tail(reader: _Reader, begin: int, end: int) -> ZipDirectory:
 
 
 def _item(
-    reader: _Reader,
-    tail: ZipDirectory,
-    pickle_cache: dict[bytes, TensorPickle | str],
+    reader: _Reader, tail: ZipDirectory, pickle_cache: dict[bytes, TensorPickle | str]
 ) -> _Item:
     """Return what an item is: a tensor, or bytes if it has no elements of its own."""
     item, content = _Item(tail.start, tail.end), tail.members.get("data/0")
@@ -530,9 +528,7 @@ def _place(reader: _Reader, tail: ZipDirectory, member: ZipMember) -> int:
 
 
 def _tensor(
-    reader: _Reader,
-    tail: ZipDirectory,
-    pickle_cache: dict[bytes, TensorPickle | str],
+    reader: _Reader, tail: ZipDirectory, pickle_cache: dict[bytes, TensorPickle | str]
 ) -> TensorPickle:
     """Return what an item's data.pkl says; most are equal to another's."""
     reader.bytes(tail.start, min(_WINDOW, tail.end - tail.start))

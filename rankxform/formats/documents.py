@@ -195,8 +195,7 @@ class _Text:
 
 
 def read_members(
-    read_at: ReadAt,
-    sections: Mapping[str, tuple[Callable[[str, Any], None], str]],
+    read_at: ReadAt, sections: Mapping[str, tuple[Callable[[str, Any], None], str]]
 ) -> dict[str, Any]:
     """Read a document that is one object; call a section's function with each of its members.
 

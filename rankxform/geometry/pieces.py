@@ -152,8 +152,7 @@ class Assembly:
         """Return source tensor number `source`, unchanged."""
         n = len(shape)
         return cls(
-            shape,
-            (Piece(source, shape, (0,) * n, (1,) * n, (0,) * n, (1,) * n, tuple(range(n))),),
+            shape, (Piece(source, shape, (0,) * n, (1,) * n, (0,) * n, (1,) * n, tuple(range(n))),)
         )
 
     def transposed(self) -> Assembly:

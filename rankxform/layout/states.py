@@ -407,10 +407,7 @@ def _parse_below_root(
 
 
 def _wrapper(
-    name: str,
-    wrappers: Iterable[str],
-    shapes: Mapping[str, Shape | None],
-    shape: Shape | None,
+    name: str, wrappers: Iterable[str], shapes: Mapping[str, Shape | None], shape: Shape | None
 ) -> str | None:
     """Return the first of `wrappers` before which a parameter of this name exists.
 

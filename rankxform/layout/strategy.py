@@ -198,12 +198,7 @@ class PatternStrategy(Strategy):
                 ) from error
         return cls(({},), int(ranks), text, patterns=tuple(patterns))
 
-    def over(
-        self,
-        shapes: Mapping[str, tuple[int, ...]],
-        *,
-        states: bool,
-    ) -> Strategy:
+    def over(self, shapes: Mapping[str, tuple[int, ...]], *, states: bool) -> Strategy:
         """Return the strategy with the layouts of the parameters that have these names.
 
         Without `states`, optimizer states that follow their parameter are not listed. With `states`

@@ -209,10 +209,7 @@ def with_uneven_states(strategy: Strategy) -> Strategy:
 
 
 def _of_boxes(
-    description: Description,
-    schemas: Mapping[int, Schema],
-    paths: Mapping[int, str],
-    searched: str,
+    description: Description, schemas: Mapping[int, Schema], paths: Mapping[int, str], searched: str
 ) -> Catalog:
     """Return the catalog of a checkpoint whose boxes are stated one by one."""
     declared: dict[str, Parameter] = {}

@@ -596,11 +596,7 @@ class OperandPlan(NamedTuple):
 
 
 def operand_moves(
-    planner: Planner,
-    assignment: Assignment,
-    catalog: Catalog,
-    reach: Reach,
-    method: ReadMethod,
+    planner: Planner, assignment: Assignment, catalog: Catalog, reach: Reach, method: ReadMethod
 ) -> OperandPlan | None:
     """Return how processes get the operands that they need if process p writes ``assignment[p]``.
 

@@ -37,15 +37,7 @@ from rankxform.layout.layout import Layout
 from rankxform.layout.strategy import Strategy
 from rankxform.values import dataclass
 
-from .catalog import (
-    Catalog,
-    Holders,
-    IdentityDict,
-    IdsByCell,
-    Parameter,
-    PreferredPlaces,
-    Sharding,
-)
+from .catalog import Catalog, Holders, IdentityDict, IdsByCell, Parameter, PreferredPlaces, Sharding
 from .selection import Selection, destination_layout, missing_slices_error, source_stages
 from .transfers import Receivers, SliceRange, Transfer
 
@@ -429,11 +421,7 @@ class Planner:
             yield cell, files_by_cell.get(cell) or self.raise_missing_slice(parameter, cell)
 
     def _readers_of(
-        self,
-        parameter: Parameter,
-        layout: Layout,
-        ranks: tuple[int, ...],
-        visible: Visible,
+        self, parameter: Parameter, layout: Layout, ranks: tuple[int, ...], visible: Visible
     ) -> Readers:
         """Choose a file for every source cell that `ranks` need, one of the `visible` if any."""
         replica = self.replica(parameter)

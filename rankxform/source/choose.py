@@ -62,12 +62,7 @@ from rankxform.storage.store import (
 from rankxform.transport import Team
 from rankxform.values import dataclass
 
-from .checks import (
-    SourceManifest,
-    adapters_in_places,
-    missing_manifest_files,
-    read_source_manifest,
-)
+from .checks import SourceManifest, adapters_in_places, missing_manifest_files, read_source_manifest
 from .hints import (
     as_ranks,
     one_of_ranks,

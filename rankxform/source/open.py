@@ -43,12 +43,7 @@ from rankxform.storage.store import Listing, address_of
 from rankxform.transport import Team
 from rankxform.values import dataclass
 
-from .checks import (
-    HeadersRead,
-    SourceManifest,
-    repair_description,
-    schemas_without_repeats,
-)
+from .checks import HeadersRead, SourceManifest, repair_description, schemas_without_repeats
 from .choose import (
     ChosenFiles,
     SourceScope,

@@ -32,9 +32,7 @@ from rankxform.engine.checksum import MODULUS, IntegrityChecker
 from rankxform.engine.pipeline import Traffic, WorkInputs
 from rankxform.engine.sinks import OutputFile, add_checksum, part_descriptors, part_of
 from rankxform.errors import DifferenceError, RankxformError, StoppedError, StorageError
-from rankxform.formats.container import (
-    content_bytes,
-)
+from rankxform.formats.container import content_bytes
 from rankxform.layout.names import STEPS
 from rankxform.planning.assign import Assignment, remaining
 from rankxform.planning.exchange import WorkPlan

@@ -148,11 +148,7 @@ def _part_of_a_job(src_strategy: str | Strategy | None) -> Iterator[Finding]:
     record = read_strategy_file(path)
     with suppress(RankxformError):  # what lies there need be no strategy
         # One file of each rank is many.
-        for sibling in (
-            siblings[0],
-            siblings[len(siblings) // 2],
-            siblings[-1],
-        ):
+        for sibling in (siblings[0], siblings[len(siblings) // 2], siblings[-1]):
             is_other = is_strategy(sibling) and not record.merged
             if is_other and read_strategy_file(sibling).stage != record.stage:
                 yield as_warning(
@@ -167,11 +163,7 @@ def _absolute(request: Request, where: str) -> Request:
     if dst is not None:
         check_scheme(dst)
         dst = dst if scheme_of(dst) else str(Path(dst).absolute())
-    paths = {
-        "config": request.config,
-        "lora": request.lora,
-        "like": request.like,
-    }
+    paths = {"config": request.config, "lora": request.lora, "like": request.like}
     if request.map is not None and request.map.endswith(".toml"):
         paths["map"] = request.map
     absolute_paths: dict[str, Any] = {n: p and str(Path(p).absolute()) for n, p in paths.items()}

@@ -110,8 +110,7 @@ def _tensors_before_a_map(request: Request, source: Source) -> list[Tensor]:
     operations = (make(vars(request)) for _, make in earlier_factories)
     catalog = source.require_catalog()
     derivation = OperationChain(
-        (operation for operation in operations if operation is not None),
-        catalog.states,
+        (operation for operation in operations if operation is not None), catalog.states
     )
     return [tensor for tensor in apply_operations(catalog, derivation) if not tensor.dropped]
 

@@ -41,13 +41,7 @@ from rankxform.planning.transfers import Reach
 from rankxform.request import Request
 from rankxform.source.choose import SourceScope
 from rankxform.source.open import Source, open_source
-from rankxform.statements import (
-    ACCEPT_CONTRADICTIONS,
-    PLAN,
-    as_warning,
-    require,
-    run_rules,
-)
+from rankxform.statements import ACCEPT_CONTRADICTIONS, PLAN, as_warning, require, run_rules
 from rankxform.storage.source_reader import container_of_path
 from rankxform.storage.store import address_of, scheme_of
 from rankxform.storage.user_files import load_strategy

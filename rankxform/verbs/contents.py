@@ -23,16 +23,7 @@ from rankxform.layout.names import natural_sort_key, pattern_of
 from rankxform.planning.catalog import Parameter, Sharding
 from rankxform.planning.selection import missing_slices, missing_slices_error
 from rankxform.request import Request
-from rankxform.results import (
-    NORMAL,
-    VERBOSE,
-    Drawing,
-    Result,
-    Section,
-    Table,
-    first_line,
-    lines,
-)
+from rankxform.results import NORMAL, VERBOSE, Drawing, Result, Section, Table, first_line, lines
 from rankxform.source.open import Source, open_source
 from rankxform.storage.user_files import load_strategy
 from rankxform.target.inputs import source_ref_with_strategy

@@ -107,11 +107,7 @@ def convert(
 
 
 def move(
-    work: WorkPlan,
-    conversion: Conversion,
-    destination: Destination,
-    team: Team,
-    show: ShowProgress,
+    work: WorkPlan, conversion: Conversion, destination: Destination, team: Team, show: ShowProgress
 ) -> Traffic:
     """Read, exchange, assemble and put what every process has to. Collective."""
     messenger = team.p2p() if work.exchanges else None

@@ -38,29 +38,14 @@ from rankxform.planning.reads import (
     ReadPolicy,
 )
 from rankxform.planning.selection import OmittedParameters
-from rankxform.planning.simulate import (
-    MethodUse,
-    NodeTraffic,
-    Simulation,
-    simulate_work,
-    spread_of,
-)
+from rankxform.planning.simulate import MethodUse, NodeTraffic, Simulation, simulate_work, spread_of
 from rankxform.planning.transfers import Reach
 from rankxform.process import peak_memory
 from rankxform.publish.files import LINK_NONE as NO_LINKS
 from rankxform.publish.files import status_of_name
 from rankxform.publish.options import WRITERS_NODE
 from rankxform.request import Request
-from rankxform.results import (
-    NORMAL,
-    QUIET,
-    VERBOSE,
-    Result,
-    Section,
-    Table,
-    lines,
-    stage_layers,
-)
+from rankxform.results import NORMAL, QUIET, VERBOSE, Result, Section, Table, lines, stage_layers
 from rankxform.source.copies import PlaceUse
 from rankxform.statements import as_warning
 from rankxform.storage.bandwidth import MEASURED_BYTES, measure_storage

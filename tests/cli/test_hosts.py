@@ -103,8 +103,7 @@ def test_what_is_proposed_can_be_pasted(agent, capfd, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "setting",
-    [{"SLURM_JOB_ID": "7"}, {"PBS_JOBID": "7"}, {"HYDRA_LAUNCHER": "fork"}],
+    "setting", [{"SLURM_JOB_ID": "7"}, {"PBS_JOBID": "7"}, {"HYDRA_LAUNCHER": "fork"}]
 )
 def test_a_schedulers_hosts_are_not_asked(agent, monkeypatch, tmp_path, setting):
     for name, value in setting.items():

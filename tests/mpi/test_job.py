@@ -226,7 +226,5 @@ def test_a_rank_that_is_spelled_twice_at_the_destination_ends_every_process(tmp)
 
 
 SPELLED = Case(
-    {"w": ((8, 4), "Float32")},
-    [{"w": ([2], [0, -1], 0, 0)}],
-    [{"w": ([2], [-1, 0], 0, 0)}],
+    {"w": ((8, 4), "Float32")}, [{"w": ([2], [0, -1], 0, 0)}], [{"w": ([2], [-1, 0], 0, 0)}]
 )

@@ -311,12 +311,7 @@ def test_a_simulation_counts_what_was_worked_out_by_hand(tmp_path):
     )
     costs = Costs(read=1e3, write=1e3, network=1e2, copy=1e9)
     found = simulate_work(
-        plan,
-        assignment,
-        reach,
-        exchanges_of(plan, assignment, reach),
-        costs,
-        READ_METHODS["auto"],
+        plan, assignment, reach, exchanges_of(plan, assignment, reach), costs, READ_METHODS["auto"]
     )
     half = 24 * 24 * 4 // 2
     for load in found.workloads:

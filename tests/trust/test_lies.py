@@ -371,9 +371,7 @@ def a_check_of_checksums_that_are_not_there(place):
     place.options = {"check_crc": True}
 
 
-HARMLESS = {
-    "a_file_that_is_gone": "copies are in other files, or it held counters",
-}
+HARMLESS = {"a_file_that_is_gone": "copies are in other files, or it held counters"}
 """Lies after which the bytes may be right."""
 
 
