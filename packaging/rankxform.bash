@@ -113,7 +113,7 @@ _rankxform() {
         "maps list") words="--help --json" ;;
         "maps show") words="--help --json" ;;
         "maps check") words="--help --src-strategy --src-ckpt-strategy --json --exclude --config --qkv --gate-up --weights-only --no-optimizer --vocab --step --src-form" ;;
-        "inspect") words="--help --replicas --check --full -v --verbose --page --beside --beside-strategy --raw --src-strategy --src-ckpt-strategy --json --map --config --src-pattern --step --suffix" ;;
+        "inspect") words="--help --replicas --check --full -v --verbose --page --beside --beside-strategy --raw --src-strategy --src-ckpt-strategy --json --map --config --src-pattern --step --suffix --fallback" ;;
         "hostfile") words="--help --style --slots --json" ;;
     esac
     if [ -n "$words" ]; then
