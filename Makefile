@@ -40,6 +40,8 @@ SINGLE   = --worlds local -m "not oracle" --ignore=tests/oracle --ignore=tests/h
           --deselect tests/trust/test_kills.py::test_random_kills_under_mpirun
 JOBS    ?= 2
 BESIDE   = $(VENV)/bin/python -m pytest -q -n $(JOBS) --dist worksteal
+# One more than cores, for some wait for each other.
+MORE     = $(BESIDE) -n $$(($(JOBS) + 1))
 # Tests under mpirun and of hosts each take half to three quarters of two cores, for hosts wait for slow links and
 # slow storage; the tests of one process take what is left.
 LANES    = $(MAKE) --no-print-directory --jobs=3 --output-sync
@@ -58,6 +60,11 @@ unexport PYTHONDONTWRITEBYTECODE
 
 demo: $(VENV)/run-installed
 	examples/demo.sh $(VENV)
+
+# Every test, at one number of processes; of those with many cases, marked `sampled`, a third.
+check test: export RANKXFORM_SHARE = third
+# All cases; two thirds of those of such tests by the fewest processes alone.
+ci: export RANKXFORM_SHARE = most
 
 check: lint
 	$(BESIDE) $(FAST)
@@ -79,7 +86,7 @@ lint: $(VENV)/check-installed
 
 unit: $(VENV)/test-installed $(MINDFORMERS)/unpacked
 	tmp=$$(mktemp -d) && trap 'rm -rf "$$tmp"' EXIT && export TMPDIR="$$tmp" && \
-	    RANKXFORM_HALF=unit nice -n 19 $(BESIDE) $(SINGLE) && RANKXFORM_HALF=oracle nice -n 19 $(BESIDE) $(ORACLE)
+	    RANKXFORM_HALF=unit nice -n 19 $(MORE) $(SINGLE) && RANKXFORM_HALF=oracle nice -n 19 $(BESIDE) $(ORACLE)
 
 mpich:
 	RANKXFORM_HALF=mpich $(VENV)/bin/python -m pytest -q $(REAL) $(ANY_MPI)

@@ -4,8 +4,10 @@ import ctypes
 import gc
 import os
 import signal
+from collections import defaultdict
 from pathlib import Path
 
+import pytest
 from hypothesis import settings
 
 pytest_plugins = ["tests.mpi_launch", "tests.tries"]
@@ -20,6 +22,20 @@ os.environ.setdefault("PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION", "upb")
 
 settings.register_profile("patient", deadline=None)  # no timed assertions, here neither
 settings.load_profile("patient")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config, items):
+    """Where RANKXFORM_SHARE=third asks for it, leave every third case of what is `sampled`."""
+    if os.environ.get("RANKXFORM_SHARE") != "third" or "RANKXFORM_MPI_RESULTS" in os.environ:
+        return  # the processes under mpirun are told what to run
+    cases_by_test = defaultdict(list)
+    for item in items:
+        if item.get_closest_marker("sampled"):
+            cases_by_test[item.nodeid.partition("[")[0]].append(item)
+    left_out = [item for cases in cases_by_test.values() for n, item in enumerate(cases) if n % 3]
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = [item for item in items if item not in left_out]
 
 
 def pytest_collection_finish():

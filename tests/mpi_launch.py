@@ -25,6 +25,7 @@ import time
 from collections import defaultdict
 from contextlib import contextmanager
 from pathlib import Path
+from zlib import crc32
 
 import pytest
 from _pytest.runner import runtestprotocol
@@ -129,9 +130,21 @@ _local_world = None
 
 
 def _sizes(item, kind):
-    """Return by how many processes a test is run; `kind` is "sizes" (local worlds) or "real"."""
-    mark = item.get_closest_marker("world")
-    return () if mark is None else tuple(mark.kwargs.get(kind, ()))
+    """Return by how many processes a test is run; `kind` is "sizes" (local worlds) or "real".
+
+    RANKXFORM_SHARE=third: by one number of processes, which depends on the test's name. =most: two
+    thirds of what is `sampled` by the fewest processes alone.
+    """
+    mark, share = item.get_closest_marker("world"), os.environ.get("RANKXFORM_SHARE")
+    sizes = () if mark is None else tuple(mark.kwargs.get(kind, ()))
+    number = crc32(item.nodeid.encode())
+    if share == "third" and sizes:
+        return (sizes[number % len(sizes)],)
+    return (
+        sizes[:1]
+        if share == "most" and item.get_closest_marker("sampled") and number % 3
+        else sizes
+    )
 
 
 def _summary_of(report):

@@ -50,6 +50,7 @@ COMMANDS = {
 }  # fmt: skip
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("case", COMMANDS)
 def test_three_processes_do_what_one_does(case, made, tmp_path):
     reference.write_strategy(tmp_path / "A", [RANKS])

@@ -109,6 +109,7 @@ def other_sizes(sizes):
 MISSTATED = ("transformer", "resilience", "llama2_7b", "deepseek_tiny", "small", "tied", "wide")
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("family", MISSTATED)
 def test_misstated_sizes_are_refused_or_change_nothing(family):
     """Every other product of dp, mp and pp is refused, even with all that a user can say.

@@ -98,6 +98,7 @@ def test_what_it_saved_is_read(version, name, saved, tmp_path):
     assert {n: one for n, one in found.items() if n not in counters} == every
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("version", CASES)
 def test_what_is_written_is_loaded(version, saved, tmp_path):
     folder, jobs = saved(version), []
@@ -118,6 +119,7 @@ def test_what_is_written_is_loaded(version, saved, tmp_path):
         assert found.get("bad") == [] and found["good"] > 100, (asked, found)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("version", CASES)
 def test_a_model_is_what_its_converters_make_of_it(version, tmp_path):
     """The models that the maps are tested with (tests/reference_maps.py), both ways."""

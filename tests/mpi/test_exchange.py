@@ -36,6 +36,7 @@ def shard(src, dst, shape=(240, 512)):
     )
 
 
+@pytest.mark.sampled
 @pytest.mark.world(sizes=SIZES)
 @pytest.mark.parametrize("seed", range(12))
 def test_every_slice_is_right_when_bytes_are_exchanged(seed, tmp):
@@ -69,6 +70,7 @@ FAMILIES = {
 }
 
 
+@pytest.mark.sampled
 @pytest.mark.world(sizes=SIZES)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_storage_is_asked_for_each_byte_once(family, tmp):
@@ -157,6 +159,7 @@ def test_what_is_measured_is_the_same_on_every_process(tmp, monkeypatch):
     assert max(costs.network, costs.copy) < 1e13 > 1 / costs.latency
 
 
+@pytest.mark.sampled
 @pytest.mark.world(sizes=(3, 5))
 @pytest.mark.parametrize("seed", range(24))
 def test_what_a_node_does_not_see_comes_from_another(seed, tmp, monkeypatch):

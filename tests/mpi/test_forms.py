@@ -96,6 +96,7 @@ def converted(src, dst, seed, case, here):
     assert rankxform.verify(here / "src", here / "dst", a, own, **told).same, seed
 
 
+@pytest.mark.sampled
 @pytest.mark.world(sizes=(1, 3))
 @pytest.mark.parametrize(("src", "dst"), list(product(OWN, OWN)))
 def test_every_form_to_every_other(src, dst, cases, tmp):

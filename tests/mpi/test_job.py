@@ -18,6 +18,7 @@ from tests.mpi_launch import world
 SIZES = (1, 2, 3, 5)
 
 
+@pytest.mark.sampled
 @pytest.mark.world(sizes=SIZES)
 @pytest.mark.parametrize("seed", range(12))
 def test_every_slice_is_right_at_any_number_of_processes(seed, tmp):

@@ -59,6 +59,7 @@ def write_ranks(folder, model, side, ranks, stages, seed, states=False):
     )
 
 
+@pytest.mark.sampled
 @pytest.mark.world(sizes=(1, 3))
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_training_checkpoint_becomes_a_hugging_face_folder(kind, tmp):
@@ -84,6 +85,7 @@ def test_a_training_checkpoint_becomes_a_hugging_face_folder(kind, tmp):
         assert rankxform.verify(here / "src", here / "hf", a, **options).same
 
 
+@pytest.mark.sampled
 @pytest.mark.world(sizes=(1, 3))
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_hugging_face_folder_becomes_a_training_checkpoint(kind, tmp):

@@ -95,6 +95,7 @@ def test_floating_parameters_change_their_type_and_states_do_not(dtype, tmp):
         assert loaded.dtypes[name] == own
 
 
+@pytest.mark.sampled
 @pytest.mark.world(sizes=(1, 3))
 @pytest.mark.parametrize("dtype", ["BFloat16", "Float32", "Float16"])
 @pytest.mark.parametrize("family", FAMILIES)

@@ -60,6 +60,7 @@ def ranks_of(stages):
     return len(stages) * reference.stage_size(stages)
 
 
+@pytest.mark.sampled
 @pytest.mark.world(sizes=SIZES)
 @pytest.mark.parametrize("seed", range(SEEDS))
 def test_it_is_what_transform_and_load_make(seed, tmp, monkeypatch):

@@ -199,6 +199,7 @@ def test_several_processes(processes, tmp_path):
     assert crashes.check_all(crashes.disk.power_lost(), 2 * STEP) > 150 // STEP
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("is_over_another", [False, True], ids=["empty", "over-another"])
 @pytest.mark.parametrize("form", FORMS)
 def test_no_reader_believes_what_is_not_complete(form, is_over_another, tmp_path):

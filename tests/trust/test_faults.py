@@ -63,6 +63,7 @@ WAYS = [
 ]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("names", "how"),
     WAYS,

@@ -143,6 +143,7 @@ def test_what_was_changed_is_found(form, tmp_path):
     assert rankxform.verify(index.parent if below else dst).same is False
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("names", "how"),
     [(WRITING, errno.EIO), (WRITING, errno.ENOSPC), (READING, errno.EIO), (READING, "short")],

@@ -35,6 +35,7 @@ def corrupt(source, tile, turn, item, rng):
         wanted[a] ^= 255
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("first", range(0, 300, 50))
 def test_a_fault_between_the_buffers_is_found_and_named(first, tmp_path, monkeypatch):
     real = fingerprint.IntegrityChecker.read
