@@ -229,16 +229,9 @@ def describe_differences(
     lines = []
     for difference in differences:
         summaries = _with_states(difference.names, states)
-        ending_lines = (
-            [f"      and {and_more_patterns(len(summaries) - _FEW)}"]
-            if len(summaries) > _FEW
-            else []
-        )
-        lines += [
-            f"  {difference.why}",
-            *(f"      {name}" for name in summaries[:_FEW]),
-            *ending_lines,
-        ]
+        lines += [f"  {difference.why}", *(f"      {name}" for name in summaries[:_FEW])]
+        if summaries[_FEW:]:
+            lines.append(f"      and {and_more_patterns(len(summaries) - _FEW)}")
     names = {name for difference in differences for name in difference.names}
     parameter_count = sum(states.of(name) is None for name in names)
     counts_text = (
