@@ -208,7 +208,7 @@ WHICH_FILES = ("src_pattern", "step", "suffix")
 
 def keywords() -> str:
     """The keywords of the functions, for editors and type checkers."""
-    loading = options_affecting(AFFECTS_LOAD)
+    loading, resharding = options_affecting(AFFECTS_LOAD), rankxform.api.resharding_names()
     deriving = [name for name in options_in_group(GROUP_DERIVATION) if name not in SIZES]
     classes = (
         ("DeriveKeywords", "TypedDict", "Keywords of `rankxform.derive`.", deriving),
@@ -219,10 +219,16 @@ def keywords() -> str:
             list(WHICH_FILES),
         ),
         (
+            "ArrayKeywords",
+            "DeriveKeywords",
+            "Keywords of `rankxform.load` and `reshard`: what becomes of tensors.",
+            [name for name in loading if name in resharding and name not in deriving],
+        ),
+        (
             "LoadKeywords",
-            "DeriveKeywords, SourceKeywords",
+            "ArrayKeywords, SourceKeywords",
             "Keywords of `rankxform.load`: what concerns no files of a destination.",
-            [name for name in loading if name not in (*deriving, *WHICH_FILES)],
+            [name for name in loading if name not in (*resharding, *WHICH_FILES)],
         ),
         (
             "Keywords",
@@ -232,7 +238,7 @@ def keywords() -> str:
         ),
     )
     classes += (
-        ("ReshardKeywords", "LoadKeywords", "Keywords of `rankxform.reshard`.", RESHARDING),
+        ("ReshardKeywords", "ArrayKeywords", "Keywords of `rankxform.reshard`.", RESHARDING),
     )
     hints = {one.name: _hint(one) for one in all_options()} | RESHARDING
     lines = [

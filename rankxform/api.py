@@ -84,7 +84,7 @@ def _loading() -> frozenset[str]:
     return frozenset(options_affecting(AFFECTS_LOAD)) | {"files"}
 
 
-def _resharding_names() -> frozenset[str]:
+def resharding_names() -> frozenset[str]:
     """Return the options of `load` that mean something where there are no files."""
     of_files = {"files", "src_pattern", "src_form", "fallback", "step", "suffix", "check_crc"}
     return _loading() - of_files
@@ -149,7 +149,7 @@ def load(
     return _collective(comm, progress, ask, run)
 
 
-@_with_options(_resharding_names)
+@_with_options(resharding_names)
 def reshard(
     slices: MutableMapping[str, Any] | None,
     src_strategy: PathLike | Strategy | None = None,
@@ -237,7 +237,7 @@ def _resharding(
     """Return what makes a request, and what says what a process holds and which rank it wants."""
     own_options = {name: options.get(name) for name in ("src_rank", "rank", "dtypes")}
     others = {name: value for name, value in options.items() if name not in own_options}
-    names = _resharding_names()
+    names = resharding_names()
     ask = partial(_request, "arrays://", None, src_strategy, dst_strategy, others, names)
 
     def find_own(processes: Team) -> tuple[HeldSlices, int]:

@@ -34,8 +34,8 @@ class SourceKeywords(TypedDict, total=False):
     files: Mapping[int, str] | None
 
 
-class LoadKeywords(DeriveKeywords, SourceKeywords, total=False):
-    """Keywords of `rankxform.load`: what concerns no files of a destination."""
+class ArrayKeywords(DeriveKeywords, total=False):
+    """Keywords of `rankxform.load` and `reshard`: what becomes of tensors."""
 
     unmatched: str
     include: str | Sequence[str]
@@ -67,9 +67,6 @@ class LoadKeywords(DeriveKeywords, SourceKeywords, total=False):
     src_config: str | None
     preset: str | None
     rule: str | Sequence[str]
-    src_form: str | None
-    fallback: str | Sequence[str]
-    check_crc: bool
     accept: str | Sequence[str]
     allow_extra_ranks: bool
     allow_equal_slices: bool
@@ -77,6 +74,14 @@ class LoadKeywords(DeriveKeywords, SourceKeywords, total=False):
     costs: Costs | None
     memory: int
     throttle: int | None
+
+
+class LoadKeywords(ArrayKeywords, SourceKeywords, total=False):
+    """Keywords of `rankxform.load`: what concerns no files of a destination."""
+
+    src_form: str | None
+    fallback: str | Sequence[str]
+    check_crc: bool
 
 
 class Keywords(LoadKeywords, total=False):
@@ -100,7 +105,7 @@ class Keywords(LoadKeywords, total=False):
     verify: bool
 
 
-class ReshardKeywords(LoadKeywords, total=False):
+class ReshardKeywords(ArrayKeywords, total=False):
     """Keywords of `rankxform.reshard`."""
 
     src_rank: int | None

@@ -18,9 +18,10 @@ import pytest
 from nbclient import NotebookClient
 
 import rankxform
+from rankxform.api import resharding_names
 from rankxform.cli import parser
 from rankxform.cli.main import main
-from rankxform.keywords import Keywords, LoadKeywords
+from rankxform.keywords import Keywords, LoadKeywords, ReshardKeywords
 from rankxform.options import AFFECTS_LOAD
 from rankxform.request import all_options, options_affecting
 from tests import reference, reference_forms
@@ -173,6 +174,8 @@ def test_keywords_are_the_table():
         "files",
     }
     assert {*LoadKeywords.__annotations__} == {*options_affecting(AFFECTS_LOAD), "files"}
+    of_arrays = {*ReshardKeywords.__annotations__} - {"src_rank", "rank", "dtypes"}
+    assert of_arrays == {*resharding_names()}
 
 
 def stories():

@@ -12,8 +12,8 @@ place is read, by the nodes that have it there; the others get by MPI what they 
 named last, is asked for nothing that a node still has, and for the rest by one node.
 
 A copy that is cut off, or has a wrong header, is what a crash leaves: it is dropped with a warning
-where another place has the file whole. Two that are whole and differ, by size, header or a few
-samples of their bytes, are an error: nothing says which of them is meant.
+where another place, or another node, has the file whole. Two that are whole and differ, by size,
+header or a few samples of their bytes, are an error: nothing says which of them is meant.
 """
 
 from __future__ import annotations
@@ -70,11 +70,11 @@ def list_on_all_nodes(team: Team, path: str, pattern: str) -> tuple[Listing | No
 
 def find_reach(
     team: Team, paths: Mapping[int, str], same_as_node0: frozenset[int] = frozenset()
-) -> tuple[Reach, list[str]]:
-    """Find out which nodes have which of the chosen files; return also what deserves a notice.
+) -> tuple[Reach, list[Finding]]:
+    """Find out which nodes have which of the chosen files; return also what was noticed.
 
     The nodes `same_as_node0` have what node 0 has. Raises CheckpointError where two nodes have
-    different files under one name.
+    different whole files under one name.
     """
     nodes = team.nodes
     if nodes.count == 1 or not any(is_path(path) for path in paths.values()):
@@ -91,10 +91,9 @@ def find_reach(
 
     by_process = team.allgather(mine)
     identities_by_node = [
-        by_process[p[0]] if n not in same_as_node0 else by_process[0]
+        dict(by_process[p[0]] if n not in same_as_node0 else by_process[0])
         for n, p in enumerate(nodes.processes)
     ]
-    files_by_node = [set(identities) for identities in identities_by_node]
     twice = {
         rank: groups
         for rank in paths
@@ -105,16 +104,63 @@ def find_reach(
         )
         > 1
     }
-    notices = _compare(team, paths, identities_by_node, twice) if twice else []
+    findings = _drop_cut_off(team, paths, identities_by_node, twice)
+    findings += [as_notice(_compare(team, paths, identities_by_node, twice))] if twice else []
     for rank, groups in twice.items():
         for node in (node for group in groups[1:] for node in group):
-            files_by_node[node].discard(rank)
+            del identities_by_node[node][rank]
+    files_by_node = [set(identities) for identities in identities_by_node]
     missing_files = [rank for rank in paths if not any(rank in files for files in files_by_node)]
     if missing_files:
         raise CheckpointError(
             f"there is no such file{searched_nodes(team)}", where=paths[missing_files[0]]
         )
-    return Reach(nodes.node_of, tuple(map(frozenset, files_by_node))), notices
+    return Reach(nodes.node_of, tuple(map(frozenset, files_by_node))), findings
+
+
+def _drop_cut_off(
+    team: Team,
+    paths: Mapping[int, str],
+    identities_by_node: list[dict[int, FileIdentity]],
+    twice: dict[int, list[list[int]]],
+) -> list[Finding]:
+    """Drop copies that cannot be read, of files that another node has whole, from both tables.
+
+    Returns warnings that name them. Collective.
+    """
+    node, names = team.nodes.node_of[team.rank], team.nodes.names
+    unequal = [
+        rank
+        for rank, groups in twice.items()
+        if len({identities_by_node[group[0]][rank].size for group in groups}) > 1
+    ]
+    if not unequal:
+        return []
+
+    def faults() -> dict[int, str]:
+        texts = {}
+        for rank in unequal:
+            if team.nodes.is_leader(team.rank) and any(group[0] == node for group in twice[rank]):
+                try:
+                    Indexer().index(paths[rank], _NOTHING)
+                except (CheckpointError, StorageError) as error:
+                    texts[rank] = error.parts.line
+        return texts
+
+    by_process, findings = team.allgather(faults), []
+    faults_by_node = [by_process[processes[0]] for processes in team.nodes.processes]
+    for rank in unequal:
+        whole = [group for group in twice[rank] if rank not in faults_by_node[group[0]]]
+        for group in (group for group in twice[rank] if whole and group not in whole):
+            hosts, fault = ", ".join(names[n] for n in group), faults_by_node[group[0]][rank]
+            other = names[whole[0][0]]
+            findings.append(as_warning(f"{hosts}: {fault}; the copy of {other} is read instead"))
+            for cut_node in group:
+                del identities_by_node[cut_node][rank]
+        twice[rank] = whole or twice[rank]
+        if len(whole) == 1:
+            del twice[rank]
+    return findings
 
 
 def _compare(
@@ -122,8 +168,11 @@ def _compare(
     paths: Mapping[int, str],
     identities_by_node: list[dict[int, FileIdentity]],
     twice: Mapping[int, list[list[int]]],
-) -> list[str]:
-    """Compare files that nodes have under one name and that are not the same by their times."""
+) -> str:
+    """Compare files that nodes have under one name and that are not the same by their times.
+
+    Returns what to note. Raises CheckpointError. Collective.
+    """
     nodes = team.nodes
     node = nodes.node_of[team.rank]
     for rank, groups in twice.items():
@@ -147,11 +196,11 @@ def _compare(
             names = [nodes.names[group[0]] for group in groups]
             raise _different(paths[rank], rank, names)
     total = sum(identities_by_node[g[0][0]][r].size * len(g) for r, g in twice.items())
-    return [
+    return (
         f"{len(twice)} source files are on several nodes with other times (such as "
         f"{paths[min(twice)]}); their {total} bytes were compared, and one copy was used. Copies "
         "that keep times (cp -p, rsync -t) need no comparing"
-    ]
+    )
 
 
 def _different(path: str, rank: int, places: list[str]) -> CheckpointError:
@@ -271,11 +320,11 @@ def choose_copies(
             for file, name in names.items()
             if name in listed or (not copies and file in nowhere)
         }
-        reach, notices = find_reach(team, paths, entry.same_as_node0)
+        reach, noticed = find_reach(team, paths, entry.same_as_node0)
         faults = CheckpointError, StorageError  # another place may have the file
         indexes, wrong = index_all(paths, reach, team, None, declared_files, faults)
         copies.append(_PlaceCopies(paths, reach, indexes))
-        findings += map(as_notice, notices)
+        findings += noticed
         for finding in wrong:
             unreadable.setdefault(finding.file or 0, []).append(finding)
     findings += _drop_unwritten(team, copies)
