@@ -56,7 +56,7 @@ endif
 # Tests start hundreds of interpreters, which compile all of the package where it is set.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo check coverage test ci lint unit mpich mpich-then-openmpi all-hosts hosts-then-openmpi night filesystems docs site clean
+.PHONY: demo check fast coverage test ci lint unit mpich mpich-then-openmpi all-hosts hosts-then-openmpi night filesystems docs site clean
 
 demo: $(VENV)/run-installed
 	examples/demo.sh $(VENV)
@@ -66,7 +66,10 @@ check test: export RANKXFORM_SHARE = third
 # All cases; two thirds of those of such tests by the fewest processes alone.
 ci: export RANKXFORM_SHARE = most
 
-check: lint
+check: $(VENV)/check-installed
+	$(MAKE) --no-print-directory --jobs=2 fast lint
+
+fast:
 	$(BESIDE) $(FAST)
 
 coverage: $(VENV)/check-installed

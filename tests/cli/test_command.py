@@ -109,7 +109,7 @@ def test_options_that_are_not_meant_are_refused(place):
     code, output = command("verify", place.src)
     assert code == 2 and "there is no manifest" in output and "verify SRC DST" in output
     code, output = command("inspect", place.src, "--step", "1_1")
-    assert code == 2 and "--step is for --replicas" in output
+    assert code == 2 and "--step is for --check, --replicas" in output
     flags = ["--src-strategy", place.a, "--dst-strategy", place.b]
     code, output = command("ranks", *flags, "--include", "w")
     assert code == 2 and "--include needs SRC" in output
