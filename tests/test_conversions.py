@@ -45,6 +45,7 @@ def test_parts_need_not_be_equal(seed, tmp_path):
     assert convert(case, tmp_path, kind, verify=seed % 3 == 0)[0] == []
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("ranks", [(8, 6), (3, 5), (7, 1), (1, 7), (64, 56), (12, 18)])
 def test_numbers_of_ranks_need_no_common_factor(ranks, tmp_path):
     for seed in range(3 if max(ranks) > 20 else 8):

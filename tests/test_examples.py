@@ -19,6 +19,7 @@ NEED_MINDSPORE = {"data_parallel", "four_ways", "lost_process", "training_goes_o
 EXAMPLES = sorted({path.stem for path in (ROOT / "examples").glob("*.py")} - NOT_RUN_ALONE)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_it_runs_and_its_results_are_right(name, tmp_path):
     if name in NEED_MINDSPORE and not importlib.util.find_spec("mindspore"):

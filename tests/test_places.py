@@ -185,6 +185,7 @@ def holders_of(job):
     return found
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("first_seed", range(0, LOSSES, 20))
 def test_random_losses_of_nodes(first_seed, tmp_path):
     """One or two of four nodes are lost, and storage has an older half of the ranks."""

@@ -227,6 +227,7 @@ def test_what_means_nothing_here_is_ignored_with_a_note(place):
     assert "rank_N lies in DST;" in output
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("processes", [None, 3])
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),

@@ -372,6 +372,7 @@ def pages(tmp_path_factory):
     return tmp
 
 
+@pytest.mark.sampled
 @NO_BROWSER
 @pytest.mark.parametrize(("width", "dark"), [(1200, False), (760, True), (500, False)])
 @pytest.mark.parametrize("page", ["transform", "plan", "inspect"])

@@ -51,6 +51,7 @@ def test_every_slice_is_right_when_bytes_are_exchanged(seed, tmp):
     assert reference.wrong_slices(tmp / "dst", case.dst, case.params, kind) == []
 
 
+@pytest.mark.sampled
 @pytest.mark.world(real=(3,))
 @pytest.mark.parametrize("seed", range(3))
 def test_every_slice_is_right_when_messages_are_mpis(seed, tmp):

@@ -112,6 +112,7 @@ def test_distributed_checkpoints_to_every_form_and_back(cases, tmp):
         converted(src, dst, seed, case, tmp / f"{src} {dst} {seed}")
 
 
+@pytest.mark.sampled
 @pytest.mark.world(sizes=(1, 3))
 @pytest.mark.parametrize("seed", range(8))
 def test_through_any_three_forms_and_back(seed, cases, tmp):

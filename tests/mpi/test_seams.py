@@ -349,6 +349,7 @@ def test_a_read_method_from_outside(exchanges, tmp):
     assert reference.wrong_slices(tmp / "dst", CASE.dst, CASE.params) == []
 
 
+@pytest.mark.sampled
 @pytest.mark.world(sizes=(1, 2, 3))
 @pytest.mark.parametrize("method", [*METHODS, "ranges"])
 @pytest.mark.parametrize("kind", ["ckpt", "safetensors"])

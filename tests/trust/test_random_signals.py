@@ -69,6 +69,7 @@ def own_lines(errors):
     return [line for line in errors.splitlines() if "rankxform" in line]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("processes", [0, 3])
 def test_every_moment_ends_well(place, processes, name):

@@ -90,6 +90,7 @@ def place(tmp_path):
             os.kill(pid, signal.SIGKILL)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
 @pytest.mark.parametrize("processes", [0, 2])
 def test_a_signal_stops_in_time_and_says_how_to_go_on(processes, number, place):

@@ -132,6 +132,7 @@ def test_many_blocks_in_little_memory(tmp_path):
     assert (found.index, found.count, found.size) == ((4096 - 1001, 255), 2, 4096 * 128)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("processes", [1, 3])
 def test_the_command_says_so_and_exits_with_6(processes, place):
     line = [*mpirun(processes), sys.executable, "-m", "rankxform", "verify", place.src, place.dst]

@@ -123,6 +123,7 @@ def command(tmp, verb, processes, src, dst):
     ]  # fmt: skip
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("number", range(RUNS))
 def test_no_mixture(number, place, tmp_path):
     tmp, first, second = place
