@@ -48,6 +48,12 @@ def test_an_output_folder_is_a_list_of_what_is_in_it(job):
     assert one == {"path": str(job), "what": "holds checkpoint"}
 
 
+def test_a_folder_two_above_is_refused_with_the_checkpoint_to_name(job):
+    with pytest.raises(rankxform.RankxformError, match="and a checkpoint in its folders") as raised:
+        rankxform.plan(job.parent, job / "strategy", "none")
+    assert raised.value.parts.tries == (f"name {job / 'checkpoint'} (4 ranks)",)
+
+
 def test_a_checkpoint_says_which_step_is_taken_and_which_are_there(job):
     found = look(job / "checkpoint")
     assert (found["step"], found["steps"]) == ("2_200", ["1_100", "2_200"])

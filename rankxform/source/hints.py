@@ -22,7 +22,7 @@ from rankxform.storage.user_files import load_readable, strategies_near
 from rankxform.values import pattern_on_use
 
 _SHOWN = 2
-_MOST_CHILDREN, _MOST_LOOKED_AT = 3, 300
+_MOST_CHILDREN, _MOST_LOOKED_AT, _MOST_DEEPER = 3, 300, 20
 _FOLDER = pattern_on_use(r"rank_(\d+)")
 _RANK = pattern_on_use(r"(rank[-_]?)\d+", re.IGNORECASE)
 _NUMBER = pattern_on_use(r"\d+(?=\D)")
@@ -138,7 +138,9 @@ def what_lies_at(folder: Path) -> Message | None:
     """Say what a folder without a checkpoint of its own holds: checkpoints below it, or another
     tool's files. None if that is not known.
     """
-    children = checkpoints_below(folder)
+    children = checkpoints_below(folder) or [
+        path for child in _folders_in(folder)[-_MOST_DEEPER:] for path in checkpoints_below(child)
+    ]
     if children:
         inside = "a checkpoint" if len(children) == 1 else f"{len(children)} checkpoints"
         return Message(
