@@ -1,6 +1,6 @@
 # make demo     set up what the demo needs, and run it
 # make check    lint, types, and the fast tests without MindSpore, in about two minutes
-# make test     lint, types, all tests with MPICH; what is asked of an MPI library again with Open MPI
+# make test     lint, types, every test with MPICH, a third of the cases of some; what is asked of an MPI library again with Open MPI
 # make ci       the same with more crash states and faults, mounted file systems, signals, kills and hosts with Open MPI
 # make lint     ruff and mypy alone
 # make coverage which lines the tests of `make check` reach, at least 85 % of them; twice as long
@@ -39,9 +39,9 @@ SINGLE   = --worlds local -m "not oracle" --ignore=tests/oracle --ignore=tests/h
           $(addprefix --ignore=,$(ANY_MPI) $(filter tests/cli/% tests/trust/%signals.py,$(REAL))) \
           --deselect tests/trust/test_kills.py::test_random_kills_under_mpirun
 JOBS    ?= 2
+# One more than cores, for processes of a test wait for each other.
+UNIT_JOBS ?= 3
 BESIDE   = $(VENV)/bin/python -m pytest -q -n $(JOBS) --dist worksteal
-# One more than cores, for some wait for each other.
-MORE     = $(BESIDE) -n $$(($(JOBS) + 1))
 # Tests under mpirun and of hosts each take half to three quarters of two cores, for hosts wait for slow links and
 # slow storage; the tests of one process take what is left.
 LANES    = $(MAKE) --no-print-directory --jobs=3 --output-sync
@@ -61,15 +61,15 @@ unexport PYTHONDONTWRITEBYTECODE
 demo: $(VENV)/run-installed
 	examples/demo.sh $(VENV)
 
-# Every test, at one number of processes; of those with many cases, marked `sampled`, a third.
-check test: export RANKXFORM_SHARE = third
-# All cases; two thirds of those of such tests by the fewest processes alone.
+# What processes share by one number of them; of tests with many cases, which are marked `sampled`, a third.
+check fast coverage test: export RANKXFORM_SHARE = third
+# Two thirds of the cases of `sampled` tests run with the smallest number of processes only.
 ci: export RANKXFORM_SHARE = most
 
 check: $(VENV)/check-installed
 	$(MAKE) --no-print-directory --jobs=2 fast lint
 
-fast:
+fast: $(VENV)/check-installed
 	$(BESIDE) $(FAST)
 
 coverage: $(VENV)/check-installed
@@ -89,7 +89,7 @@ lint: $(VENV)/check-installed
 
 unit: $(VENV)/test-installed $(MINDFORMERS)/unpacked
 	tmp=$$(mktemp -d) && trap 'rm -rf "$$tmp"' EXIT && export TMPDIR="$$tmp" && \
-	    RANKXFORM_HALF=unit nice -n 19 $(MORE) $(SINGLE) && RANKXFORM_HALF=oracle nice -n 19 $(BESIDE) $(ORACLE)
+	    RANKXFORM_HALF=unit nice $(BESIDE) -n $(UNIT_JOBS) $(SINGLE) && RANKXFORM_HALF=oracle nice $(BESIDE) $(ORACLE)
 
 mpich:
 	RANKXFORM_HALF=mpich $(VENV)/bin/python -m pytest -q $(REAL) $(ANY_MPI)

@@ -221,7 +221,7 @@ def keywords() -> str:
         (
             "ArrayKeywords",
             "DeriveKeywords",
-            "Keywords of `rankxform.load` and `reshard`: what becomes of tensors.",
+            "Keywords of `rankxform.load` and `reshard`: all that needs no files.",
             [name for name in loading if name in resharding and name not in deriving],
         ),
         (

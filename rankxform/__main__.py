@@ -12,9 +12,9 @@ def run() -> int:
     return main(signals=signals)
 
 
-# CPython keeps frames in blocks of 16 KiB, and maps and unmaps one at each call that crosses a
-# block's end: 900 times while the package is imported, 6 % of a short command. This frame asks
-# for half a MiB, and gets a block that has room for all others.
+# CPython (from 3.11) keeps frames in blocks of 16 KiB, and maps and unmaps one at each call that
+# crosses a block's end: 900 times while the package is imported, 6 % of a short command. This
+# frame asks for half a MiB and gets a block of one, whose other half has room for all others.
 run.__code__ = run.__code__.replace(co_stacksize=1 << 16)
 
 

@@ -35,7 +35,7 @@ class SourceKeywords(TypedDict, total=False):
 
 
 class ArrayKeywords(DeriveKeywords, total=False):
-    """Keywords of `rankxform.load` and `reshard`: what becomes of tensors."""
+    """Keywords of `rankxform.load` and `reshard`: all that needs no files."""
 
     unmatched: str
     include: str | Sequence[str]

@@ -132,19 +132,17 @@ _local_world = None
 def _sizes(item, kind):
     """Return by how many processes a test is run; `kind` is "sizes" (local worlds) or "real".
 
-    RANKXFORM_SHARE=third: by one number of processes, which depends on the test's name. =most: two
-    thirds of what is `sampled` by the fewest processes alone.
+    RANKXFORM_SHARE=third: by one number of processes, several where there is a choice, which
+    depends on the test's name. =most: two thirds of the cases of `sampled` tests by the fewest.
     """
     mark, share = item.get_closest_marker("world"), os.environ.get("RANKXFORM_SHARE")
     sizes = () if mark is None else tuple(mark.kwargs.get(kind, ()))
     number = crc32(item.nodeid.encode())
     if share == "third" and sizes:
-        return (sizes[number % len(sizes)],)
-    return (
-        sizes[:1]
-        if share == "most" and item.get_closest_marker("sampled") and number % 3
-        else sizes
-    )
+        several = [size for size in sizes if size > 1] or sizes
+        return (several[number % len(several)],)
+    is_reduced = share == "most" and item.get_closest_marker("sampled") and number % 3
+    return sizes[:1] if is_reduced else sizes
 
 
 def _summary_of(report):

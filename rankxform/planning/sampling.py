@@ -524,8 +524,12 @@ def replicas_are_equal(sample: SampledSource) -> Iterator[Finding | Evidence]:
     ]
     yield Evidence(samples=len(compared), sampled=frozenset(compared))
     if (agreement.is_refuted or _is_derived(catalog)) and refused:
-        zeros = sorted(_files_of_zeros(agreement, sample.samples))
-        again = [f"copy {catalog.paths[file]} again: it has zeros there" for file in zeros[:1]]
+        zeros = sorted(_files_of_zeros(refused, sample.samples))
+        suffix = f"; so have {len(zeros) - 1} more files" if zeros[1:] else ""
+        again = [
+            f"copy {catalog.paths[file]} again: it has zeros where replicas have numbers{suffix}"
+            for file in zeros[:1]
+        ]
         tries = (
             *(*again, _RIGHT_STRATEGY, "copy its files again")[:2],
             "--accept contradictions converts it as it is",
@@ -638,13 +642,15 @@ def _who(catalog: Catalog, files: Sequence[int]) -> str:
     return "ranks " + " and ".join(str(catalog.rank_of(file)) for file in files)
 
 
-def _files_of_zeros(agreement: ReplicaAgreement, digests_by_file: DigestsByFile) -> set[int]:
-    """Return files with zeros where replicas hold numbers: what a crash or a full disk leaves."""
+def _files_of_zeros(
+    contradictions: Sequence[ReplicaContradiction], digests_by_file: DigestsByFile
+) -> set[int]:
+    """Return files with zeros where as many replicas hold numbers: what a crash leaves."""
     return {
         file
-        for contradiction in agreement.differing
+        for contradiction in contradictions
         for _, file_samples in contradiction.tensor.samples(digests_by_file)
-        if not all(sample.is_zero for _, sample in file_samples)
+        if 2 * sum(sample.is_zero for _, sample in file_samples) <= len(file_samples)
         for file, sample in file_samples
         if sample.is_zero
     }

@@ -69,12 +69,15 @@ def list_on_all_nodes(team: Team, path: str, pattern: str) -> tuple[Listing | No
 
 
 def find_reach(
-    team: Team, paths: Mapping[int, str], same_as_node0: frozenset[int] = frozenset()
+    team: Team,
+    paths: Mapping[int, str],
+    declared_files: Mapping[int, DeclaredFile],
+    same_as_node0: frozenset[int] = frozenset(),
 ) -> tuple[Reach, list[Finding]]:
     """Find out which nodes have which of the chosen files; return also what was noticed.
 
     The nodes `same_as_node0` have what node 0 has. Raises CheckpointError where two nodes have
-    different whole files under one name.
+    different files under one name that can be read.
     """
     nodes = team.nodes
     if nodes.count == 1 or not any(is_path(path) for path in paths.values()):
@@ -104,7 +107,7 @@ def find_reach(
         )
         > 1
     }
-    findings = _drop_cut_off(team, paths, identities_by_node, twice)
+    findings = _drop_unreadable(team, paths, declared_files, identities_by_node, twice)
     findings += [as_notice(_compare(team, paths, identities_by_node, twice))] if twice else []
     for rank, groups in twice.items():
         for node in (node for group in groups[1:] for node in group):
@@ -118,48 +121,47 @@ def find_reach(
     return Reach(nodes.node_of, tuple(map(frozenset, files_by_node))), findings
 
 
-def _drop_cut_off(
+def _drop_unreadable(
     team: Team,
     paths: Mapping[int, str],
+    declared_files: Mapping[int, DeclaredFile],
     identities_by_node: list[dict[int, FileIdentity]],
-    twice: dict[int, list[list[int]]],
+    groups_by_file: dict[int, list[list[int]]],
 ) -> list[Finding]:
-    """Drop copies that cannot be read, of files that another node has whole, from both tables.
+    """Drop from both tables copies that cannot be read, of files that another node has whole.
 
-    Returns warnings that name them. Collective.
+    groups_by_file: the nodes that have the same copy, of each file with several. Where none can be
+    read, the first is left, which is an error then. Returns warnings. Collective.
     """
-    node, names = team.nodes.node_of[team.rank], team.nodes.names
-    unequal = [
-        rank
-        for rank, groups in twice.items()
-        if len({identities_by_node[group[0]][rank].size for group in groups}) > 1
-    ]
-    if not unequal:
+    if not groups_by_file:
         return []
+    own_node, names = team.nodes.node_of[team.rank], team.nodes.names
 
     def faults() -> dict[int, str]:
         texts = {}
-        for rank in unequal:
-            if team.nodes.is_leader(team.rank) and any(group[0] == node for group in twice[rank]):
+        for file, groups in groups_by_file.items():
+            if team.nodes.is_leader(team.rank) and any(group[0] == own_node for group in groups):
                 try:
-                    Indexer().index(paths[rank], _NOTHING)
+                    Indexer().index(paths[file], declared_files.get(file, _NOTHING))
                 except (CheckpointError, StorageError) as error:
-                    texts[rank] = error.parts.line
+                    texts[file] = error.parts.line
         return texts
 
     by_process, findings = team.allgather(faults), []
     faults_by_node = [by_process[processes[0]] for processes in team.nodes.processes]
-    for rank in unequal:
-        whole = [group for group in twice[rank] if rank not in faults_by_node[group[0]]]
-        for group in (group for group in twice[rank] if whole and group not in whole):
-            hosts, fault = ", ".join(names[n] for n in group), faults_by_node[group[0]][rank]
-            other = names[whole[0][0]]
-            findings.append(as_warning(f"{hosts}: {fault}; the copy of {other} is read instead"))
-            for cut_node in group:
-                del identities_by_node[cut_node][rank]
-        twice[rank] = whole or twice[rank]
-        if len(whole) == 1:
-            del twice[rank]
+    for file, groups in [*groups_by_file.items()]:
+        whole_groups = [group for group in groups if file not in faults_by_node[group[0]]]
+        kept_groups = whole_groups or groups[:1]
+        for group in (group for group in groups if group not in kept_groups):
+            if whole_groups:
+                fault, host = faults_by_node[group[0]][file], names[whole_groups[0][0]]
+                text = f"{names[group[0]]}: {fault}; the copy on {host} is read instead"
+                findings.append(as_warning(text))
+            for node in group:
+                del identities_by_node[node][file]
+        groups_by_file[file] = kept_groups
+        if len(kept_groups) == 1:
+            del groups_by_file[file]
     return findings
 
 
@@ -320,7 +322,7 @@ def choose_copies(
             for file, name in names.items()
             if name in listed or (not copies and file in nowhere)
         }
-        reach, noticed = find_reach(team, paths, entry.same_as_node0)
+        reach, noticed = find_reach(team, paths, declared_files, entry.same_as_node0)
         faults = CheckpointError, StorageError  # another place may have the file
         indexes, wrong = index_all(paths, reach, team, None, declared_files, faults)
         copies.append(_PlaceCopies(paths, reach, indexes))

@@ -149,7 +149,7 @@ def open_source(where: CheckpointRef, team: Team, narrow: SourceScope | None = N
         copies = choose_copies(where, listings, names, declared_files, team)
     else:
         paths = {f: address_of(where.path, n) for f, n in sorted(names.items())}
-        reach, noticed = find_reach(team, paths, same_as_node0)
+        reach, noticed = find_reach(team, paths, declared_files, same_as_node0)
         manifest = chosen_files.manifest
         indexes, unreadable = index_all(paths, reach, team, manifest, declared_files)
         copies = ChosenCopies(paths, reach, indexes, (*unreadable, *noticed))

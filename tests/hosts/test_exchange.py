@@ -273,10 +273,15 @@ def test_different_files_under_one_name_are_told_apart(clean):
     code, output = transform(clean, 1, [*options, "--overwrite"])
     assert code == 3
     assert "differs between h1 and h3" in output
-    os.truncate(next(other.iterdir()), 1 << 20)  # as a crash leaves it
+    with next(other.iterdir()).open("r+b") as file:
+        file.write(bytes(64))  # as a crash leaves it
     code, output = transform(clean, 1, [*options, "--overwrite"])
     assert code == 0, output
-    assert re.search(r"h3: \S+rank_0/\S+: .*; the copy of h1 is read instead", output)
+    os.truncate(next(other.iterdir()), 1 << 20)
+    shutil.rmtree(clean.disk("h1") / "dst")
+    code, output = transform(clean, 1, [*options, "--overwrite"])
+    assert code == 0, output
+    assert re.search(r"h3: \S+rank_0/\S+: .*; the copy on h1 is read instead", output)
 
 
 def test_a_shared_destination_is_found(clean):

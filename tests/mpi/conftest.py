@@ -41,7 +41,7 @@ def as_nodes(monkeypatch, nodes, seed):
     transport, opening, copies = map(import_module, modules)
     monkeypatch.setattr(transport, "this_node", lambda host: (f"n{node[own]}", ""))
 
-    def reach_of(team, paths, same_as_node0=frozenset()):
+    def reach_of(team, paths, declared_files, same_as_node0=frozenset()):
         rng = random.Random(seed)
         home = {rank: rng.randrange(nodes) for rank in paths}
         seen = (

@@ -103,11 +103,13 @@ def test_a_strategy_of_as_many_ranks(place):
         place.convert(place.wrong)
 
 
-def test_a_file_that_ends_in_zeros_is_to_be_copied_again(place):
+def test_a_file_of_zeros_is_to_be_copied_again(place):
     entries = reference.read_ckpt(place.file(2)).items()
     place.change(2, **{name: np.zeros(shape, "<f4") for name, (_, shape, _) in entries})
     error = refused(place, "hold replicas")
-    assert error.parts.tries[0] == f"copy {place.file(2)} again: it has zeros there"
+    assert error.parts.tries[0] == (
+        f"copy {place.file(2)} again: it has zeros where replicas have numbers"
+    )
 
 
 def test_every_verb_obeys(place):
