@@ -39,11 +39,9 @@ SINGLE   = --worlds local -m "not oracle" --ignore=tests/oracle --ignore=tests/h
           $(addprefix --ignore=,$(ANY_MPI) $(filter tests/cli/% tests/trust/%signals.py,$(REAL))) \
           --deselect tests/trust/test_kills.py::test_random_kills_under_mpirun
 JOBS    ?= 2
-# One more than cores, for processes of a test wait for each other.
-UNIT_JOBS ?= 3
 BESIDE   = $(VENV)/bin/python -m pytest -q -n $(JOBS) --dist worksteal
 # Tests under mpirun and of hosts each take half to three quarters of two cores, for hosts wait for slow links and
-# slow storage; the tests of one process take what is left.
+# slow storage; the tests of one process take what is left, for the others measure time.
 LANES    = $(MAKE) --no-print-directory --jobs=3 --output-sync
 
 # These tests make many small files, in memory where 4 GB of it are free: a folder is made there in 7 us, on ext4
@@ -89,7 +87,7 @@ lint: $(VENV)/check-installed
 
 unit: $(VENV)/test-installed $(MINDFORMERS)/unpacked
 	tmp=$$(mktemp -d) && trap 'rm -rf "$$tmp"' EXIT && export TMPDIR="$$tmp" && \
-	    RANKXFORM_HALF=unit nice $(BESIDE) -n $(UNIT_JOBS) $(SINGLE) && RANKXFORM_HALF=oracle nice $(BESIDE) $(ORACLE)
+	    RANKXFORM_HALF=unit nice -n 19 $(BESIDE) $(SINGLE) && RANKXFORM_HALF=oracle nice -n 19 $(BESIDE) $(ORACLE)
 
 mpich:
 	RANKXFORM_HALF=mpich $(VENV)/bin/python -m pytest -q $(REAL) $(ANY_MPI)

@@ -87,7 +87,7 @@ class _InNotebook:
         """Nothing is open."""
 
 
-PLANNING = "reading strategies and headers, and planning"
+PLANNING = "reading and planning"
 
 
 class _FirstSign:
