@@ -439,7 +439,7 @@ VOLATILE = {
     "written_at",
 }  # fmt: skip
 """Keys of documents whose values no two runs share."""
-_SIGN_OF_LIFE = re.compile(r"rankxform: (?:at work|reading strategies .*) \(.*\)\n?")
+_SIGN_OF_LIFE = re.compile(r"rankxform: (?:at work|reading .*) \(.*\)\n?")
 """What a command says while a busy machine lets it wait."""
 _NUMBER = re.compile(
     r"\d[\d,.]* ?(?:[kMGT]i?B(?:/s)?|B/s|[mu]?s|min|%)(?!\w)|\d{4}-\d\d-\d\d \d\d:\d\d"
