@@ -300,4 +300,4 @@ def _check_text(name: str, text: str, is_element: bool) -> None:
     try:
         text.encode("utf-8", "strict" if is_element else "surrogateescape")
     except UnicodeEncodeError as error:
-        raise UsageError(f"{name} {text!r}: cannot be written as UTF-8") from error
+        raise UsageError(f"{name} {text!r}: is not UTF-8") from error

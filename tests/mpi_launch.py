@@ -83,7 +83,7 @@ def own_tmp():
 
 _OF_A_GROUP = 300
 """Seconds after which a group of one size is thought to hang, in any case."""
-SIGN_OF_LIFE = re.compile(r"rankxform: reading and planning .*\n")
+SIGN_OF_LIFE = re.compile(r"rankxform: (?:at work|reading and planning) .*\n")
 
 
 def run(command, deadline, **options):
