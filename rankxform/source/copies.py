@@ -112,13 +112,12 @@ def find_reach(
     for rank, groups in twice.items():
         for node in (node for group in groups[1:] for node in group):
             del identities_by_node[node][rank]
-    files_by_node = [set(identities) for identities in identities_by_node]
-    missing_files = [rank for rank in paths if not any(rank in files for files in files_by_node)]
+    missing_files = [rank for rank in paths if not any(rank in ids for ids in identities_by_node)]
     if missing_files:
         raise CheckpointError(
             f"there is no such file{searched_nodes(team)}", where=paths[missing_files[0]]
         )
-    return Reach(nodes.node_of, tuple(map(frozenset, files_by_node))), findings
+    return Reach(nodes.node_of, tuple(map(frozenset, identities_by_node))), findings
 
 
 def _drop_unreadable(
@@ -135,19 +134,17 @@ def _drop_unreadable(
     """
     if not groups_by_file:
         return []
-    own_node, names = team.nodes.node_of[team.rank], team.nodes.names
 
     def faults() -> dict[int, str]:
         texts = {}
-        for file, groups in groups_by_file.items():
-            if team.nodes.is_leader(team.rank) and any(group[0] == own_node for group in groups):
-                try:
-                    Indexer().index(paths[file], declared_files.get(file, _NOTHING))
-                except (CheckpointError, StorageError) as error:
-                    texts[file] = error.parts.line
+        for file in _files_to_look_at(team, groups_by_file):
+            try:
+                Indexer().index(paths[file], declared_files.get(file, _NOTHING))
+            except (CheckpointError, StorageError) as error:
+                texts[file] = error.parts.line
         return texts
 
-    by_process, findings = team.allgather(faults), []
+    by_process, findings, names = team.allgather(faults), [], team.nodes.names
     faults_by_node = [by_process[processes[0]] for processes in team.nodes.processes]
     for file, groups in [*groups_by_file.items()]:
         whole_groups = [group for group in groups if file not in faults_by_node[group[0]]]
@@ -165,6 +162,14 @@ def _drop_unreadable(
     return findings
 
 
+def _files_to_look_at(team: Team, groups_by_file: Mapping[int, list[list[int]]]) -> list[int]:
+    """Return the files of which this process looks at its node's copy, for all nodes with it."""
+    node, is_leader = team.nodes.node_of[team.rank], team.nodes.is_leader(team.rank)
+    return [
+        f for f, groups in groups_by_file.items() if is_leader and node in (g[0] for g in groups)
+    ]
+
+
 def _compare(
     team: Team,
     paths: Mapping[int, str],
@@ -176,17 +181,12 @@ def _compare(
     Returns what to note. Raises CheckpointError. Collective.
     """
     nodes = team.nodes
-    node = nodes.node_of[team.rank]
     for rank, groups in twice.items():
         sizes = {nodes.names[group[0]]: identities_by_node[group[0]][rank].size for group in groups}
         if len(set(sizes.values())) > 1:
             places = [f"{name} ({size} bytes)" for name, size in sizes.items()]
             raise _different(paths[rank], rank, places)
-    files_to_digest = [
-        rank
-        for rank, groups in twice.items()
-        if nodes.is_leader(team.rank) and any(group[0] == node for group in groups)
-    ]
+    files_to_digest = _files_to_look_at(team, twice)
     digests = team.allgather_work(
         lambda on_progress: {
             r: identity.file_digest(Path(paths[r]), on_progress) for r in files_to_digest
