@@ -24,7 +24,13 @@ from rankxform.formats.container import BYTES, Index, container_suffixes
 from rankxform.layout.layout import Layout
 from rankxform.planning.catalog import Description
 from rankxform.publish.files import wrong_companions
-from rankxform.publish.folder_records import FOLDER_NAME, JOB_NAME, MANIFEST_NAME, read_manifest
+from rankxform.publish.folder_records import (
+    FOLDER_NAME,
+    JOB_NAME,
+    MANIFEST_NAME,
+    begun_command,
+    read_manifest,
+)
 from rankxform.source.choose import form_at, list_and_select, listing_at
 from rankxform.source.open import Source, open_source
 from rankxform.storage.source_reader import container_of_path, index_file
@@ -342,22 +348,17 @@ def _ranks(place: str, pattern: str) -> Found:
 def _destination(place: str, pattern: str) -> Found:
     """Describe what rankxform wrote, or began to write, as its own records tell."""
     path = Path(place)
-    common_fields = {"kind": "destination", "path": place}
-    begun = (path / FOLDER_NAME / JOB_NAME).exists()
-    if not (path / MANIFEST_NAME).is_file():
-        if not begun:
-            return None
-        return {**common_fields, "complete": False, "src": None, "shards": []}
+    has_manifest, begun = (path / MANIFEST_NAME).is_file(), (path / FOLDER_NAME / JOB_NAME).exists()
+    if not (has_manifest or begun):
+        return None
+    common_fields: dict[str, Any] = {
+        "kind": "destination", "path": place, "continued_by": begun_command(path) if begun else [],
+    }  # fmt: skip
+    unfinished = {**common_fields, "complete": False, "src": None, "shards": []}
     try:
         record = read_manifest(path)
     except StorageError as error:
-        return {
-            **common_fields,
-            "complete": False,
-            "src": None,
-            "shards": [],
-            "unclear": str(error),
-        }
+        return {**unfinished, "unclear": str(error)} if has_manifest else unfinished
     files = sorted(record["files"].items(), key=lambda item: item[1]["rank"])
     rows = [_written(path / name, facts) for name, facts in files]
     options = record.get("verify")

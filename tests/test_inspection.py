@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 from importlib import import_module
 
 import numpy as np
 import pytest
 
 import rankxform
+from rankxform.cli.main import main
+from rankxform.cli.options import request_options
+from rankxform.cli.parser import parse_arguments
 from rankxform.display.text import as_text
+from rankxform.options import option_info
+from rankxform.request import Request, all_options
+from rankxform.target.manifest import option_words
 from tests import reference
 
 SHARDED = [{"w": ([4], [0, -1], 0, 0)}]
@@ -168,9 +175,36 @@ def test_unfinished_work_says_so(job, tmp_path, monkeypatch):
 
     monkeypatch.setattr(import_module("rankxform.target.folder"), "publish_file", stop)
     with pytest.raises(rankxform.StoppedError):
-        rankxform.transform(job / "checkpoint", tmp_path / "dst", job / "strategy", "none")
+        rankxform.transform(
+            job / "checkpoint", tmp_path / "dst", job / "strategy", "none", exclude=["x", "-y"],
+            dtype="fp16", fsync=False, link="none", layers_per_stage=(), memory=1 << 22, ranks=[0],
+        )  # fmt: skip
     found = look(tmp_path / "dst")
     assert not found["complete"] and "unfinished work" in as_text(found)
+    command = as_text(found).split("next", 1)[1]
+    assert shlex.split(command.replace("\\\n", "")) == found["continued_by"]
+    monkeypatch.undo()
+    assert main(found["continued_by"][1:]) == 0
+    assert look(tmp_path / "dst")["complete"]
+
+
+@pytest.mark.parametrize(
+    "option",
+    [o for o in all_options() if "transform" in option_info(o).verbs and o.name != "costs"],
+    ids=lambda option: option.name,
+)
+def test_an_option_is_written_as_it_is_read(option):
+    kind = option_info(option).kind
+    value = {bool: kind.stands_for, int: 1 << 22, float: 2.5, str: "-x y"}[kind.item]
+    if kind.choices:
+        value = next(choice for choice in kind.choices if choice != option.default)
+    value = "absent:-x y" if option.name == "accept" else value
+    if kind.is_tuple:
+        value = (0, 2, 5) if kind.item is int else (value, value)
+    request = Request("SRC", "DST", **{option.name: value})
+    words = [*option_words(request, {option.name})]
+    read = request_options(parse_arguments(["transform", "SRC", "DST", *words]))
+    assert Request("SRC", "DST", **read) == request and words
 
 
 def test_replicas_are_not_compared_without_a_strategy(job):

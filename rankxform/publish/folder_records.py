@@ -490,3 +490,12 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         return parse_document(MANIFEST, read_bytes(path))
     except FormatError as error:
         raise StorageError.of_parts(error.at(path)) from error
+
+
+def begun_command(folder: Path) -> list[str]:
+    """Return the words of the command that was begun in a folder; [] where none is recorded."""
+    with suppress(FormatError, StorageError):
+        job = parse_document(JOB, read_bytes(folder / FOLDER_NAME / JOB_NAME))
+        words = job["identity"].get("continued_by")
+        return words if isinstance(words, list) and all(isinstance(w, str) for w in words) else []
+    return []

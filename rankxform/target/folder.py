@@ -73,6 +73,7 @@ from .manifest import (
     applied_adapters,
     check_strategy_file,
     conversion_identity,
+    transform_command,
     verify_options,
     write_companions_near,
 )
@@ -461,7 +462,7 @@ def _lock_folder(conversion: Conversion, root: NodeFolder) -> FolderRecords:
     mark = target.arrangement.mark
     return FolderRecords(
         target.folder,
-        conversion_identity(conversion),
+        {**conversion_identity(conversion), "continued_by": transform_command(conversion)},
         {file: final for file, final in target.paths.items() if file in root.ranks},
         form=target.form.name,
         mark=None if mark is None else (Path(target.dst or "") / mark[0], mark[1]),

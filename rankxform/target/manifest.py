@@ -8,7 +8,7 @@ another destination never stays there unnoticed.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from posixpath import basename
@@ -21,14 +21,14 @@ from rankxform.layout.layout import Layout, same_boxes
 from rankxform.layout.names import format_ranges
 from rankxform.layout.strategy import Strategy
 from rankxform.operations.base import BlockScale, Computation, LowRankUpdate
-from rankxform.options import AFFECTS_BYTES, AFFECTS_COMPARISON, flag_of, is_default, option_info
+from rankxform.options import AFFECTS_BYTES, AFFECTS_COMPARISON, flag_of, flags_of, option_info
 from rankxform.planning.catalog import Catalog, ComposedSharding, DeclaredBox, Parameter
 from rankxform.planning.evidence import ContentDigest, DigestsByFile
 from rankxform.request import Request, all_options, options_affecting
 from rankxform.source.open import Source
 from rankxform.storage.identity import sample_digest
 from rankxform.storage.posix import is_same_file, read_bytes, remove_if_possible, write_atomically
-from rankxform.storage.store import is_path, scheme_of
+from rankxform.storage.store import absolute, is_path, scheme_of
 from rankxform.storage.user_files import (
     encode_strategy,
     is_strategy,
@@ -259,13 +259,36 @@ _OF_SLICES = (
 def verify_options(conversion: Conversion) -> list[str]:
     """Return the options of a `verify` that compares the destination with this source."""
     request, source, target = conversion.request, conversion.source, conversion.target
-    words = []
     derives = target.derived or request.derives  # before, as `launch` does, or now
     dst_strategy = target.planner.dst if derives else request.dst_strategy
-    for side, strategy, placeholder in (
-        ("src_strategy", request.src_strategy, "A"),
-        ("dst_strategy", dst_strategy, "B"),
-    ):
+    words = _strategy_words(request.src_strategy, dst_strategy)
+    names = {o.name for o in all_options() if AFFECTS_COMPARISON in option_info(o).affects}
+    if source.where.strategy is not None and request.src_strategy is None:
+        names.update(_OF_SLICES)
+    words += option_words(request, names)
+    if source.selected.step_name:  # a newer one may be there by then
+        words += _words("step", source.selected.step_name)
+    return words
+
+
+def transform_command(conversion: Conversion) -> list[str]:
+    """Return the words of a `transform` that makes this destination, or continues it.
+
+    [] where a program named the files of ranks.
+    """
+    request = conversion.request
+    if request.files is not None:
+        return []
+    names = {o.name for o in all_options() if "transform" in option_info(o).verbs}
+    words = _strategy_words(request.src_strategy, request.dst_strategy)
+    words += option_words(request, names - {"overwrite", "costs"})
+    places = conversion.source.where.path, absolute(str(request.dst))
+    return ["rankxform", "transform", *places, *words]
+
+
+def _strategy_words(src: str | Strategy | None, dst: str | Strategy | None) -> list[str]:
+    words = []
+    for side, strategy, placeholder in (("src_strategy", src, "A"), ("dst_strategy", dst, "B")):
         path = path_of(strategy)
         if isinstance(strategy, Strategy):
             # one from a network is in no file; a derived one is called by the path where it is kept
@@ -273,22 +296,23 @@ def verify_options(conversion: Conversion) -> list[str]:
             words += _words(side, strategy.label if is_saved else placeholder)
         elif strategy is not None:
             words += _words(side, str(path.absolute()) if path else strategy)
-    compared = [o.name for o in all_options() if AFFECTS_COMPARISON in option_info(o).affects]
-    words += [*_all_words(request, compared)]
-    if source.where.strategy is not None and request.src_strategy is None:
-        words += [*_all_words(request, _OF_SLICES)]
-    if source.selected.step_name:  # a newer one may be there by then
-        words += _words("step", source.selected.step_name)
     return words
 
 
-def _all_words(request: Request, names: Iterable[str]) -> Iterator[str]:
+def option_words(request: Request, names: Collection[str]) -> Iterator[str]:
     """Yield the options of these names that are not as they are by default."""
-    for name in names:
-        if not is_default(request, name):
-            value = getattr(request, name)
-            for text in value if isinstance(value, tuple) else (value,):
-                yield from [flag_of(name)] if text is True else _words(name, str(text))
+    for declared in all_options():
+        kind, value = option_info(declared).kind, getattr(request, declared.name)
+        if declared.name not in names or value == declared.default:
+            continue
+        if kind.stands_for is not None:
+            yield flags_of(declared)[0]
+            continue
+        texts = value if kind.repeated else [value]
+        if kind.is_tuple and not kind.repeated:
+            texts = [",".join(map(str, value))]
+        for text in texts:
+            yield from _words(declared.name, str(text))
 
 
 def _words(name: str, value: str) -> list[str]:

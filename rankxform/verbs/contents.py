@@ -293,9 +293,9 @@ class Inspection(dict[str, Any], Result):
         elif kind in ("strategies", "collection"):
             yield from self._of_entries(path)
         elif kind == "destination" and self["src"] is None:
-            usual = "a run that is at work or was stopped; the same command continues it"
-            reason = self.get("unclear") or usual
+            reason = self.get("unclear") or "a run that is at work or was stopped"
             yield lines("", f"{path}: unfinished work of rankxform ({reason})")
+            yield self._continuation()
         else:
             yield from self._heads(kind, path)
             yield self._files("" if level >= VERBOSE else "files")
@@ -353,8 +353,13 @@ class Inspection(dict[str, Any], Result):
         yield from (lines("", f"WRONG: {fault}") for fault in self.get("faults", ()))
         yield from (lines("", f"note: {notice}") for notice in self.get("notices", ()))
         if self.get("begun"):
-            text = "a run into this folder is at work or was stopped; the same command continues it"
-            yield lines("", text)
+            yield lines("", "a run into this folder is at work or was stopped")
+            yield self._continuation()
+
+    def _continuation(self) -> Section:
+        """Return how a run that was stopped is continued."""
+        words = self.get("continued_by")
+        return lines("next", shlex.join(words) if words else "the same command continues it")
 
     def _origin(self) -> Iterator[Section]:
         """Yield what rankxform wrote down of its own work."""
