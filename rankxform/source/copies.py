@@ -87,8 +87,8 @@ def find_reach(
         if not nodes.is_leader(team.rank) or nodes.node_of[team.rank] in same_as_node0:
             return {}
         return {
-            rank: file_identity
-            for rank, path in paths.items()
+            file: file_identity
+            for file, path in paths.items()
             if (file_identity := identity.file_identity(Path(path)))
         }
 
@@ -97,22 +97,18 @@ def find_reach(
         dict(by_process[p[0]] if n not in same_as_node0 else by_process[0])
         for n, p in enumerate(nodes.processes)
     ]
-    twice = {
-        rank: groups
-        for rank in paths
-        if len(
-            groups := identity.group_by_file(
-                {n: f[rank] for n, f in enumerate(identities_by_node) if rank in f}
-            )
-        )
-        > 1
-    }
-    findings = _drop_unreadable(team, paths, declared_files, identities_by_node, twice)
-    findings += [as_notice(_compare(team, paths, identities_by_node, twice))] if twice else []
-    for rank, groups in twice.items():
+    groups_by_file = {}
+    for file in paths:
+        identities = {n: ids[file] for n, ids in enumerate(identities_by_node) if file in ids}
+        if len(groups := identity.group_by_file(identities)) > 1:
+            groups_by_file[file] = groups
+    findings = _drop_unreadable(team, paths, declared_files, identities_by_node, groups_by_file)
+    if groups_by_file:
+        findings.append(as_notice(_compare(team, paths, identities_by_node, groups_by_file)))
+    for file, groups in groups_by_file.items():
         for node in (node for group in groups[1:] for node in group):
-            del identities_by_node[node][rank]
-    missing_files = [rank for rank in paths if not any(rank in ids for ids in identities_by_node)]
+            del identities_by_node[node][file]
+    missing_files = [file for file in paths if not any(file in ids for ids in identities_by_node)]
     if missing_files:
         raise CheckpointError(
             f"there is no such file{searched_nodes(team)}", where=paths[missing_files[0]]
@@ -174,34 +170,34 @@ def _compare(
     team: Team,
     paths: Mapping[int, str],
     identities_by_node: list[dict[int, FileIdentity]],
-    twice: Mapping[int, list[list[int]]],
+    groups_by_file: Mapping[int, list[list[int]]],
 ) -> str:
     """Compare files that nodes have under one name and that are not the same by their times.
 
     Returns what to note. Raises CheckpointError. Collective.
     """
     nodes = team.nodes
-    for rank, groups in twice.items():
-        sizes = {nodes.names[group[0]]: identities_by_node[group[0]][rank].size for group in groups}
+    for file, groups in groups_by_file.items():
+        sizes = {nodes.names[group[0]]: identities_by_node[group[0]][file].size for group in groups}
         if len(set(sizes.values())) > 1:
             places = [f"{name} ({size} bytes)" for name, size in sizes.items()]
-            raise _different(paths[rank], rank, places)
-    files_to_digest = _files_to_look_at(team, twice)
+            raise _different(paths[file], file, places)
+    files_to_digest = _files_to_look_at(team, groups_by_file)
     digests = team.allgather_work(
         lambda on_progress: {
-            r: identity.file_digest(Path(paths[r]), on_progress) for r in files_to_digest
+            file: identity.file_digest(Path(paths[file]), on_progress) for file in files_to_digest
         }
     )
-    for rank, groups in twice.items():
+    for file, groups in groups_by_file.items():
         leaders = [nodes.processes[group[0]][0] for group in groups]
-        if len({digests[process][rank] for process in leaders}) > 1:
+        if len({digests[process][file] for process in leaders}) > 1:
             names = [nodes.names[group[0]] for group in groups]
-            raise _different(paths[rank], rank, names)
-    total = sum(identities_by_node[g[0][0]][r].size * len(g) for r, g in twice.items())
+            raise _different(paths[file], file, names)
+    total = sum(identities_by_node[g[0][0]][f].size * len(g) for f, g in groups_by_file.items())
     return (
-        f"{len(twice)} source files are on several nodes with other times (such as "
-        f"{paths[min(twice)]}); their {total} bytes were compared, and one copy was used. Copies "
-        "that keep times (cp -p, rsync -t) need no comparing"
+        f"{len(groups_by_file)} source files are on several nodes with other times (such as "
+        f"{paths[min(groups_by_file)]}); their {total} bytes were compared, and one copy was used. "
+        "Copies that keep times (cp -p, rsync -t) need no comparing"
     )
 
 
