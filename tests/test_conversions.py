@@ -31,6 +31,7 @@ def convert(case, tmp, kind="ckpt", strategy="files", make=reference.full_tensor
     return wrong, report
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("seed", range(120))
 def test_any_strategy_to_any_other(seed, tmp_path):
     case = random_case(seed, mindspore_agrees=False)
@@ -38,6 +39,7 @@ def test_any_strategy_to_any_other(seed, tmp_path):
     assert convert(case, tmp_path, ("ckpt", "safetensors")[seed % 2], memory=memory)[0] == []
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("seed", range(40))
 def test_parts_need_not_be_equal(seed, tmp_path):
     case = unevenly_sharded(random_case(seed, mindspore_agrees=False), seed)
@@ -60,6 +62,7 @@ def test_either_container_becomes_the_other(src, dst, seed, tmp_path):
     assert convert(case, tmp_path, src, format=dst)[0] == []
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("seed", range(20))
 def test_there_and_back_is_the_identity(seed, tmp_path):
     case = random_case(seed, mindspore_agrees=False, whole=False)

@@ -78,6 +78,7 @@ class TestSamples:
         assert whole(tmp_path / "dst") == expected(sample)
         assert rankxform.verify(DATA / sample / "ckpt", tmp_path / "dst", dst_form="huggingface")
 
+    @pytest.mark.sampled
     @pytest.mark.parametrize("form", ["dcp", "hyperparallel"])
     @pytest.mark.parametrize("sample", SAMPLES)
     def test_become_another_framework_s_and_whole_tensors_again(self, tmp_path, sample, form):

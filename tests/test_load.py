@@ -29,6 +29,7 @@ def prepare(case, tmp, kind="ckpt"):
     )
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("seed", range(40))
 def test_arrays_hold_what_files_would(seed, tmp_path):
     kind = ("ckpt", "safetensors")[seed % 2]

@@ -37,6 +37,7 @@ def arrays(folder, read):
     return {n: w for n, (_, w) in read(folder).items()}
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(("ranks", "stages"), [(1, 1), (2, 1), (8, 1), (4, 2)])
 @pytest.mark.parametrize("name", SAMPLES)
 def test_the_real_converters_samples_both_ways(name, ranks, stages, tmp_path, monkeypatch):
@@ -137,6 +138,7 @@ def refused(src, tmp_path, kind, error=RankxformError, **options):
     return str(caught.value)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("side", ["mf", "hf"])
 @pytest.mark.parametrize("kind", ["qwen2", "qwen3_moe", "deepseek_v3", "llama_legacy_fused"])
 def test_sizes_that_are_not_the_checkpoints_are_refused(kind, side, tmp_path):

@@ -144,6 +144,7 @@ def test_the_size_of_a_block_is_the_configurations(tmp_path):
         rankxform.transform(src, tmp_path / "no", dst_form="huggingface", dtype="fp32")
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("kind", ["one", "one 2d", "rows", "column", "blocks"])
 @pytest.mark.parametrize("dtype", ["F8_E4M3", "F8_E5M2"])
 @pytest.mark.parametrize("factor", ["Float32", "BFloat16", "F8_E8M0"])

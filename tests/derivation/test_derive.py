@@ -63,6 +63,7 @@ def test_the_table_of_verdicts_is_of_all_pairs():
     assert set(EXPECTED) == {(str(src), str(dst)) for src, dst in pairs()}
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(("src", "dst"), EXPECTED, ids=[f"{a}->{b}" for a, b in EXPECTED])
 def test_a_derived_strategy_is_the_compilers(src, dst):
     a, b = BY_NAME[src], BY_NAME[dst]

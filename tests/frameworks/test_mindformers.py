@@ -83,6 +83,7 @@ def saved(tmp_path_factory):
     return folder
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(("version", "name"), EACH)
 def test_what_it_saved_is_read(version, name, saved, tmp_path):
     rankxform.transform(saved(version) / f"{name} 0", tmp_path / "whole", dst_form="huggingface")
@@ -161,6 +162,7 @@ def layouts(names, mp):
     return {name: ([8 // mp, mp], [0, -1], 0, 0) for name in names}
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("kind", ["ckpt", "safetensors"])
 def test_the_script_of_one_command_line(kind, tmp_path):
     """transform_ckpt.py: the same files and tensors, from two pipeline stages to one; of `.ckpt`

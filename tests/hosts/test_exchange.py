@@ -74,6 +74,7 @@ def transform(hosts, per_host, options, verb="transform", **more):
     )  # fmt: skip
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(("seed", "processes"), [*enumerate([3, 4, 7, 3, 4, 7, 3, 4])])
 def test_spread_shards_become_spread_shards(seed, processes, clean):
     kind = ("ckpt", "safetensors")[seed % 2]
@@ -112,6 +113,7 @@ PLACEMENTS = {
 }
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(("name", "processes"), [*zip(PLACEMENTS, [3, 7, 7, 7, 3, 7])])
 def test_each_remote_byte_crosses_once(name, processes, clean):
     case, remote = PLACEMENTS[name]
@@ -301,6 +303,7 @@ def test_a_shared_destination_is_found(clean):
     shutil.rmtree(target)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("given", "exchanged"),
     [("read=1M,network=10G,read_latency=10ms", True), ("read=10G,network=1M", False), (None, None)],
@@ -322,6 +325,7 @@ def test_shared_storage_is_read_by_all_or_once_as_is_cheaper(given, exchanged, c
         assert remote <= crossed <= 1.05 * remote + 1.5e6
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("given", "shape"),
     [

@@ -42,6 +42,7 @@ def run(machines, dst, *options):
     )  # fmt: skip
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("form", FORMS)
 def test_files_on_each_nodes_own_disk(form, clean):  # noqa: F811
     """To rank folders on own disks, to another form in one folder; never to another form apart."""
@@ -59,6 +60,7 @@ def test_files_on_each_nodes_own_disk(form, clean):  # noqa: F811
     assert code == 4 and "is not one folder on" in output, output
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("form", FORMS)
 def test_the_first_node_must_have_what_describes_them(form, clean):  # noqa: F811
     spread(clean, form)

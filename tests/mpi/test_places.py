@@ -15,6 +15,7 @@ from tests.mpi.test_exchange import prepare
 from tests.mpi_launch import world
 
 
+@pytest.mark.sampled
 @pytest.mark.world(sizes=(2, 3, 5))
 @pytest.mark.parametrize("seed", range(6))
 def test_each_slice_is_right_whoever_holds_its_parts(seed, tmp, monkeypatch):

@@ -159,6 +159,7 @@ TOUCHED = [("two steps", how) for how in ("chmod", "links", "sparse")]
 """What is done to the files after saving."""
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(("case", "touched"), [*((case, "") for case in CASES), *TOUCHED])
 def test_a_healthy_checkpoint(tmp_path, case, touched):
     chosen = {"frozen": False, "alone": lambda values: lambda rank: {}, "only": "", **CASES[case]}

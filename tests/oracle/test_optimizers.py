@@ -72,6 +72,7 @@ def eager():
     ms.set_context(mode=ms.GRAPH_MODE, pynative_synchronize=False)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", NN)
 def test_what_an_optimizer_saves_is_no_weight(name, tmp_path):
     net = Net()
@@ -79,6 +80,7 @@ def test_what_an_optimizer_saves_is_no_weight(name, tmp_path):
     check(ms.nn.TrainOneStepCell(net, made), net, tmp_path / "net.ckpt", name not in WITHOUT_A_STEP)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", EXPERIMENTAL)
 def test_what_an_experimental_optimizer_saves_is_no_weight(name, tmp_path):
     from mindspore.experimental import optim

@@ -53,6 +53,7 @@ def some(first, count=BATCH):
     return range(first, first + count)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("first", range(0, CASES, BATCH))
 def test_ckpt_output_is_the_same_bytes(first, tmp_path):
     for seed in some(first):
@@ -211,6 +212,7 @@ PAIRS = [
 ]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(("network", "a", "b"), PAIRS)
 def test_real_strategies_give_the_same_bytes(network, a, b, tmp_path):
     src_strategy, shapes = real(network, a)

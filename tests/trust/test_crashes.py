@@ -2,7 +2,7 @@
 
 The states come from the log of one undisturbed run (`tests.trust.disk`). Before a run continues, no
 file has its final name and other bytes, and no reader takes the folder for complete if it is not.
-RANKXFORM_CRASHES=all goes through all states after a power loss; otherwise every third is taken.
+RANKXFORM_CRASHES says which of the states after a power loss are taken: all, every third, and so on.
 """
 
 from __future__ import annotations
@@ -174,21 +174,24 @@ class Crashes:
 LINKED = pytest.mark.parametrize(
     ("link", "kind"), [("none", "ckpt"), ("hard", "safetensors")], ids=["ckpt", "linked"]
 )
-STEP = {"all": 1, "third": 3, "sixth": 6}[SHARE]
+STEP = {"all": 1, "third": 3, "sixth": 6, "twelfth": 12}[SHARE]
 
 
+@pytest.mark.sampled
 @LINKED
 def test_every_call_of_one_process(link, kind, tmp_path):
     crashes = Crashes(Ranks(tmp_path, link, kind))
     assert crashes.check_all(crashes.disk.killed()) > 100
 
 
+@pytest.mark.sampled
 @LINKED
 def test_what_was_not_synced_is_lost(link, kind, tmp_path):
     crashes = Crashes(Ranks(tmp_path, link, kind))
     assert crashes.check_all(crashes.disk.power_lost(), STEP) > 150 // STEP
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("processes", [2, 3])
 def test_several_processes(processes, tmp_path):
     crashes = Crashes(Ranks(tmp_path, "none", "ckpt"), processes)

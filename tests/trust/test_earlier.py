@@ -32,6 +32,7 @@ def earlier(request, tmp_path):
     return tmp_path
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("suffix", ["ckpt", "safetensors"])
 def test_an_earlier_commit_begins_and_this_one_ends(suffix, earlier, tmp_path):
     here = tmp_path / "here"

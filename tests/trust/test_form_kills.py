@@ -176,6 +176,7 @@ def test_a_call_is_refused(form, names, how, tmp_path, monkeypatch):
 KILLS = int(os.environ.get("RANKXFORM_FORM_KILLS", "1"))
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("form", FORMS)
 def test_random_kills_under_mpirun(form, tmp_path):
     place, rng = FormPlace(tmp_path, form, before=False), random.Random(form)

@@ -382,6 +382,7 @@ def cases():
                 yield name, form, with_manifest
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(("name", "form", "own"), [*cases()])
 def test_a_lie_is_refused_or_warned_of(tmp_path, name, form, own):
     place = Place(tmp_path, form, own)
@@ -397,6 +398,7 @@ NOT_OF_ONE_FOLDER = {
 NOTHING_TELLS = {("a_file_that_is_gone", "unified", False): "its counters, which no map lists"}
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("name", "form", "own"),
     [one for one in cases() if one[0] not in NOT_OF_ONE_FOLDER and one not in NOTHING_TELLS],
@@ -443,6 +445,7 @@ ONCE = {name: (name, form, own) for name, form, own in reversed([*cases()])}
 """Each lie in the first of its forms; all of them are told to three processes at night."""
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(("name", "form", "own"), [*cases()] if PAIRS > 40 else [*ONCE.values()])
 def test_three_processes_notice_what_one_does(tmp_path, name, form, own):
     place = Place(tmp_path, form, own)
