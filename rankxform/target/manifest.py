@@ -21,7 +21,14 @@ from rankxform.layout.layout import Layout, same_boxes
 from rankxform.layout.names import format_ranges
 from rankxform.layout.strategy import Strategy
 from rankxform.operations.base import BlockScale, Computation, LowRankUpdate
-from rankxform.options import AFFECTS_BYTES, AFFECTS_COMPARISON, flag_of, flags_of, option_info
+from rankxform.options import (
+    AFFECTS_BYTES,
+    AFFECTS_COMPARISON,
+    TYPE_RANKS,
+    flag_of,
+    flags_of,
+    option_info,
+)
 from rankxform.planning.catalog import Catalog, ComposedSharding, DeclaredBox, Parameter
 from rankxform.planning.evidence import ContentDigest, DigestsByFile
 from rankxform.request import Request, all_options, options_affecting
@@ -309,7 +316,9 @@ def option_words(request: Request, names: Collection[str]) -> Iterator[str]:
             yield flags_of(declared)[0]
             continue
         texts = value if kind.repeated else [value]
-        if kind.is_tuple and not kind.repeated:
+        if kind is TYPE_RANKS:
+            texts = [format_ranges(value).replace(" ", "")]
+        elif kind.is_tuple and not kind.repeated:
             texts = [",".join(map(str, value))]
         for text in texts:
             yield from _words(declared.name, str(text))
