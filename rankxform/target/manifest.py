@@ -281,14 +281,16 @@ def verify_options(conversion: Conversion) -> list[str]:
 def transform_command(conversion: Conversion) -> list[str]:
     """Return the words of a `transform` that makes this destination, or continues it.
 
-    [] where a program named the files of ranks.
+    [] where a program gave a strategy or the files of ranks that no words name.
     """
-    request = conversion.request
-    if request.files is not None:
+    request, step = conversion.request, conversion.source.selected.step_name
+    strategies = request.src_strategy, request.dst_strategy
+    if request.files is not None or any(isinstance(strategy, Strategy) for strategy in strategies):
         return []
     names = {o.name for o in all_options() if "transform" in option_info(o).verbs}
-    words = _strategy_words(request.src_strategy, request.dst_strategy)
-    words += option_words(request, names - {"overwrite", "costs"})
+    words = _strategy_words(*strategies)
+    words += option_words(request, names - {"overwrite", "costs", "step" if step else ""})
+    words += _words("step", step) if step else []
     places = conversion.source.where.path, absolute(str(request.dst))
     return ["rankxform", "transform", *places, *words]
 
