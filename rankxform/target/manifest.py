@@ -289,7 +289,7 @@ def transform_command(conversion: Conversion) -> list[str]:
         return []
     names = {o.name for o in all_options() if "transform" in option_info(o).verbs}
     words = _strategy_words(*strategies)
-    words += option_words(request, names - {"overwrite", "costs", "step" if step else ""})
+    words += option_words(request, names - {"costs", "step" if step else ""})
     words += _words("step", step) if step else []
     places = conversion.source.where.path, absolute(str(request.dst))
     return ["rankxform", "transform", *places, *words]
