@@ -144,7 +144,7 @@ site: $(VENV)/check-installed
 	$(VENV)/bin/python -m sphinx -q -W --keep-going docs build/site
 
 $(VENV)/bin/python:
-	$(PYTHON) -m venv $(VENV)
+	$(PYTHON) -m venv $(VENV) || { rm -f $@; exit 1; }  # python is there before pip is
 
 $(VENV)/run-installed: setup.cfg | $(VENV)/bin/python
 	$(VENV)/$(PIP) -e '.[mpich]'
