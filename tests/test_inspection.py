@@ -165,7 +165,7 @@ def test_what_rankxform_wrote_says_from_what_and_whether_it_is_whole(verify, job
     assert not found["complete"] and "error" in found["shards"][1]
     assert "NOT COMPLETE" in as_text(found)
     (dst / "rankxform.json").write_text("{")
-    assert "not JSON" in as_text(look(dst))
+    assert "not JSON" in as_text(look(dst)) and "continues" not in as_text(look(dst))
 
 
 def test_unfinished_work_says_so(job, tmp_path, monkeypatch):
@@ -187,6 +187,20 @@ def test_unfinished_work_says_so(job, tmp_path, monkeypatch):
     monkeypatch.undo()
     assert main(found["continued_by"][1:]) == 0
     assert look(tmp_path / "dst")["complete"]
+
+
+def test_no_one_command_continues_runs_of_different_ranks(job, tmp_path, monkeypatch):
+
+    def stop(*_, **__):
+        raise rankxform.StoppedError("stopped by a test")
+
+    monkeypatch.setattr(import_module("rankxform.target.folder"), "publish_file", stop)
+    b, dst = reference.write_strategy(tmp_path / "b.ckpt", HALF), tmp_path / "dst"
+    for rank, known in ((0, True), (1, False)):
+        with pytest.raises(rankxform.StoppedError):
+            rankxform.transform(job / "checkpoint", dst, job / "strategy", b, ranks=[rank])
+        assert bool(look(dst)["continued_by"]) == known
+    assert "the same command continues it" in as_text(look(dst))
 
 
 @pytest.mark.parametrize(

@@ -135,6 +135,8 @@ class FolderRecords:
             recorded_files = record["identity"]["source files"]
             self._identity["source files"] = {**recorded_files, **self._identity["source files"]}
         self.resumed = job is not None
+        if job and job["identity"].get("continued_by") != self._identity.get("continued_by"):
+            self._identity["continued_by"] = []  # no one command finishes all that is begun here
         companion_digests = {
             **(manifest or {}).get("companions", {}),
             **(job or {}).get("companions", {}),

@@ -269,10 +269,10 @@ def verify_options(conversion: Conversion) -> list[str]:
     derives = target.derived or request.derives  # before, as `launch` does, or now
     dst_strategy = target.planner.dst if derives else request.dst_strategy
     words = _strategy_words(request.src_strategy, dst_strategy)
-    names = {o.name for o in all_options() if AFFECTS_COMPARISON in option_info(o).affects}
+    compared = {o.name for o in all_options() if AFFECTS_COMPARISON in option_info(o).affects}
+    words += option_words(request, compared)
     if source.where.strategy is not None and request.src_strategy is None:
-        names.update(_OF_SLICES)
-    words += option_words(request, names)
+        words += option_words(request, _OF_SLICES)
     if source.selected.step_name:  # a newer one may be there by then
         words += _words("step", source.selected.step_name)
     return words
@@ -283,14 +283,15 @@ def transform_command(conversion: Conversion) -> list[str]:
 
     [] where a program gave a strategy or the files of ranks that no words name.
     """
-    request, step = conversion.request, conversion.source.selected.step_name
+    request = conversion.request
     strategies = request.src_strategy, request.dst_strategy
     if request.files is not None or any(isinstance(strategy, Strategy) for strategy in strategies):
         return []
     names = {o.name for o in all_options() if "transform" in option_info(o).verbs}
     words = _strategy_words(*strategies)
-    words += option_words(request, names - {"costs", "step" if step else ""})
-    words += _words("step", step) if step else []
+    words += option_words(request, names - {"costs", "step"})
+    if step := conversion.source.selected.step_name or request.step:
+        words += _words("step", step)
     places = conversion.source.where.path, absolute(str(request.dst))
     return ["rankxform", "transform", *places, *words]
 

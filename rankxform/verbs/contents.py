@@ -295,7 +295,8 @@ class Inspection(dict[str, Any], Result):
         elif kind == "destination" and self["src"] is None:
             reason = self.get("unclear") or "a run that is at work or was stopped"
             yield lines("", f"{path}: unfinished work of rankxform ({reason})")
-            yield self._continuation()
+            if "unclear" not in self:
+                yield self._continuation()
         else:
             yield from self._heads(kind, path)
             yield self._files("" if level >= VERBOSE else "files")
