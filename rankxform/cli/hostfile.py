@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rankxform.results import DictResult
+from rankxform.results import DictResult, lines
 from rankxform.transport import Team
 
 from .options import Parsed
@@ -19,6 +19,6 @@ def run(options: Parsed, team: Team) -> int:
         path = Path(options.table)
         hosts = parse_rank_table(read_bytes(path), str(path))
         text = format_hostfile(hosts, options.style, options.slots)
-        return DictResult({"hosts": [*map(vars, hosts)]}, text)
+        return DictResult({"hosts": [*map(vars, hosts)]}, (lines("", text),))
 
     return Screen(options, team).show("hostfile", convert)

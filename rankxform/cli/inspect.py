@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from rankxform.display.text import labelled_lines, shown_path
+from rankxform.display.text import shown_path
 from rankxform.errors import CheckpointError, UsageError
 from rankxform.options import flag_of
 from rankxform.request import Request
-from rankxform.results import DictResult
+from rankxform.results import DictResult, Group, lines
 from rankxform.transport import Team
 
 from .maps import show_names
@@ -97,8 +97,11 @@ def _write_page(options: Parsed, team: Team, screen: Screen) -> int:
     team.bcast(
         lambda: save_page(options.page, {"result": "contents", "head": head, "contents": drawn})
     )
-    lines = [f"{shown_path(checkpoint.src)}: {checkpoint.in_short()}" for checkpoint in checkpoints]
-    lines += [*(f"  {text}" for text in faults), labelled_lines("page", shown_path(options.page))]
+    shown = [
+        Group(f"{shown_path(checkpoint.src)}: {checkpoint.in_short()}", checkpoint.faults)
+        for checkpoint in checkpoints
+    ]
+    page = lines("page", shown_path(options.page))
     facts = {"page": options.page, "faults": faults}
     code = CheckpointError.exit_code if faults else 0
-    return screen.show("contents", lambda: DictResult(facts, "\n".join(lines), code))
+    return screen.show("contents", lambda: DictResult(facts, (*shown, page), code))

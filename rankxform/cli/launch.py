@@ -50,7 +50,7 @@ def run(options: Parsed, team: Team) -> Program:
         "transform": transform_report.as_dict() if transform_report else None,
     }
     if options.json:
-        screen.show_done("launch", DictResult(facts, ""))
+        screen.show_done("launch", DictResult(facts, ()))
     elif transform_report is not None:
         screen.say(as_text(transform_report, screen.level))
     return _program(options, checkpoint, team)
@@ -58,13 +58,11 @@ def run(options: Parsed, team: Team) -> Program:
 
 def _announce(request: Request, team: Team, screen: Screen, target: Target, fits: bool) -> None:
     """Say how the strategy was derived, and whether anything is converted."""
-    from .strategy import derived_table
-
     ranks = target.planner.dst.ranks
     if team.rank == 0 and ranks > 1 < team.size != ranks:
         warn(f"{team.size} processes start, and the destination has {format_count(ranks, 'rank')}")
     if target.derived is not None:
-        screen.say(derived_table(target.derived))
+        screen.say(as_text(target.derived))
     if fits:
         doubts = warning_lines(target.warnings)
         notice_texts = [] if screen.level == QUIET else notice_lines(target.notices)

@@ -6,14 +6,13 @@ from collections.abc import Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from rankxform.display.text import warning_lines
 from rankxform.layout.names import pattern_of
 from rankxform.request import Request
-from rankxform.results import DictResult, Table
+from rankxform.results import DictResult, Group, Section, Table, lines
 from rankxform.transport import Team
 
 from .options import Parsed, request_options
-from .screen import Screen, notice_lines
+from .screen import Screen
 
 if TYPE_CHECKING:
     from rankxform.formats.map_table import MapTable
@@ -26,8 +25,11 @@ def run(options: Parsed, team: Team) -> int:
     screen = Screen(options, team)
     if options.action == "check":
         places = options.src, None, options.src_strategy, "none"
-        facts = team.bcast(lambda: {**request_options(options), "map": options.map})
-        return show_names(team.bcast(lambda: Request(*places, **facts)), team, screen)
+
+        def read() -> Request:
+            return Request(*places, **{**request_options(options), "map": options.map})
+
+        return show_names(team.bcast(read), team, screen)
     show = partial(_shown, options.map) if options.action == "show" else _list_maps
     return screen.show(f"maps {options.action}", show)
 
@@ -58,37 +60,33 @@ def _shown(name: str) -> DictResult:
     from rankxform.storage.user_files import load_map_table
 
     map_table = load_map_table(name)
-    lines = [f"{map_table.label}: {map_table.title or 'a table'}"]
+    shown: list[Section] = [lines("", f"{map_table.label}: {map_table.title or 'a table'}")]
     if map_table.architectures:
-        lines.append(f"config.json: {', '.join(map_table.architectures)}")
+        shown.append(lines("", f"config.json: {', '.join(map_table.architectures)}"))
     if map_table.sizes:
-        width = max(map(len, map_table.sizes))
-        lines += ["", "sizes"]
-        lines += [
-            f"  {size:{width}}  {expression.text}" for size, expression in map_table.sizes.items()
-        ]
+        expressions = [(size, expression.text) for size, expression in map_table.sizes.items()]
+        shown.append(Table(("size", "expression"), expressions, ""))
     for choice, steps_by_value in map_table.choices.items():
-        listed = ", ".join(
-            f"{option_value} ({step})" for option_value, step in steps_by_value.items()
-        )
-        lines += ["", f"--{choice.replace('_', '-')}: {listed}; the first is the default"]
-    for variant, alternatives in map_table.variants.items():
-        lines += ["", f"--variant {variant}={' or '.join(alternatives)}; the first is the default"]
+        values = [f"{value} ({step})" for value, step in steps_by_value.items()]
+        shown.append(Group(f"--{choice.replace('_', '-')}, the first is the default", values))
+    if map_table.variants:
+        values = [
+            " or ".join(f"{variant}={alternative}" for alternative in alternatives)
+            for variant, alternatives in map_table.variants.items()
+        ]
+        shown.append(Group("--variant, the first of each is the default", values))
     rules = list(_rules(map_table))
     for rule in rules:
-        lines += ["", rule["tensor"]]
-        for part, shape in rule["tensors"].items():
-            lines += [f"  {part}", f"      [{', '.join(shape)}]"]
-        properties = [*rule["operations"], *rule["marks"]]
-        if properties:
-            lines.append("  " + ", ".join(properties))
+        parts = [f"{part} [{', '.join(shape)}]" for part, shape in rule["tensors"].items()]
+        properties = ", ".join([*rule["operations"], *rule["marks"]])
+        shown.append(Group(rule["tensor"], [*parts, *([f"({properties})"] if properties else [])]))
     for ignored in map_table.ignored:
-        lines += ["", ignored.name, f"  in {', '.join(ignored.blocks)}: no weight, left out"]
+        shown.append(Group(ignored.name, [f"in {', '.join(ignored.blocks)}: no weight, left out"]))
     for copy in map_table.copies:
         condition = f", if {copy.condition.text}" if copy.condition else ""
-        lines += ["", copy.name, f"  the same as {copy.tied_to}{condition}"]
+        shown.append(Group(copy.name, [f"the same as {copy.tied_to}{condition}"]))
     facts = {"map": map_table.label, "title": map_table.title, "rules": rules}
-    return DictResult(facts, "\n".join(lines))
+    return DictResult(facts, (*shown,))
 
 
 def _rules(table: MapTable) -> Iterable[dict[str, Any]]:
@@ -126,17 +124,19 @@ def _apply_to_checkpoint(source: Source, target: Target) -> DictResult:
         parameters_by_pattern.setdefault((pattern_of(parameter.name), *sources), []).append(
             parameter
         )
-    lines = [
-        f"{source.where.path}: fits {target.map_in_words}",
-        f"{len(selection.parameters):,} tensors are made:",
+    shown: list[Section] = [
+        lines("", f"{source.where.path}: fits {target.map_in_words}"),
+        lines("", f"{len(selection.parameters):,} tensors are made:"),
     ]
     for (name, *src_patterns), parameters in parameters_by_pattern.items():
         first = parameters[0]
         count = f" ({len(parameters):,})" if len(parameters) > 1 else ""
-        lines += ["", f"{name}{count}  {first.dtype} {list(first.shape)}"]
-        lines += [f"  of {source}" for source in src_patterns[:4]]
+        origins = [f"of {source}" for source in src_patterns[:4]]
         if src_patterns[4:]:
-            lines.append(f"  and {len(src_patterns) - 4} more")
+            origins.append(f"and {len(src_patterns) - 4} more")
+        shown.append(Group(f"{name}{count}  {first.dtype} {list(first.shape)}", origins))
+    shown += [lines("note", text) for text in target.notices]
+    shown += [lines("WARNING:", text) for text in target.warnings]
     entries = [
         {
             "name": parameter.name,
@@ -150,5 +150,4 @@ def _apply_to_checkpoint(source: Source, target: Target) -> DictResult:
         "src": source.where.path, "map": target.map_in_words, "entries": entries,
         "notices": target.notices, "warnings": target.warnings,
     }  # fmt: skip
-    lines += [*notice_lines(target.notices), *warning_lines(target.warnings)]
-    return DictResult(facts, "\n".join(lines))
+    return DictResult(facts, (*shown,))

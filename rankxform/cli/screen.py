@@ -69,9 +69,7 @@ def header(conversion: Conversion, processes: int) -> str:
         dst_text = f"{target.form.title}, {number}" + (f" of {dst_text}" if rank_count > 1 else "")
     derived = []
     if target.derived is not None:
-        from .strategy import derived_table
-
-        derived = [derived_table(target.derived), ""]
+        derived = [as_text(target.derived), ""]
     total = sum(index.size for index in source.indexes.values())
     return "\n".join(
         (

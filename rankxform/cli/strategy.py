@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rankxform.derivation.request import Derived, ShardingRow
-from rankxform.display.text import labelled_lines
+from rankxform.derivation.request import role_groups, stage_groups
 from rankxform.errors import DifferenceError, UsageError
 from rankxform.layout.names import and_more_patterns, patterns
 from rankxform.layout.states import States, find_states
 from rankxform.layout.strategy import Strategy, StrategyDifference
 from rankxform.request import Request
-from rankxform.results import DictResult, Table, lines
+from rankxform.results import DictResult, Group, Section, Table, lines
 from rankxform.transport import Team
-from rankxform.verbs.strategies import stage_lines, strategy_facts, strategy_sections
+from rankxform.verbs.strategies import strategy_facts, strategy_sections
 
 from .options import Parsed, request_options
 from .screen import Screen
@@ -41,8 +40,8 @@ def _derive(options: Parsed) -> DictResult:
     derived = derive_strategy(derivation, source, options.shapes)
     files = list(map(str, save_strategy(derived.strategy, target)))
     facts = {"files": files, **derived.strategy.facts, **derived.facts}
-    table = derived_table(derived)
-    return DictResult(facts, f"{table}\n{target}: {derived.strategy.extent}")
+    done = lines("done", f"{target}: {derived.strategy.extent}")
+    return DictResult(facts, (*derived.sections(), done))
 
 
 def _target(text: str) -> Path:
@@ -62,12 +61,8 @@ def _explain(options: Parsed) -> DictResult:
     sizes = sizes_of(Request("", None, **request_options(options)))
     roles = explain_strategy(source, sizes, options.preset, options.shapes)
     facts = {**source.facts, "roles": [vars(role) for role in roles]}
-    lines = [
-        f"{options.source}: {source.extent}, as {sizes}",
-        roles_table(roles),
-        *stage_lines(source),
-    ]
-    return DictResult(facts, "\n".join(lines))
+    head = lines("", f"{options.source}: {source.extent}, as {sizes}")
+    return DictResult(facts, (head, *role_groups(roles), *stage_groups(source)))
 
 
 def _show(options: Parsed) -> DictResult:
@@ -94,7 +89,7 @@ def _convert(options: Parsed) -> DictResult:
     written = load_strategy(str(files[0] if not files[1:] else files[0].parent))
     facts = {"files": list(map(str, files)), **written.facts}
     suffix = f", with {len(files) - 1} files of other stages" if files[1:] else ""
-    return DictResult(facts, f"{files[0]}: {written.extent}{suffix}")
+    return DictResult(facts, (lines("done", f"{files[0]}: {written.extent}{suffix}"),))
 
 
 def _diff(options: Parsed) -> DictResult:
@@ -106,7 +101,7 @@ def _diff(options: Parsed) -> DictResult:
     differences = strategy_differences(first, second)
     code = DifferenceError.exit_code if differences else 0
     facts = {"same": not differences, "differences": list(map(vars, differences))}
-    return DictResult(facts, describe_differences(differences, first, second), code)
+    return DictResult(facts, (*difference_sections(differences, first, second),), code)
 
 
 def _presets(options: Parsed) -> DictResult:
@@ -171,11 +166,11 @@ def _merge(options: Parsed) -> DictResult:
 
     target = Path(options.target)
     merged = merge_stage_files(Path(options.folder), target, overwrite=options.overwrite)
-    text = labelled_lines("done", f"{target}: {merged.extent}")
+    shown = [lines("done", f"{target}: {merged.extent}")]
     if dashes := [name for name in merged.stages_of if "-" in name]:
         note = "MindSpore's own reader does not take names with a dash, such as "
-        text += "\n" + labelled_lines("note", f"{note}{dashes[0]!r}; rankxform does")
-    return DictResult({"files": [str(target)], **merged.facts}, text)
+        shown.append(lines("note", f"{note}{dashes[0]!r}; rankxform does"))
+    return DictResult({"files": [str(target)], **merged.facts}, (*shown,))
 
 
 _ACTIONS = {
@@ -193,53 +188,22 @@ def run(options: Parsed, team: Team) -> int:
 _FEW = 6
 
 
-def derived_table(derived: Derived) -> str:
-    """Write how a derived strategy shards what, by stage, and what it depends on."""
-    return "\n".join(
-        [
-            "derived strategy: which mesh axes shard what",
-            roles_table(derived.roles),
-            *stage_lines(derived.strategy),
-            *derived.assumptions,
-        ]
-    )
-
-
-def roles_table(roles: Sequence[ShardingRow]) -> str:
-    """Write the rows of a role table, grouped by how they are sharded, in words."""
-    names_by_sharding: dict[tuple[str, str, str], list[str]] = {}
-    for role in roles:
-        key = role.spec, role.src_holds, role.dst_holds
-        count = f" ({role.parameters})" if role.parameters > 1 else ""
-        names_by_sharding.setdefault(key, []).append(role.pattern + count)
-    lines = []
-    for (spec, src, dst), names in names_by_sharding.items():
-        lines += [f"  {f'{src} -> {dst}' if dst else src}; {spec}"]
-        lines += [f"      {name}" for name in names]
-    return "\n".join(lines)
-
-
-def describe_differences(
+def difference_sections(
     differences: Sequence[StrategyDifference], a: Strategy, b: Strategy
-) -> str:
-    """Write where two strategies differ."""
-    states = find_states(dict.fromkeys([*a.stages_of, *b.stages_of]))
+) -> Iterator[Section]:
+    """Yield where two strategies differ."""
     if not differences:
-        return "the same: every rank holds the same boxes of the same parameters"
-    lines = []
+        yield lines("", "the same: every rank holds the same boxes of the same parameters")
+        return
+    states = find_states(dict.fromkeys([*a.stages_of, *b.stages_of]))
     for difference in differences:
-        summaries = _with_states(difference.names, states)
-        lines += [f"  {difference.why}", *(f"      {name}" for name in summaries[:_FEW])]
-        if summaries[_FEW:]:
-            lines.append(f"      and {and_more_patterns(len(summaries) - _FEW)}")
-    names = {name for difference in differences for name in difference.names}
-    parameter_count = sum(states.of(name) is None for name in names)
-    counts_text = (
-        f"{parameter_count:,} parameters, {len(names) - parameter_count:,} optimizer states"
-    )
-    return "\n".join(
-        [*lines, f"DIFFERENT: {counts_text if names else 'the number of ranks or stages'}"]
-    )
+        names = _with_states(difference.names, states)
+        ending = [f"and {and_more_patterns(len(names) - _FEW)}"] if names[_FEW:] else []
+        yield Group(difference.why, [*names[:_FEW], *ending])
+    differing = {name for difference in differences for name in difference.names}
+    parameters = sum(states.of(name) is None for name in differing)
+    counts = f"{parameters:,} parameters, {len(differing) - parameters:,} optimizer states"
+    yield lines("DIFFERENT:", counts if differing else "the number of ranks or stages")
 
 
 def _with_states(names: Sequence[str], all_states: States) -> list[str]:

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import field, replace
 from typing import Any, NamedTuple
 
 from rankxform.geometry.box import Shape
+from rankxform.layout.names import format_ranges
 from rankxform.layout.strategy import Strategy
-from rankxform.results import NORMAL, Result, Section, lines
+from rankxform.results import NORMAL, Group, Result, Section, lines
 from rankxform.values import dataclass
 
 from .mesh import DST_SIZES, SRC_SIZES, Parallel
 from .rules import Preset, ShardingRule
-from .stages import StageLayers
+from .stages import StageLayers, lists_of, places_in_lists
 
 
 class Extent(NamedTuple):
@@ -97,8 +98,9 @@ class Derived(Result):
         return self.strategy.in_short()
 
     def sections(self, level: int = NORMAL) -> Iterator[Section]:
-        for role in self.roles:
-            yield lines(role.pattern, f"{role.src_holds} -> {role.dst_holds}; {role.spec}")
+        yield lines("", "derived strategy: which mesh axes shard what")
+        yield from role_groups(self.roles)
+        yield from stage_groups(self.strategy)
         yield from (lines("note", text) for text in self.assumptions)
 
     @property
@@ -109,3 +111,34 @@ class Derived(Result):
             "assumptions": list(self.assumptions),
             "stage_parameters": [len(layouts) for layouts in self.strategy.stages],
         }
+
+
+def role_groups(roles: Sequence[ShardingRow]) -> Iterator[Group]:
+    """Yield the rows of a role table, those that are sharded alike together."""
+    names_by_sharding: dict[str, list[str]] = {}
+    for role in roles:
+        after = f" -> {role.dst_holds}" if role.dst_holds else ""
+        count = f" ({role.parameters})" if role.parameters > 1 else ""
+        key = f"{role.src_holds}{after}; {role.spec}"
+        names_by_sharding.setdefault(key, []).append(role.pattern + count)
+    yield from map(Group, names_by_sharding, names_by_sharding.values())
+
+
+_FEW = 6
+
+
+def stage_groups(strategy: Strategy) -> Iterator[Group]:
+    """Yield what each pipeline stage holds; nothing where there is one stage."""
+    if len(strategy.stages) == 1:
+        return
+    texts = []
+    for stage, layouts in enumerate(strategy.stages):
+        names = [name for name in layouts if strategy.states.of(name) is None]
+        parts = [
+            f"{prefix}.{format_ranges(sorted(n))}"
+            for prefix, n in lists_of(names, outermost=True).items()
+        ]
+        parts += [name for name in names if not places_in_lists(name)]
+        suffix = f", and {len(parts) - _FEW} more" if len(parts) > _FEW else ""
+        texts.append(f"{stage}: {len(names)} parameters: {', '.join(parts[:_FEW])}{suffix}")
+    yield Group("pipeline stages", texts)

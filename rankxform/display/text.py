@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from functools import lru_cache
 
-from rankxform.results import NORMAL, Lines, Result, Table
+from rankxform.results import NORMAL, Group, Lines, Result, Table
 from rankxform.transport.launcher import terminal
 from rankxform.values import pattern_on_use
 
@@ -130,6 +130,9 @@ def as_text(result: Result, level: int = NORMAL, head: str = "") -> str:
         if isinstance(section, Lines):
             texts = section.texts
             parts.append(labelled_lines(section.label, *texts) if section.label else texts[0])
+        elif isinstance(section, Group):
+            parts.append(wrap_text(f"  {section.heading}", width(), 4))
+            parts += [wrap_text(_BELOW + f"  {text}", width(), 8) for text in section.texts]
         elif isinstance(section, Table):
             columns, rows, noun = section
             show = short_table(columns, rows, noun) if noun else table(columns, rows)

@@ -25,6 +25,13 @@ class Lines(NamedTuple):
     texts: tuple[str, ...]
 
 
+class Group(NamedTuple):
+    """A heading, and texts that stand below it, one a line."""
+
+    heading: str
+    texts: Sequence[str]
+
+
 class Table(NamedTuple):
     """Rows of texts and numbers; noun: what the rows are of one that text shortens; "": none."""
 
@@ -40,7 +47,7 @@ class Drawing(NamedTuple):
     facts: Any
 
 
-Section: TypeAlias = "Lines | Table | Drawing"
+Section: TypeAlias = "Lines | Group | Table | Drawing"
 
 
 def lines(label: str, *texts: str) -> Lines:
@@ -97,10 +104,10 @@ class Result(ABC):
 
 @dataclass(frozen=True, repr=False)
 class DictResult(Result):
-    """Facts for JSON, and a text or sections for people."""
+    """Facts for JSON, and sections for people."""
 
     facts: Mapping[str, Any]
-    shown: str | tuple[Section, ...]
+    shown: tuple[Section, ...]
     code: int = 0  # exit code
 
     @property
@@ -112,7 +119,7 @@ class DictResult(Result):
         return first_line(self.sections())
 
     def sections(self, level: int = NORMAL) -> Iterator[Section]:
-        yield from (lines("", self.shown),) if isinstance(self.shown, str) else self.shown
+        yield from self.shown
 
     def as_dict(self) -> dict[str, Any]:
         return dict(self.facts)
@@ -144,6 +151,8 @@ def as_document(result: Result) -> dict[str, Any]:
         if isinstance(section, Lines):
             if section.texts != (headline,):  # which stands in the head
                 amounts.append((section.label, "; ".join(section.texts)))
+        elif isinstance(section, Group):
+            amounts.append((section.heading, "; ".join(section.texts)))
         elif isinstance(section, Table):
             columns, rows, _ = section
             tables.append({"columns": columns, "rows": rows[:_MOST_ROWS], "total": len(rows)})

@@ -18,14 +18,13 @@ from rankxform.derivation.inputs import (
     whole_extents,
 )
 from rankxform.derivation.mesh import LAYOUT, MeshSpec, Parallel, parse_parallel, validate_spec
-from rankxform.derivation.request import Derived, DeriveRequest, Extent, ShardingRow
+from rankxform.derivation.request import Derived, DeriveRequest, Extent, ShardingRow, stage_groups
 from rankxform.derivation.rules import ShardingRule, load_preset, parse_rule
-from rankxform.derivation.stages import lists_of, places_in_lists
 from rankxform.display.text import shown_path, width, wrap_text
 from rankxform.errors import CheckpointError, DerivationError, UsageError
 from rankxform.formats.container import Schema, content_bytes
 from rankxform.layout.layout import Layout
-from rankxform.layout.names import compile_regex, format_ranges, pattern_of, summarize_names
+from rankxform.layout.names import compile_regex, pattern_of, summarize_names
 from rankxform.layout.states import NEVER_SAVED
 from rankxform.layout.strategy import PatternStrategy, Strategy, WholeStrategy, describe_layout
 from rankxform.request import Request
@@ -223,26 +222,6 @@ def explain_strategy(
     )
 
 
-_FEW = 6
-
-
-def stage_lines(strategy: Strategy) -> list[str]:
-    """Write what each pipeline stage holds; nothing where there is one stage."""
-    if len(strategy.stages) == 1:
-        return []
-    lines = ["pipeline stages"]
-    for stage, layouts in enumerate(strategy.stages):
-        names = [name for name in layouts if strategy.states.of(name) is None]
-        parts = [
-            f"{prefix}.{format_ranges(sorted(n))}"
-            for prefix, n in lists_of(names, outermost=True).items()
-        ]
-        parts += [name for name in names if not places_in_lists(name)]
-        suffix = f", and {len(parts) - _FEW} more" if len(parts) > _FEW else ""
-        lines.append(f"  {stage}: {len(names)} parameters: {', '.join(parts[:_FEW])}{suffix}")
-    return lines
-
-
 def strategy_sections(path: str, strategy: Strategy, is_raw: bool = False) -> Iterator[Section]:
     """Yield what is shown of a strategy: its stages, and how many parameters are sharded how.
 
@@ -257,8 +236,8 @@ def strategy_sections(path: str, strategy: Strategy, is_raw: bool = False) -> It
     if gradients:
         counted += f", {gradients:,} gradients that no checkpoint holds"
     heads = [f"{shown_path(path)}: strategy, {strategy.extent}{mark}", counted]
-    for line in [*heads, *stage_lines(strategy)]:
-        yield lines("", wrap_text(line, width(), 4))
+    yield from (lines("", wrap_text(line, width(), 4)) for line in heads)
+    yield from stage_groups(strategy)
     rows: list[tuple[object, ...]] = []
     names_by_words: dict[tuple[str, ...], list[str]] = {}
     for layout, layout_names in _by_layout(strategy).items():
