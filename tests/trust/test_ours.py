@@ -351,6 +351,7 @@ def test_damaged_records_are_one_message(tmp_path, monkeypatch, which, damage, w
             rankxform.verify(place.dst)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     "line", [b"[]", b"3", b'{"done":[[["x"],["w1"]]],"sums":{}}', b'{"done":3,"sums":{}}', b"{}"]
 )
