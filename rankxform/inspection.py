@@ -179,6 +179,8 @@ def _in_words(path: Path) -> str | None:
 
 
 def _folder_in_words(path: Path, pattern: str) -> str | None:
+    if _begun_at(path) is not None:
+        return "unfinished work of rankxform; inspect it to see what continues it"
     form = described_form_at(str(path))
     if form is not None:
         return f"checkpoint, {form.title}"
@@ -350,7 +352,8 @@ def _destination(place: str, pattern: str) -> Found:
     path = Path(place)
     has_manifest, begun = (path / MANIFEST_NAME).is_file(), (path / FOLDER_NAME / JOB_NAME).exists()
     if not (has_manifest or begun):
-        return None
+        begun_at = _begun_at(path)
+        return None if begun_at is None else _destination(str(begun_at), pattern)
     common_fields: dict[str, Any] = {
         "kind": "destination", "path": place, "continued_by": begun_command(path) if begun else [],
     }  # fmt: skip
@@ -378,6 +381,13 @@ def _destination(place: str, pattern: str) -> Found:
         "begun": begun,
         "shards": rows,
     }
+
+
+def _begun_at(path: Path) -> Path | None:
+    """Return the folder in which a run was begun: it, or the only one in it, of an iteration."""
+    folders = [entry for entry in path.iterdir() if entry.is_dir() and entry.name != FOLDER_NAME]
+    places = [path, *(folders if len(folders) == 1 else ())]
+    return next((folder for folder in places if (folder / FOLDER_NAME / JOB_NAME).exists()), None)
 
 
 def _written(path: Path, facts: Mapping[str, Any]) -> dict[str, Any]:

@@ -168,12 +168,19 @@ def test_what_rankxform_wrote_says_from_what_and_whether_it_is_whole(verify, job
     assert "not JSON" in as_text(look(dst)) and "continues" not in as_text(look(dst))
 
 
-def test_unfinished_work_says_so(job, tmp_path, monkeypatch):
+@pytest.fixture
+def stopping(monkeypatch):
+    """Every conversion is stopped before its first file has a name."""
 
     def stop(*_, **__):
         raise rankxform.StoppedError("stopped by a test")
 
-    monkeypatch.setattr(import_module("rankxform.target.folder"), "publish_file", stop)
+    with monkeypatch.context() as patch:
+        patch.setattr(import_module("rankxform.target.folder"), "publish_file", stop)
+        yield patch
+
+
+def test_unfinished_work_says_so(job, tmp_path, stopping):
     with pytest.raises(rankxform.StoppedError):
         rankxform.transform(
             job / "checkpoint", tmp_path / "dst", job / "strategy", "none", exclude=["x", "-y"],
@@ -184,17 +191,40 @@ def test_unfinished_work_says_so(job, tmp_path, monkeypatch):
     command = as_text(found).split("next", 1)[1]
     assert shlex.split(command.replace("\\\n", "")) == found["continued_by"]
     assert found["continued_by"][-2:] == ["--step", "2_200"]  # a newer one may be there by then
-    monkeypatch.undo()
+    stopping.undo()
     assert main(found["continued_by"][1:]) == 0
     assert look(tmp_path / "dst")["complete"]
 
 
-def test_no_one_command_continues_runs_of_different_ranks(job, tmp_path, monkeypatch):
+@pytest.mark.parametrize("form", ["checkpoint2", "hyperparallel"])
+def test_unfinished_work_is_found_in_the_folder_of_its_iteration(form, job, tmp_path, stopping):
+    dst = tmp_path / "out" / "dst"
+    with pytest.raises(rankxform.StoppedError):
+        rankxform.transform(
+            job / "checkpoint", dst, job / "strategy", dst_form=form, iteration=7, step="1_100"
+        )
+    command = look(dst)["continued_by"]
+    assert "NOT COMPLETE" in as_text(look(dst)) or "unfinished work" in as_text(look(dst))
+    assert "unfinished work" in as_text(look(dst.parent))
+    stopping.undo()
+    assert main(command[1:]) == 0
+    assert not look(dst).get("begun")
 
-    def stop(*_, **__):
-        raise rankxform.StoppedError("stopped by a test")
 
-    monkeypatch.setattr(import_module("rankxform.target.folder"), "publish_file", stop)
+def test_a_command_with_relative_paths_runs_where_it_was_given(job, tmp_path, stopping):
+    (tmp_path / "given").mkdir()
+    (tmp_path / "given/preset.toml").write_text("[[rules]]\nnames = 'w'\nspec = '(tp, None)'\n")
+    stopping.chdir(tmp_path / "given")
+    with pytest.raises(rankxform.StoppedError):
+        rankxform.transform(
+            job / "checkpoint", tmp_path / "dst", job / "strategy",
+            src_parallel="dp=1,mp=4", dst_parallel="dp=1,mp=2", preset="preset.toml",
+        )  # fmt: skip
+    words = look(tmp_path / "dst")["continued_by"]
+    assert words[:4] == ["env", "-C", str(tmp_path / "given"), "rankxform"]
+
+
+def test_no_one_command_continues_runs_of_different_ranks(job, tmp_path, stopping):
     b, dst = reference.write_strategy(tmp_path / "b.ckpt", HALF), tmp_path / "dst"
     for rank, known in ((0, True), (1, False)):
         with pytest.raises(rankxform.StoppedError):

@@ -424,6 +424,7 @@ class FolderRecords:
                 finished_names.append(name)
         if files.keys() >= set(complete):
             self._add_companions(make_companions())
+        self._identity.pop("continued_by", None)  # it is done
         content = {
             "form": self._form,
             "identity": self._identity,

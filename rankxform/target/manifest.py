@@ -11,7 +11,7 @@ import shlex
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
-from posixpath import basename
+from posixpath import basename, exists, isabs
 from typing import Any
 
 from rankxform.errors import CheckpointError, RankxformError, StorageError, UsageError
@@ -293,7 +293,9 @@ def transform_command(conversion: Conversion) -> list[str]:
     if step := conversion.source.selected.step_name or request.step:
         words += _words("step", step)
     places = conversion.source.where.path, absolute(str(request.dst))
-    return ["rankxform", "transform", *places, *words]
+    is_relative = any(not isabs(word) and exists(word) for word in words)
+    place = ["env", "-C", str(Path.cwd())] if is_relative else []  # where the files of options are
+    return [*place, "rankxform", "transform", *places, *words]
 
 
 def _strategy_words(src: str | Strategy | None, dst: str | Strategy | None) -> list[str]:
