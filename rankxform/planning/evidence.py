@@ -47,9 +47,9 @@ class ContentDigest(NamedTuple):
     """What a file holds of a tensor: all of its bytes, or a sample of them."""
 
     digest: bytes
-    constant: bool = False  # all of its bytes are equal
+    constant: bool = False  # all of its elements are equal, or the bytes of a single one
     content: bytes = b""  # the bytes themselves, of one small element that was read whole
-    is_zero: bool = False  # of a sample: all of its bytes are zero
+    is_zero: bool = False  # all of its bytes are zero
     is_finite: bool = True  # of a sample of floats: no value is infinite or no number
 
 

@@ -484,7 +484,7 @@ def _is_derived(catalog: Catalog) -> bool:
 def pattern_slices_differ(sample: SampledSource) -> Iterator[Finding]:
     """A pattern shards no parameter of which all ranks hold the same bytes.
 
-    A parameter whose bytes are all equal, such as a moment of zeros, proves nothing.
+    A parameter whose elements are all equal, such as a moment of zeros, proves nothing.
     """
     equal: dict[bool, list[str]] = {False: [], True: []}  # by whether it is accepted
     for name in sample.pattern_names:

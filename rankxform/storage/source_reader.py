@@ -332,15 +332,17 @@ def digest_all(
         read = blocks(partial(ranges.read, path))
         for name in names:
             if name in index:
-                state, content = blake2b(digest_size=16), b""
-                is_number, first, is_constant = index.nbytes(name) <= _ELEMENT, b"", True
+                state, content, last = blake2b(digest_size=16), b"", b""
+                is_number, width = index.nbytes(name) <= _ELEMENT, _element_size(index, name)
+                is_constant = is_zero = True
                 for part in read(index.spans(name)):  # a number too may lie in several records
                     state.update(part)
                     on_progress(len(part))
                     content += bytes(part) if is_number else b""
-                    first = first or bytes(part[:1])
-                    is_constant = is_constant and not bytes(part).lstrip(first)
-                samples[name] = ContentDigest(state.digest(), constant=is_constant, content=content)
+                    is_constant = is_constant and is_uniform(last + part, width)
+                    is_zero = is_zero and not bytes(part).lstrip(b"\0")
+                    last = (last + part)[-width:] if is_constant else b""
+                samples[name] = ContentDigest(state.digest(), is_constant, content, is_zero)
     return samples
 
 
@@ -365,14 +367,33 @@ def digest_samples(
                 data = bytes(room)
                 on_progress(len(data))
                 digest = blake2b(data, digest_size=16).digest()
-                dtype = index.schema.dtypes[index.schema.position[name]]
+                dtype, width = _dtype(index, name), _element_size(index, name)
                 samples[name] = ContentDigest(
                     digest,
-                    constant=not data.lstrip(data[:1]),
-                    is_zero=bool(data) and not data.lstrip(b"\0"),
-                    is_finite=is_finite(data[(-start) % item_size(dtype) :], dtype),
+                    constant=is_uniform(data, width),
+                    is_zero=not data.lstrip(b"\0"),
+                    is_finite=is_finite(data[(-start) % width :], dtype),
                 )
     return samples
+
+
+def is_uniform(data: bytes, width: int) -> bool:
+    """Tell whether elements of `width` bytes are all equal; one alone if its bytes are.
+
+    The first may be cut off at its beginning.
+
+    >>> is_uniform(b"\\x80?\\0\\0\\x80?\\0", 4), is_uniform(b"\\0\\0\\x80?", 4), is_uniform(b"\\0\\0", 4)
+    (True, False, True)
+    """
+    return not data.lstrip(data[:1]) or data[width:] == data[:-width] != b""
+
+
+def _dtype(index: Index, name: str) -> str:
+    return index.schema.dtypes[index.schema.position[name]]
+
+
+def _element_size(index: Index, name: str) -> int:
+    return item_size(_dtype(index, name))
 
 
 _EXPONENTS = {

@@ -453,7 +453,7 @@ def content_was_written(sample: SourceSamples) -> Iterator[Finding]:
         if (
             weights
             and file_digests
-            and all(digest.constant for digest in file_digests.values())
+            and all(digest.is_zero for digest in file_digests.values())
             and telling
         ):
             text = (

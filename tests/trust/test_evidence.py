@@ -262,6 +262,22 @@ def test_equal_slices_of_what_nobody_repeats(name, tmp_path):
     assert report.warnings == ()
 
 
+@pytest.mark.parametrize("dtype", ["Float32", "BFloat16"])
+@pytest.mark.parametrize("ones", ["norm", "weight"])
+def test_ones_prove_nothing(ones, dtype, tmp_path):
+    """As a network begins: what has one value everywhere is neither equal slices nor one file."""
+    params = {name: (shape, dtype) for name, (shape, _) in PARAMS.items()}
+    stages = [{n: ([4], [0] + [-1] * (len(s) - 1), 0, 0) for n, (s, _) in params.items()}]
+    one = {"Float32": 0x3F800000, "BFloat16": 0x3F80}[dtype]
+
+    def initial(name, shape, dtype):
+        full = reference.full_tensor(name, shape, dtype)
+        return np.full_like(full, one) if ones in name else full
+
+    report = Place(tmp_path, make=initial, params=params, stages=stages).convert()
+    assert report.warnings == () and not any("same bytes" in text for text in report.notices)
+
+
 def test_a_tied_embedding_whose_copies_differ(tmp_path):
     stage = {"embed.weight": ([2], [0, -1], 0, 0), "w0": ([2], [0, -1], 0, 0)}
     last = {"embed.weight": ([2], [0, -1], 0, 0), "w1": ([2], [0, -1], 0, 0)}
