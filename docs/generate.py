@@ -35,7 +35,7 @@ def cli() -> str:
         *(re.sub("^  (.*)", r"```\n\1\n```", line) for line in DESCRIPTION.splitlines()),
     ]
     lines += ["", *EPILOG.splitlines()]
-    known: dict[tuple[str, ...], str] = {}
+    known: dict[str | tuple[str, ...], str] = {}
     for name, command in COMMANDS.items():
         lines += ["", f"## {name}", "", command.summary, "", f"`{usage_of(command)}`"]
         lines += ["", *command.epilog.splitlines()] if command.epilog else []
@@ -44,27 +44,46 @@ def cli() -> str:
         places = ((f"`{place.title.strip('[]')}`", place.help) for place in command.places)
         lines += _group(name, "Arguments", [_cells(head, _sentence(text)) for head, text in places])
         options = [option for option in command.options if option_info(option).help]
+        groups_by_command: dict[str, list[str]] = {}
         for title in dict.fromkeys(option_info(option).group for option in options):
             group = (row_of(o, True) for o in options if option_info(o).group == title)
             rows = [_cells(f"`{head}`", _sentence(text)) for head, text in group]
-            lines += _group(name, title.capitalize(), rows, GROUP_NOTES.get(title, ""), known)
+            if len(rows) > 1 and (other := known.setdefault(tuple(rows), name)) != name:
+                groups_by_command.setdefault(other, []).append(title)
+            else:
+                lines += _group(name, title.capitalize(), rows, GROUP_NOTES.get(title, ""), known)
+        for other, titles in groups_by_command.items():
+            lines += [
+                "",
+                f"The options of these groups are those of {_link(other)}: {'; '.join(titles)}.",
+            ]
     return "\n".join(lines) + "\n"
 
 
 def _group(command: str, title: str, rows, note="", known=None):
+    """Yield the rows of a group; of those that an earlier command has too, the flags and a link.
+
+    known: a row, or all of a group -> the first command that has it.
+    """
     if not rows:
         return
-    key = tuple(rows)
-    if known is not None and len(rows) > 1 and key in known:
-        link = f"[{known[key]}](#{known[key].replace(' ', '-')})"
-        yield from ("", f"{title}: as for {link}.")
-        return
-    if known is not None:
-        known[key] = command
-    yield from ("", f"### {title}", "")
+    yield from ("", f"### {title}")
     if note:
-        yield from (_sentence(note), "")
-    yield from ("| | |", "|---|---|", *rows)
+        yield from ("", _sentence(note))
+    flags_by_command: dict[str, list[str]] = {}
+    for row in rows:
+        if known is not None and known.setdefault(row, command) != command:
+            flag = re.search(r"--[\w-]+", row)[0]
+            flags_by_command.setdefault(known[row], []).append(f"`{flag}`")
+    for other, flags in flags_by_command.items():
+        yield from ("", f"As for {_link(other)}: {', '.join(flags)}.")
+    own_rows = [row for row in rows if known is None or known[row] == command]
+    if own_rows:
+        yield from ("", "| | |", "|---|---|", *own_rows)
+
+
+def _link(command: str) -> str:
+    return f"[{command}](#{command.replace(' ', '-')})"
 
 
 def _sentence(text: str) -> str:
@@ -83,7 +102,9 @@ def api() -> str:
         if inspect.isfunction(one):
             lines += ["", f"### {name}", "", *_code(_signature(name, one)), "", *_text(one)]
     lines += ["", "## Options", "", "Of `transform`, `verify` and `plan`; `load` takes those that "]
-    lines[-1] += 'are marked. "Bytes" marks those that the bytes of the output depend on.'
+    lines[-1] += 'are marked. "Bytes" marks those that the bytes of the output depend on. '
+    lines[-1] += "Texts are in [the command line](cli.md#transform), with `-` for `_`; here only "
+    lines[-1] += "where a program gives another value."
     lines += ["", "| option | type | default | `load` | bytes | |", "|---|---|---|---|---|---|"]
     lines += map(_option, all_options())
     lines += ["", "`files`, of all four: the source file of each rank, `{rank: path}`."]
@@ -184,10 +205,15 @@ def _option(one) -> str:
     marks = [
         "yes" if what in option_info(one).affects else "" for what in (AFFECTS_LOAD, AFFECTS_BYTES)
     ]
-    text = option_info(one).help % {"default": one.default}
-    if option_info(one).kind.stands_for is False:
-        text = f"False: {text}"
+    text = ""
+    if one.name not in SHOWN or option_info(one).kind.stands_for is False:
+        text = option_info(one).help % {"default": one.default}
+        text = f"False: {text}" if one.name in SHOWN else text
     return _cells(f"`{one.name}`", f"`{typed}`", f"`{default}`" if default else "", *marks, text)
+
+
+SHOWN = {option.name for option in COMMANDS["transform"].options if option_info(option).help}
+"""Options whose help is in the section of `transform`."""
 
 
 def _hint(one) -> str:
