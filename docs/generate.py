@@ -229,6 +229,7 @@ SIZES = ("dst_parallel", "dst_config", "src_parallel", "src_config", "preset", "
 RESHARDING = {
     "src_rank": "int | None", "rank": "int | None", "dtypes": "Mapping[str, str] | None",
 }  # fmt: skip
+FOLLOWING = {"watch": "bool | Callable[[], bool]", "settle": "float", "keep": "int | None"}
 WHICH_FILES = ("src_pattern", "step", "suffix")
 
 
@@ -265,8 +266,9 @@ def keywords() -> str:
     )
     classes += (
         ("ReshardKeywords", "ArrayKeywords", "Keywords of `rankxform.reshard`.", RESHARDING),
+        ("FollowKeywords", "Keywords", "Keywords of `rankxform.follow`.", FOLLOWING),
     )
-    hints = {one.name: _hint(one) for one in all_options()} | RESHARDING
+    hints = {one.name: _hint(one) for one in all_options()} | RESHARDING | FOLLOWING
     lines = [
         '"""The keywords of the API, for editors and type checkers.',
         "",
@@ -275,7 +277,7 @@ def keywords() -> str:
         "",
         "from __future__ import annotations",
         "",
-        "from collections.abc import Mapping, Sequence",
+        "from collections.abc import Callable, Mapping, Sequence",
         "from typing import TypedDict",
         "",
         "from rankxform.planning.reads import Costs",

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from rankxform.planning.reads import Costs
     from rankxform.verbs.check import Check
     from rankxform.verbs.contents import Contents, Inspection
+    from rankxform.verbs.follow import Followed
     from rankxform.verbs.load import Parameters
     from rankxform.verbs.plan import Plan
     from rankxform.verbs.transform import Report
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
         check,
         contents,
         derive,
+        follow,
         inspect,
         load,
         merge,
@@ -50,6 +52,7 @@ _MODULES = {
     "engine.sinks": ("Difference",),
     "verbs.check": ("Check",),
     "verbs.contents": ("Contents", "Inspection"),
+    "verbs.follow": ("Followed",),
     "verbs.load": ("Parameters",),
     "verbs.plan": ("Plan",),
     "verbs.transform": ("Report",),
@@ -80,6 +83,7 @@ __all__ = [
     "check",
     "contents",
     "derive",
+    "follow",
     "inspect",
     "load",
     "merge",
@@ -94,6 +98,7 @@ __all__ = [
     "Costs",
     "Derived",
     "Difference",
+    "Followed",
     "Inspection",
     "Parallel",
     "Parameters",

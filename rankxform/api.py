@@ -27,6 +27,7 @@ from rankxform.storage.user_files import is_none, load_strategy, merge_stage_fil
 from rankxform.transport.launcher import launched_rank
 from rankxform.verbs.check import Check
 from rankxform.verbs.contents import Contents, Inspection
+from rankxform.verbs.follow import Followed, FollowSettings
 from rankxform.verbs.load import HeldSlices, Parameters, ReshardPlan
 from rankxform.verbs.plan import Plan
 from rankxform.verbs.transform import Report
@@ -44,6 +45,7 @@ from .request import Request, all_options, options_affecting, options_in_words
 from .transport import SerialTeam, Team, team
 from .verbs import check as checking
 from .verbs import contents as containing
+from .verbs import follow as following
 from .verbs import load as loading
 from .verbs import plan as planning
 from .verbs import transform as transforming
@@ -55,7 +57,14 @@ if TYPE_CHECKING:
     from rankxform.derivation.mesh import Parallel
     from rankxform.derivation.request import Derived
 
-    from .keywords import DeriveKeywords, Keywords, LoadKeywords, ReshardKeywords, SourceKeywords
+    from .keywords import (
+        DeriveKeywords,
+        FollowKeywords,
+        Keywords,
+        LoadKeywords,
+        ReshardKeywords,
+        SourceKeywords,
+    )
 
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
@@ -116,6 +125,35 @@ def transform(
 
     def run(request: Request, processes: Team, begin: Begin) -> Report:
         return transforming.transform(request, processes, lambda _, total: begin("move", total))
+
+    return _collective(comm, progress, ask, run)
+
+
+def follow(
+    src: PathLike,
+    dst: PathLike,
+    src_strategy: PathLike | Strategy | None = None,
+    dst_strategy: PathLike | Strategy | None = None,
+    *,
+    progress: Progress = True,
+    comm: Any = None,
+    **options: Unpack[FollowKeywords],
+) -> Followed:
+    """Convert all steps of the training in `src` that `dst` lacks, each into a folder of its own.
+
+    With `watch` it goes on as new steps appear, once their files have not changed for `settle`
+    seconds (default: 10). A function as `watch` is asked on process 0 before each look; after it
+    returns False, what is complete is converted and the call returns. `keep` is the number of
+    conversions that stay: older ones that this function made are removed. The other `options` are
+    those of `transform`.
+    """
+    values: dict[str, Any] = {**options}
+    how = {name: values.pop(name) for name in FollowSettings._fields if name in values}
+    settings = FollowSettings(**how)
+    ask = partial(_request, src, dst, src_strategy, dst_strategy, values, _all())
+
+    def run(request: Request, processes: Team, begin: Begin) -> Followed:
+        return following.follow(request, settings, processes, lambda _, total: begin("move", total))
 
     return _collective(comm, progress, ask, run)
 

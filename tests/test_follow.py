@@ -19,6 +19,7 @@ from rankxform.transport import SerialTeam
 from rankxform.verbs.follow import RECORD_NAME, FollowSettings, follow
 from tests import reference
 from tests.forked import run_forked
+from tests.local_world import run_world
 from tests.mpi_launch import environment
 
 SRC = [{"w": ([4], [0, -1], 0, 0)}]
@@ -196,6 +197,38 @@ def test_iterations_of_a_checkpoint_2(training):
     again = follow(request, FollowSettings(), SerialTeam())
     assert again.converted == () and again.complete_before == ("3", "4")
     assert rankxform.verify(training.tmp / "iterations", training.dst / "4", None, training.b).same
+
+
+@pytest.mark.parametrize("processes", [1, 3])
+def test_a_program_follows_its_own_training(processes, training):
+    """Every process calls; process 0 is asked, here until the third step was saved."""
+
+    def work(comm):
+        steps = iter(range(2, 4))
+
+        def goes_on():
+            step = next(steps, None)
+            if step is not None:
+                training.save(step)
+            return step is not None
+
+        places = training.src, training.dst, training.a, training.b
+        options = {"comm": comm, "progress": False, "keep": 2}
+        outcome = rankxform.follow(*places, watch=goes_on, settle=3600.0, **options)
+        again = rankxform.follow(*places, **options)
+        return [entry.step for entry in outcome.converted], outcome.removed, repr(again)
+
+    training.save(1)
+    found = run_world(processes, work)
+    assert found == processes * [(["1_2", "1_3"], (), "Followed(0 steps converted)")]
+    assert training.is_right(2) and training.is_right(3)
+
+
+@pytest.mark.parametrize("keep", [0, -1])
+def test_none_cannot_be_kept(keep, training):
+    training.save(1)
+    with pytest.raises(rankxform.UsageError, match="expected at least 1"):
+        rankxform.follow(training.src, training.dst, training.a, training.b, keep=keep)
 
 
 class Clock:

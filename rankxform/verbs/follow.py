@@ -42,7 +42,9 @@ RECORD_NAME = "rankxform-follow.json"
 class FollowSettings(NamedTuple):
     """How steps are followed."""
 
-    watch: bool = False  # go on as new steps appear
+    # Go on as new steps appear; a function is asked on process 0 before each look. Once it returns
+    # False, what is complete is converted, and that was all.
+    watch: bool | Callable[[], bool] = False
     settle: float = 10.0  # seconds for which a step's files must not have changed then
     keep: int | None = None  # how many of the newest conversions are kept; None: all
 
@@ -111,7 +113,8 @@ class _Watcher:
         self.dst, self._settings = Path(absolute(request.dst or "")), settings
         self._looked_at: dict[str, _StepFiles] = {}
         self._failed: dict[str, Sequence[FileVersion | None]] = {}
-        self.pause = _POLL_SECONDS  # until the next look
+        self._is_watching = bool(settings.watch)
+        self._pause = _POLL_SECONDS  # until the next look
 
     def look(self) -> _Look:
         """Raises UsageError where there are no steps."""
@@ -127,8 +130,15 @@ class _Watcher:
         waiting = [step for step in steps if step not in done and step not in ready]
         # One that is older than those to keep is not converted to be removed, or once more.
         newest = [step for step in steps if step not in waiting][-(self._settings.keep or 0) :]
-        self.pause = min(max(_POLL_SECONDS, _SHARE * (time.monotonic() - began)), _LONGEST_PAUSE)
+        self._pause = min(max(_POLL_SECONDS, _SHARE * (time.monotonic() - began)), _LONGEST_PAUSE)
         return _Look(tuple(s for s in ready if s in newest), tuple(waiting), tuple(done))
+
+    def wait(self) -> bool:
+        """Wait for the next look, and return whether it is not the last one."""
+        time.sleep(self._pause)
+        if callable(self._settings.watch):
+            self._is_watching = bool(self._settings.watch())
+        return self._is_watching
 
     def keep(self, step: str) -> list[str]:
         """Note that a step was converted; remove the oldest that are noted, beyond those to keep.
@@ -169,7 +179,7 @@ class _Watcher:
             self._looked_at[step] = before
         if self._failed.get(step) == versions:
             return False
-        return not self._settings.watch or time.monotonic() - before.since >= self._settings.settle
+        return not self._is_watching or time.monotonic() - before.since >= self._settings.settle
 
     def _versions(self, names: Mapping[int, str]) -> Iterator[FileVersion | None]:
         ranges = storage_of(self._where.path).ranges()
@@ -195,7 +205,7 @@ def follow(
     removed: list[str] = []
     warnings: list[str] = []
     complete_before: tuple[str, ...] | None = None
-    is_announced = False
+    is_announced, is_watching = False, team.bcast(lambda: bool(settings.watch))
     while True:
         look = team.bcast(watcher.look)
         complete_before = look.done if complete_before is None else complete_before
@@ -205,7 +215,7 @@ def follow(
                 report = transform(replace(request, step=step, dst=dst), team, on_start)
             except (CheckpointError, StorageError) as error:
                 is_of_source = isinstance(error, CheckpointError)
-                if not settings.watch or not (is_of_source or team.bcast(watcher.is_changing)):
+                if not is_watching or not (is_of_source or team.bcast(watcher.is_changing)):
                     raise
                 watcher.note_failure(step)
                 warnings.append(f"{step}: {error.parts.line}; it is tried again when it changes")
@@ -215,13 +225,13 @@ def follow(
             announce(f"step      {step}: {format_size(report.bytes_written)}, {dst}")
             removed += team.bcast(lambda step=step: watcher.keep(step))  # type: ignore[misc]
             is_announced = False
-        if not settings.watch:
+        if not is_watching:
             break
         if not is_announced:
             announce("waiting   for the next step")
             is_announced = True
         team.agree(team.check_stop)
-        team.bcast(lambda: time.sleep(watcher.pause))
+        is_watching = team.bcast(watcher.wait)
     return Followed(
         request.src, request.dst or "", tuple(converted), complete_before, look.waiting,
         tuple(removed),
@@ -234,6 +244,8 @@ def _watcher(request: Request, settings: FollowSettings) -> _Watcher:
         raise UsageError("follow converts all steps", "leave out --step", "rankxform transform")
     if not is_path(request.src) or request.fallback or request.files is not None:
         raise UsageError("follow looks at one folder", "leave out --fallback")
+    if settings.keep is not None and settings.keep < 1:
+        raise UsageError(f"--keep {settings.keep}: expected at least 1", "leave out --keep")
     return _Watcher(request, settings)
 
 
