@@ -139,13 +139,14 @@ def follow(
     comm: Any = None,
     **options: Unpack[FollowKeywords],
 ) -> Followed:
-    """Convert all steps of the training in `src` that `dst` lacks, each into a folder of its own.
+    """Convert the steps of the training in `src` that `dst` lacks, each into a folder of its own.
 
     With `watch` it goes on as new steps appear, once their files have not changed for `settle`
     seconds (default: 10). A function as `watch` is asked on process 0 before each look; after it
     returns False, what is complete is converted and the call returns. `keep` is the number of
     conversions that stay: older ones that this function made are removed. The other `options` are
-    those of `transform`.
+    those of `transform`; `step` may name several, such as "100,200", and then the others are not
+    converted.
     """
     values: dict[str, Any] = {**options}
     how = {name: values.pop(name) for name in FollowSettings._fields if name in values}

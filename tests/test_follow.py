@@ -97,8 +97,17 @@ def test_no_step_and_no_folder_are_one_message(training, tmp_path):
     reference.write_checkpoint(training.src, SRC, PARAMS, None, "safetensors")
     with pytest.raises(rankxform.UsageError, match="states a step"):
         training.follow()
-    done = run_forked([*training.words, "--step", "1_1"], 1, tmp_path)
-    assert done.code == 2 and "leave out --step" in done.stderr
+
+
+@pytest.mark.parametrize("step", ["1_1,1_3", "3,1"])
+def test_some_steps(step, training):
+    for number in range(1, 4):
+        training.save(number)
+    outcome = rankxform.follow(training.src, training.dst, training.a, training.b, step=step)
+    assert [entry.step for entry in outcome.converted] == ["1_1", "1_3"]
+    with pytest.raises(rankxform.UsageError, match="--step 4: expected some of 1_1, 1_2, 1_3"):
+        rankxform.follow(training.src, training.dst, training.a, training.b, step="1_1,4")
+    assert outcome.waiting == outcome.complete_before == ()
 
 
 def test_only_what_it_wrote_is_removed(training):

@@ -100,11 +100,12 @@ COMMANDS: dict[str, Command] = {
             "its environment, and RANK_ID, RANK_SIZE and DEVICE_ID if they were not set.",
         ),
         Command(
-            "follow", "Convert all steps of a training that DST lacks, each into DST/STEP.",
+            "follow", "Convert the steps of a training that DST lacks, each into DST/STEP.",
             f"rankxform follow -n 8 output/checkpoint converted --watch \\\n      {_STRATEGIES}",
             (_SRC, _DST._replace(help="folder with a folder for each step")), "transform",
             (options.Follow, options.Strategies, options.Configuration, options.Work,
              options.Start),
+            epilog="With --step A,B only these steps are converted.",
         ),
         Command(
             "plan", "Print what would be read, written and held in memory; read headers only.",

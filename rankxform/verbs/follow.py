@@ -109,7 +109,8 @@ class _Watcher:
     """Looks for steps on process 0."""
 
     def __init__(self, request: Request, settings: FollowSettings) -> None:
-        self._where = source_ref(request, None).absolute()
+        self._where = source_ref(replace(request, step=None), None).absolute()
+        self._wanted_steps = request.step.split(",") if request.step else None
         self.dst, self._settings = Path(absolute(request.dst or "")), settings
         self._looked_at: dict[str, _StepFiles] = {}
         self._failed: dict[str, Sequence[FileVersion | None]] = {}
@@ -125,6 +126,7 @@ class _Watcher:
             if not self._settings.watch:
                 raise
             return _Look((), (), ())  # nothing is there yet
+        steps = self._wanted(steps)
         done = [step for step in steps if _manifest_folder(self.dst / step) is not None]
         ready = [step for step in steps if step not in done and self._is_ready(step, files_of)]
         waiting = [step for step in steps if step not in done and step not in ready]
@@ -132,6 +134,16 @@ class _Watcher:
         newest = [step for step in steps if step not in waiting][-(self._settings.keep or 0) :]
         self._pause = min(max(_POLL_SECONDS, _SHARE * (time.monotonic() - began)), _LONGEST_PAUSE)
         return _Look(tuple(s for s in ready if s in newest), tuple(waiting), tuple(done))
+
+    def _wanted(self, steps: list[str]) -> list[str]:
+        """Return those of the steps that --step names, as 1_100 or as 100; all if it names none."""
+        if self._wanted_steps is None:
+            return steps
+        names = {step: {step, step.rpartition("_")[2]} for step in steps}
+        missing = {*self._wanted_steps}.difference(*names.values())
+        if missing and not self._is_watching:
+            raise UsageError(f"--step {min(missing)}: expected some of {', '.join(steps)}")
+        return [step for step in steps if not names[step].isdisjoint(self._wanted_steps)]
 
     def wait(self) -> bool:
         """Wait for the next look, and return whether it is not the last one."""
@@ -240,8 +252,6 @@ def follow(
 
 
 def _watcher(request: Request, settings: FollowSettings) -> _Watcher:
-    if request.step is not None:
-        raise UsageError("follow converts all steps", "leave out --step", "rankxform transform")
     if not is_path(request.src) or request.fallback or request.files is not None:
         raise UsageError("follow looks at one folder", "leave out --fallback")
     if settings.keep is not None and settings.keep < 1:
