@@ -183,6 +183,7 @@ def test_item_20_an_optimizer_shard_larger_than_its_group(size, tmp_path):
         rankxform.transform(folder, tmp_path / "dst", None, b)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("columns", [6, 300_000])
 @pytest.mark.parametrize("rows", [[3, 1, 4, 2], [0, 5, 0, 5], [5, 5, 0, 0], [0, 0, 0, 10]])
 @pytest.mark.parametrize("kind", ["ckpt", "safetensors"])
