@@ -1,7 +1,7 @@
 """MindFormers' own code saves what is converted here, and loads what was written.
 
 The wheels are unpacked and not installed (`make .mindformers/unpacked`); what is replaced of them
-stands in mindformers_client.py. The table of docs/forms.md is of `CASES`.
+stands in mindformers_client.py. docs/forms.md names what `CASES` are.
 """
 
 from __future__ import annotations
