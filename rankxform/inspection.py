@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -385,8 +386,9 @@ def _destination(place: str, pattern: str) -> Found:
 
 def _begun_at(path: Path) -> Path | None:
     """Return the folder in which a run was begun: it, or the only one in it, of an iteration."""
-    folders = [entry for entry in path.iterdir() if entry.is_dir() and entry.name != FOLDER_NAME]
-    places = [path, *(folders if len(folders) == 1 else ())]
+    folders = (entry for entry in path.iterdir() if entry.name != FOLDER_NAME and entry.is_dir())
+    first_folders = [*islice(folders, 2)]
+    places = [path, *(first_folders if len(first_folders) == 1 else ())]
     return next((folder for folder in places if (folder / FOLDER_NAME / JOB_NAME).exists()), None)
 
 

@@ -14,7 +14,8 @@ import jsonschema
 import pytest
 
 import rankxform
-from rankxform.results import Lines, Table
+from rankxform.display import text
+from rankxform.results import DictResult, Group, Lines, Table, as_document, lines
 from tests import reference
 from tests.mpi_launch import environment, mpirun
 
@@ -226,6 +227,19 @@ def test_values_may_be_texts_as_on_the_command_line(place):
 def words(found):
     """Return what a result's sections say, by label."""
     return {s.label: " ".join(s.texts) for s in found.sections() if isinstance(s, Lines)}
+
+
+def test_groups_and_commands_fit_a_terminal(monkeypatch):
+    """Names are wrapped and escaped; a command is neither, for it is pasted."""
+    monkeypatch.setattr(text, "width", lambda stream=1: 30)
+    command = "env -C /a/folder rankxform transform SRC DST --src-strategy A"
+    group = Group("whole, 8 copies; (None, tp)", ["layers.*.\x1b[1m w (32)", "b " * 20])
+    shown = text.as_text(DictResult({}, (group, lines("next", command))))
+    *names, last = shown.splitlines()
+    assert "\x1b[1m w" not in shown and "\\x1b[1m w (32)" in shown
+    assert all(len(line) <= 30 for line in names) and last.endswith(command)
+    (amount,) = as_document(DictResult({}, (group, lines("next", command))))["head"]["amounts"]
+    assert amount == (group.heading, "; ".join(group.texts))
 
 
 def test_a_plan_says_what_reads_less(place, tmp_path):

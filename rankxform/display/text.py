@@ -101,7 +101,7 @@ def labelled_lines(label: str, *texts: str) -> str:
     for number, text in enumerate(map(printable, texts)):
         start = blank if number else f"{label:{_LABEL - 1}} "
         is_short = columns is None or len(start) + len(text) <= columns
-        if is_short or text.startswith("rankxform "):
+        if is_short or text.startswith(("rankxform ", "env -C ")):
             lines.append(start + text)
         else:
             assert columns is not None
@@ -131,8 +131,8 @@ def as_text(result: Result, level: int = NORMAL, head: str = "") -> str:
             texts = section.texts
             parts.append(labelled_lines(section.label, *texts) if section.label else texts[0])
         elif isinstance(section, Group):
-            parts.append(wrap_text(f"  {section.heading}", width(), 4))
-            parts += [wrap_text(_BELOW + f"  {text}", width(), 8) for text in section.texts]
+            parts.append(wrap_text(f"  {printable(section.heading)}", width(), 4))
+            parts += [wrap_text(f"{_BELOW}  {printable(t)}", width(), 8) for t in section.texts]
         elif isinstance(section, Table):
             columns, rows, noun = section
             show = short_table(columns, rows, noun) if noun else table(columns, rows)
