@@ -101,7 +101,12 @@ def api() -> str:
         one = getattr(rankxform, name)
         if inspect.isfunction(one):
             lines += ["", f"### {name}", "", *_code(_signature(name, one)), "", *_text(one)]
-    lines += ["", "## Options", "", "Of `transform`, `verify` and `plan`; `load` takes those that "]
+    lines += [
+        "",
+        "## Options",
+        "",
+        "Of `transform`, `verify`, `plan` and `follow`; `load` takes those that ",
+    ]
     lines[-1] += 'are marked. "Bytes" marks those that the bytes of the output depend on. '
     lines[-1] += "Texts are in [the command line](cli.md#transform), with `-` for `_`; here only "
     lines[-1] += "where a program gives another value."

@@ -142,11 +142,11 @@ def follow(
     """Convert the steps of the training in `src` that `dst` lacks, each into a folder of its own.
 
     With `watch` it goes on as new steps appear, once their files have not changed for `settle`
-    seconds (default: 10). A function as `watch` is asked on process 0 before each look; after it
-    returns False, what is complete is converted and the call returns. `keep` is the number of
-    conversions that stay: older ones that this function made are removed. The other `options` are
-    those of `transform`; `step` may name several, such as "100,200", and then the others are not
-    converted.
+    seconds (default: 10). A function as `watch` is asked on process 0 between two looks, while the
+    others wait (at most 900 s); after it returns False, what is complete is converted and the call
+    returns: what cannot be is among the warnings. `keep` is the number of conversions that stay:
+    older ones that this function made are removed. The other `options` are those of `transform`;
+    `step` may name several, such as "100,200", and then the others are not converted.
     """
     values: dict[str, Any] = {**options}
     how = {name: values.pop(name) for name in FollowSettings._fields if name in values}

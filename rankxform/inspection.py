@@ -385,11 +385,14 @@ def _destination(place: str, pattern: str) -> Found:
 
 
 def _begun_at(path: Path) -> Path | None:
-    """Return the folder in which a run was begun: it, or the only one in it, of an iteration."""
-    folders = (entry for entry in path.iterdir() if entry.name != FOLDER_NAME and entry.is_dir())
-    first_folders = [*islice(folders, 2)]
-    places = [path, *(first_folders if len(first_folders) == 1 else ())]
-    return next((folder for folder in places if (folder / FOLDER_NAME / JOB_NAME).exists()), None)
+    """Return where a run was begun: in a folder, or in an iteration's with nothing beside it."""
+    entries = [*islice(path.iterdir(), 2)]
+    alone = entries[:1] if len(entries) == 1 and not entries[0].is_symlink() else []
+    for folder in (path, *alone):
+        with suppress(OSError):  # such as a folder that may not be looked into
+            if (folder / FOLDER_NAME / JOB_NAME).exists():
+                return folder
+    return None
 
 
 def _written(path: Path, facts: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,7 +9,9 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import nullcontext
 
+import numpy as np
 import pytest
 
 import rankxform
@@ -233,11 +235,70 @@ def test_a_program_follows_its_own_training(processes, training):
     assert training.is_right(2) and training.is_right(3)
 
 
-@pytest.mark.parametrize("keep", [0, -1])
-def test_none_cannot_be_kept(keep, training):
+@pytest.mark.parametrize("processes", [1, 3])
+def test_what_cannot_be_converted_is_a_warning_on_every_process(processes, training):
     training.save(1)
-    with pytest.raises(rankxform.UsageError, match="expected at least 1"):
-        rankxform.follow(training.src, training.dst, training.a, training.b, keep=keep)
+    training.save(2)
+    os.truncate(training.src / "rank_2" / "net-1_1.safetensors", 60)
+
+    def work(comm):
+        answers = iter([True, False])
+        with (
+            pytest.warns(rankxform.RankxformWarning, match="tried again")
+            if comm.rank == 0
+            else (nullcontext())
+        ):
+            outcome = rankxform.follow(
+                training.src, training.dst, training.a, training.b, comm=comm, progress=False,
+                watch=lambda: next(answers), settle=0.0,
+            )  # fmt: skip
+        return [entry.step for entry in outcome.converted], len(outcome.warnings)
+
+    assert run_world(processes, work) == processes * [(["1_2"], 1)]
+
+
+def test_warnings_of_conversions_are_its_own(training, tmp_path):
+    nans = {"w": ("Float32", np.full((16, 8), 0x7FC00000, "<u4"))}
+    reference.write_ckpt(tmp_path / "whole" / "rank_0" / "net-1_1.ckpt", nans)
+    with pytest.warns(rankxform.RankxformWarning, match="1_1: .*no numbers"):
+        outcome = rankxform.follow(tmp_path / "whole", training.dst, "none", training.b)
+    assert len(outcome.warnings) == 1
+
+
+@pytest.mark.parametrize("processes", [1, 3])
+def test_a_function_that_raises_is_one_error(processes, training):
+    training.save(1)
+
+    def work(comm):
+        places = training.src, training.dst, training.a, training.b
+        with pytest.raises(rankxform.UsageError, match="watch raised ZeroDivisionError"):
+            rankxform.follow(*places, comm=comm, progress=False, watch=lambda: 1 / 0)
+        return True
+
+    assert run_world(processes, work) == processes * [True]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"keep": 0}, {"keep": "3"}, {"keep": True}, {"settle": -1.0}, {"settle": float("nan")},
+     {"settle": "5"}, {"watch": "no"}],
+    ids=str,
+)  # fmt: skip
+def test_settings_that_make_no_sense(options, training):
+    training.save(1)
+    with pytest.raises(rankxform.UsageError, match="expected"):
+        rankxform.follow(training.src, training.dst, training.a, training.b, **options)
+    assert not training.dst.exists()
+
+
+def test_a_step_that_was_converted_may_be_gone(training):
+    training.save(1)
+    training.save(2)
+    places = training.src, training.dst, training.a, training.b
+    assert len(rankxform.follow(*places, step="1_1").converted) == 1
+    for rank in range(4):
+        (training.src / f"rank_{rank}" / "net-1_1.safetensors").unlink()
+    assert [entry.step for entry in rankxform.follow(*places, step="1_1, 1_2").converted] == ["1_2"]
 
 
 class Clock:

@@ -211,6 +211,23 @@ def test_unfinished_work_is_found_in_the_folder_of_its_iteration(form, job, tmp_
     assert not look(dst).get("begun")
 
 
+def test_a_stopped_run_inside_hides_no_checkpoint(job, tmp_path, stopping):
+    model = tmp_path / "model"
+    model.mkdir()
+    rank_file = job / "checkpoint/rank_0/net_0-1_100.ckpt"
+    (model / "model.ckpt").write_bytes(rank_file.read_bytes())
+    before = look(model)
+    with pytest.raises(rankxform.StoppedError):
+        rankxform.transform(
+            job / "checkpoint", model / "ms", job / "strategy", "none", step="1_100"
+        )
+    found = look(model)
+    assert found["kind"] != "destination" and before["kind"] == "files"
+    (tmp_path / "link").mkdir()
+    (tmp_path / "link/to").symlink_to(model / "ms")
+    assert look(tmp_path / "link")["kind"] != "destination"
+
+
 def test_a_command_with_relative_paths_runs_where_it_was_given(job, tmp_path, stopping):
     (tmp_path / "given").mkdir()
     (tmp_path / "given/preset.toml").write_text("[[rules]]\nnames = 'w'\nspec = '(tp, None)'\n")

@@ -245,7 +245,7 @@ def unlisted_tensors_are_no_slices(sample: SampledSource) -> Iterator[Finding]:
                             "--unlisted take-one, which takes it as it is",
                         ),
                         f"{name!r}",
-                        f"all of its bytes are equal; {neighbour.name!r} has "
+                        f"all of its elements are equal; {neighbour.name!r} has "
                         f"{list(neighbour.shape)}, and its slices {list(local)}",
                     )
                 )

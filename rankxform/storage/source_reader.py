@@ -6,7 +6,7 @@ import os
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import replace
 from functools import lru_cache, partial
@@ -20,6 +20,7 @@ from rankxform.formats.container import (
     DeclaredFile,
     Index,
     ReadAt,
+    Span,
     container_of,
     file_signature,
     item_size,
@@ -360,21 +361,30 @@ def digest_samples(
             if name in index:
                 spans, nbytes = index.spans(name), index.nbytes(name)
                 start = crc32(b"%d" % nbytes) % (max(0, nbytes - SAMPLE) + 1)
-                room, done = memoryview(bytearray(min(SAMPLE, nbytes - start))), 0
-                for span in spans_of_range(spans, start, len(room)):
-                    ranges.read(path, span.offset, room[done : done + span.nbytes], sparse=True)
-                    done += span.nbytes
-                data = bytes(room)
-                on_progress(len(data))
+                data = _sample(ranges, path, spans, start, on_progress)
                 digest = blake2b(data, digest_size=16).digest()
                 dtype, width = _dtype(index, name), _element_size(index, name)
-                samples[name] = ContentDigest(
-                    digest,
-                    constant=is_uniform(data, width),
-                    is_zero=not data.lstrip(b"\0"),
-                    is_finite=is_finite(data[(-start) % width :], dtype),
-                )
+                is_constant, is_zero = is_uniform(data, width), not data.lstrip(b"\0")
+                if is_constant and not is_zero:  # a triangle of ones has long runs of them
+                    ends = (0, max(0, nbytes - SAMPLE))
+                    first, last = (_sample(ranges, path, spans, e, on_progress) for e in ends)
+                    is_constant = is_uniform(first + last, width)
+                is_sound = is_finite(data[(-start) % width :], dtype)
+                samples[name] = ContentDigest(digest, is_constant, b"", is_zero, is_sound)
     return samples
+
+
+def _sample(
+    ranges: RangeReader, path: str, spans: Sequence[Span], start: int, on_progress: OnProgress
+) -> bytes:
+    """Return at most `SAMPLE` bytes of a tensor's content from byte `start` on."""
+    total = sum(span.nbytes for span in spans)
+    room, done = memoryview(bytearray(min(SAMPLE, total - start))), 0
+    for span in spans_of_range(spans, start, len(room)):
+        ranges.read(path, span.offset, room[done : done + span.nbytes], sparse=True)
+        done += span.nbytes
+    on_progress(done)
+    return bytes(room)
 
 
 def is_uniform(data: bytes, width: int) -> bool:

@@ -293,9 +293,15 @@ def transform_command(conversion: Conversion) -> list[str]:
     if step := conversion.source.selected.step_name or request.step:
         words += _words("step", step)
     places = conversion.source.where.path, absolute(str(request.dst))
-    is_relative = any(not isabs(word) and exists(word) for word in words)
+    values = (getattr(request, o.name) for o in all_options() if option_info(o).metavar in _PATHS)
+    texts = (text for value in values for text in (value if isinstance(value, tuple) else (value,)))
+    is_relative = any(text is not None and not isabs(text) and exists(text) for text in texts)
     place = ["env", "-C", str(Path.cwd())] if is_relative else []  # where the files of options are
     return [*place, "rankxform", "transform", *places, *words]
+
+
+_PATHS = ("FILE", "FOLDER", "NAME", "PLACE", "STRATEGY")
+"""How help calls options that may be paths."""
 
 
 def _strategy_words(src: str | Strategy | None, dst: str | Strategy | None) -> list[str]:

@@ -14,6 +14,7 @@ import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from math import inf
 from pathlib import Path
 from typing import NamedTuple
 
@@ -42,8 +43,8 @@ RECORD_NAME = "rankxform-follow.json"
 class FollowSettings(NamedTuple):
     """How steps are followed."""
 
-    # Go on as new steps appear; a function is asked on process 0 before each look. Once it returns
-    # False, what is complete is converted, and that was all.
+    # Go on as new steps appear; a function is asked on process 0 between two looks, while the
+    # others wait. Once it returns False, what is complete is converted, and that was all.
     watch: bool | Callable[[], bool] = False
     settle: float = 10.0  # seconds for which a step's files must not have changed then
     keep: int | None = None  # how many of the newest conversions are kept; None: all
@@ -110,7 +111,7 @@ class _Watcher:
 
     def __init__(self, request: Request, settings: FollowSettings) -> None:
         self._where = source_ref(replace(request, step=None), None).absolute()
-        self._wanted_steps = request.step.split(",") if request.step else None
+        self._wanted_steps = request.step.replace(" ", "").split(",") if request.step else None
         self.dst, self._settings = Path(absolute(request.dst or "")), settings
         self._looked_at: dict[str, _StepFiles] = {}
         self._failed: dict[str, Sequence[FileVersion | None]] = {}
@@ -141,7 +142,8 @@ class _Watcher:
             return steps
         names = {step: {step, step.rpartition("_")[2]} for step in steps}
         missing = {*self._wanted_steps}.difference(*names.values())
-        if missing and not self._is_watching:
+        missing = {step for step in missing if _manifest_folder(self.dst / step) is None}
+        if missing and not self._settings.watch:
             raise UsageError(f"--step {min(missing)}: expected some of {', '.join(steps)}")
         return [step for step in steps if not names[step].isdisjoint(self._wanted_steps)]
 
@@ -149,7 +151,11 @@ class _Watcher:
         """Wait for the next look, and return whether it is not the last one."""
         time.sleep(self._pause)
         if callable(self._settings.watch):
-            self._is_watching = bool(self._settings.watch())
+            try:
+                self._is_watching = bool(self._settings.watch())
+            except Exception as error:
+                text = f"the function watch raised {type(error).__name__}: {error}"
+                raise UsageError(text) from error
         return self._is_watching
 
     def keep(self, step: str) -> list[str]:
@@ -218,6 +224,7 @@ def follow(
     warnings: list[str] = []
     complete_before: tuple[str, ...] | None = None
     is_announced, is_watching = False, team.bcast(lambda: bool(settings.watch))
+    is_asked_once = not is_watching
     while True:
         look = team.bcast(watcher.look)
         complete_before = look.done if complete_before is None else complete_before
@@ -227,12 +234,13 @@ def follow(
                 report = transform(replace(request, step=step, dst=dst), team, on_start)
             except (CheckpointError, StorageError) as error:
                 is_of_source = isinstance(error, CheckpointError)
-                if not is_watching or not (is_of_source or team.bcast(watcher.is_changing)):
+                if is_asked_once or not (is_of_source or team.bcast(watcher.is_changing)):
                     raise
-                watcher.note_failure(step)
+                team.bcast(lambda step=step: watcher.note_failure(step))  # type: ignore[misc]
                 warnings.append(f"{step}: {error.parts.line}; it is tried again when it changes")
                 announce(f"WARNING:  {warnings[-1]}")
                 continue
+            warnings += [f"{step}: {text}" for text in report.warnings]
             converted.append(ConvertedStep(step, dst, report.bytes_written, report.seconds))
             announce(f"step      {step}: {format_size(report.bytes_written)}, {dst}")
             removed += team.bcast(lambda step=step: watcher.keep(step))  # type: ignore[misc]
@@ -254,8 +262,13 @@ def follow(
 def _watcher(request: Request, settings: FollowSettings) -> _Watcher:
     if not is_path(request.src) or request.fallback or request.files is not None:
         raise UsageError("follow looks at one folder", "leave out --fallback")
-    if settings.keep is not None and settings.keep < 1:
-        raise UsageError(f"--keep {settings.keep}: expected at least 1", "leave out --keep")
+    keep, settle = settings.keep, settings.settle
+    if keep is not None and (type(keep) is not int or keep < 1):
+        raise UsageError(f"--keep {keep}: expected a number, at least 1", "leave out --keep")
+    if type(settle) not in (int, float) or not 0 <= settle < inf:
+        raise UsageError(f"--settle {settle}: expected seconds from 0 on")
+    if not isinstance(settings.watch, bool) and not callable(settings.watch):
+        raise UsageError(f"watch is {settings.watch!r}; expected True, False or a function")
     return _Watcher(request, settings)
 
 

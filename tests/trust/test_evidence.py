@@ -278,6 +278,20 @@ def test_ones_prove_nothing(ones, dtype, tmp_path):
     assert report.warnings == () and not any("same bytes" in text for text in report.notices)
 
 
+def test_a_long_run_of_ones_is_not_all_of_a_tensor(tmp_path):
+    """The sample of a triangle of this size lies where all is one; all ranks hold the triangle."""
+    mask = np.tril(np.full((1127, 1127), 0x3F800000, "<u4"))
+    weight = reference.full_tensor("w", (64, 32), "Float32")
+    for rank in range(4):
+        rows = weight[16 * rank : 16 * rank + 16]
+        reference.write_ckpt(
+            tmp_path / f"src/rank_{rank}/c_{rank}.ckpt",
+            {"w": ("Float32", rows), "mask": ("Float32", mask)},
+        )
+    with pytest.raises(rankxform.CheckpointError, match="'mask', and all ranks hold the same"):
+        rankxform.transform(tmp_path / "src", tmp_path / "dst", "shard:.*=0@4", "none")
+
+
 def test_a_tied_embedding_whose_copies_differ(tmp_path):
     stage = {"embed.weight": ([2], [0, -1], 0, 0), "w0": ([2], [0, -1], 0, 0)}
     last = {"embed.weight": ([2], [0, -1], 0, 0), "w1": ([2], [0, -1], 0, 0)}
