@@ -8,7 +8,7 @@ from rankxform.display.text import shown_path
 from rankxform.errors import CheckpointError, UsageError
 from rankxform.options import flag_of
 from rankxform.request import Request
-from rankxform.results import DictResult, Group, lines
+from rankxform.results import DictResult, lines
 from rankxform.transport import Team
 
 from .maps import show_names
@@ -97,10 +97,8 @@ def _write_page(options: Parsed, team: Team, screen: Screen) -> int:
     team.bcast(
         lambda: save_page(options.page, {"result": "contents", "head": head, "contents": drawn})
     )
-    shown = [
-        Group(f"{shown_path(checkpoint.src)}: {checkpoint.in_short()}", checkpoint.faults)
-        for checkpoint in checkpoints
-    ]
+    shown = [lines("", f"{shown_path(c.src)}: {c.in_short()}") for c in checkpoints]
+    shown += [lines("WRONG", fault) for fault in faults]
     page = lines("page", shown_path(options.page))
     facts = {"page": options.page, "faults": faults}
     code = CheckpointError.exit_code if faults else 0
