@@ -99,7 +99,7 @@ def _write_page(options: Parsed, team: Team, screen: Screen) -> int:
     )
     shown = [lines("", f"{shown_path(c.src)}: {c.in_short()}") for c in checkpoints]
     shown += [lines("WRONG", fault) for fault in faults]
-    page = lines("page", shown_path(options.page))
+    shown.append(lines("page", shown_path(options.page)))
     facts = {"page": options.page, "faults": faults}
     code = CheckpointError.exit_code if faults else 0
-    return screen.show("contents", lambda: DictResult(facts, (*shown, page), code))
+    return screen.show("contents", lambda: DictResult(facts, (*shown,), code))

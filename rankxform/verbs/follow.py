@@ -237,7 +237,8 @@ def follow(
                 if is_asked_once or not (is_of_source or team.bcast(watcher.is_changing)):
                     raise
                 team.bcast(lambda step=step: watcher.note_failure(step))  # type: ignore[misc]
-                warnings.append(f"{step}: {error.parts.line}; it is tried again when it changes")
+                again = "when it changes" if is_watching else "by the same command"
+                warnings.append(f"{step}: {error.parts.line}; it is tried again {again}")
                 announce(f"WARNING:  {warnings[-1]}")
                 continue
             warnings += [f"{step}: {text}" for text in report.warnings]
