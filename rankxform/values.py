@@ -64,6 +64,46 @@ def crc32(content: Any, crc: int = 0) -> int:
     return _crc32()(content, crc)
 
 
+class ScatteredCrc:
+    """The CRC-32 of content whose parts come in any order, as those of an exchange do."""
+
+    def __init__(self) -> None:
+        self._parts: dict[int, tuple[int, int]] = {}  # by their end: their start and sum
+        self.nbytes = 0  # that were added
+
+    def add(self, start: int, part: Any) -> None:
+        """Add the bytes from `start` on."""
+        first, crc = self._parts.pop(start, (start, 0))
+        self._parts[start + len(part)] = first, crc32(part, crc)
+        self.nbytes += len(part)
+
+    @property
+    def whole(self) -> int:
+        """The sum, once every byte was added."""
+        crc = 0
+        for end, (start, part_crc) in sorted(self._parts.items()):
+            crc = _polynomial_product(_power_of_x(8 * (end - start)), crc) ^ part_crc
+        return crc
+
+
+def _polynomial_product(a: int, b: int) -> int:
+    """Return a * b modulo CRC-32's polynomial; the highest bit is the coefficient of x**0."""
+    product = 0
+    for bit in range(31, -1, -1):
+        product ^= b if a >> bit & 1 else 0
+        b = b >> 1 ^ (0xEDB88320 if b & 1 else 0)
+    return product
+
+
+@cache
+def _power_of_x(exponent: int) -> int:
+    """Return x**exponent, as `_polynomial_product` does."""
+    if exponent < 32:
+        return 1 << 31 - exponent
+    half = _power_of_x(exponent // 2)
+    return _polynomial_product(_polynomial_product(half, half), _power_of_x(exponent % 2))
+
+
 class Registry(MutableMapping[str, T]):
     """Objects by name. Those of rankxform are imported when they are first looked up.
 

@@ -356,7 +356,10 @@ class Messenger(Protocol):
 
 
 class Sink(Protocol):
-    """Where the content of one destination rank's slices goes, in ascending order."""
+    """Where the content of one destination rank's slices goes.
+
+    Parts of a slice ascend but for those of an exchange, whose tiles are interleaved.
+    """
 
     @property
     def written(self) -> int:

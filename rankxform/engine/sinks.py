@@ -37,7 +37,7 @@ from rankxform.storage.posix import (
     write_from,
 )
 from rankxform.storage.source_reader import SourceReader
-from rankxform.values import crc32, dataclass
+from rankxform.values import ScatteredCrc, dataclass
 
 from .cast import transport_dtype
 
@@ -185,7 +185,7 @@ class FileSink:
         layout = output.layout
         self._spans, self._heads, self._tails = layout.spans, layout.heads, layout.tails
         self._shares = not layout.tails  # until the file system does not
-        self._crcs: dict[str, int] = {}  # of tensors with a tail, until all is put
+        self._crcs: dict[str, ScatteredCrc] = {}  # of tensors with a tail, until all is put
         self._writer = PageWriter(output.part, parts, buffer, is_write_behind)
 
     @property
@@ -198,7 +198,7 @@ class FileSink:
         return self._writer.room
 
     def put(self, name: str, start: int, data: Buffer) -> None:
-        """Write content of `name` from its content byte `start` on, in ascending order."""
+        """Write content of `name` from its content byte `start` on."""
         spans, put = self._spans[name], self._writer.put
         if len(spans) == 1:
             offset = spans[0].offset + start
@@ -219,11 +219,10 @@ class FileSink:
 
     def _put_tail(self, name: str, start: int, data: Buffer) -> None:
         """Sum content that was put, and write what stands behind it when that was the last."""
-        crc, span = crc32(data, self._crcs.pop(name, 0)), self._spans[name][0]
-        if start + len(data) < span.nbytes:
-            self._crcs[name] = crc
-        else:
-            tail = self._tails[name].with_crc(crc)
+        crc, span = self._crcs.setdefault(name, ScatteredCrc()), self._spans[name][0]
+        crc.add(start, data)
+        if crc.nbytes == span.nbytes:
+            tail = self._tails[name].with_crc(self._crcs.pop(name).whole)
             self._writer.put(span.offset + span.nbytes, memoryview(tail))
 
     def share(self, name: str, start: int, source: Position, nbytes: int) -> bool:

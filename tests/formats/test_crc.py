@@ -41,3 +41,16 @@ def test_one_sum_by_every_way(isal):
         assert whole == parts == bit_by_bit(content) == zlib.crc32(content)
     wanted = "isal.isal_zlib" if isal == "installed" else "zlib"
     assert values._crc32() is sys.modules[wanted].crc32
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_parts_may_come_in_any_order(seed):
+    draw = random.Random(seed)
+    content = draw.randbytes(draw.choice((0, 1, 40, 5000)))
+    cuts = sorted(draw.choices(range(len(content) + 1), k=draw.randrange(9)))
+    parts = [*zip([0, *cuts], [*cuts, len(content)])]
+    draw.shuffle(parts)
+    crc = values.ScatteredCrc()
+    for start, stop in parts:
+        crc.add(start, memoryview(content)[start:stop])
+    assert (crc.nbytes, crc.whole) == (len(content), zlib.crc32(content))
