@@ -320,6 +320,8 @@ def run_world(size, work, hosts=None, deadline=120.0):
             warnings.simplefilter("ignore", DeprecationWarning)
             process = os.fork()
         if process == 0:
+            for _, write in pipes[:rank] + pipes[rank + 1 :]:
+                os.close(write)  # else no pipe ends before all processes do
             _run_process(rank, ends, hosts, work, pipes[rank][1], group)
         group = group or process
         with suppress(ProcessLookupError, PermissionError):  # it has ended, or did so itself
@@ -342,6 +344,7 @@ class Failed(str):
     """Why a process of a local world has no value."""
 
 
+NOT_DONE = Failed("it was not done in time")
 _GRACE_SECONDS = 5.0
 """How long the others may go on once a process has failed: they may report the same."""
 
@@ -386,4 +389,4 @@ def _outcomes(pipes, group, deadline):
                     end = min(end, time.monotonic() + _GRACE_SECONDS)
     for pipe in pipes:
         os.close(pipe)
-    return [outcomes.get(pipe, Failed("it was not done in time")) for pipe in pipes]
+    return [outcomes.get(pipe, NOT_DONE) for pipe in pipes]

@@ -31,7 +31,7 @@ import pytest
 from _pytest.runner import runtestprotocol
 
 from tests.durations import Durations
-from tests.local_world import Failed, run_world
+from tests.local_world import NOT_DONE, Failed, run_world
 
 RESULTS = "RANKXFORM_MPI_RESULTS"
 LAUNCHERS = ("OMPI_", "PMIX_", "PMI_", "PRTE_", "HYDI_", "HYDRA_", "MPI_LOCAL", "SLURM_")
@@ -127,6 +127,12 @@ def world():
 
 
 _local_world = None
+
+
+@pytest.fixture
+def tmp(tmp_path):
+    """A folder that all processes see, made by process 0."""
+    return Path(world().bcast(str(tmp_path)))
 
 
 def _sizes(item, kind):
@@ -235,18 +241,17 @@ class Outside:
                 self._capture_of_parent, capture._global_capturing = capture._global_capturing, None
                 capture.start_global_capturing()
             reports = runtestprotocol(item, log=False)
-            return [_summary_of(report) for report in reports if report.outcome != "passed"]
+            summaries = [_summary_of(report) for report in reports if report.outcome != "passed"]
+            failed = [summary["text"] for summary in summaries if summary["outcome"] == "failed"]
+            return Failed("\n".join(failed)) if failed else summaries
 
         deadline = float(self._config.getoption("--mpi-deadline"))
         outcomes = run_world(size, run_test, deadline=deadline)
-        for rank, reports in enumerate(outcomes):
-            if isinstance(reports, Failed):
-                reports = [{"outcome": "failed", "text": str(reports)}]
-            for report in reports:
-                if report["outcome"] == "failed":
-                    text = f"process {rank} of {size} forked ones failed\n{report['text']}"
-                    return "failed", text
-        skipped = [report["text"] for reports in outcomes for report in reports]
+        failed = {rank: text for rank, text in enumerate(outcomes) if isinstance(text, Failed)}
+        if failed:  # those that waited for another's failure say less than it does
+            rank = min(failed, key=lambda rank: (failed[rank] == NOT_DONE, rank))
+            return "failed", f"process {rank} of {size} forked ones failed\n{failed[rank]}"
+        skipped = [summary["text"] for summaries in outcomes for summary in summaries]
         return ("skipped", skipped[0]) if skipped else ("passed", "")
 
     def _run_real(self, item, size):
