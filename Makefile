@@ -19,16 +19,16 @@ TORCH_VENV ?= .venv-torch
 MINDFORMERS ?= .mindformers
 MINDFORMERS_VENV ?= .venv-mindformers
 PIP     = bin/python -m pip install --quiet --disable-pip-version-check
-FAST    = rankxform $(addprefix tests/,geometry layout formats operations planning derivation storage checkpoints \
-          engine publish source) $(addprefix tests/test_,architecture.py bad_input.py derived.py docs.py forms.py \
-          inspection.py load.py maps.py operations.py sources.py which_strategy.py)
+FAST    = -m "not slow" rankxform $(addprefix tests/,geometry layout formats operations planning derivation storage \
+          checkpoints engine publish source) $(addprefix tests/conformance/test_,forms.py containers.py stores.py) \
+          $(addprefix tests/test_,architecture.py bad_input.py derived.py docs.py inspection.py load.py maps.py operations.py sources.py which_strategy.py)
 
 # The tests that start mpirun, one after another. The others run beside each other; what processes share is
 # tested by forked ones there, and what is left to ask of an MPI library here.
-REAL     = --worlds real tests/conformance tests/mpi $(addprefix tests/cli/test_,command.py hosts.py launch.py) \
+REAL     = --worlds real tests/conformance/test_team.py tests/mpi $(addprefix tests/cli/test_,command.py hosts.py launch.py) \
           $(addprefix tests/trust/,test_random_signals.py test_signals.py test_kills.py)
 # What is asked of an MPI library, and of its launcher.
-ASKED    = --worlds real tests/conformance tests/mpi $(addprefix tests/cli/test_,hosts.py launch.py)
+ASKED    = --worlds real tests/conformance/test_team.py tests/mpi $(addprefix tests/cli/test_,hosts.py launch.py)
 # What does not depend on which library it is: alone, and between emulated hosts.
 ANY_MPI  = tests/cli/test_progress.py tests/trust/test_writer.py
 ANY_MPI_HOSTS = $(addprefix tests/hosts/test_exchange.py::test_,spread_shards_become_spread_shards \
@@ -124,10 +124,10 @@ night: export RANKXFORM_CRASHES = all
 night: export RANKXFORM_SIGNALS = 200
 night: export RANKXFORM_WRITERS = 36
 night: $(VENV)/test-installed $(TORCH_VENV)/installed $(MINDFORMERS_VENV)/installed
-	$(VENV)/bin/python -m pytest -q -n $(JOBS) tests/test_distributed.py tests/test_check.py \
+	$(VENV)/bin/python -m pytest -q -n $(JOBS) tests/checkpoints/test_dcp.py tests/conformance/test_forms.py tests/test_check.py \
 	    $(addprefix tests/oracle/test_,healthy.py transform.py) \
-	    $(addprefix tests/mpi/test_,forms.py maps.py) \
-	    $(addprefix tests/trust/test_,lies.py chains.py form_kills.py crashes.py faults.py kills.py)
+	    tests/mpi/test_maps.py \
+	    $(addprefix tests/trust/test_,lies.py chains.py crashes.py faults.py kills.py)
 	$(VENV)/bin/python -m pytest -q -rs tests/frameworks $(addprefix tests/trust/test_,random_signals.py writer.py)
 
 filesystems: $(VENV)/test-installed

@@ -71,3 +71,12 @@ def of_another_step(path, *, keep_time=True):
     if keep_time:
         os.utime(fresh, ns=(status.st_atime_ns, status.st_mtime_ns))
     os.replace(fresh, path)
+
+
+def contents(folder):
+    """Return the bytes of all files by name, but for the manifest's, which holds times."""
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in sorted(Path(folder).rglob("*"))
+        if path.is_file() and path.name != "rankxform.json"
+    }

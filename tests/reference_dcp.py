@@ -125,7 +125,12 @@ def _content(path, info, index):
     if path.suffix == ".safetensors":
         dtype, _, data = reference.read_safetensors(path)[info["tensor_key"] or index["fqn"]]
         return dtype, data
-    item = path.read_bytes()[info["offset"] :][: info["length"]]
+    dtype, _, data = item_content(path.read_bytes()[info["offset"] :][: info["length"]])
+    return dtype, data
+
+
+def item_content(item):
+    """Return type, shape and bytes of an item, its checksum compared."""
     with zipfile.ZipFile(io.BytesIO(item)) as archive:
         assert archive.testzip() is None
         prefix = archive.namelist()[0].partition("/")[0]
@@ -137,9 +142,9 @@ def _content(path, info, index):
     plain = [int(np.prod(sizes[axis + 1 :])) for axis in range(len(sizes))]
     assert first == 0 and list(strides) == plain
     if function.endswith("_v3"):
-        return DTYPE[rest[-1].name.removeprefix("torch.")], data
+        return DTYPE[rest[-1].name.removeprefix("torch.")], tuple(sizes), data
     kinds = {f"torch.{name}Storage": dtype for dtype, name in STORAGE.items()}
-    return kinds[storage[1].name], data
+    return kinds[storage[1].name], tuple(sizes), data
 
 
 # -- written --------------------------------------------------------------------------------------

@@ -328,21 +328,28 @@ def counters(case, lost=(), iteration=100):
     return {**found, **({"global_step": case.extras["global_step"]} if lost else {})}
 
 
+READERS = {
+    "unified": [read_unified],
+    "huggingface": [read_huggingface],
+    "dcp": [read_distributed],
+    "hyperparallel": [read_distributed],
+    "checkpoint2": [lambda f: read_checkpoint2(f, True), lambda f: read_checkpoint2(f, False)],
+}
+"""Of each form, from its folder to `{name: (type, words)}`; loaders of all versions."""
+
+
 def wrong_in(form, folder, case, lost=(), more=()):
     """Return what is wrong in a destination, of the case's parameters and extras, and of more."""
     if form == "ranks":
         return reference.wrong_slices(folder, case.dst, case.params, "safetensors")
     wanted = {n: one for n, one in {**full(case), **case.extras}.items() if n not in lost}
-    wanted.update(more)
-    readers = {
-        "unified": [read_unified],
-        "huggingface": [read_huggingface],
-        "dcp": [read_distributed],
-        "hyperparallel": [read_distributed],
-        "checkpoint2": [lambda f: read_checkpoint2(f, True), lambda f: read_checkpoint2(f, False)],
-    }
+    return wrong_tensors(form, folder, {**wanted, **dict(more)})
+
+
+def wrong_tensors(form, folder, wanted):
+    """Return what any loader of a form reads otherwise than `wanted`, {name: (type, words)}."""
     wrong = []
-    for read in readers[form]:
+    for read in READERS[form]:
         found = read(folder)
         wrong += [f"{n} is missing" for n in wanted if n not in found]
         wrong += [f"{n} should not be here" for n in found if n not in wanted]

@@ -22,8 +22,8 @@ from rankxform.options import flags_of as spellings
 from rankxform.request import all_options
 
 FILES = (
-    "test_bad_input.py", "test_cases.py", "test_derived.py", "test_distributed.py", "test_forms.py",
-    "test_lies.py", "test_maps.py", "test_operations.py", "test_sources.py",
+    "test_bad_input.py", "test_cases.py", "test_checkpoint2.py", "test_counters.py", "test_dcp.py",
+    "test_derived.py", "test_forms.py", "test_whole_tensors.py", "test_lies.py", "test_maps.py", "test_operations.py", "test_sources.py",
     "test_which_strategy.py", "test_evidence.py", "test_optimizers.py", "test_dequantize.py",
 )  # fmt: skip
 """Of the tests that provoke errors by calling `rankxform.transform`."""

@@ -14,7 +14,7 @@ import pytest
 
 import rankxform
 from tests import reference
-from tests.test_distributed import trained, whole
+from tests.checkpoints.test_dcp import trained, whole
 
 HERE = Path(__file__).parent
 PYTHON = os.environ.get("RANKXFORM_TORCH", str(HERE.parents[1] / ".venv-torch/bin/python"))

@@ -5,19 +5,20 @@ from __future__ import annotations
 import json
 import shutil
 import sys
+from pathlib import Path
 
 import pytest
 
 from tests import reference, reference_forms
 from tests.cases import random_case
+from tests.conformance.test_forms import ReadFormTests, WrittenFormTests
 from tests.hosts.machines import LOCAL
 from tests.hosts.test_exchange import clean, gathered, hosts  # noqa: F401
 from tests.reference_maps import Model, random_strategy
 
 CASE = random_case(3, mindspore_agrees=False, whole=False)
-FORMS = ("checkpoint2", "unified", "huggingface", "dcp", "hyperparallel")
-INDEXES = ("metadata.json", "common.json", "param_name_map.json", "model.safetensors.index.json",
-           "latest_checkpointed_iteration.txt", ".metadata")  # fmt: skip
+SUITES = [suite for suite in WrittenFormTests.__subclasses__() if issubclass(suite, ReadFormTests)]
+DESCRIBING = {"common.json"}.union(*({Path(suite.index).name, suite.mark} for suite in SUITES))
 
 
 def spread(machines, form):
@@ -27,7 +28,7 @@ def spread(machines, form):
     reference_forms.write_any(form, made / "src", CASE, seed=2)
     files = [path for path in sorted((made / "src").rglob("*")) if path.is_file()]
     for number, path in enumerate(files):
-        home = machines.names[0 if path.name in INDEXES else number % len(machines.names)]
+        home = machines.names[0 if path.name in DESCRIBING else number % len(machines.names)]
         target = machines.disk(home) / "src" / path.relative_to(made / "src")
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(path, target)
@@ -43,7 +44,7 @@ def run(machines, dst, *options):
 
 
 @pytest.mark.sampled
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", [suite.form for suite in SUITES])
 def test_files_on_each_nodes_own_disk(form, clean):  # noqa: F811
     """To rank folders on own disks, to another form in one folder; never to another form apart."""
     b = spread(clean, form)
@@ -61,13 +62,13 @@ def test_files_on_each_nodes_own_disk(form, clean):  # noqa: F811
 
 
 @pytest.mark.sampled
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", [suite.form for suite in SUITES])
 def test_the_first_node_must_have_what_describes_them(form, clean):  # noqa: F811
     spread(clean, form)
     first, second = (clean.disk(name) / "src" for name in clean.names[:2])
     moved = 0
     for path in list(first.rglob("*")):
-        if path.name in INDEXES and path.name != "latest_checkpointed_iteration.txt":
+        if path.name in DESCRIBING and not path.name.startswith("latest_"):
             target = second / path.relative_to(first)
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.move(path, target)

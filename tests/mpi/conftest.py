@@ -1,22 +1,13 @@
-"""What the tests under mpirun begin with: a folder and a checkpoint that all processes see."""
+"""What the tests under mpirun begin with: a checkpoint that all processes see, and nodes."""
 
 from __future__ import annotations
 
 import random
 from importlib import import_module
-from pathlib import Path
-
-import pytest
 
 from rankxform.planning.transfers import Reach
 from tests import reference
 from tests.mpi_launch import world
-
-
-@pytest.fixture
-def tmp(tmp_path):
-    """A folder that all processes see, made by process 0."""
-    return Path(world().bcast(str(tmp_path)))
 
 
 def prepare(case, tmp, kind="ckpt"):

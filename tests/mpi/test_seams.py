@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import json
-import random
-from contextlib import contextmanager
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
 import rankxform
-from rankxform.checkpoints.base import FORMS, DestinationFiles, SelectedFiles
-from rankxform.checkpoints.rank_folders import RankFoldersForm
+from rankxform.checkpoints.base import FORMS
 from rankxform.engine.pipeline import DEFAULT_MEMORY
-from rankxform.errors import StorageError, UsageError
+from rankxform.errors import FormatError, StorageError, UsageError
 from rankxform.formats.container import (
     CONTAINERS,
     Container,
@@ -24,45 +21,22 @@ from rankxform.formats.container import (
     build_index,
     content_bytes,
 )
+from rankxform.formats.documents import decode_json
 from rankxform.geometry.box import Box
 from rankxform.operations.base import OPERATIONS
-from rankxform.options import (
-    AFFECTS_BYTES,
-    AFFECTS_COMPARISON,
-    GROUP_DESTINATION,
-    TYPE_NUMBER,
-    option,
-)
-from rankxform.planning.catalog import DeclaredBox, Description
 from rankxform.planning.reads import READ_METHODS
 from rankxform.storage.store import STORAGE
 from rankxform.target.destination import DESTINATIONS
 from rankxform.values import dataclass
 from tests import reference
-from tests.cases import Case
-from tests.geometry.test_boxes import split
 from tests.mpi.conftest import prepare
 from tests.mpi_launch import world
 from tests.toy_alias import Alias
+from tests.toy_forms import CASE, FlatFolder, Tiles, registered, write_tiles
 from tests.toy_storage import Memory
 from tests.toy_uploads import Server
 
-ROW, COLUMN = [0, -1], [-1, 0]
-CASE = Case(
-    dict.fromkeys("abc", ((48, 42), "Int32")),
-    [dict.fromkeys("abc", ([4], ROW, 0, 0))],
-    [dict.fromkeys("abc", ([6], COLUMN, 0, 0))],
-)
 METHODS = ("auto", "two-phase")
-
-
-@contextmanager
-def registered(registry, name, one):
-    registry[name] = one
-    try:
-        yield
-    finally:
-        del registry[name]
 
 
 class ToyContainer(Container):
@@ -74,10 +48,15 @@ class ToyContainer(Container):
     def read_index(self, read_at, size):
         head = read_at(0, 1 << 16).split(b"\n")[0] + b"\n"
         at, entries = len(head), []
-        for name, dtype, shape in json.loads(head):
-            nbytes = content_bytes(dtype, shape)
-            entries.append(ParsedEntry(name, dtype, tuple(shape), (Span(at, nbytes),)))
-            at += nbytes
+        try:
+            for name, dtype, shape in decode_json(head):
+                nbytes = content_bytes(dtype, shape)
+                entries.append(ParsedEntry(name, dtype, tuple(shape), (Span(at, nbytes),)))
+                at += nbytes
+        except (TypeError, ValueError):
+            raise FormatError("does not begin with a list of tensors") from None
+        if at > size:
+            raise FormatError(f"ends at byte {size}, its tensors at {at}")
         return build_index(entries, size)
 
     def order(self, name, dtype):
@@ -106,73 +85,19 @@ def test_a_container_from_outside(method, tmp):
     assert reference.wrong_slices(tmp / "dst", CASE.dst, CASE.params) == []
 
 
-@dataclass(frozen=True, kw_only=True)
-class FlatOptions:
-    digits: int = option(
-        5,
-        GROUP_DESTINATION,
-        "digits of a file's number",
-        AFFECTS_BYTES,
-        AFFECTS_COMPARISON,
-        kind=TYPE_NUMBER,
-    )
-
-
-class FlatFolder(RankFoldersForm):
-    """All files in one folder, and a list of them that appears when they are complete."""
-
-    name = "flat"
-    options, own_options = ("digits",), FlatOptions
-
-    def pattern(self, where):
-        return "*.ckpt"
-
-    def recognizes(self, listing, store):
-        return "files.json" if "files.json" in listing.files else None
-
-    def select(self, listing, where, store, needed):
-        return SelectedFiles({int(name.removesuffix(".ckpt")): name for name in listing.files})
-
-    def destination_files(self, planner, naming):
-        digits = naming.options["digits"]
-        return DestinationFiles(
-            {n: f"{n:0{digits}}{naming.suffix}" for n in range(planner.dst.ranks)}
-        )
-
-    def owns(self, name, file):
-        return name.split(".")[0].endswith(str(file)) and "/" not in name
-
-    def companion_names(self, names):
-        return ("files.json",)
-
-    def companions(self, planner, arrangement, common):
-        return {"files.json": [json.dumps(sorted(arrangement.names.values())).encode()]}
-
-    def foreign_files(self, listing, own):
-        return []
-
-
 @pytest.mark.world(sizes=(1, 2, 3))
-@pytest.mark.parametrize("method", METHODS)
-def test_a_form_from_outside(method, tmp):
+def test_a_form_from_outside_has_options(tmp):
+    """Its laws are in tests/conformance/test_forms.py."""
     src, a, b = prepare(CASE, tmp)
-    options = {"comm": world(), "read_method": method, "fsync": False}
+    options = {"comm": world(), "fsync": False}
     with registered(FORMS, "flat", FlatFolder()):
-        flat = tmp / "flat"
-        rankxform.transform(src, flat, a, b, dst_form="flat", verify=True, **options)
-        assert json.loads((flat / "files.json").read_text()) == [f"{n:05}.ckpt" for n in range(6)]
-        assert rankxform.verify(src, flat, a, b, dst_form="flat", **options).same
-        assert rankxform.verify(flat, comm=world()).same
-        again = rankxform.transform(src, flat, a, b, dst_form="flat", verify=True, **options)
-        assert again.files_kept == 6
-        rankxform.transform(flat, tmp / "dst", b, b, **options)  # recognized
-        seven = {"dst_form": "flat", "digits": 7, **options}
-        with pytest.raises(StorageError, match=r"--digits was 5 and is 7"):
-            rankxform.transform(src, flat, a, b, **seven)
-        rankxform.transform(src, tmp / "seven", a, b, **seven)
-        assert {path.name for path in (tmp / "seven").glob("*.ckpt")} == {
+        rankxform.transform(src, tmp / "flat", a, b, dst_form="flat", digits=7, **options)
+        assert {path.name for path in (tmp / "flat").glob("*.ckpt")} == {
             f"{n:07}.ckpt" for n in range(6)
         }
+        rankxform.transform(tmp / "flat", tmp / "dst", b, b, **options)  # recognized
+        with pytest.raises(StorageError, match=r"--digits was 7 and is 5"):
+            rankxform.transform(src, tmp / "flat", a, b, dst_form="flat", **options)
         with pytest.raises(UsageError, match="^--digits is for --dst-form flat"):
             rankxform.transform(src, tmp / "other", a, b, digits=7, **options)
         with pytest.raises(UsageError, match="^digits 'few': expected a number"):
@@ -180,53 +105,6 @@ def test_a_form_from_outside(method, tmp):
     with pytest.raises(UsageError, match="^unknown option 'digits'"):
         rankxform.transform(src, tmp / "other", a, b, digits=7, **options)
     assert reference.wrong_slices(tmp / "dst", CASE.dst, CASE.params) == []
-
-
-class Tiles(FlatFolder):
-    """Boxes of tensors, which follow no strategy, in files that are of no rank; some twice."""
-
-    name, title = "tiles", "tiles"
-    described = True
-    training: str | None = None
-    counters = False
-    configured = False
-
-    def pattern(self, where):
-        return "parts/*"
-
-    def recognizes(self, listing, store):
-        return "tiles.json" if "tiles.json" in listing.files else None
-
-    def select(self, listing, where, store, needed):
-        boxes = {
-            name: tuple(
-                DeclaredBox(file, Box(tuple(start), tuple(stop)), f"/{suffix}")
-                for file, start, stop, suffix in some
-            )
-            for name, some in json.loads(store.read("tiles.json")).items()
-        }
-        files = {one.file for some in boxes.values() for one in some}
-        stated = {name: (dtype, shape) for name, (shape, dtype) in CASE.params.items()}
-        return SelectedFiles(
-            {file: f"parts/{file}.safetensors" for file in sorted(files)},
-            description=Description(listing.at("tiles.json"), boxes=boxes, declared=stated),
-        )
-
-
-def write_tiles(folder, seed=1):
-    """Deal the boxes of every tensor to 16 files."""
-    folder.mkdir()
-    rng, document, entries = random.Random(seed), {}, {}
-    for name, (shape, dtype) in CASE.params.items():
-        full = reference.full_tensor(name, shape, dtype)
-        for number, box in enumerate(split(Box.whole(shape), rng)):
-            for file in rng.sample(range(16), 2 if number % 2 else 1):
-                key = f"{name}/{number}"
-                document.setdefault(name, []).append([file, box.start, box.stop, number])
-                entries.setdefault(file, {})[key] = (dtype, full[box.slices()])
-    for file, some in entries.items():
-        reference.write_safetensors(folder / f"parts/{file}.safetensors", some)
-    (folder / "tiles.json").write_text(json.dumps(document))
 
 
 @pytest.mark.world(sizes=(1, 2, 3))
@@ -243,16 +121,8 @@ def test_a_source_that_follows_no_strategy(method, tmp):
         assert rankxform.verify(tiles, tmp / "dst", None, b, **options).same
         assert rankxform.verify(src, tmp / "dst", a, b, **options).same
         loaded = rankxform.load(tiles, None, b, rank=5, comm=world(), read_method=method)
-        found = rankxform.inspect(tiles)
-        assert found["faults"] == [] and found["form"] == "tiles"
         with pytest.raises(rankxform.UsageError, match="says where each box is"):
             rankxform.transform(tiles, tmp / "other", a, b, **options)
-        if world().rank == 0:
-            one = next(tiles.glob("parts/*"))
-            one.write_bytes(one.read_bytes()[:-8])
-        world().Barrier()
-        with pytest.raises(rankxform.CheckpointError, match="safetensors: "):
-            rankxform.transform(tiles, tmp / "other", None, b, **options)
     assert reference.wrong_slices(tmp / "dst", CASE.dst, CASE.params) == []
     for name, layout in CASE.dst[0].items():
         full = reference.full_tensor(name, *CASE.params[name])

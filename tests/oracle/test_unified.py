@@ -9,7 +9,7 @@ import pytest
 
 from tests import reference, reference_forms
 from tests.cases import DTYPES, random_case
-from tests.test_forms import COUNTERS, DATA, FULL, STRATEGY
+from tests.checkpoints import COUNTERS, DATA, FULL, STRATEGY
 
 ms = pytest.importorskip("mindspore", reason="MindSpore has no wheel for this Python")
 ours = pytest.importorskip("rankxform.mindspore")

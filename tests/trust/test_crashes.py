@@ -20,9 +20,9 @@ from rankxform.publish import folder_records, journal, lock
 from tests import reference_forms
 from tests.local_world import Failed, LocalComm, run_world
 from tests.mpi.test_maps import write_ranks
+from tests.place import contents
 from tests.reference_maps import Model
 from tests.trust.disk import Disk, as_recorded, contents_of, recording
-from tests.trust.test_form_kills import FORMS, FormPlace, complete, files
 from tests.trust.test_kills import KilledPlace
 
 SHARE = os.environ.get("RANKXFORM_CRASHES", "sixth")
@@ -43,23 +43,6 @@ class Ranks(KilledPlace):
         rankxform.transform(self.src, dst, comm=comm, **self.options)
 
 
-class Form(FormPlace):
-    """A folder of another form, empty at first or with another conversion's files."""
-
-    def __init__(self, tmp, form, before):
-        self.is_before = before
-        super().__init__(tmp, form, before)
-
-    def convert(self, dst, comm=None, **more):
-        super().convert(dst, comm=comm, **more)
-
-    def check_unfinished(self, dst):
-        assert complete(dst, self.form) in (None, [])
-
-    def check_finished(self, dst):
-        assert files(dst) == self.whole
-
-
 class Mapped:
     """A Hugging Face folder whose tensors are put together by a map."""
 
@@ -69,7 +52,7 @@ class Mapped:
         write_ranks(tmp, model, "mf", 4, 1, 1)
         (tmp / "config.json").write_text(json.dumps(model.config))
         self.convert(tmp / "whole")
-        self.whole = files(tmp / "whole")
+        self.whole = contents(tmp / "whole")
         assert set(reference_forms.read_huggingface(tmp / "whole")) == set(model.hf)
 
     def convert(self, dst, comm=None):
@@ -79,13 +62,13 @@ class Mapped:
         )  # fmt: skip
 
     def check_unfinished(self, dst):
-        there = {name: data for name, data in files(dst).items() if name in self.whole}
+        there = {name: data for name, data in contents(dst).items() if name in self.whole}
         assert all(data == self.whole[name] for name, data in there.items())
         if (dst / "model.safetensors.index.json").exists() or (dst / "rankxform.json").exists():
             assert there == self.whole
 
     def check_finished(self, dst):
-        assert files(dst) == self.whole
+        assert contents(dst) == self.whole
 
 
 @contextmanager
@@ -200,16 +183,6 @@ def test_several_processes(processes, tmp_path):
     for process in range(processes):
         assert crashes.check_all(crashes.disk.one_killed(process), STEP) > 30 // STEP
     assert crashes.check_all(crashes.disk.power_lost(), 2 * STEP) > 150 // STEP
-
-
-@pytest.mark.sampled
-@pytest.mark.parametrize("is_over_another", [False, True], ids=["empty", "over-another"])
-@pytest.mark.parametrize("form", FORMS)
-def test_no_reader_believes_what_is_not_complete(form, is_over_another, tmp_path):
-    place = Form(tmp_path, form, is_over_another)
-    crashes = Crashes(place, begin=place.begin)
-    assert crashes.check_all(crashes.disk.killed(), STEP) > 30 // STEP
-    assert crashes.check_all(crashes.disk.power_lost(), 2 * STEP) > 30 // STEP
 
 
 @pytest.mark.filterwarnings("ignore::rankxform.RankxformWarning")  # of random bits

@@ -1,10 +1,9 @@
-"""Checkpoints that describe themselves: the samples of real code, and what they may say wrongly."""
+"""Checkpoint 2.0 of MindFormers: what its own code writes and reads, and what may be wrong."""
 
 from __future__ import annotations
 
 import json
 import shutil
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,36 +14,7 @@ from rankxform.errors import FormatError
 from rankxform.formats import checkpoint2_metadata, documents
 from rankxform.storage import user_files
 from tests import reference, reference_forms
-
-DATA = Path(__file__).parent / "data" / "formats"
-FULL = reference.read_safetensors(DATA / "expected_full.safetensors")
-STRATEGY = str(DATA / "unified" / "strategy.ckpt")
-SECONDS = (
-    "checkpoint2",
-    "checkpoint2_2026",
-    "checkpoint2_2026_dedup",
-    "checkpoint2_noprefix_dedup",
-)
-UNIFIED = ("unified/out", "unified/out_3parts")
-METADATA = "iteration_00000100/metadata.json"
-COUNTERS = {"global_step", "learning_rate", "only_rank5"}
-
-
-def plain(found):
-    return {n: (d, w.shape, w.tobytes()) for n, (d, w) in found.items() if n not in COUNTERS}
-
-
-# -- samples --------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("sample", [*SECONDS, *UNIFIED])
-def test_samples_of_real_code_hold_the_model(sample, tmp_path):
-    rankxform.transform(DATA / sample, tmp_path / "hf", dst_form="huggingface", max_shard=3000)
-    assert plain(reference_forms.read_huggingface(tmp_path / "hf")) == FULL
-    assert rankxform.verify(DATA / sample, tmp_path / "hf").same
-    found = rankxform.inspect(DATA / sample)
-    assert found["kind"] == "described" and found["faults"] == []
-    assert as_text(found)
+from tests.checkpoints import COUNTERS, DATA, FULL, METADATA, STRATEGY, plain
 
 
 @pytest.mark.parametrize("sample", ["checkpoint2", "checkpoint2_2026"])
@@ -98,165 +68,6 @@ def test_a_deduplicated_checkpoint_becomes_one_that_every_version_loads(sample, 
             reference_forms.read_checkpoint2(DATA / sample, True)
 
 
-@pytest.mark.parametrize("form", ["ranks", "unified"])
-def test_what_common_json_states_becomes_tensors(form, tmp_path):
-    """A trainer of rank folders or of unified safetensors knows its step by them."""
-    src, dst = tmp_path / "src", tmp_path / "dst"
-    shutil.copytree(DATA / "checkpoint2_2026_dedup", src)
-    common = src / "iteration_00000100/common.json"
-    stated = {"epoch_num": 2, "step_num": 40, "loss_scale": None, "global_batch_size": 16}
-    common.write_text(json.dumps({**json.loads(common.read_text()), **stated}))
-    strategy = str(src / METADATA) if form == "ranks" else None
-    rankxform.transform(src, dst, dst_strategy=strategy, dst_form=form)
-    files = [*dst.glob("rank_*/*" if form == "ranks" else "hyper_param.safetensors")]
-    assert len(files) == (8 if form == "ranks" else 1)
-    number = {"epoch_num": 2, "step_num": 40, "loss_scale": 1, "global_batch_size": 16}
-    for path in files:
-        held = reference.read_safetensors(path)
-        assert held["global_step"] == ("Int32", (1,), (100).to_bytes(4, "little"))
-        for name, value in number.items():
-            assert held[name] == ("Int64", (), value.to_bytes(8, "little")), name
-    assert rankxform.verify(src, dst, dst_strategy=strategy).same
-    if form == "unified":
-        written = json.loads((dst / "common.json").read_text())
-        assert written == {**stated, "global_step": 100}
-        (dst / "common.json").write_text(json.dumps({**written, "global_step": 90}))
-        assert not rankxform.verify(src, dst).same
-        with pytest.raises(rankxform.CheckpointError, match="common.json"):
-            rankxform.transform(dst, tmp_path / "again")
-    common.write_text(common.read_text().replace('"step_num": 40', '"step_num": 41'))
-    assert not rankxform.verify(src, dst, dst_strategy=strategy).same
-    options = {"dst_strategy": strategy, "dst_form": form}
-    report = rankxform.transform(src, tmp_path / "less", exclude=("^step_num$",), **options)
-    assert not any("matches no" in one for one in report.notices)
-    rankxform.transform(src, tmp_path / "weights", weights_only=True, **options)
-    for folder in ("less", "weights"):
-        for path in (tmp_path / folder).rglob("*.safetensors"):
-            assert "step_num" not in reference.read_safetensors(path)
-
-
-FACTS = {"epoch_num": 3, "step_num": 40, "loss_scale": 2.5, "global_batch_size": 8}
-
-
-class TestCounters:
-    """What common.json states, as tensors and back."""
-
-    @pytest.fixture
-    def place(self, tmp_path):
-        shutil.copytree(DATA / "checkpoint2_2026_dedup", tmp_path / "src")
-        self.state(tmp_path / "src/iteration_00000100", global_step=100, **FACTS)
-        return tmp_path
-
-    def state(self, folder, **facts):
-        (folder / "common.json").write_text(json.dumps(facts))
-
-    def unified(self, place, name="u", **options):
-        rankxform.transform(place / "src", place / name, dst_form="unified", **options)
-        (place / name / "rankxform.json").unlink()
-        return place / name
-
-    def counters(self, folder):
-        """Return the counters of a folder's files, and what its common.json states."""
-        held = {}
-        for path in folder.rglob("*.safetensors"):
-            held |= reference.read_safetensors(path)
-        names = {*FACTS, "global_step"}.intersection(held)
-        common = [json.loads(path.read_text()) for path in folder.rglob("common.json")]
-        return names, common
-
-    def test_they_are_no_weights(self, place):
-        u = self.unified(place)
-        rankxform.transform(u, place / "w", weights_only=True, dst_form="huggingface")
-        assert self.counters(place / "w") == (set(), [])
-
-    def test_they_come_back_as_common_json(self, place):
-        rankxform.transform(
-            place / "src", place / "ranks", dst_strategy=str(place / "src" / METADATA)
-        )
-        for form, folder in (("unified", "a"), ("checkpoint2", "b")):
-            strategy = str(place / "src" / METADATA)
-            rankxform.transform(place / "ranks", place / folder, strategy, dst_form=form)
-            (common,) = self.counters(place / folder)[1]
-            assert common == {"global_step": 100, **FACTS}
-
-    def test_a_folder_of_two_forms_is_refused(self, place):
-        rankxform.transform(place / "src", place / "both", dst_form="checkpoint2")
-        rankxform.transform(place / "src", place / "u", dst_form="unified")
-        for path in (place / "u").iterdir():
-            shutil.copyfile(path, place / "both" / path.name)
-        with pytest.raises(rankxform.UsageError, match="may be checkpoint2 .* or unified"):
-            rankxform.transform(place / "both", place / "no")
-
-    @pytest.mark.parametrize("facts", [
-        {"global_step": 0}, {"global_step": 100, "loss_scale": 99},
-        {"global_step": 100, "global_batch_size": 9}, {"global_step": 100, "epoch_num": 2},
-    ])  # fmt: skip
-    def test_a_common_json_that_differs_is_refused(self, facts, place):
-        u = self.unified(place)
-        self.state(u, **facts)
-        with pytest.raises(rankxform.CheckpointError, match="is (0|99|9|2)"):
-            rankxform.transform(u, place / "no", dst_form="checkpoint2")
-
-    @pytest.mark.parametrize("name", ["epoch_num", "step_num", "loss_scale", "global_step"])
-    def test_verify_compares_it(self, name, place):
-        u = self.unified(place)
-        assert rankxform.verify(place / "src", u).same
-        self.state(u, **{"global_step": 100, **FACTS, name: 77})
-        assert not rankxform.verify(place / "src", u).same
-
-    def test_patterns_shard_none(self, place):
-        """Patterns list no states either, and without these there are no counters."""
-        rankxform.transform(place / "src", place / "dst", dst_strategy="shard:.*=0@2")
-        assert self.counters(place / "dst")[0] == set()
-
-    def test_they_belong_to_states(self, place):
-        u = self.unified(place, exclude=("^adam",))
-        assert self.counters(u) == (set(), [])
-        u = self.unified(place, "steps", exclude=("^(global_step|epoch_num)$",))
-        assert self.counters(u) == ({"step_num", "loss_scale", "global_batch_size"}, [])
-
-    @pytest.mark.parametrize("weights_only", [False, True])
-    def test_where_consumed_samples_are_is_true(self, weights_only, place):
-        """Without states there is no common.json that says it."""
-        facts = {"global_step": 100, "consumed_samples": 3200, **FACTS}
-        self.state(place / "src/iteration_00000100", **facts)
-        options = {"dst_form": "unified", "weights_only": weights_only}
-        report = rankxform.transform(place / "src", place / "u", **options)
-        (notice,) = (text for text in report.notices if "3,200" in text)
-        assert ("has no place" in notice) == weights_only
-        assert (place / "u" / "common.json").exists() != weights_only
-
-    def test_a_step_that_only_the_folder_says(self, place):
-        (place / "src/iteration_00000100/common.json").unlink()
-        u = self.unified(place)
-        names, (common,) = self.counters(u)
-        assert names == {"global_step"} and common["global_step"] == 100
-
-    def test_numbers_are_exact(self, place):
-        self.state(
-            place / "src/iteration_00000100", global_step=100, loss_scale=16777217.0, step_num=4.0
-        )
-        held = reference.read_safetensors(self.unified(place) / "hyper_param.safetensors")
-        assert np.frombuffer(held["loss_scale"][2], "<f8") == [16777217.0]
-        assert held["step_num"][0] == "Int64"
-
-    @pytest.mark.parametrize("value", ["NaN", "Infinity", '"3"', "true", "1.5", str(1 << 63)])
-    def test_what_is_no_number_is_refused(self, value, place):
-        path = place / "src/iteration_00000100/common.json"
-        path.write_text('{"global_step": 100, "epoch_num": VALUE}'.replace("VALUE", value))
-        with pytest.raises(rankxform.CheckpointError, match="epoch_num is .*cannot hold it"):
-            rankxform.transform(place / "src", place / "no")
-
-
-def test_a_number_that_no_counter_holds_is_refused(tmp_path):
-    src = tmp_path / "src"
-    shutil.copytree(DATA / "checkpoint2_2026_dedup", src)
-    common = src / "iteration_00000100/common.json"
-    common.write_text(json.dumps({**json.loads(common.read_text()), "step_num": 1 << 63}))
-    with pytest.raises(rankxform.CheckpointError, match="step_num is .9223372036854775808"):
-        rankxform.transform(src, tmp_path / "dst")
-
-
 def test_there_and_back(tmp_path):
     """1.0 to 2.0 and back, by its own metadata as a strategy: the files are the same again.
 
@@ -275,22 +86,6 @@ def test_there_and_back(tmp_path):
         assert {n: a[n] for n in a if n != "only_rank5"} == {
             n: b[n] for n in b if n != "only_rank5"
         }
-
-
-def test_loading_takes_any_form(tmp_path):
-    b = str(DATA / "unified" / "predict_mp4.ckpt")
-    sources = [DATA / "checkpoint2_2026_dedup", DATA / "unified" / "out_3parts"]
-    rankxform.transform(DATA / "checkpoint2", tmp_path / "hf", dst_form="huggingface")
-    for src in [*sources, tmp_path / "hf"]:
-        for rank in range(4):
-            known = reference.read_safetensors(
-                DATA / "unified" / "loaded_mp4" / f"rank_{rank}" / "net.safetensors"
-            )
-            found = rankxform.load(src, dst_strategy=b, rank=rank)
-            for name, (_, shape, data) in known.items():
-                if name not in COUNTERS:
-                    assert (found[name].shape, found[name].tobytes()) == (shape, data)
-        assert rankxform.plan(src, dst_strategy=b).dst_ranks == 4
 
 
 @pytest.mark.filterwarnings("ignore:.*the iteration is 100, and 200:rankxform.RankxformWarning")
@@ -339,46 +134,6 @@ def test_metadata_is_a_strategy():
     )
 
 
-def test_two_forms_in_one_folder_are_a_question(tmp_path):
-    shutil.copytree(DATA / "unified" / "out", tmp_path / "both")
-    (tmp_path / "both" / "model.safetensors.index.json").write_text("{}")
-    with pytest.raises(rankxform.UsageError, match=r"unified .* or huggingface .*--src-form"):
-        rankxform.plan(tmp_path / "both")
-    assert rankxform.plan(tmp_path / "both", src_form="unified").parameters == 47
-
-
-def test_options_of_another_form_are_refused(tmp_path):
-    for options, text in (
-        ({"max_part": 1}, "--max-part is for --dst-form unified"),
-        ({"dst_form": "unified", "dedup": True}, "--dedup is for --dst-form checkpoint2"),
-        ({"dst_form": "huggingface", "format": "ckpt"}, "leave out --format"),
-        ({"dst_form": "huggingface", "dst_strategy": STRATEGY}, "holds whole tensors"),
-        ({"src_pattern": "x_{rank}/*"}, "holds no checkpoint at"),
-        ({"suffix": "x"}, "--suffix"),
-    ):
-        with pytest.raises(rankxform.RankxformError, match=text):
-            rankxform.transform(DATA / "checkpoint2", tmp_path / "dst", **options)
-        assert not (tmp_path / "dst").exists()
-
-
-def test_any_folder_of_safetensors_with_disjoint_names(tmp_path):
-    tensors = {n: ("Float32", np.arange(6, dtype="<u4")) for n in "abc"}
-    reference.write_safetensors(tmp_path / "src" / "first.safetensors", {"a": tensors["a"]})
-    reference.write_safetensors(
-        tmp_path / "src" / "second.safetensors", {n: tensors[n] for n in "bc"}
-    )
-    found = rankxform.load(tmp_path / "src")
-    assert {n: v.tobytes() for n, v in found.items()} == {
-        n: w.tobytes() for n, (_, w) in tensors.items()
-    }
-    reference.write_safetensors(tmp_path / "src" / "third.safetensors", {"a": tensors["a"]})
-    with pytest.raises(rankxform.CheckpointError, match=r"first.* and .*third.*: both hold 'a'"):
-        rankxform.load(tmp_path / "src")
-
-
-# -- what may be wrong ----------------------------------------------------------------------------
-
-
 @pytest.fixture
 def second(tmp_path):
     """A Checkpoint 2.0 that may be damaged, and its metadata."""
@@ -395,6 +150,8 @@ def second(tmp_path):
 
 
 NAME = "decoder.layers.0.mlp.linear_fc1.weight"
+
+
 KEY = f"('{NAME}', (0,))"
 
 
@@ -524,20 +281,6 @@ def test_a_missing_file_is_served_by_copies_or_named(second, tmp_path):
     assert any("llm-opt-0000001" in text for text in found.notices)
 
 
-@pytest.mark.parametrize("name", ["it's", 'say "x"', "a, (b)", "a\\b", "größe", "a\nb"])
-def test_names_with_quotes_and_brackets(name, tmp_path):
-    stages = [{name: ([2], [0], 0, 0), "w": ([2], [-1], 0, 0)}]
-    params = {name: ((4,), "Float32"), "w": ((4,), "Float32")}
-    extras = {"global_step": ("Int32", np.array([100], "<i4"))}
-    reference_forms.write_checkpoint2(tmp_path / "c2", stages, params, extras)
-    strategy = reference.write_strategy(tmp_path / "s.ckpt", stages)
-    rankxform.transform(tmp_path / "c2", tmp_path / "dst", dst_strategy=strategy,
-                        dst_form="checkpoint2")  # fmt: skip
-    for new in (True, False):
-        found = reference_forms.read_checkpoint2(tmp_path / "dst", new)
-        assert found[name][1].tobytes() == reference.full_tensor(name, (4,), "Float32").tobytes()
-
-
 def test_a_layout_of_null_is_a_whole_tensor(second, tmp_path):
     name = "decoder.final_layernorm.weight"
     src = second(_set("p", name, "layout", to=None))
@@ -561,86 +304,6 @@ def test_a_job_of_one_device_has_no_metadata(tmp_path):
     assert plain(reference_forms.read_checkpoint2(tmp_path / "dst", True)) == plain(whole)
 
 
-@pytest.mark.filterwarnings("ignore:.*the bytes of all tensors:rankxform.RankxformWarning")
-def test_an_index_that_lies(tmp_path):
-    tensors = {n: ("Float32", np.arange(6, dtype="<u4")) for n in "abcd"}
-    reference_forms.write_huggingface(tmp_path / "hf", tensors, files=2)
-    index = tmp_path / "hf" / "model.safetensors.index.json"
-    good = json.loads(index.read_text())
-
-    def says(change):
-        document = json.loads(json.dumps(good))
-        change(document["weight_map"])
-        index.write_text(json.dumps(document))
-        return rankxform.load(tmp_path / "hf")
-
-    assert sorted(says(lambda names: None)) == list("abcd")
-    first, second = sorted(set(good["weight_map"].values()))
-    for change, text in (
-        (lambda names: names.update(ghost=first), "does not hold 'ghost'"),
-        (lambda names: names.update(a=second), f"lists 'a' in {second}, and {first} holds it"),
-        (lambda names: names.pop("a"), "holds 'a', which .* does not list"),
-        (lambda names: names.update(x="model-00003-of-00003.safetensors"), "is missing"),
-        (lambda names: names.update(x="../x.safetensors"), "not below its folder"),
-        (lambda names: names.update(x=7), "names 7"),
-    ):
-        with pytest.raises(rankxform.CheckpointError, match=text):
-            says(change)
-        found = rankxform.inspect(tmp_path / "hf")
-        assert found["faults"], text
-    with pytest.raises(rankxform.CheckpointError):
-        says(lambda names: names.pop("a"))
-    assert sorted(rankxform.load(tmp_path / "hf", exclude="^a$")) == list("bcd")
-    index.write_text('{"weight_map": {"a": "x", "a": "y"}}')
-    with pytest.raises(rankxform.CheckpointError, match="twice"):
-        rankxform.load(tmp_path / "hf")
-
-
-def test_a_truncated_shard_is_named(tmp_path):
-    tensors = {n: ("Float32", np.arange(6, dtype="<u4")) for n in "abcd"}
-    reference_forms.write_huggingface(tmp_path / "hf", tensors, files=2)
-    path = tmp_path / "hf" / "model-00002-of-00002.safetensors"
-    path.write_bytes(path.read_bytes()[:-8])
-    with pytest.raises(rankxform.CheckpointError, match="00002-of-00002.*cut off"):
-        rankxform.load(tmp_path / "hf")
-    found = rankxform.inspect(tmp_path / "hf")
-    assert [bool(one.get("error")) for one in found["shards"]] == [False, True]
-
-
-def test_one_ranks_slices_among_loose_values_are_not_taken(tmp_path):
-    """MindSpore leaves rank 0's slices in hyper_param, of what `choice_func` refuses."""
-    src = DATA / "unified" / "out_noopt"
-    found = rankxform.load(src)
-    kept = {n for n in FULL if not n.startswith("adam")}
-    assert set(found) == kept | {"global_step", "learning_rate"}
-    copy = tmp_path / "src"
-    shutil.copytree(src, copy)
-    loose = {"embedding.position.weight": ("Float32", np.zeros((4, 8), "<u4"))}
-    reference.write_safetensors(copy / "hyper_param.safetensors", loose)
-    stages = [dict.fromkeys([*found, *loose], ([4], [0, -1], 0, 0))]
-    listed = {n: one for n, one in stages[0].items() if n in loose or ".mlp." in n}
-    strategy = reference.write_strategy(tmp_path / "b.ckpt", [listed])
-    for to in (strategy, None):
-        with pytest.raises(rankxform.CheckpointError, match="hyper_param.*one rank's slice"):
-            rankxform.load(copy, dst_strategy=to, rank=0)
-    left = rankxform.load(copy, dst_strategy=strategy, rank=0, exclude="position")
-    assert "embedding.position.weight" not in left
-
-
-def test_types_that_mindspore_does_not_have(tmp_path):
-    tensors = {"scale": ("F8_E4M3", np.arange(8, dtype="u1")),
-               "w": ("BFloat16", np.arange(8, dtype="<u2")),
-               "n": ("Int64", np.array(7, "<i8"))}  # fmt: skip
-    reference_forms.write_huggingface(tmp_path / "hf", tensors)
-    for form in ("unified", "huggingface", "ranks"):
-        rankxform.transform(tmp_path / "hf", tmp_path / form, dst_form=form)
-        assert rankxform.verify(tmp_path / "hf", tmp_path / form).same
-    read = reference_forms.read_unified(tmp_path / "unified")
-    assert plain(read) == plain(tensors)
-    with pytest.raises(rankxform.RequestError, match="'scale', which is F8_E4M3"):
-        rankxform.transform(tmp_path / "hf", tmp_path / "dst", format="ckpt")
-
-
 def test_a_large_document_is_read_in_parts(monkeypatch):
     """Any size of what is read at once gives the same; an entry is never half read."""
     data = (DATA / "checkpoint2_2026" / METADATA).read_bytes()
@@ -661,62 +324,6 @@ def test_a_large_document_is_read_in_parts(monkeypatch):
             checkpoint2_metadata.parse_checkpoint2_metadata(
                 lambda offset, n, short=short: short[offset : offset + n]
             )
-
-
-def test_complete_files_on_every_rank(tmp_path):
-    """What `integrated_save` leaves: accepted after all copies were compared, with a notice."""
-    words = {"w": ("Float32", np.arange(6, dtype="<u4"))}
-    for rank in range(4):
-        reference.write_ckpt(tmp_path / "src" / f"rank_{rank}" / "net-1_1.ckpt", words)
-    done = rankxform.transform(tmp_path / "src", tmp_path / "hf", "none", dst_form="huggingface")
-    assert any("taken as whole" in text and "all copies" in text for text in done.notices)
-    assert plain(reference_forms.read_huggingface(tmp_path / "hf")) == plain(words)
-    words = {"w": ("Float32", np.arange(1, 7, dtype="<u4"))}
-    reference.write_ckpt(tmp_path / "src" / "rank_3" / "net-1_1.ckpt", words)
-    with pytest.raises(rankxform.CheckpointError, match="not the same in"):
-        rankxform.transform(tmp_path / "src", tmp_path / "hf2", "none", dst_form="huggingface")
-
-
-# -- the libraries that read what is written ------------------------------------------------------
-
-
-def test_hugging_faces_libraries(tmp_path):
-    safetensors = pytest.importorskip("safetensors.numpy")
-    pytest.importorskip("huggingface_hub")
-    from huggingface_hub.serialization._base import split_state_dict_into_shards_factory
-
-    for limit, text in ((3000, "3000"), (1 << 30, "5GB")):
-        dst = tmp_path / text
-        rankxform.transform(
-            DATA / "checkpoint2", dst, dst_form="huggingface", max_shard=limit,
-            exclude=("global_step",),
-        )  # fmt: skip
-        index = dst / "model.safetensors.index.json"
-        found, order = {}, []
-        for path in sorted(dst.glob("*.safetensors")):
-            held = safetensors.load_file(path)
-            found |= held
-            order.append(set(held))
-        assert {n: v.tobytes() for n, v in found.items()} == {n: d for n, (_, _, d) in FULL.items()}
-        arrays = {n: found[n] for n in sorted(found, key=_natural)}
-        split = split_state_dict_into_shards_factory(
-            arrays, get_storage_size=lambda a: a.nbytes, max_shard_size=limit,
-            filename_pattern="model{suffix}.safetensors",
-        )  # fmt: skip
-        assert {p.name for p in dst.glob("*.safetensors")} == set(split.filename_to_tensors)
-        assert index.exists() == split.is_sharded
-        if split.is_sharded:
-            document = json.loads(index.read_text())
-            assert document["weight_map"] == split.tensor_to_filename
-            assert document["metadata"]["total_size"] == split.metadata["total_size"]
-            text = json.dumps(document, indent=2, sort_keys=True) + "\n"
-            assert index.read_text() == text
-
-
-def _natural(name):
-    from rankxform.layout.names import natural_sort_key
-
-    return natural_sort_key(name)
 
 
 def test_an_earlier_iteration_of_ours_is_no_other_tools(tmp_path):
