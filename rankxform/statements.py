@@ -17,7 +17,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib import import_module
 from math import prod
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
+
+from rankxform.values import NamedTuple
 
 from .errors import CheckpointError, Message, RankxformError
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 from math import prod
 from posixpath import isabs, normpath
 from shlex import quote
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from rankxform.errors import CheckpointError, FormatError, UsageError
 from rankxform.formats.checkpoint2_metadata import parse_common
@@ -44,7 +44,7 @@ from rankxform.statements import (
     as_notice,
 )
 from rankxform.storage.store import FILE, FOLDER, Listing, Store
-from rankxform.values import dataclass, no_garbage_collection
+from rankxform.values import NamedTuple, dataclass, no_garbage_collection
 
 from .base import CheckpointRef, SelectedFiles
 from .rank_folders import LATEST

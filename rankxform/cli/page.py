@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from posixpath import basename
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import rankxform
 from rankxform.display.text import (
@@ -24,6 +24,7 @@ from rankxform.request import Request
 from rankxform.results import as_document, stage_layers
 from rankxform.storage.posix import is_below, open_for_reading, range_reader, write_atomically
 from rankxform.transport import Team
+from rankxform.values import NamedTuple
 from rankxform.verbs.picture import (
     as_drawn,
     byte_flow,

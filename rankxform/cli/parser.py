@@ -8,12 +8,13 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import Field
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 from rankxform.derivation.options import DeriveOptions
 from rankxform.errors import UsageError, did_you_mean
 from rankxform.options import CONVERSIONS, GROUPS, flag_of, flags_of, option_info
 from rankxform.request import all_options
+from rankxform.values import NamedTuple
 
 from . import options
 from .options import CONFIG_FILE, EXCLUDED, Parsed, declared_options, option_named

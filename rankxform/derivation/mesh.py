@@ -25,11 +25,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import fields, replace
-from typing import NamedTuple
 
 from rankxform.errors import RequestError, UsageError
 from rankxform.layout.layout import MOST_RANKS, Layout
-from rankxform.values import dataclass, pattern_on_use
+from rankxform.values import NamedTuple, dataclass, pattern_on_use
 
 Spec = tuple[tuple[str, ...], ...]
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import field, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from rankxform.geometry.box import Shape
 from rankxform.layout.names import format_ranges
 from rankxform.layout.strategy import Strategy
 from rankxform.results import NORMAL, Group, Result, Section, lines
-from rankxform.values import dataclass
+from rankxform.values import NamedTuple, dataclass
 
 from .mesh import DST_SIZES, SRC_SIZES, Parallel
 from .rules import Preset, ShardingRule

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import NamedTuple
 
 from rankxform.errors import DerivationError
 from rankxform.formats.container import Schema, content_bytes
@@ -19,6 +18,7 @@ from rankxform.layout.layout import Layout, without_optimizer
 from rankxform.layout.names import pattern_of, summarize_names
 from rankxform.layout.states import NEVER_SAVED, find_states
 from rankxform.layout.strategy import Strategy
+from rankxform.values import NamedTuple
 
 from .derive import derive
 from .explain import Refusals

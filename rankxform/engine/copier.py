@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from rankxform.geometry.tiling import Cell
 from rankxform.operations.base import BlockScale, LowRankUpdate
 from rankxform.planning.catalog import Parameter
 from rankxform.storage.source_reader import SourceReader
+from rankxform.values import NamedTuple
 
 from .cast import EXACT, became_infinite, cast_function, not_finite, transport_dtype
 from .piece_schedule import PieceRegion

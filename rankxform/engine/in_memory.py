@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import prod
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -22,6 +22,7 @@ from rankxform.geometry.box import Shape
 from rankxform.planning.transfers import Transfer
 from rankxform.storage.posix import Buffer
 from rankxform.storage.source_reader import SourceReader, TensorRead
+from rankxform.values import NamedTuple
 
 from .schedule import SlicesInMemory, TileMessages, TileWork
 from .sinks import ArraySink

@@ -23,7 +23,7 @@ from functools import cached_property
 from itertools import chain, tee, zip_longest
 from math import prod
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from rankxform.formats.container import item_size
 from rankxform.geometry.pieces import Piece
@@ -33,7 +33,7 @@ from rankxform.planning.reads import ReadMethod
 from rankxform.planning.transfers import Transfer
 from rankxform.storage.posix import Buffer, OnProgress, Position
 from rankxform.storage.source_reader import SourceReader, TensorRead
-from rankxform.values import dataclass
+from rankxform.values import NamedTuple, dataclass
 
 from .checksum import IntegrityChecker
 from .copier import Copier, Operands, ValueStats

@@ -29,7 +29,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, reduce
 from math import gcd, prod
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -40,7 +40,7 @@ from rankxform.planning.exchange import CellPair, Routes, interleave, routes_of
 from rankxform.planning.reads import ReadMethod
 from rankxform.planning.transfers import Exchange, Transfer
 from rankxform.storage.posix import Buffer
-from rankxform.values import dataclass
+from rankxform.values import NamedTuple, dataclass
 
 from .cast import cast_function, word_type
 

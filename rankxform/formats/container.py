@@ -22,11 +22,11 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import field, replace
 from functools import cached_property
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any
 
 from rankxform.errors import FormatError
 from rankxform.geometry.box import Shape
-from rankxform.values import Registry, blake2b, dataclass
+from rankxform.values import NamedTuple, Registry, blake2b, dataclass
 
 INT4, TEXT, BYTES = "Int4", "str", "bytes"
 

@@ -27,12 +27,12 @@ from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import prod
-from typing import NamedTuple
 from zlib import crc32
 
 from rankxform.errors import FormatError, RequestError
 from rankxform.formats import safetensors
 from rankxform.geometry.box import Shape
+from rankxform.values import NamedTuple
 
 from .ckpt import crc_of
 from .container import (

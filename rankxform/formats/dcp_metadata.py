@@ -10,11 +10,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import field
 from functools import lru_cache
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any
 
 from rankxform.errors import FormatError
 from rankxform.geometry.box import Box, Shape
-from rankxform.values import dataclass, no_garbage_collection
+from rankxform.values import NamedTuple, dataclass, no_garbage_collection
 
 from .container import ITEM_SIZE, TEXT
 from .dcp_containers import TORCH, TORCH_NAMES

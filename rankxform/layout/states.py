@@ -24,10 +24,9 @@ import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import field
 from math import prod
-from typing import NamedTuple
 
 from rankxform.geometry.box import Shape
-from rankxform.values import dataclass, pattern_on_use
+from rankxform.values import NamedTuple, dataclass, pattern_on_use
 
 MASTER = "main_param"
 """The Float32 copy of a parameter that an optimizer keeps."""

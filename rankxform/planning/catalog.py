@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import field, replace
 from functools import cached_property
 from math import lcm
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from rankxform.display.text import shown_path
 from rankxform.formats.container import DeclaredFile, Schema
@@ -28,7 +28,7 @@ from rankxform.layout.states import Related, State, States
 from rankxform.layout.strategy import Strategy, WholeStrategy
 from rankxform.operations.base import NO_STATES, Computation
 from rankxform.statements import Finding, Statement
-from rankxform.values import dataclass
+from rankxform.values import NamedTuple, dataclass
 
 
 class DeclaredBox(NamedTuple):

@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import field
 from math import prod
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from rankxform.display.text import format_count
 from rankxform.errors import Message
@@ -30,7 +30,7 @@ from rankxform.statements import (
     as_notice,
     rule,
 )
-from rankxform.values import dataclass
+from rankxform.values import NamedTuple, dataclass
 
 from .catalog import Catalog, Parameter
 

@@ -29,12 +29,12 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import field, replace
 from functools import cached_property
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from rankxform.geometry.box import bounding_boxes
 from rankxform.geometry.tiling import Cell, Grid, overlaps
 from rankxform.layout.strategy import WholeStrategy
-from rankxform.values import dataclass
+from rankxform.values import NamedTuple, dataclass
 
 from .assign import LARGE_READ_BYTES, Assignment, WorkAssigner, balance, runs_of
 from .catalog import Catalog, IdentityDict, Parameter

@@ -21,14 +21,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import fields, replace
 from math import inf
 from numbers import Real
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from rankxform.errors import UsageError
 from rankxform.formats.container import item_size
 from rankxform.geometry.box import Box, bounding_boxes, count_runs
 from rankxform.geometry.tiling import Cell, SourceTiling, Tiling, overlaps
 from rankxform.options import OptionType, parse_size
-from rankxform.values import dataclass
+from rankxform.values import NamedTuple, dataclass
 
 from .plan import TransferGroup
 from .transfers import Transfer

@@ -21,7 +21,6 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import field
 from itertools import islice
-from typing import NamedTuple
 
 from rankxform.errors import Message, RequestError
 from rankxform.formats.container import Index, Schema, content_bytes
@@ -38,7 +37,7 @@ from rankxform.statements import (
     as_warning,
     rule,
 )
-from rankxform.values import dataclass, pattern_on_use
+from rankxform.values import NamedTuple, dataclass, pattern_on_use
 
 from .build_catalog import layout_with_uneven_rows
 from .catalog import Catalog, Parameter

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from rankxform.checkpoints.base import DEFAULT_FORM, FORMS
 from rankxform.engine.checksum import MODULUS
@@ -16,7 +16,7 @@ from rankxform.geometry.box import Shape
 from rankxform.layout.layout import Layout
 from rankxform.layout.strategy import Strategy
 from rankxform.planning.plan import Planner
-from rankxform.values import blake2b, dataclass
+from rankxform.values import NamedTuple, blake2b, dataclass
 
 VERSION = 3
 MANIFEST, JOB = "rankxform manifest", "rankxform job"

@@ -8,9 +8,9 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
-from typing import Any, ClassVar, NamedTuple, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
-from rankxform.values import dataclass
+from rankxform.values import NamedTuple, dataclass
 
 QUIET, NORMAL, VERBOSE = 0, 1, 2
 """How much of a result is shown: its last word, all that is usual, also what may be long."""

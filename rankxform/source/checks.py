@@ -9,7 +9,7 @@ from math import prod
 from pathlib import Path
 from posixpath import basename
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 from rankxform.checkpoints.base import DEFAULT_FORM, DEFAULT_PATTERN, CheckpointRef, Form
 from rankxform.checkpoints.rank_folders import LATEST
@@ -43,7 +43,7 @@ from rankxform.statements import (
     rule,
 )
 from rankxform.storage.store import Listing, address_of, is_path
-from rankxform.values import dataclass
+from rankxform.values import NamedTuple, dataclass
 
 from .hints import as_ranks
 

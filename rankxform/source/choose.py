@@ -14,7 +14,6 @@ from math import prod
 from pathlib import Path
 from posixpath import dirname
 from types import MappingProxyType
-from typing import NamedTuple
 
 from rankxform.checkpoints.base import (
     DEFAULT_FORM,
@@ -60,7 +59,7 @@ from rankxform.storage.store import (
     store_at,
 )
 from rankxform.transport import Team
-from rankxform.values import dataclass
+from rankxform.values import NamedTuple, dataclass
 
 from .checks import SourceManifest, adapters_in_places, missing_manifest_files, read_source_manifest
 from .hints import (

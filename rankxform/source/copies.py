@@ -24,7 +24,7 @@ from functools import reduce
 from pathlib import Path
 from posixpath import dirname
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 from rankxform.checkpoints.base import CheckpointRef
 from rankxform.checkpoints.rank_folders import LATEST
@@ -39,6 +39,7 @@ from rankxform.storage.identity import FileIdentity
 from rankxform.storage.source_reader import Indexer, find_holes, wait_for_newer_mtime
 from rankxform.storage.store import FILE, NOTHING, Listing, address_of, is_path, store_at
 from rankxform.transport import Team
+from rankxform.values import NamedTuple
 
 from .checks import SourceManifest, changed_manifest_file
 

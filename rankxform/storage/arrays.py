@@ -9,10 +9,11 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, MutableMapping
 from contextlib import AbstractContextManager, contextmanager
 from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import Any
 
 from rankxform.errors import CheckpointError, UsageError
 from rankxform.formats.container import INT4, ITEM_SIZE, Index, Schema, content_bytes
+from rankxform.values import NamedTuple
 
 from .posix import Buffer
 from .store import STORAGE, FileVersion, HeaderReader, Listing, RangeReader, Store

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import replace
 from functools import lru_cache, partial
-from typing import Any, NamedTuple
+from typing import Any
 from zlib import crc32
 
 from rankxform.errors import CheckpointError, FormatError
@@ -28,7 +28,7 @@ from rankxform.formats.container import (
     spans_of_range,
 )
 from rankxform.planning.evidence import ContentDigest
-from rankxform.values import blake2b
+from rankxform.values import NamedTuple, blake2b
 
 from .posix import AnyPath, Buffer, OnProgress, Position, blocks, open_for_reading
 from .store import FileVersion, RangeReader, is_path, storage_of, store_at

@@ -16,11 +16,11 @@ from dataclasses import field
 from functools import reduce
 from pathlib import Path
 from posixpath import join
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 from rankxform.errors import CheckpointError, StorageError
 from rankxform.formats.container import ReadAt
-from rankxform.values import dataclass
+from rankxform.values import NamedTuple, dataclass
 
 from .posix import (
     Buffer,

@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from posixpath import relpath, splitext
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 from rankxform.engine.copier import Operands
 from rankxform.engine.pipeline import Messenger, Traffic, WorkInputs, execute
@@ -58,6 +58,7 @@ from rankxform.storage.posix import (
 from rankxform.storage.source_reader import SourceReader, check_content
 from rankxform.storage.store import is_path, scheme_of
 from rankxform.transport import Team
+from rankxform.values import NamedTuple
 
 from .model_files import check_model_files
 from .target import Conversion, Target

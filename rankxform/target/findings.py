@@ -8,7 +8,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from shlex import quote
-from typing import Any, NamedTuple
+from typing import Any
 
 from rankxform.checkpoints.base import DEFAULT_FORM, FORMS, DestinationFiles
 from rankxform.errors import (
@@ -64,6 +64,7 @@ from rankxform.storage.user_files import (
     strategies_near,
 )
 from rankxform.transport import Team
+from rankxform.values import NamedTuple
 
 from .inputs import ResolvedRequest
 from .model_files import RequestContext, configuration_doubts

@@ -10,7 +10,7 @@ from pathlib import Path
 from shlex import quote
 from struct import unpack
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from rankxform.checkpoints.base import DEFAULT_FORM, FORMS, DestinationFiles, Form
 from rankxform.errors import CheckpointError
@@ -24,7 +24,7 @@ from rankxform.statements import Finding, HasFindings
 from rankxform.storage.source_reader import SourceReader
 from rankxform.storage.store import address_of
 from rankxform.transport import Team
-from rankxform.values import dataclass
+from rankxform.values import NamedTuple, dataclass
 
 if TYPE_CHECKING:
     from rankxform.derivation.request import Derived

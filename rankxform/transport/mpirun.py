@@ -14,9 +14,9 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from itertools import accumulate
 from pathlib import Path
-from typing import NamedTuple
 
 from rankxform.errors import UsageError
+from rankxform.values import NamedTuple
 
 from .hostfile import Host, parse_hostfile
 from .launcher import MPICH, OPEN_MPI, family_of, import_mpi, name_of

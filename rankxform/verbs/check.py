@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import NamedTuple
 
 from rankxform.checkpoints.base import FORMS
 from rankxform.display.text import (
@@ -39,7 +38,7 @@ from rankxform.target.resolve import open_resolved_source, resolve, resolve_targ
 from rankxform.target.target import Conversion
 from rankxform.transport import Team
 from rankxform.transport.team import ShowProgress, show_nothing
-from rankxform.values import dataclass
+from rankxform.values import NamedTuple, dataclass
 
 from .evidence import examine, read_samples, require_evidence, with_evidence
 

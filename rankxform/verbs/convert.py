@@ -23,7 +23,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
-from typing import NamedTuple
 
 from rankxform.engine.copier import ValueStats
 from rankxform.engine.pipeline import Traffic
@@ -39,7 +38,7 @@ from rankxform.target.resolve import resolve
 from rankxform.target.target import Conversion
 from rankxform.transport import Team
 from rankxform.transport.team import ShowProgress, show_nothing
-from rankxform.values import dataclass
+from rankxform.values import NamedTuple, dataclass
 
 from .evidence import with_evidence
 from .work import plan_work

@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from posixpath import basename
 from shlex import quote
-from typing import Any, NamedTuple
+from typing import Any
 
 from rankxform.engine.cast import BFLOAT16, FLOAT16, cast_function
 from rankxform.engine.copier import read_box
@@ -82,7 +82,7 @@ from rankxform.target.findings import adding_suggestions
 from rankxform.target.target import Conversion, Target
 from rankxform.transport import Team
 from rankxform.transport.team import ShowProgress, show_nothing
-from rankxform.values import dataclass, pattern_on_use
+from rankxform.values import NamedTuple, dataclass, pattern_on_use
 
 _ROWS, _COLUMNS = 64, 8192
 """Rows that are looked at at once, and columns of masters."""

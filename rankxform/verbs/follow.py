@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import inf
 from pathlib import Path
-from typing import NamedTuple
 
 from rankxform.checkpoints.base import SelectedFiles
 from rankxform.display.text import format_count, format_seconds, format_size
@@ -29,7 +28,7 @@ from rankxform.storage.posix import remove_if_possible, write_atomically
 from rankxform.storage.store import FileVersion, absolute, address_of, is_path, storage_of
 from rankxform.target.inputs import source_ref
 from rankxform.transport import Team
-from rankxform.values import dataclass
+from rankxform.values import NamedTuple, dataclass
 
 from .convert import OnStart, start_silently
 from .transform import transform

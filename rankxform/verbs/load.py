@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import count, islice
-from typing import Any, NamedTuple
+from typing import Any
 
 from rankxform.display.text import format_count
 from rankxform.errors import RankxformError, UsageError
@@ -29,6 +29,7 @@ from rankxform.target.resolve import resolve
 from rankxform.target.target import Conversion
 from rankxform.transport import Team
 from rankxform.transport.launcher import msrun_workers
+from rankxform.values import NamedTuple
 from rankxform.verbs.convert import OnStart, Outcome, convert, move, start_silently, sum_up
 
 from .evidence import with_evidence

@@ -7,7 +7,7 @@ from dataclasses import replace
 from itertools import chain
 from math import isfinite
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from rankxform.display.text import (
     first_of_ranks,
@@ -63,7 +63,7 @@ from rankxform.target.resolve import resolve
 from rankxform.target.target import Conversion
 from rankxform.transport import Team
 from rankxform.transport.team import Nodes
-from rankxform.values import dataclass
+from rankxform.values import NamedTuple, dataclass
 
 from .evidence import with_evidence
 from .transform import omitted
