@@ -17,7 +17,7 @@ import rankxform
 import rankxform.api
 from rankxform.cli.help import DESCRIPTION, EPILOG, GROUP_NOTES, row_of, usage_of
 from rankxform.cli.parser import COMMANDS
-from rankxform.options import AFFECTS_BYTES, AFFECTS_LOAD, GROUP_DERIVATION, option_info
+from rankxform.options import AFFECTS_LOAD, GROUP_DERIVATION, option_info
 from rankxform.request import all_options, options_affecting, options_in_group
 from rankxform.statements import CATALOG, CONTENT, HEADERS, NAMES, PLAN, RULES, SAMPLES, rules_of
 
@@ -101,18 +101,7 @@ def api() -> str:
         one = getattr(rankxform, name)
         if inspect.isfunction(one):
             lines += ["", f"### {name}", "", *_code(_signature(name, one)), "", *_text(one)]
-    lines += [
-        "",
-        "## Options",
-        "",
-        "Of `transform`, `verify`, `plan` and `follow`; `load` takes those that ",
-    ]
-    lines[-1] += 'are marked. "Bytes" marks those that the bytes of the output depend on. '
-    lines[-1] += "Texts are in [the command line](cli.md#transform), with `-` for `_`; here only "
-    lines[-1] += "where a program gives another value."
-    lines += ["", "| option | type | default | `load` | bytes | |", "|---|---|---|---|---|---|"]
-    lines += map(_option, all_options())
-    lines += ["", "`files`, of all four: the source file of each rank, `{rank: path}`."]
+    lines += ["", "## Options", "", *_options()]
     lines += ["", "## Results and arguments"]
     for name in rankxform.__all__:
         one = getattr(rankxform, name)
@@ -204,17 +193,37 @@ def _is_member(one: object) -> bool:
     return has or isinstance(one, (classmethod, staticmethod))
 
 
-def _option(one) -> str:
-    typed = _hint(one)
-    default = "" if one.default is None else repr(one.default)
-    marks = [
-        "yes" if what in option_info(one).affects else "" for what in (AFFECTS_LOAD, AFFECTS_BYTES)
+def _options() -> list[str]:
+    """The options of verbs, by type and default."""
+    options = list(all_options())
+    names_by_kind: dict[tuple[str, str], list[str]] = {}
+    for option in options:
+        names_by_kind.setdefault((_hint(option), repr(option.default)), []).append(option.name)
+    not_loading = (o.name for o in options if AFFECTS_LOAD not in option_info(o).affects)
+    notes = []
+    for option in options:
+        text = option_info(option).help % {"default": option.default}
+        if option_info(option).kind.stands_for is False:
+            notes.append(f"- `{option.name}=False`: {text}.")
+        elif option.name not in SHOWN:
+            notes.append(f"- `{option.name}`: {text}.")
+    return [
+        "Of `transform`, `verify`, `plan` and `follow`. Texts are in [the command line]"
+        "(cli.md#transform), with `-` for `_`.",
+        "",
+        "| type | default | options |",
+        "|---|---|---|",
+        *(_cells(f"`{k}`", f"`{d}`", _names(names)) for (k, d), names in names_by_kind.items()),
+        "",
+        *notes,
+        "- `files`: the source file of each rank, `{rank: path}`.",
+        "",
+        f"`load` takes all but {_names(not_loading)}.",
     ]
-    text = ""
-    if one.name not in SHOWN or option_info(one).kind.stands_for is False:
-        text = option_info(one).help % {"default": one.default}
-        text = f"False: {text}" if one.name in SHOWN else text
-    return _cells(f"`{one.name}`", f"`{typed}`", f"`{default}`" if default else "", *marks, text)
+
+
+def _names(names) -> str:
+    return ", ".join(f"`{name}`" for name in names)
 
 
 SHOWN = {option.name for option in COMMANDS["transform"].options if option_info(option).help}
