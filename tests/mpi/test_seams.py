@@ -26,7 +26,6 @@ from rankxform.geometry.box import Box
 from rankxform.operations.base import OPERATIONS
 from rankxform.planning.reads import READ_METHODS
 from rankxform.storage.store import STORAGE
-from rankxform.target.destination import DESTINATIONS
 from rankxform.values import dataclass
 from tests import reference
 from tests.mpi.conftest import prepare
@@ -34,7 +33,6 @@ from tests.mpi_launch import world
 from tests.toy_alias import Alias
 from tests.toy_forms import CASE, FlatFolder, Tiles, registered, write_tiles
 from tests.toy_storage import Memory
-from tests.toy_uploads import Server
 
 METHODS = ("auto", "two-phase")
 
@@ -245,47 +243,3 @@ def test_a_source_that_is_no_file(kind, method, tmp):
     for name, layout in CASE.dst[0].items():
         full = reference.full_tensor(name, *CASE.params[name])
         assert loaded[name].tobytes() == reference.shard(full, layout, 5).tobytes()
-
-
-def ended(run):
-    """Tell whether a run ended without the failure of a storage."""
-    try:
-        run()
-    except StorageError:
-        return False
-    return True
-
-
-@pytest.mark.world(sizes=(1, 2, 3))
-@pytest.mark.parametrize("kind", ["ckpt", "safetensors"])
-def test_a_destination_that_takes_ascending_parts(kind, tmp):
-    """The connection breaks at every part, and the next run goes on with that part."""
-    src, a, b = prepare(CASE, tmp, kind)
-    options, of_run = {"comm": world(), "fsync": False}, []
-
-    def break_at_the_second():
-        if of_run:
-            raise StorageError("the connection broke")
-        of_run.append(1)
-
-    server, runs = Server(tmp / "server", 1000, break_at_the_second), 1
-    with pytest.raises(UsageError, match="^parts://run: nothing writes parts:// addresses"):
-        rankxform.transform(src, "parts://run", a, b, **options)
-    with registered(DESTINATIONS, "parts", server.destination):
-        while not ended(lambda: rankxform.transform(src, "parts://run", a, b, **options)):
-            of_run.clear()
-            runs += 1
-        report = rankxform.transform(src, "parts://run", a, b, **options)
-        assert report.files_kept == 6
-        with pytest.raises(StorageError, match="^parts://run: holds another checkpoint"):
-            rankxform.transform(src, "parts://run", a, b, exclude=["c"], **options)
-        with pytest.raises(UsageError, match="^parts://two.*; leave out --read-method two-phase"):
-            rankxform.transform(src, "parts://two", a, b, read_method="two-phase", **options)
-    rankxform.transform(src, tmp / "dst", a, b, **options)
-    contents = {
-        path: (tmp / "dst" / path).read_bytes()
-        for path in (one.removeprefix("parts://run/") for one in report.files)
-    }
-    assert contents == {path: server.get(f"run/{path}") for path in contents}
-    parts = sum(-(-len(content) // server.part_size) for content in contents.values())
-    assert runs * world().size >= parts > 20
