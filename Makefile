@@ -20,7 +20,7 @@ MINDFORMERS ?= .mindformers
 MINDFORMERS_VENV ?= .venv-mindformers
 PIP     = bin/python -m pip install --quiet --disable-pip-version-check
 FAST    = -m "not slow" rankxform $(addprefix tests/,geometry layout formats operations planning derivation storage \
-          checkpoints engine publish source) $(addprefix tests/conformance/test_,forms.py containers.py stores.py) \
+          checkpoints engine publish source) $(addprefix tests/conformance/test_,forms.py containers.py stores.py destinations.py) \
           $(addprefix tests/test_,architecture.py bad_input.py derived.py docs.py inspection.py load.py maps.py operations.py sources.py which_strategy.py)
 
 # The tests that start mpirun, one after another. The others run beside each other; what processes share is

@@ -450,3 +450,33 @@ def test_a_folder_whose_run_was_stopped_is_said_to_be_so(tmp_path):
         rankxform.verify(tmp_path / "dst")
     assert caught.value.parts.what == "a conversion into this folder was stopped, or is at work"
     assert caught.value.parts.tries[0].startswith("run its command again")
+
+
+def test_no_name_reaches_a_terminal_with_control_characters(tmp_path, capfd):
+    """Names of folders, files and tensors are data, and a terminal would obey them."""
+    odd = "e\x1b[31mvil"
+    place = tmp_path / odd
+    params = {odd: ((8, 6), "Float32")}
+    src = reference.write_checkpoint(
+        place / "src", [{odd: ([2], [0, -1], 0, 0)}], params, name=f"{odd}_{{rank}}-1_1"
+    )
+    a = reference.write_strategy(place / "a.ckpt", [{odd: ([2], [0, -1], 0, 0)}])
+    b = reference.write_strategy(place / "b.ckpt", [{odd: ([2], [-1, 0], 0, 0)}])
+    strategies = ("--src-strategy", a, "--dst-strategy", b)
+    commands = [
+        ("inspect", src), ("inspect", src, "--check"), ("inspect", src, "--replicas", *strategies[:2]),
+        ("inspect", a), ("strategy", "show", a), ("strategy", "diff", a, b), ("ranks", src, *strategies),
+        ("plan", src, *strategies, "-v"), ("transform", src, place / "dst", *strategies),
+        ("transform", src, place / "dst", *strategies, "--exclude", "nothing"),
+        ("verify", src, place / "dst", *strategies), ("inspect", place), ("inspect", place / "dst"),
+        ("transform", src, place / "no"), ("transform", place, place / "no", *strategies),
+        ("verify", place / "dst"), ("plan", src, "--src-strategy", b),
+    ]  # fmt: skip
+    for command in commands:
+        main([str(word) for word in command])
+        texts = capfd.readouterr()
+        assert "\x1b" not in texts.out + texts.err, command
+    path = next(Path(src).rglob("*.ckpt"))
+    path.write_bytes(path.read_bytes()[:-8])
+    assert main(["transform", src, str(place / "no"), *strategies]) == 3
+    assert "\x1b" not in "".join(capfd.readouterr())

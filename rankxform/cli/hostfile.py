@@ -19,6 +19,6 @@ def run(options: Parsed, team: Team) -> int:
         path = Path(options.table)
         hosts = parse_rank_table(read_bytes(path), str(path))
         text = format_hostfile(hosts, options.style, options.slots)
-        return DictResult({"hosts": [*map(vars, hosts)]}, (lines("", text),))
+        return DictResult({"hosts": [*map(vars, hosts)]}, (lines("", *text.splitlines()),))
 
     return Screen(options, team).show("hostfile", convert)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import rankxform
 from rankxform.display.progress import PLANNING, await_first_word, clear_pending_output, style_of
-from rankxform.display.text import STDERR, red, width, wrap_text
+from rankxform.display.text import STDERR, printable, red, width, wrap_text
 from rankxform.errors import (
     Message,
     RankxformError,
@@ -168,12 +168,12 @@ def _in_lines(error: BaseException) -> str:
     process = getattr(error, "process", "")
     details = [*parts.details.splitlines(), *([f"met by {process}"] if process else [])]
     columns, cwd_prefix = width(STDERR), os.getcwd() + os.sep
-    lines = [wrap_text(f"{red('rankxform: error:', STDERR)} {parts.line}", columns)]
-    for number, text in enumerate(parts.tries):
+    first = "\n".join(map(printable, parts.line.splitlines()))
+    lines = [wrap_text(f"{red('rankxform: error:', STDERR)} {first}", columns)]
+    for number, text in enumerate(map(printable, parts.tries)):
         lines.append(wrap_text(f"  {'or   ' if number else 'try  '}{text}", columns, _LABEL))
-    lines += [
-        wrap_text(text if text.startswith("  ") else f"  {text}", columns, 4) for text in details
-    ]
+    for text in map(printable, details):
+        lines.append(wrap_text(text if text.startswith("  ") else f"  {text}", columns, 4))
     text = "\n".join(lines) + "\n"
     is_given = any(word.startswith(cwd_prefix) or f"={cwd_prefix}" in word for word in sys.argv)
     cwd_pattern = rf"(?<![\w/.~-]){re.escape(cwd_prefix)}"  # not in the middle of another path

@@ -128,8 +128,8 @@ def as_text(result: Result, level: int = NORMAL, head: str = "") -> str:
     parts: list[str] = [*warnings] if head else []
     for section in result.sections(level):
         if isinstance(section, Lines):
-            texts = section.texts
-            parts.append(labelled_lines(section.label, *texts) if section.label else texts[0])
+            label, texts = section
+            parts += [labelled_lines(label, *texts)] if label else map(printable, texts)
         elif isinstance(section, Group):
             parts.append(wrap_text(f"  {printable(section.heading)}", width(), 4))
             parts += [wrap_text(f"{_BELOW}  {printable(t)}", width(), 8) for t in section.texts]
@@ -148,7 +148,7 @@ def printable(text: str) -> str:
 
 def warn(text: str) -> None:
     """Print a warning on standard error, in one write, so that lines of processes never mix."""
-    line = f"rankxform: warning: {text}\n"
+    line = f"rankxform: warning: {printable(text)}\n"
     os.write(STDERR, line.encode(errors="backslashreplace"))
 
 

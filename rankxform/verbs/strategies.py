@@ -236,7 +236,7 @@ def strategy_sections(path: str, strategy: Strategy, is_raw: bool = False) -> It
     if gradients:
         counted += f", {gradients:,} gradients that no checkpoint holds"
     heads = [f"{shown_path(path)}: strategy, {strategy.extent}{mark}", counted]
-    yield from (lines("", wrap_text(line, width(), 4)) for line in heads)
+    yield from (lines("", *wrap_text(line, width(), 4).splitlines()) for line in heads)
     yield from stage_groups(strategy)
     rows: list[tuple[object, ...]] = []
     names_by_words: dict[tuple[str, ...], list[str]] = {}
