@@ -19,6 +19,8 @@ TORCH_VENV ?= .venv-torch
 MINDFORMERS ?= .mindformers
 MINDFORMERS_VENV ?= .venv-mindformers
 PIP     = bin/python -m pip install --quiet --disable-pip-version-check
+# Of two targets made at once each may install, one after the other.
+ALONE  := $(shell command -v flock > /dev/null && echo flock $(VENV))
 FAST    = -m "not slow" rankxform $(addprefix tests/,geometry layout formats operations planning derivation storage \
           checkpoints engine publish source) $(addprefix tests/conformance/test_,forms.py containers.py stores.py destinations.py) \
           $(addprefix tests/test_,architecture.py bad_input.py derived.py docs.py inspection.py load.py maps.py operations.py sources.py which_strategy.py)
@@ -145,16 +147,16 @@ $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV) || { rm -f $@; exit 1; }  # python is there before pip is
 
 $(VENV)/run-installed: setup.cfg | $(VENV)/bin/python
-	$(VENV)/$(PIP) -e '.[mpich]'
+	$(ALONE) $(VENV)/$(PIP) -e '.[mpich]'
 	touch $@
 
 # All at once: a pip that installs a part first takes as long again.
 $(VENV)/check-installed: setup.cfg | $(VENV)/bin/python
-	$(VENV)/$(PIP) -e '.[mpich,check]'
+	$(ALONE) $(VENV)/$(PIP) -e '.[mpich,check]'
 	touch $(VENV)/run-installed $@
 
 $(VENV)/test-installed: setup.cfg | $(VENV)/bin/python
-	$(VENV)/$(PIP) -e '.[mpich,test]'
+	$(ALONE) $(VENV)/$(PIP) -e '.[mpich,test]'
 	touch $(VENV)/run-installed $(VENV)/check-installed $@
 
 # MindFormers' wheels, a partner in the tests, are unpacked and not installed; without them its tests are skipped.
