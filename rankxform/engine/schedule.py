@@ -347,7 +347,8 @@ class Schedule:
         if self._is_local and self._convert:
             room = min(room, _CONVERTED_TILE)
         limit = max(1, room // max(self._item, self._src_item))
-        yield from split_into_tiles(self._shape, region, self._groups, limit)
+        edges = [*self._boxes.values(), *self._all.values()] if self._in_memory else ()
+        yield from split_into_tiles(self._shape, region, self._groups, limit, edges)
 
     def _is_straight(self) -> bool:
         """Whether only rows are sharded, so that nothing needs copying."""
@@ -480,8 +481,9 @@ class Schedule:
         position, sparse = 0, box != block
         in_place = None
         if box == need and len(self._targets) == 1:
-            (target,) = self._targets
-            in_place = self._in_place((cell, target), need)
+            ((target, target_box),) = self._targets.items()
+            if target_box.contains(need):  # and nothing is read for other processes' slices alone
+                in_place = self._in_place((cell, target), need)
         if in_place is not None:
             region, data = in_place
         else:

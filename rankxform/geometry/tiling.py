@@ -297,7 +297,7 @@ Groups = Sequence[Sequence[Box]]
 
 
 def split_into_tiles(
-    shape: tuple[int, ...], region: Box, groups: Groups, limit: int
+    shape: tuple[int, ...], region: Box, groups: Groups, limit: int, uncounted: Sequence[Box] = ()
 ) -> Iterator[TileRun]:
     """Yield tiles that cover `region`, in row-major order, each of bounded cost.
 
@@ -305,22 +305,25 @@ def split_into_tiles(
     cost of a tile to a group is the number of elements that all its shards hold of it, summed; it
     stays within `limit` for each group, unless the tile is a single element of the tensor. Along
     the axis of its range a tile keeps to `region` and never crosses the start or stop of a shard,
-    so each shard holds all of its rows or none. Adjacent tiles that differ only in their start are
-    yielded as one `TileRun`.
+    so each shard holds all of its rows or none. That is so of the boxes `uncounted` too, which cost
+    nothing. Adjacent tiles that differ only in their start are yielded as one `TileRun`.
 
     >>> list(split_into_tiles((4, 4), Box((0, 0), (4, 2)), [[Box((0, 0), (4, 4))]], limit=8))
     [TileRun(first=Box(start=(0, 0), stop=(2, 4)), axis=0, count=2)]
     """
     if region.size:
-        yield from _along(Box.whole(shape), region, groups, limit, 0)
+        yield from _along(Box.whole(shape), region, groups, limit, 0, uncounted)
 
 
-def _along(tile: Box, region: Box, groups: Groups, limit: int, axis: int) -> Iterator[TileRun]:
+def _along(
+    tile: Box, region: Box, groups: Groups, limit: int, axis: int, uncounted: Sequence[Box]
+) -> Iterator[TileRun]:
     if axis == region.ndim:
         yield TileRun(tile, max(0, axis - 1), 1)
         return
     low, high = region.start[axis], region.stop[axis]
-    ends = {e for shards in groups for s in shards for e in (s.start[axis], s.stop[axis])}
+    shards = [*uncounted, *(shard for shards in groups for shard in shards)]
+    ends = {edge for shard in shards for edge in (shard.start[axis], shard.stop[axis])}
     edges = [low, *sorted(e for e in ends if low < e < high), high]
     for a, b, active in zip(edges, edges[1:], _active(edges, groups, axis)):
         row = max((sum(prod(s.shape[axis + 1 :]) for s in shards) for shards in active), default=0)
@@ -334,7 +337,8 @@ def _along(tile: Box, region: Box, groups: Groups, limit: int, axis: int) -> Ite
         else:
             for index in range(a, b):
                 single = _replace(tile, axis, index, index + 1)
-                yield from _along(single, region, active, limit, axis + 1)
+                crossing = [box for box in uncounted if box.start[axis] <= a < box.stop[axis]]
+                yield from _along(single, region, active, limit, axis + 1, crossing)
 
 
 def _active(edges: Sequence[int], groups: Groups, axis: int) -> Sequence[Groups]:

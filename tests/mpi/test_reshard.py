@@ -13,7 +13,7 @@ from rankxform.engine import in_memory, pipeline
 from rankxform.engine.sinks import numpy_type
 from tests import reference
 from tests.cases import random_case, unevenly_sharded
-from tests.mpi.conftest import prepare
+from tests.mpi.conftest import as_nodes, prepare
 from tests.mpi_launch import world
 
 SIZES = (1, 2, 3, 5, 7)
@@ -60,31 +60,85 @@ def ranks_of(stages):
     return len(stages) * reference.stage_size(stages)
 
 
+def as_large_tensors(monkeypatch):
+    """Have small tensors be moved as large ones are, in several tiles."""
+    monkeypatch.setattr(in_memory, "_LEAST_BYTES", 0)
+    monkeypatch.setattr(pipeline, "_BLOCK", 4096)
+
+
+@pytest.mark.sampled
+@pytest.mark.world(sizes=(2, 3, 5))
+@pytest.mark.parametrize("seed", range(2 * SEEDS))
+def test_what_is_loaded_in_an_exchange_is_what_files_hold(seed, tmp, monkeypatch):
+    """On one node and on several, each of which sees some files; any rank on each process."""
+    comm, rng = world(), random.Random(seed)
+    case = random_case(seed * 10 + comm.size, mindspore_agrees=False, whole=False)
+    case = unevenly_sharded(case, seed) if rng.random() < 0.3 else case
+    src, a, b = prepare(case, tmp, rng.choice(("ckpt", "safetensors")))
+    as_large_tensors(monkeypatch)
+    if seed % 2:
+        as_nodes(monkeypatch, 2, seed)
+    rank = random.Random(f"{seed} {comm.rank}").randrange(ranks_of(case.dst))
+    found = rankxform.load(
+        src, a, b, rank=rank, comm=comm, progress=False, memory="1M",
+        read_method=("two-phase", "auto")[seed % 2],
+    )  # fmt: skip
+    for name, layout, local in reference.held_by(rank, case.dst, case.params):
+        words = reference.shard(reference.full_tensor(name, *case.params[name]), layout, local)
+        assert found[name].tobytes() == words.tobytes(), (rank, name)
+
+
 @pytest.mark.sampled
 @pytest.mark.world(sizes=SIZES)
-@pytest.mark.parametrize("seed", range(SEEDS))
+@pytest.mark.parametrize("seed", range(2 * SEEDS))
 def test_it_is_what_transform_and_load_make(seed, tmp, monkeypatch):
     comm, rng = world(), random.Random(seed)
     case = case_of(seed * 10 + comm.size, comm.size)
     src, a, b = prepare(case, tmp)
     options = rng.choice([{}, {}, {"dtype": "fp32"}, {"exclude": "layer1"}, {"memory": "1M"}])
     rankxform.transform(src, tmp / "dst", a, b, comm=comm, fsync=False, **options)
-    held = held_by(comm.rank, src)
+    places = [*range(comm.size)], [*range(comm.size)]
+    if rng.random() < 0.7:  # processes hold and get other ranks than their own
+        rng.shuffle(places[0])
+        rng.shuffle(places[1])
+    src_rank, rank = (ranks[comm.rank] for ranks in places)
+    held = held_by(src_rank, src)
     release = bool(rng.getrandbits(1))
-    if seed % 3:  # as large tensors are moved, and in several tiles
-        monkeypatch.setattr(in_memory, "_LEAST_BYTES", 0)
-        monkeypatch.setattr(pipeline, "_BLOCK", 4096)
+    if seed % 3:
+        as_large_tensors(monkeypatch)
     names = {name for stage in case.src for name in stage}
     dtypes = {name: "BFloat16" for name in names if case.params[name][1] == "BFloat16"}
     found = rankxform.reshard(
-        held, a, b, comm=comm, release=release, progress=False, dtypes=dtypes, **options
-    )
-    expected = held_by(comm.rank, tmp / "dst")
+        held, a, b, comm=comm, release=release, progress=False, dtypes=dtypes, src_rank=src_rank,
+        rank=rank, **options,
+    )  # fmt: skip
+    expected = held_by(rank, tmp / "dst")
     assert found.keys() == expected.keys(), (sorted(found), sorted(expected))
     for name, values in expected.items():
         assert found[name].dtype == values.dtype and found[name].shape == values.shape
         assert found[name].tobytes() == values.tobytes(), name
-    assert bool(held) != release or not held_by(comm.rank, src)
+    assert bool(held) != release or not held_by(src_rank, src)
+
+
+@pytest.mark.world(sizes=(4, 6))
+@pytest.mark.parametrize("axis", [0, 1])
+def test_no_tile_crosses_where_pieces_meet_that_stay(axis, tmp, monkeypatch):
+    """Two shards become one, on a process that holds either: nothing is sent of the other half."""
+    comm, rng = world(), random.Random(axis)
+    monkeypatch.setattr(in_memory, "_LEAST_BYTES", 0)
+    full, tensor_map = np.arange(144, dtype="<f4").reshape(12, 12), [[0, -1], [-1, 0]][axis]
+    a, b = (str(tmp / f"{side}.ckpt") for side in "ab")
+    for path, shards in ((a, comm.size), (b, comm.size // 2)) if comm.rank == 0 else ():
+        reference.write_strategy(path, [{"w": ([shards], tensor_map, 0, 0)}])
+    comm.Barrier()
+    for _ in range(8):
+        taking = [2 * pair + rng.randrange(2) for pair in range(comm.size // 2)]
+        others = [process for process in range(comm.size) if process not in taking]
+        rank = [*taking, *others].index(comm.rank)
+        held = {"w": np.split(full, comm.size, axis)[comm.rank].copy()}
+        found = rankxform.reshard(held, a, b, comm=comm, rank=rank, progress=False)
+        if rank < len(taking):
+            np.testing.assert_array_equal(found["w"], np.split(full, len(taking), axis)[rank])
 
 
 def small(comm, tmp, shards=2):
