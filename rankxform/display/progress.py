@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Protocol
 
-from rankxform.errors import UsageError
+from rankxform.errors import RankxformError, UsageError
 from rankxform.transport import Team
 from rankxform.transport.launcher import CLEAR_LINE, terminal
 from rankxform.transport.team import ShowProgress, show_nothing
@@ -144,9 +144,19 @@ def progress_shower(progress: bool | Callback, team: Team) -> Iterator[Begin]:
     A callback may raise, which ends the call on every process.
     """
 
+    def call(done: int, total: int, phase: str) -> None:
+        assert callable(progress)
+        try:
+            progress(done, total, phase)
+        except Exception as error:
+            if team.size == 1 or isinstance(error, RankxformError):
+                raise
+            text = f"progress raised {type(error).__name__}: {error}"
+            raise UsageError(text) from error  # the other processes have no such exception
+
     def check() -> None:
         if callable(progress):
-            progress(0, 0, "plan")
+            call(0, 0, "plan")
         elif not isinstance(progress, bool):
             raise UsageError(f"progress is {progress!r}; expected True, False or a function")
 
@@ -154,7 +164,7 @@ def progress_shower(progress: bool | Callback, team: Team) -> Iterator[Begin]:
     if callable(progress):
 
         def begin(phase: str, total: int) -> ShowProgress:
-            return lambda done, end: progress(total if end else done, total, phase)
+            return lambda done, end: call(total if end else done, total, phase)
 
         yield begin if team.rank == 0 else _nobody
         return

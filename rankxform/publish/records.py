@@ -292,7 +292,7 @@ class FolderState:
         return replace(self, complete_files=complete_files, completed=completed)
 
 
-_WRONG = (KeyError, IndexError, TypeError, ValueError, AttributeError)
+_WRONG = (KeyError, IndexError, TypeError, ValueError, AttributeError, ArithmeticError)
 """What a document of another structure leads to."""
 
 

@@ -21,7 +21,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cached_property
 from typing import Any, TypeVar
 
@@ -209,12 +209,16 @@ class MpiTeam(Team):
         Every process must reach the reduction at the end of this, and must not enter an earlier one
         that another process skips.
         """
-        failure: BaseException | None = None
+        failure: Exception | None = None
         try:
             with raising_storage_errors():
                 yield
         except Exception as error:
             failure = error
+        except BaseException as interruption:  # KeyboardInterrupt, SystemExit
+            with suppress(RankxformError):
+                self._agree(StoppedError(f"stopped by {type(interruption).__name__}"))
+            raise
         self._agree(failure)
 
     def work(self, compute: Callable[[Callable[[int], None]], T], show: ShowProgress) -> T:

@@ -538,3 +538,12 @@ class TestVerifyOfWhatIsOnlyRead:
         transformed(src, tmp_path / "whole", dst_form="huggingface")
         with pytest.raises(rankxform.UsageError, match=text):
             rankxform.verify(tmp_path / "whole", src)
+
+
+def test_a_rank_without_rows_has_no_box_and_none_is_missing(tmp_path):
+    src = reference.write_checkpoint(tmp_path / "src", None, {"w": ((8, 6), "Float32")})
+    stage = {"w": ([2], [0, -1], 0, 0, [0, 8])}
+    strategy = reference.write_strategy(tmp_path / "b.ckpt", [stage])
+    told = {"dst_strategy": strategy, "dst_form": "dcp"}
+    transformed(src, tmp_path / "dst", **told)
+    assert rankxform.verify(src, tmp_path / "dst", **told).same

@@ -151,6 +151,20 @@ class ManyTests(TeamTests):
         with pytest.raises(PeerError, match="a bug of rankxform's own: KeyError"):
             processes.bcast(lambda: {}["nothing"])
 
+    @pytest.mark.parametrize("call", ["agree", "allgather", "work"])
+    @pytest.mark.parametrize("interruption", [KeyboardInterrupt, SystemExit])
+    def test_an_interruption_of_one_stops_the_others(self, processes, call, interruption):
+        def compute(on_progress=None):
+            if processes.rank == processes.size - 1:
+                raise interruption
+
+        arguments = (compute, lambda done, end: None) if call == "work" else (compute,)
+        is_mine = processes.rank == processes.size - 1
+        with pytest.raises(interruption if is_mine else rankxform.StoppedError) as caught:
+            getattr(processes, call)(*arguments)
+        assert is_mine or f"stopped by {interruption.__name__}" in str(caught.value)
+        assert processes.bcast(lambda: 1) == 1  # and all are where they were
+
     def test_a_failure_in_the_middle_of_the_work_stops_the_others(self, processes):
         calls = 0
 
