@@ -215,7 +215,7 @@ class MpiTeam(Team):
                 yield
         except Exception as error:
             failure = error
-        except BaseException as interruption:  # KeyboardInterrupt, SystemExit
+        except (KeyboardInterrupt, SystemExit) as interruption:
             with suppress(RankxformError):
                 self._agree(StoppedError(f"stopped by {type(interruption).__name__}"))
             raise
