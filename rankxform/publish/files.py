@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -321,9 +322,11 @@ def set_mark(path: Path, content: bytes, *, durable: bool) -> None:
         write_atomically(path, content, durable=durable)
 
 
-def means(present_mark: bytes, mark: bytes) -> bool:
-    """Tell whether a mark that is there leads readers to a checkpoint, or to a later one."""
-    return _number(present_mark) >= _number(mark)
+def means(present_mark: bytes, mark: bytes, step_folder: Path) -> bool:
+    """Tell whether a mark that is there leads readers to a step's folder, or to a later one's."""
+    present_step, step = _number(present_mark), _number(mark)
+    name = re.sub(r"\d+$", lambda own: f"{present_step:0{len(own[0])}}", step_folder.name)
+    return present_step == step or (present_step > step and step_folder.with_name(name).is_dir())
 
 
 def _number(mark: bytes) -> int:

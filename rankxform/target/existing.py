@@ -491,5 +491,5 @@ def _tracker(target: Target, folder: Path) -> Iterator[tuple[str, str]]:
         return  # one step's folder was named itself
     if not path.is_file():
         yield name, "is missing, and readers find the newest checkpoint by it"
-    elif not means(read_bytes(path), content):
+    elif not means(read_bytes(path), content, folder):
         yield name, f"does not say {content.decode().strip()}, and readers find the newest by it"

@@ -313,6 +313,22 @@ class WrittenFormTests:
         index.unlink()
         assert rankxform.verify(index.parent).same is False
 
+    @pytest.mark.filterwarnings("ignore:.*and 7 was written:rankxform.RankxformWarning")
+    def test_a_tracker_that_leads_nowhere_is_found(self, place):
+        if not self.mark.startswith("latest_"):
+            pytest.skip("a form without steps")
+        dst, own = place.tmp / "whole", place.to if self.is_sharded else None
+        compared = (place.src, dst, place.a, own)
+        told = {"dst_form": self.form, "iteration": 7}
+        assert rankxform.verify(*compared, **told).same
+        for text in ("6", "19", "nothing", ""):
+            (dst / self.mark).write_text(text)
+            assert rankxform.verify(*compared, **told).same is False, text
+        step_folder = (dst / self.index).parent
+        step_folder.with_name(re.sub("7$", "8", step_folder.name)).mkdir()
+        (dst / self.mark).write_text("8")
+        assert rankxform.verify(*compared, **told).same
+
     def test_a_bit_that_was_changed_is_found(self, place):
         """Or what it is in is refused; only the manifest may say of itself what it likes."""
         dst, rng = place.tmp / "whole", random.Random(self.form)
