@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 import rankxform
+from rankxform.engine import in_memory
 from rankxform.errors import CheckpointError, StorageError, UsageError
 from rankxform.request import Request
 from rankxform.storage.source_reader import SourceReader
@@ -123,6 +124,14 @@ class TestArrays(DestinationTests):
 
     def held(self):
         return self.found
+
+
+class TestLargeArrays(TestArrays):
+    """Small ones, which are filled as large ones are: without buffers between."""
+
+    @pytest.fixture(autouse=True)
+    def in_place(self, monkeypatch):
+        monkeypatch.setattr(in_memory, "_LEAST_BYTES", 0)
 
 
 class TestOneFile(DestinationTests):
