@@ -325,7 +325,7 @@ def set_mark(path: Path, content: bytes, *, durable: bool) -> None:
 def means(present_mark: bytes, mark: bytes, step_folder: Path) -> bool:
     """Tell whether a mark that is there leads readers to a step's folder, or to a later one's."""
     present_step, step = _number(present_mark), _number(mark)
-    name = re.sub(r"\d+$", lambda own: f"{present_step:0{len(own[0])}}", step_folder.name)
+    name = re.sub(r"\d+$", lambda digits: f"{present_step:0{len(digits[0])}}", step_folder.name)
     return present_step == step or (present_step > step and step_folder.with_name(name).is_dir())
 
 
