@@ -22,7 +22,9 @@ from rankxform.verbs.follow import RECORD_NAME, FollowSettings, follow
 from tests import reference
 from tests.forked import run_forked
 from tests.local_world import run_world
+from tests.mpi.test_maps import write_ranks
 from tests.mpi_launch import environment
+from tests.reference_maps import Model
 
 SRC = [{"w": ([4], [0, -1], 0, 0)}]
 DST = [{"w": ([2], [-1, 0], 0, 0)}]
@@ -126,6 +128,27 @@ def test_only_what_it_wrote_is_removed(training):
     assert [path.name for path in (training.dst / "1_1").rglob("*")] == ["notes.txt"]
     assert training.is_right(3)
     assert training.follow(keep=1).converted == (), "what was removed is not made again"
+
+
+@pytest.mark.parametrize("form", ["checkpoint2", "hyperparallel", "dcp", "unified", "huggingface"])
+def test_all_that_it_wrote_is_removed(form, tmp_path):
+    """Trackers and the model's configuration too."""
+    model, options = Model("qwen3", 2, "Float32"), {}
+    write_ranks(tmp_path, model, "mf", 4, 1, 1)
+    (tmp_path / "config.json").write_text(json.dumps(model.config))
+    if form == "huggingface":
+        options = {"map": "qwen3", "config": str(tmp_path / "config.json")}
+    for path in [*(tmp_path / "src").glob("rank_*/*")]:
+        for step in (1, 2):
+            shutil.copy(path, path.with_name(f"net-1_{step}.safetensors"))
+        path.unlink()
+    for step in ("1_1", "1_2"):
+        outcome = rankxform.follow(
+            tmp_path / "src", tmp_path / "dst", tmp_path / "strategy", keep=1, step=step,
+            dst_form=form, fsync=False, **({"iteration": 7} if "point2" in form else {}), **options,
+        )  # fmt: skip
+    assert outcome.removed == ("1_1",)
+    assert {path.name for path in (tmp_path / "dst").iterdir()} == {"1_2", RECORD_NAME}
 
 
 def test_what_would_be_removed_is_not_made(training):

@@ -20,6 +20,7 @@ from pathlib import Path
 from rankxform.checkpoints.base import SelectedFiles
 from rankxform.display.text import format_count, format_seconds, format_size
 from rankxform.errors import CheckpointError, RankxformError, StorageError, UsageError
+from rankxform.publish.files import copied
 from rankxform.publish.folder_records import MANIFEST_NAME, read_manifest
 from rankxform.request import Request
 from rankxform.results import NORMAL, QUIET, Result, Section, lines
@@ -279,6 +280,9 @@ def _manifest_folder(folder: Path) -> Path | None:
     return next((path.parent for path in paths), None)
 
 
+_TRACKERS = "latest_*iteration.txt"
+
+
 def _remove(folder: Path) -> None:
     """Remove the files of a conversion that its manifest lists, and folders that are empty then."""
     manifest_folder = _manifest_folder(folder)
@@ -288,8 +292,17 @@ def _remove(folder: Path) -> None:
         record = read_manifest(manifest_folder)
     except RankxformError:  # it is no conversion any more
         return
-    for name in (*record["files"], *record.get("companions", {}), MANIFEST_NAME):
+    names = {*record["files"], *record.get("companions", {}), *copied(manifest_folder, record)}
+    for name in (*names, MANIFEST_NAME):
         remove_if_possible(manifest_folder / name)
+    _remove_empty(folder)
+    if folder.is_dir() and {*folder.iterdir()} == {*folder.glob(_TRACKERS)}:
+        for path in folder.glob(_TRACKERS):  # they name the iteration that was there
+            remove_if_possible(path)
+        _remove_empty(folder)
+
+
+def _remove_empty(folder: Path) -> None:
     for below in (*sorted(folder.rglob("*"), reverse=True), folder):
         if below.is_dir() and not any(below.iterdir()):
             below.rmdir()
