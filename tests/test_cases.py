@@ -742,6 +742,7 @@ class TestBeside:
         tracker.unlink() if text is None else tracker.write_text(text)
         assert [*self.verified(model, dst, **options)] == [tracker.name]
         tracker.write_text("9")  # a later one, of another job
+        (dst / "iteration_00000009").mkdir()
         with pytest.warns(rankxform.RankxformWarning, match="a job takes 9"):
             assert self.verified(model, dst, **options) == {}
 

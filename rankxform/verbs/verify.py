@@ -410,15 +410,16 @@ def _check_file(
     wrong = header_differences(
         index, rank, {name: expected_slice for name, (_, expected_slice) in slices.items()}
     )
-    if not wrong and facts.get("sample") not in (None, sample_digest(path)):
-        wrong = [Difference(path.name, rank, "was changed since it was written", whole_file=True)]
+    changed = Difference(path.name, rank, "was changed since it was written", whole_file=True)
+    is_changed = facts.get("sample") not in (None, sample_digest(path))
     if wrong or "digest" not in facts:
-        return wrong, 0
+        return wrong or [changed] * is_changed, 0
     with SourceReader({rank: str(path)}, {rank: index}) as sources:
         total = file_fingerprint(Fingerprint(record["seed"]), sources, rank, slices, on_progress)
     if f"{total:016x}" != facts["digest"]:
         return [Difference(path.name, rank, "was changed since it was written")], facts["size"]
-    return wrong_checksums({rank: str(path)}, {rank: index}, [rank], on_progress), facts["size"]
+    wrong = wrong_checksums({rank: str(path)}, {rank: index}, [rank], on_progress)
+    return wrong or [changed] * is_changed, facts["size"]
 
 
 def _expected_by(record: Mapping[str, Any], rank: int, path: Path) -> Any:
