@@ -133,7 +133,7 @@ def _presets(options: Parsed) -> DictResult:
     head = f"{preset.label}, version {preset.version}: {proof}\n{preset.evidence}"
     facts = {"presets": [_preset_facts(options.name, preset)]}
     columns = ("names", "spec", "optimizer", "stage")
-    return DictResult(facts, (lines("", head), Table(columns, rows, "")))
+    return DictResult(facts, (lines("", *head.splitlines()), Table(columns, rows, "")))
 
 
 def _preset_facts(name: str, preset: Preset) -> dict[str, Any]:

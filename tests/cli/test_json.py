@@ -166,3 +166,10 @@ def test_each_result_has_the_names_that_the_page_lists(place, capfd):
         for result, names in re.findall(r"(?m)^\| `([^`]+)` \| (.*) \|$", page)
     }
     assert told == {result: names - {"version", "result"} for result, names in found.items()}
+
+
+def test_no_text_has_an_escaped_end_of_line(place, capfd):
+    """A section's texts are lines: one that has several is escaped where it is shown."""
+    for words in COMMANDS:
+        main(words.split())
+        assert "\\n" not in "".join(capfd.readouterr()), words
