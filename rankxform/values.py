@@ -134,7 +134,8 @@ class ScatteredCrc:
         """The sum, once every byte was added."""
         crc = 0
         for end, (start, part_crc) in sorted(self._parts.items()):
-            crc = _polynomial_product(_power_of_x(8 * (end - start)), crc) ^ part_crc
+            before = _polynomial_product(_power_of_x(8 * (end - start)), crc) if crc else 0
+            crc = before ^ part_crc
         return crc
 
 

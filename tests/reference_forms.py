@@ -239,7 +239,8 @@ def write_unified(folder, tensors, loose, parts=2):
     return folder
 
 
-def _tensors(path):
+def tensors_in(path):
+    """Return {name: (type, words)} of a safetensors file."""
     return {
         name: (dtype, np.frombuffer(data, reference.WORD[reference.ITEM[dtype]]).reshape(shape))
         for name, (dtype, shape, data) in reference.read_safetensors(path).items()
@@ -250,7 +251,7 @@ def _mapped(folder, index):
     document = json.loads(index.read_text())
     found = {}
     for file in dict.fromkeys(document["weight_map"].values()):
-        held = _tensors(folder / file)
+        held = tensors_in(folder / file)
         assert set(held) == {n for n, f in document["weight_map"].items() if f == file}
         found |= held
     total = sum(words.nbytes for _, words in found.values())
@@ -263,7 +264,7 @@ def read_huggingface(folder):
     index = folder / "model.safetensors.index.json"
     if not index.exists():
         assert [path.name for path in folder.glob("*.safetensors")] == ["model.safetensors"]
-        return _tensors(folder / "model.safetensors")
+        return tensors_in(folder / "model.safetensors")
     return _mapped(folder, index)
 
 
@@ -271,7 +272,7 @@ def read_unified(folder):
     folder = Path(folder)
     found = _mapped(folder, folder / "param_name_map.json")
     loose = folder / "hyper_param.safetensors"
-    extra = _tensors(loose) if loose.exists() else {}
+    extra = tensors_in(loose) if loose.exists() else {}
     assert not set(extra) & set(found)
     return found | extra
 

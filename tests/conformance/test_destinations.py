@@ -44,12 +44,10 @@ class DestinationTests:
 
     def store(self, **options):
         """Convert; return what the verb does. Collective."""
-        raise NotImplementedError
 
     def held(self):
         """Return by rank what a reader finds, of what is complete; of this process's alone, if
         each has its own."""
-        raise NotImplementedError
 
     @pytest.mark.world(sizes=(1, 2, 3))
     def test_every_slice_comes_where_it_belongs(self):
@@ -91,9 +89,10 @@ class DestinationTests:
 
     @pytest.mark.world(sizes=(1, 3))
     def test_what_is_complete_is_kept(self):
+        if not self.keeps:
+            pytest.skip("it starts over")
         self.store()
-        if self.keeps:
-            assert self.store().files_kept == 6
+        assert self.store().files_kept == 6
 
 
 class TestFolder(DestinationTests):

@@ -33,6 +33,7 @@ from rankxform.source.choose import listing_at
 from rankxform.storage.store import store_at
 from tests import reference, reference_forms
 from tests.cases import Case, random_case
+from tests.checkpoints import COUNTERS, DATA
 from tests.mpi_launch import environment, mpirun, own_tmp, run, world
 from tests.place import contents
 from tests.toy_forms import CASE as TOY_CASE
@@ -41,23 +42,11 @@ from tests.trust.test_crashes import STEP, Crashes
 from tests.trust.test_faults import READING, WRITING, Injector
 from tests.trust.test_kills import ROOT, clear_away
 
-DATA = Path(__file__).parents[1] / "data" / "formats"
 MUTATIONS = int(os.environ.get("RANKXFORM_MUTATIONS", "300")) // 3
 """Of what describes a checkpoint, for each form."""
-COUNTERS = {"global_step", "learning_rate", "only_rank5"}
-"""In the samples; tests/checkpoints/test_counters.py is about them."""
 SUFFIXES = (".safetensors", ".distcp", ".ckpt")
 RANDOM_MASTERS = "ignore:optimizer[^/]*do not round"
 """What is said of samples whose values are random."""
-
-
-def words_of(held):
-    """Return {name: (type, words)} of what `reference.read_safetensors` returns."""
-    kinds = {name: reference.WORD[reference.ITEM[dtype]] for name, (dtype, _, _) in held.items()}
-    return {
-        name: (dtype, np.frombuffer(data, kinds[name]).reshape(shape))
-        for name, (dtype, shape, data) in held.items()
-    }
 
 
 class ReadFormTests:
@@ -81,7 +70,7 @@ class ReadFormTests:
         """Return what a sample holds, {name: (type, words)}, but for counters."""
         own = (DATA / sample).parent / "expected.safetensors"
         path = own if own.exists() else DATA / "expected_full.safetensors"
-        return words_of(reference.read_safetensors(path))
+        return reference_forms.tensors_in(path)
 
     def is_whole(self, found, sample):
         """Return whether arrays by name are the tensors of a sample."""

@@ -46,7 +46,7 @@ class OperationTests:
         return self.options(tmp)
 
     def options(self, tmp):
-        raise NotImplementedError
+        """Return the options of the operation, and write what they name."""
 
     def becomes(self, name, shape):
         """Return name and shape at the destination, for its strategy."""
