@@ -100,8 +100,13 @@ def _describe_self_describing(place: str, pattern: str) -> Found:
         "ranks": description.strategy.ranks if description.strategy else None,
         "faults": faults,
         "notices": [*_boxes_in_words(description), *source.notices],
+        **_warnings(source),
         "shards": rows,
     }
+
+
+def _warnings(source: Source) -> dict[str, list[str]]:
+    return {"warnings": [*source.warnings]} if source.warnings else {}
 
 
 def _boxes_in_words(description: Description) -> Iterator[str]:
@@ -330,12 +335,7 @@ def _ranks(place: str, pattern: str) -> Found:
         rank_of, rows_by_file = source.selected.rank_of, _rows(place, source)
         rows = [{"rank": rank_of(file), **row} for file, row in rows_by_file.items()]
         rows.sort(key=lambda row: row["rank"])
-        return {
-            **common_fields,
-            **_steps(source.selected),
-            **({"warnings": [newer]} if (newer := source.selected.incomplete_step) else {}),
-            "shards": rows,
-        }
+        return {**common_fields, **_steps(source.selected), **_warnings(source), "shards": rows}
     files_of = _by_rank(Path(place), pattern) if is_path(place) else {}
     if is_path(place) and not files_of:
         return None

@@ -153,6 +153,7 @@ class Form(ABC):
     training: str | None = None  # the companion file with facts such as global_step
     counters: bool = False  # such facts are tensors, as MindSpore's `append_dict` makes them
     configured: bool = False  # a model's config.json and its tokenizer's files belong to a folder
+    tracker: str | None = None  # the file above steps' folders that names the newest complete one
     items: str = ""  # kind of what is no tensor, which other forms of that kind get; "": none
     is_written: bool = False  # there can be destinations of it
 

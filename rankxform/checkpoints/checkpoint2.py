@@ -56,6 +56,7 @@ class Checkpoint2Form(Form):
     name = "checkpoint2"
     title = "Checkpoint 2.0"
     options = ("dedup", "iteration", "prefix")
+    tracker = TRACKER
     container = "safetensors"
     training = COMMON
     is_written = True

@@ -328,6 +328,7 @@ class HyperParallelForm(Form):
     name = "hyperparallel"
     title = "HyperParallel"
     options = ("iteration", "max_part")
+    tracker = TRACKER
     container = "safetensors"
     items = "hyperparallel"
     is_written = True

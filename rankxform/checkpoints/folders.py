@@ -42,6 +42,7 @@ from rankxform.statements import (
     Finding,
     Statement,
     as_notice,
+    as_warning,
 )
 from rankxform.storage.store import FILE, FOLDER, Listing, Store
 from rankxform.values import NamedTuple, dataclass, no_garbage_collection
@@ -376,7 +377,7 @@ def _doubts(
         f"{listing.at(kind.tracker)}: {named}, and complete are {format_ranges(sorted(complete))}; "
         f"{kind.word} {selected_number} is taken (--step says which)"
     )
-    return (as_notice(text),)
+    return (as_warning(text),)
 
 
 def _tracked_number(listing: Listing, store: Store, kind: StepFolders) -> int:
@@ -425,7 +426,7 @@ def _number(
         "complete"
         for number in newer[-1:]
     ]
-    return int(text), tuple(as_notice(text) for text in newer_texts)
+    return int(text), tuple(as_warning(text) for text in newer_texts)
 
 
 def _is_number(text: str) -> bool:

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import struct
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import prod
 from zlib import crc32
@@ -355,8 +355,8 @@ def data_pickle(dtype: str, shape: Shape) -> bytes:
 _WINDOW = 2048
 _MOST_ITEMS = 1 << 24
 _MOST_BYTES_ITEMS = 64 << 20
-_END = b"PK\5\6"
-_BEGIN = b"PK\3\4"
+_CONTENT = "data/0"
+"""What holds a tensor's elements."""
 
 
 class Distcp(Container):
@@ -368,7 +368,7 @@ class Distcp(Container):
 
     def read_index(self, read_at: ReadAt, size: int) -> Index:
         reader = _Reader(read_at, size)
-        if reader.bytes(max(0, size - 22), 4) != _END:
+        if reader.bytes(max(0, size - _ZIP_END.size), 4) != _EOCD:
             return _with_safetensors(read_at, size, reader)
         return _index(_from_the_end(reader, 0, size), size)
 
@@ -407,24 +407,33 @@ class Distcp(Container):
     def checksums(
         self, index: Index, read_at: ReadAt, blocks: Blocks
     ) -> Sequence[tuple[str, str, str]]:
-        """Return those of tensors, and those of the parts of what is none."""
-        parts = [
-            (name, index.spans(name), declared_crc)
-            for position, declared_crc in index.sums.items()
-            for name in (index.schema.names[position],)
-        ]
+        """Return those of tensors, and those of all other members of items."""
+        names = {span: name for name in index.schema.names for span in index.spans(name)}
+        sums = [(index.schema.names[position], crc) for position, crc in index.sums.items()]
+        texts = [(name, crc, crc_of(blocks, index.spans(name))) for name, crc in sums]
         reader = _Reader(read_at, index.size)
-        for name, dtype in zip(index.schema.names, index.schema.dtypes):
-            ((start, nbytes),) = index.spans(name) if dtype == BYTES else ((0, 0),)
-            if nbytes:
-                tail = _tail(reader, start, start + nbytes)
+        ranges = [(0, index.size)]
+        if reader.bytes(max(0, index.size - _ZIP_END.size), 4) != _EOCD:
+            # It ends with a safetensors file, which has no sums; items before it are no tensors.
+            items = (span for span, name in names.items() if index.dtype(name) == BYTES)
+            ranges = [(offset, offset + nbytes) for offset, nbytes in items if nbytes]
+        for begin, end in ranges:
+            for tail in _tails(reader, begin, end):
+                title = names.get(
+                    Span(tail.start, tail.end - tail.start), f"item at byte {tail.start:,}"
+                )
                 for part, member in tail.members.items():
                     place = Span(_place(reader, tail, member), member.nbytes)
-                    parts.append((f"{name}/{part}", (place,), member.crc))
-        return [
-            (f"{name}: CRC-32", f"{declared_crc:08x}", f"{crc_of(blocks, spans):08x}")
-            for name, spans, declared_crc in parts
-        ]
+                    if member.crc and (part != _CONTENT or place not in names):
+                        texts.append((f"{title}/{part}", member.crc, _crc(reader, blocks, place)))
+        return [(f"{name}: CRC-32", f"{a:08x}", f"{b:08x}") for name, a, b in texts]
+
+
+def _crc(reader: _Reader, blocks: Blocks, place: Span) -> int:
+    """Return the CRC-32 of a member of an item; most have few bytes, which were read already."""
+    if place.nbytes <= _WINDOW:
+        return crc32(reader.bytes(*place))
+    return crc_of(blocks, [place])
 
 
 def items_of(layout: FileLayout) -> dict[str, Span]:
@@ -469,15 +478,19 @@ class _Item:
 
 def _from_the_end(reader: _Reader, begin: int, end: int) -> list[_Item]:
     """Return the items between two bytes of a file, each found by its last."""
-    file_items: list[_Item] = []
     pickle_cache: dict[bytes, TensorPickle | str] = {}
-    while end > begin:
+    return [_item(reader, tail, pickle_cache) for tail in _tails(reader, begin, end)][::-1]
+
+
+def _tails(reader: _Reader, begin: int, end: int) -> Iterator[ZipDirectory]:
+    """Yield what the items between two bytes of a file say of their members, the last first."""
+    for _ in range(_MOST_ITEMS):
+        if end <= begin:
+            return
         tail = _tail(reader, begin, end)
-        if len(file_items) >= _MOST_ITEMS:
-            raise FormatError(f"it has over {_MOST_ITEMS:,} items")
-        file_items.append(_item(reader, tail, pickle_cache))
+        yield tail
         end = tail.start
-    return file_items[::-1]
+    raise FormatError(f"it has over {_MOST_ITEMS:,} items")
 
 
 def _tail(reader: _Reader, begin: int, end: int) -> ZipDirectory:
@@ -502,7 +515,7 @@ def _item(
     reader: _Reader, tail: ZipDirectory, pickle_cache: dict[bytes, TensorPickle | str]
 ) -> _Item:
     """Return what an item is: a tensor, or bytes if it has no elements of its own."""
-    item, content = _Item(tail.start, tail.end), tail.members.get("data/0")
+    item, content = _Item(tail.start, tail.end), tail.members.get(_CONTENT)
     data = tail.members.get("data.pkl")
     if content is None or data is None:
         return item
@@ -549,10 +562,10 @@ def _tensor(
         raise FormatError(tensor_pickle)
     if tensor_pickle.wrong:
         raise FormatError(tensor_pickle.wrong)
-    if content_bytes(tensor_pickle.dtype, tensor_pickle.shape) != tail.members["data/0"].nbytes:
+    if content_bytes(tensor_pickle.dtype, tensor_pickle.shape) != tail.members[_CONTENT].nbytes:
         raise FormatError(
             f"its data.pkl says {tensor_pickle.dtype} {list(tensor_pickle.shape)}, and it has "
-            f"{tail.members['data/0'].nbytes:,} bytes"
+            f"{tail.members[_CONTENT].nbytes:,} bytes"
         )
     return tensor_pickle
 
@@ -585,19 +598,19 @@ def _end_of(data: bytes, begin: int) -> int:
 
     A ZIP may hold others, which end elsewhere.
     """
-    end = data.find(_END)
+    end = data.find(_EOCD)
     while end >= 0 and end + 22 <= len(data):
         tail = read_zip_directory(data[: end + 22], begin + end + 22)
         if isinstance(tail, ZipDirectory) and tail.start == begin:
             return end
-        end = data.find(_END, end + 1)
+        end = data.find(_EOCD, end + 1)
     return -1
 
 
 def _with_safetensors(read_at: ReadAt, size: int, reader: _Reader) -> Index:
     """Return the items of a file that ends with a safetensors file, in which all tensors are."""
     begin, items = 0, list[_Item]()
-    while reader.bytes(begin, 4) == _BEGIN:
+    while reader.bytes(begin, 4) == _LOCAL:
         data, end = reader.bytes(begin, BLOCK), -1
         while end < 0:
             end = _end_of(data, begin)

@@ -17,7 +17,7 @@ from dataclasses import replace
 from math import inf
 from pathlib import Path
 
-from rankxform.checkpoints.base import SelectedFiles
+from rankxform.checkpoints.base import DEFAULT_FORM, FORMS, SelectedFiles
 from rankxform.display.text import format_count, format_seconds, format_size
 from rankxform.errors import CheckpointError, RankxformError, StorageError, UsageError
 from rankxform.publish.files import copied
@@ -280,9 +280,6 @@ def _manifest_folder(folder: Path) -> Path | None:
     return next((path.parent for path in paths), None)
 
 
-_TRACKERS = "latest_*iteration.txt"
-
-
 def _remove(folder: Path) -> None:
     """Remove the files of a conversion that its manifest lists, and folders that are empty then."""
     manifest_folder = _manifest_folder(folder)
@@ -296,9 +293,9 @@ def _remove(folder: Path) -> None:
     for name in (*names, MANIFEST_NAME):
         remove_if_possible(manifest_folder / name)
     _remove_empty(folder)
-    if folder.is_dir() and {*folder.iterdir()} == {*folder.glob(_TRACKERS)}:
-        for path in folder.glob(_TRACKERS):  # they name the iteration that was there
-            remove_if_possible(path)
+    tracker = FORMS[record.get("form", DEFAULT_FORM)].tracker
+    if tracker is not None and folder.is_dir() and [*folder.iterdir()] == [folder / tracker]:
+        remove_if_possible(folder / tracker)  # it names the iteration that was there
         _remove_empty(folder)
 
 

@@ -34,6 +34,7 @@ from rankxform.publish.records import expected_slices
 from rankxform.request import Request
 from rankxform.results import NORMAL, QUIET, VERBOSE, Result, Section, Table, lines
 from rankxform.source.choose import form_at, list_and_select, listing_at
+from rankxform.statements import WARNING
 from rankxform.storage.identity import file_digest, sample_digest
 from rankxform.storage.posix import OnProgress
 from rankxform.storage.source_reader import Indexer, SourceReader
@@ -201,15 +202,20 @@ def _refuse_begun(folder: Path, is_begun: bool, kind: type[RankxformError]) -> N
         )
 
 
-def find_record_folder(folder: Path) -> Path:
-    """Return where the records of a destination are: in it, or with the files that readers find."""
+def find_record_folder(folder: Path) -> tuple[Path, tuple[str, ...]]:
+    """Return where the records of a destination are, in it or with the files that readers find,
+    and what may be wrong with the way there."""
     if (folder / MANIFEST_NAME).exists() or not folder.is_dir():
-        return folder
-    form, where = form_at(CheckpointRef(str(folder)), "--dst-form"), CheckpointRef(str(folder))
+        return folder, ()
+    where = CheckpointRef(str(folder))
+    form = form_at(where, "--dst-form")
     if not form.described:
-        return folder
+        return folder, ()
     _, _, selected = list_and_select(replace(where, form=form.name))
-    return (folder / next(iter(selected.names.values()), "")).parent
+    assert selected.description is not None
+    record_folder = (folder / next(iter(selected.names.values()), "")).parent
+    findings = selected.description.findings if record_folder != folder else ()
+    return record_folder, tuple(finding.text for finding in findings if finding.severity == WARNING)
 
 
 def verify_alone(
@@ -221,7 +227,7 @@ def verify_alone(
     in rank folders that no manifest lists are differences.
     """
     began = time.monotonic()
-    where = team.bcast(lambda: find_record_folder(Path(folder).absolute()))
+    where, doubts = team.bcast(lambda: find_record_folder(Path(folder).absolute()))
     manifests, leaders = _manifests(where, team)
     is_begun = team.bcast((where / FOLDER_NAME / JOB_NAME).exists)
     _refuse_begun(where, is_begun, StorageError)
@@ -271,6 +277,7 @@ def verify_alone(
         command=verify_command(_merge_manifests(manifests), folder),
         names=names if FORMS[manifests[0].get("form", DEFAULT_FORM)].described else {},
         warnings=(
+            *doubts,
             *_incomplete(_merge_manifests(manifests)),
             *team.bcast(lambda: changed_model_files(where, manifests[0])),
         ),
@@ -411,9 +418,11 @@ def _check_file(
         index, rank, {name: expected_slice for name, (_, expected_slice) in slices.items()}
     )
     changed = Difference(path.name, rank, "was changed since it was written", whole_file=True)
+    if wrong:
+        return wrong, 0
     is_changed = facts.get("sample") not in (None, sample_digest(path))
-    if wrong or "digest" not in facts:
-        return wrong or [changed] * is_changed, 0
+    if "digest" not in facts:
+        return [changed] * is_changed, 0
     with SourceReader({rank: str(path)}, {rank: index}) as sources:
         total = file_fingerprint(Fingerprint(record["seed"]), sources, rank, slices, on_progress)
     if f"{total:016x}" != facts["digest"]:

@@ -225,6 +225,24 @@ class TestRefused:
         )
         assert row.check == "checksums" and "/data.pkl" in row.text
 
+    def test_the_smallest_members_of_items_are_compared_too(self, tmp_path):
+        """Of an item in the middle of a file, too large for samples to have all of it."""
+        shapes = dict.fromkeys("abc", ((400, 300), "Float32"))
+        src = reference.write_checkpoint(tmp_path / "src", None, shapes)
+        transformed(src, tmp_path / "dst", dst_form="dcp", verify=True)
+        (path,) = (tmp_path / "dst").glob("*.distcp")
+        data = path.read_bytes()
+        for member, words in (("version", b"/version3\n"), ("data.pkl", b"cpu")):
+            at = data.find(words, len(data) // 2) + len(words) - 2
+            path.write_bytes(data[:at] + b"4" + data[at + 1 :])
+            for verdict in (
+                rankxform.verify(tmp_path / "dst"),
+                rankxform.verify(src, tmp_path / "dst", None, None),
+                rankxform.check(tmp_path / "dst", full=True),
+            ):
+                assert verdict.same is False, member
+                assert f"/{member}: CRC-32" in str(verdict.as_dict())
+
     @pytest.mark.parametrize(
         ("member", "data", "text"),
         [
@@ -522,7 +540,7 @@ class TestFoundByReview:
         for text in ("100", "300", "nothing"):
             (tmp_path / "latest_checkpoint_iteration.txt").write_text(text)
             found = rankxform.inspect(tmp_path)
-            assert any("complete are 100, 200" in one for one in found["notices"]), text
+            assert any("complete are 100, 200" in one for one in found["warnings"]), text
             assert found["step"] == ("100" if text == "100" else "200")
 
 

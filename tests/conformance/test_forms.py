@@ -303,8 +303,9 @@ class WrittenFormTests:
         assert rankxform.verify(index.parent).same is False
 
     @pytest.mark.filterwarnings("ignore:.*and 7 was written:rankxform.RankxformWarning")
+    @pytest.mark.filterwarnings("ignore:.*complete are 7:rankxform.RankxformWarning")
     def test_a_tracker_that_leads_nowhere_is_found(self, place):
-        if not self.mark.startswith("latest_"):
+        if FORMS[self.form].tracker is None:
             pytest.skip("a form without steps")
         dst, own = place.tmp / "whole", place.to if self.is_sharded else None
         compared = (place.src, dst, place.a, own)
@@ -313,6 +314,11 @@ class WrittenFormTests:
         for text in ("6", "19", "nothing", ""):
             (dst / self.mark).write_text(text)
             assert rankxform.verify(*compared, **told).same is False, text
+            try:
+                doubts = rankxform.verify(dst).warnings
+            except rankxform.CheckpointError as error:  # nothing else says which step is complete
+                doubts = [str(error)]
+            assert any(self.mark in text for text in doubts), text
         step_folder = (dst / self.index).parent
         step_folder.with_name(re.sub("7$", "8", step_folder.name)).mkdir()
         (dst / self.mark).write_text("8")
@@ -325,15 +331,15 @@ class WrittenFormTests:
         for path in sorted(path for path in dst.rglob("*") if path.is_file()):
             data, is_manifest = path.read_bytes(), path.name == "rankxform.json"
             for at in rng.sample(range(len(data)), min(len(data), 100 if is_manifest else 16)):
-                path.write_bytes(
-                    data[:at] + bytes([data[at] ^ 1 << rng.randrange(7)]) + data[at + 1 :]
-                )
+                changed = data[:at] + bytes([data[at] ^ 1 << rng.randrange(7)]) + data[at + 1 :]
+                path.write_bytes(changed)
+                is_harmless = is_manifest or changed.strip() == data.strip()  # a tracker's newline
                 try:
                     same = rankxform.verify(dst).same
-                except RankxformError as error:
+                except (RankxformError, rankxform.RankxformWarning) as error:
                     assert "bug" not in str(error)
                 else:
-                    assert same is False or is_manifest or path.name == self.mark, (path.name, at)
+                    assert same is False or is_harmless, (path.name, at)
             path.write_bytes(data)
         assert rankxform.verify(dst).same
 
