@@ -13,7 +13,7 @@ import gc
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, lru_cache
 from importlib import import_module
 from operator import attrgetter
 from types import MappingProxyType
@@ -148,7 +148,7 @@ def _polynomial_product(a: int, b: int) -> int:
     return product
 
 
-@cache
+@lru_cache(1024)
 def _power_of_x(exponent: int) -> int:
     """Return x**exponent, as `_polynomial_product` does."""
     if exponent < 32:

@@ -224,3 +224,5 @@ def test_a_byte_of_a_replica_that_no_sample_sees(tmp_path):
     (wrong,) = [row for row in found.rows if row.state == "wrong"]
     assert found.same is False and wrong.check == "replicas"
     assert "rank 1 and rank 3 hold other bytes" in wrong.text
+    file_bytes = sum(path.stat().st_size for path in Path(src).glob("*/*"))
+    assert found.bytes_read < 1.2 * file_bytes, "replicas are read with all else"

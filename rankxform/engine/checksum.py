@@ -15,7 +15,7 @@ lets that grow by a factor of 33 at most.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import closing
 from dataclasses import field, replace
 from functools import lru_cache, partial
@@ -28,6 +28,7 @@ from rankxform.errors import DifferenceError
 from rankxform.formats.container import FLOATS, Index, Span, item_size
 from rankxform.geometry.box import Box, Shape, first_element
 from rankxform.geometry.tiling import split_into_tiles
+from rankxform.planning.evidence import ContentDigest
 from rankxform.planning.transfers import Transfer
 from rankxform.storage.posix import Buffer, OnProgress, blocks
 from rankxform.storage.source_reader import SAMPLE, check_checksums, check_same, find_holes
@@ -390,7 +391,8 @@ _BRAIN_NAN, _BRAIN_SIGN = np.uint16(0x7F80), np.uint16(0x7FFF)
 @dataclass
 class FileScan:
     """What a file was found to hold: wrong sums, in words; by tensor how many values are NaN, and
-    how many infinite; long parts that were never written, by tensor; what was looked at."""
+    how many infinite; long parts that were never written, by tensor; what was looked at; digests of
+    tensors, of which they were asked for."""
 
     wrong_sums: list[str] = field(default_factory=list)
     sums: int = 0
@@ -401,6 +403,7 @@ class FileScan:
     tensors: int = 0
     reads: int = 0
     nbytes: int = 0
+    digests: dict[str, ContentDigest] = field(default_factory=dict)
 
 
 def bytes_to_scan(index: Index) -> int:
@@ -415,8 +418,13 @@ def _choose_tensors(index: Index) -> list[int]:
     return floats[:: max(1, len(floats) // _FEW)][:_FEW]
 
 
-def scan(path: str, index: Index, full: bool, on_progress: OnProgress) -> FileScan:
-    """Look through a file: every byte, or a little of some tensors. Raises CheckpointError."""
+def scan(
+    path: str, index: Index, full: bool, on_progress: OnProgress, compared: Collection[str] = ()
+) -> FileScan:
+    """Look through a file: every byte, or a little of some tensors. Raises CheckpointError.
+
+    compared: tensors of which digests are made, if every byte is looked at.
+    """
     file_scan = FileScan(holes=dict(find_holes(path, index)))
     schema = index.schema
     numbers = range(len(schema.names)) if full else _choose_tensors(index)
@@ -425,6 +433,7 @@ def scan(path: str, index: Index, full: bool, on_progress: OnProgress) -> FileSc
         read = blocks(partial(ranges.read, path))
         for number in numbers:
             name, dtype, crc = schema.names[number], schema.dtypes[number], 0
+            state = blake2b(digest_size=16) if name in compared else None
             spans = index.spans(name)
             if not full:
                 spans = (Span(spans[0].offset, min(SAMPLE, spans[0].nbytes)),)
@@ -433,10 +442,14 @@ def scan(path: str, index: Index, full: bool, on_progress: OnProgress) -> FileSc
                     _look_at(file_scan, name, dtype, part)
                 if full and number in index.sums:
                     crc = crc32(part, crc)
+                if state is not None:
+                    state.update(part)
                 file_scan.reads += 1
                 file_scan.nbytes += len(part)
                 on_progress(len(part))
             file_scan.tensors += 1
+            if state is not None:
+                file_scan.digests[name] = ContentDigest(state.digest())
             if full and number in index.sums:
                 file_scan.sums += 1
                 if crc != index.sums[number]:

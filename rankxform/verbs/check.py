@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 
 from rankxform.checkpoints.base import FORMS
 from rankxform.display.text import (
@@ -143,14 +144,15 @@ def check(
     asked_amiss = where.strategy is not None and any(e.error is UsageError for e in source.errors)
     if not source.paths or asked_amiss:
         source.require()
-    rows, evidence, replica_bytes = [*_statements(source), *_ranks(source)], Evidence(), 0
+    rows, evidence, compared = [*_statements(source), *_ranks(source)], Evidence(), {}
     if not source.errors:
         evidence = _examine_or_finding(request, source, team)
         rows += [*_rows_of_samples(evidence), *_rows_of_tensors(source.require_catalog())]
         if full and not evidence.errors:
-            differences, replica_bytes = differing_replicas(source, team)
-            rows += _rows_of_replicas(differences, replica_bytes, evidence)
-    scans = scan_all(source, full, team, begin)
+            compared = replicas_to_compare(source.require_catalog(), source.indexes)
+    scans_by_file = scan_all(source, full, compared, team, begin)
+    scans = [*scans_by_file.values()]
+    rows += team.bcast(lambda: _rows_of_replicas(source, compared, scans_by_file, evidence))
     rows += team.bcast(lambda: rows_of_content(ContentRead(source, scans, full)))
     return Check(
         source.where.path,
@@ -159,26 +161,34 @@ def check(
         len(source.paths),
         tuple(rows),
         evidence.reads + sum(file_scan.reads for file_scan in scans),
-        evidence.bytes_read + replica_bytes + sum(file_scan.nbytes for file_scan in scans),
+        evidence.bytes_read + sum(file_scan.nbytes for file_scan in scans),
         time.monotonic() - began,
     )
 
 
 def scan_all(
-    source: Source, full: bool, team: Team, begin: Callable[[int], ShowProgress]
-) -> list[FileScan]:
-    """Return what all files hold. Collective."""
+    source: Source,
+    full: bool,
+    compared: Mapping[int, Collection[str]],
+    team: Team,
+    begin: Callable[[int], ShowProgress],
+) -> dict[int, FileScan]:
+    """Return what all files hold. Collective.
+
+    compared: by file the tensors of which digests are made.
+    """
     all_indexes = {**source.indexes, **source.extra_rank_index}
     total = sum(index.size if full else bytes_to_scan(index) for index in all_indexes.values())
 
-    def mine(on_progress: OnProgress) -> list[FileScan]:
+    def mine(on_progress: OnProgress) -> list[tuple[int, FileScan]]:
         return [
-            scan(source.paths[file], all_indexes[file], full, on_progress)
+            (file, scan(path, all_indexes[file], full, on_progress, {*compared.get(file, ())}))
             for file in source.reach.partition(all_indexes)[team.rank]
+            for path in (source.paths[file],)
         ]
 
     local_scans = team.work(mine, begin(total))
-    return [file_scan for scans in team.allgather(lambda: local_scans) for file_scan in scans]
+    return dict(chain.from_iterable(team.allgather(lambda: local_scans)))
 
 
 def _statements(source: Source) -> Iterator[CheckRow]:
@@ -279,9 +289,17 @@ def _rows_of_samples(evidence: Evidence) -> Iterator[CheckRow]:
 
 
 def _rows_of_replicas(
-    differences: Sequence[ReplicaDifference], nbytes: int, evidence: Evidence
+    source: Source,
+    compared: Mapping[int, Collection[str]],
+    scans: Mapping[int, FileScan],
+    evidence: Evidence,
 ) -> list[CheckRow]:
     """Say whether all bytes that several ranks should hold are the same."""
+    nbytes = sum(source.indexes[file].nbytes(n) for file, names in compared.items() for n in names)
+    if not nbytes:
+        return []
+    digests = {file: file_scan.digests for file, file_scan in scans.items()}
+    differences = [*unequal_replicas(source.require_catalog(), digests)]
     differing = [d for d in differences if d.name not in evidence.per_rank_tensors]
     if differing:
         groups = " and ".join(f"rank {format_ranges(ranks)}" for ranks in differing[0].groups)
@@ -289,7 +307,7 @@ def _rows_of_replicas(
         text += f", and so for {len(differing) - 1} more" if differing[1:] else ""
         return [CheckRow("replicas", WRONG, f"{text}; `inspect --replicas` lists all")]
     text = f"all bytes that several ranks hold are the same, {format_size(nbytes)} read"
-    return [CheckRow("replicas", RIGHT, text)] if nbytes else []
+    return [CheckRow("replicas", RIGHT, text)]
 
 
 def _rows_of_tensors(catalog: Catalog) -> Iterator[CheckRow]:
@@ -495,20 +513,6 @@ def compare_samples(request: Request, team: Team) -> SamplesVerdict:
     )
 
 
-def differing_replicas(
-    source: Source, team: Team, begin: Callable[[int], ShowProgress] = lambda total: show_nothing
-) -> tuple[tuple[ReplicaDifference, ...], int]:
-    """Return where files that should hold the same bytes do not, and the bytes read. Collective."""
-    catalog = source.require_catalog()
-    names = replicas_to_compare(catalog, source.indexes)
-    total = sum(
-        source.indexes[file].nbytes(n) for file, tensor_names in names.items() for n in tensor_names
-    )
-    show = begin(total) if team.rank == 0 else show_nothing
-    digests = read_samples(source, [TensorsToRead(names, True)], team, show).samples[True]
-    return team.agree(lambda: tuple(unequal_replicas(catalog, digests))), total
-
-
 def compare_replicas(
     request: Request, team: Team, begin: Callable[[int], ShowProgress] = lambda total: show_nothing
 ) -> ReplicaVerdict:
@@ -518,6 +522,11 @@ def compare_replicas(
     """
     began = time.monotonic()
     source = open_resolved_source(resolve_request(request, team), team, all_files=True)
-    differences, total = differing_replicas(source, team, begin)
+    catalog = source.require_catalog()
+    names = replicas_to_compare(catalog, source.indexes)
+    total = sum(source.indexes[file].nbytes(n) for file, tensors in names.items() for n in tensors)
+    show = begin(total) if team.rank == 0 else show_nothing
+    digests = read_samples(source, [TensorsToRead(names, True)], team, show).samples[True]
+    differences = team.agree(lambda: tuple(unequal_replicas(catalog, digests)))
     seconds = time.monotonic() - began
     return ReplicaVerdict(differences, len(source.indexes), total, seconds, source.warnings)

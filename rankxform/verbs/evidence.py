@@ -126,7 +126,7 @@ def _masters(target: Target) -> list[tuple[Parameter, Parameter]]:
         and len(parameter.shape) > 1
         and parameters_by_name[parameter.base_name].src_dtype in (FLOAT16, BFLOAT16)
     ]
-    return pairs[:: max(1, len(pairs) // _FEW_ROWS)][:_FEW]
+    return pairs[:: max(1, len(pairs) // _FEW_ROWS)][:_FEW_ROWS]
 
 
 def _find_unlike_masters(
@@ -226,7 +226,7 @@ def _rows_at_once(parameter: Parameter) -> int:
 _SHOWN = 3
 _ACCEPTED = 2  # tensors that are sampled to say what is accepted
 _SECOND = 8
-_FEW = 50
+_LITTLE_PERCENT = 50
 """Of a hundred bytes; where less is of kinds that were compared, it is said."""
 
 
@@ -260,7 +260,7 @@ def examine(conversion: Conversion, team: Team) -> Evidence:
         return evidence
     percent = _percent(catalog.states, src_parameters, evidence.sampled)
     evidence = replace(evidence, percent=percent)
-    if 0 < percent < _FEW and catalog.strategy is not None and not source.form.described:
+    if 0 < percent < _LITTLE_PERCENT and catalog.strategy is not None and not source.form.described:
         few_text = (
             f"{catalog.declared_by}: was compared with samples of kinds that hold {percent} % of "
             "the bytes; of the others there was nothing to compare"
