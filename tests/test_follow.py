@@ -233,12 +233,14 @@ def test_iterations_of_a_checkpoint_2(training):
     assert rankxform.verify(training.tmp / "iterations", training.dst / "4", None, training.b).same
 
 
+@pytest.mark.parametrize("saved", [0, 1])
 @pytest.mark.parametrize("processes", [1, 3])
-def test_a_program_follows_its_own_training(processes, training):
-    """Every process calls; process 0 is asked, here until the third step was saved."""
+def test_a_program_follows_its_own_training(processes, saved, training):
+    """Every process calls; process 0 is asked, here until the third step was saved. SRC need not be
+    there before."""
 
     def work(comm):
-        steps = iter(range(2, 4))
+        steps = iter(range(saved + 1, 4))
 
         def goes_on():
             step = next(steps, None)
@@ -252,7 +254,8 @@ def test_a_program_follows_its_own_training(processes, training):
         again = rankxform.follow(*places, **options)
         return [entry.step for entry in outcome.converted], outcome.removed, repr(again)
 
-    training.save(1)
+    for step in range(1, saved + 1):
+        training.save(step)
     found = run_world(processes, work)
     assert found == processes * [(["1_2", "1_3"], (), "Followed(0 steps converted)")]
     assert training.is_right(2) and training.is_right(3)

@@ -121,6 +121,8 @@ class _Watcher:
     def look(self) -> _Look:
         """Raises UsageError where there are no steps."""
         began = time.monotonic()
+        if self._settings.watch and self.is_ahead():
+            return _Look((), (), ())
         try:
             steps, files_of = steps_at(self._where)
         except CheckpointError:
@@ -146,6 +148,11 @@ class _Watcher:
         if missing and not self._settings.watch:
             raise UsageError(f"--step {min(missing)}: expected some of {', '.join(steps)}")
         return [step for step in steps if not names[step].isdisjoint(self._wanted_steps)]
+
+    def is_ahead(self) -> bool:
+        """Tell whether the training has not made its folder yet, in one that is there."""
+        path = Path(self._where.path)
+        return path.parent.is_dir() and not path.exists()
 
     def wait(self) -> bool:
         """Wait for the next look, and return whether it is not the last one."""
@@ -249,7 +256,8 @@ def follow(
         if not is_watching:
             break
         if not is_announced:
-            announce("waiting   for the next step")
+            first = f"; {request.src} is not there yet" if watcher.is_ahead() else ""
+            announce(f"waiting   for the next step{first}")
             is_announced = True
         team.agree(team.check_stop)
         is_watching = team.bcast(watcher.wait)
@@ -261,7 +269,9 @@ def follow(
 
 
 def _watcher(request: Request, settings: FollowSettings) -> _Watcher:
-    if not is_path(request.src) or request.fallback or request.files is not None:
+    if request.files is not None:
+        raise UsageError("follow finds the files of each step itself", "leave out files")
+    if not is_path(request.src) or request.fallback:
         raise UsageError("follow looks at one folder", "leave out --fallback")
     keep, settle = settings.keep, settings.settle
     if keep is not None and (type(keep) is not int or keep < 1):
