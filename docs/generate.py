@@ -19,6 +19,7 @@ from rankxform.cli.help import DESCRIPTION, EPILOG, GROUP_NOTES, row_of, usage_o
 from rankxform.cli.parser import COMMANDS
 from rankxform.options import AFFECTS_LOAD, GROUP_DERIVATION, option_info
 from rankxform.request import all_options, options_affecting, options_in_group
+from rankxform.results import Result
 from rankxform.statements import CATALOG, CONTENT, HEADERS, NAMES, PLAN, RULES, SAMPLES, rules_of
 
 HERE = Path(__file__).parent
@@ -102,7 +103,8 @@ def api() -> str:
         if inspect.isfunction(one):
             lines += ["", f"### {name}", "", *_code(_signature(name, one)), "", *_text(one)]
     lines += ["", "## Options", "", *_options()]
-    lines += ["", "## Results and arguments"]
+    lines += ["", "## Results and arguments", "", "Every result has:"]
+    lines += [*_members(Result)]
     for name in rankxform.__all__:
         one = getattr(rankxform, name)
         if inspect.isclass(one) and not issubclass(one, Exception):
@@ -146,7 +148,12 @@ def _signature(name: str, one: object) -> str:
 
 
 def _members(one: type) -> Iterator[str]:
-    members = {n: m for n, m in vars(one).items() if not n.startswith("_") and _is_member(m)}
+    inherited = vars(Result) if issubclass(one, Result) and one is not Result else ()
+    members = {
+        name: member
+        for name, member in vars(one).items()
+        if not name.startswith("_") and name not in inherited and _is_member(member)
+    }
     fields = _fields(one)
     if not members and not fields:
         return
@@ -171,6 +178,8 @@ def _fields(kind: type) -> dict[str, str]:
     shared: dict[str, str] = {}
     for node in body:
         if not isinstance(node, ast.AnnAssign) or node.target.id.startswith("_"):
+            continue
+        if "ClassVar" in ast.unparse(node.annotation):  # for subclasses
             continue
         name = node.target.id
         behind = source[node.end_lineno - 1].partition("  # ")[2]
