@@ -86,6 +86,7 @@ def _write_page(options: Parsed, team: Team, screen: Screen) -> int:
 
     checkpoints = [contents(request, team) for request in team.bcast(asked)]
     faults = [text for checkpoint in checkpoints for text in checkpoint.faults]
+    warnings = [text for checkpoint in checkpoints for text in checkpoint.warnings]
     head: dict[str, Any] = {
         "title": " | ".join(checkpoint.src for checkpoint in checkpoints),
         "what": "Contents",
@@ -100,6 +101,6 @@ def _write_page(options: Parsed, team: Team, screen: Screen) -> int:
     shown = [lines("", f"{shown_path(c.src)}: {c.in_short()}") for c in checkpoints]
     shown += [lines("WRONG", fault) for fault in faults]
     shown.append(lines("page", shown_path(options.page)))
-    facts = {"page": options.page, "faults": faults}
+    facts = {"page": options.page, "faults": faults, "warnings": warnings}
     code = CheckpointError.exit_code if faults else 0
     return screen.show("contents", lambda: DictResult(facts, (*shown,), code))

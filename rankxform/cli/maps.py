@@ -136,7 +136,6 @@ def _apply_to_checkpoint(source: Source, target: Target) -> DictResult:
             origins.append(f"and {len(src_patterns) - 4} more")
         shown.append(Group(f"{name}{count}  {first.dtype} {list(first.shape)}", origins))
     shown += [lines("note", text) for text in target.notices]
-    shown += [lines("WARNING:", text) for text in target.warnings]
     entries = [
         {
             "name": parameter.name,

@@ -115,6 +115,12 @@ class DictResult(Result):
         """Exit code of the command that shows it."""
         return self.code
 
+    @property
+    def warnings(self) -> Sequence[str]:
+        """What may be wrong, by the facts."""
+        texts: Sequence[str] = self.facts.get("warnings", ())
+        return texts
+
     def in_short(self) -> str:
         return first_line(self.sections())
 

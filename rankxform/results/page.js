@@ -243,7 +243,7 @@ const rankxformPage = (() => {
     return [h("div", { class: "two" }, every.map((one) => held(one, every.length > 1))), h("p", {}, find), said, found];
   }
   function held(one, titled) {
-    return h("article", {}, titled ? [h("h3", {}, one.title), h("p", { class: "faint" }, one.about)] : null, warnings(one.faults),
+    return h("article", {}, titled ? [h("h3", {}, one.title), h("p", { class: "faint" }, one.about)] : null, warnings([...one.faults, ...one.warnings]),
       table(["", "tensors", "bytes"], one.kinds), folded("types", table(["type", "tensors", "bytes"], one.types)),
       folded("files", table(["file", "rank", "stage", "bytes"], one.files)));
   }

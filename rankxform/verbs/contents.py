@@ -53,6 +53,11 @@ class Contents(Result):
         """What was found wrong, in words."""
         return tuple(self.facts["faults"])
 
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What may be wrong."""
+        return tuple(self.facts["warnings"])
+
     def in_short(self) -> str:
         wrong = f"; {format_count(len(self.faults), 'fault')}" if self.faults else ""
         return f"{self.facts['about']}{wrong}"
@@ -109,7 +114,7 @@ def _facts(source: Source) -> dict[str, Any]:
         "about": f"{source.form.title}{step}: {extent}"
         f"{format_count(len(source.paths), 'file')} of {format_size(stored)}, "
         f"{format_count(len(parameters), 'tensor')} of {format_size(sum(nbytes))}",
-        "faults": [*faults, *source.warnings],
+        "faults": faults, "warnings": source.warnings,
         "kinds": _totals(states, nbytes),
         "types": types,
         "files": [

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from rankxform.cli.main import run_of
+from rankxform.cli.main import main, run_of
 from rankxform.cli.parser import COMMANDS
 from rankxform.errors import UsageError
 from rankxform.transport import mpirun as own_mpirun
@@ -467,6 +467,31 @@ def test_a_step_that_a_rank_lacks_is_warned_of_first_and_last(processes, place):
         )
         code, output = command(*words, "--step", "latest")
         assert code == 3 and "--step 3_70" in output, output
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "transform SRC DST A B", "plan SRC A B", "plan SRC A B --simulate 4", "ranks SRC A B",
+        "inspect SRC", "inspect SRC A", "inspect SRC A --check", "inspect SRC A --page PAGE",
+    ],
+)  # fmt: skip
+def test_every_verb_that_opens_a_source_tells_its_warnings(words, place, capfd):
+    """In words and in JSON; a warning alone is no error."""
+    for rank in range(3):
+        shard = Path(place.src) / f"rank_{rank}/net-3_70.ckpt"
+        shard.with_name("net-4_80.ckpt").write_bytes(shard.read_bytes())
+    told = {
+        "SRC": [place.src], "DST": [place.dst], "PAGE": [f"{place.dst}.html"],
+        "A": ["--src-strategy", place.a], "B": ["--dst-strategy", place.b],
+    }  # fmt: skip
+    arguments = [str(part) for word in words.split() for part in told.get(word, [word])]
+    text = "epoch 4 step 80 is newer but not complete"
+    assert main(arguments) == 0 and text in capfd.readouterr().out
+    assert main([*arguments, "--json"]) == 0
+    document = json.loads(capfd.readouterr().out)
+    warnings = document.get("warnings") or [row["text"] for row in document["rows"]]
+    assert any(text in warning for warning in warnings)
 
 
 def test_plan_names_what_is_needed(place):
