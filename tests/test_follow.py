@@ -130,6 +130,36 @@ def test_only_what_it_wrote_is_removed(training):
     assert training.follow(keep=1).converted == (), "what was removed is not made again"
 
 
+def test_the_oldest_is_removed_whenever_it_was_converted(training):
+    training.save(2)
+    training.save(1, ranks=range(3))
+    training.follow(keep=2)
+    training.save(1)
+    training.follow(keep=2)
+    training.save(3)
+    assert training.follow(keep=2).removed == ("1_1",)
+    assert training.is_right(2) and training.is_right(3)
+
+
+def test_what_was_moved_or_linked_is_not_removed(training):
+    """Nor what a record names that was written by somebody else."""
+    training.save(1)
+    training.follow()
+    (training.dst / "1_1").rename(training.tmp / "moved")
+    (training.dst / "1_1").symlink_to(training.tmp / "moved")
+    training.save(2)
+    training.follow()
+    (training.tmp / "empty").mkdir()
+    (training.dst / "1_2" / "link").symlink_to(training.tmp / "empty")
+    (training.dst / RECORD_NAME).write_text(
+        json.dumps({"steps": ["../moved", None, 3, {}, "1_1", "1_2"]})
+    )
+    training.save(3)
+    assert training.follow(keep=1).removed == ("1_2",)
+    assert (training.tmp / "moved" / "rankxform.json").exists()
+    assert [path.name for path in (training.dst / "1_2").iterdir()] == ["link"]
+
+
 @pytest.mark.parametrize("form", ["checkpoint2", "hyperparallel", "dcp", "unified", "huggingface"])
 def test_all_that_it_wrote_is_removed(form, tmp_path):
     """Trackers and the model's configuration too."""

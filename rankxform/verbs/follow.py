@@ -29,7 +29,7 @@ from rankxform.storage.posix import remove_if_possible, write_atomically
 from rankxform.storage.store import FileVersion, absolute, address_of, is_path, storage_of
 from rankxform.target.inputs import source_ref
 from rankxform.transport import Team
-from rankxform.values import NamedTuple, dataclass
+from rankxform.values import NamedTuple, dataclass, pattern_on_use
 
 from .convert import OnStart, start_silently
 from .transform import transform
@@ -38,6 +38,7 @@ _POLL_SECONDS, _LONGEST_PAUSE, _SHARE = 0.5, 60.0, 9.0
 """Between two looks; where looking takes long, as on large storage, so many times as long."""
 RECORD_NAME = "rankxform-follow.json"
 """What was converted here by `follow`, in its destination."""
+_STEP = pattern_on_use(r"\d{1,18}(_\d{1,18})?")
 
 
 class FollowSettings(NamedTuple):
@@ -172,14 +173,15 @@ class _Watcher:
         """
         path = self.dst / RECORD_NAME
         try:
-            steps = json.loads(path.read_bytes())["steps"] if path.exists() else []
+            noted_steps = [*json.loads(path.read_bytes())["steps"]] if path.exists() else []
         except (ValueError, KeyError, TypeError):
-            steps = []
-        steps = [*(known_step for known_step in steps if known_step != step), step]
-        removed = steps[: -self._settings.keep] if self._settings.keep else []
-        for removed_step in removed:
-            _remove(self.dst / str(removed_step))
-        noted = json.dumps({"kind": "rankxform follow", "steps": steps[len(removed) :]})
+            noted_steps = []
+        names = {name for name in noted_steps if isinstance(name, str) and _STEP().fullmatch(name)}
+        # One that was complete late is converted late, and is the older one all the same.
+        steps = sorted({*names, step}, key=lambda name: [*map(int, name.split("_"))])
+        older = steps[: -self._settings.keep] if self._settings.keep else []
+        removed = [name for name in older if _remove(self.dst / name)]
+        noted = json.dumps({"kind": "rankxform follow", "steps": steps[len(older) :]})
         write_atomically(path, noted.encode())
         return removed
 
@@ -290,15 +292,18 @@ def _manifest_folder(folder: Path) -> Path | None:
     return next((path.parent for path in paths), None)
 
 
-def _remove(folder: Path) -> None:
-    """Remove the files of a conversion that its manifest lists, and folders that are empty then."""
+def _remove(folder: Path) -> bool:
+    """Remove the files of a conversion that its manifest lists, and folders that are empty then.
+
+    Returns whether there was one.
+    """
     manifest_folder = _manifest_folder(folder)
-    if manifest_folder is None:
-        return
+    if manifest_folder is None or folder.is_symlink():  # it was moved, and is another's now
+        return False
     try:
         record = read_manifest(manifest_folder)
     except RankxformError:  # it is no conversion any more
-        return
+        return False
     names = {*record["files"], *record.get("companions", {}), *copied(manifest_folder, record)}
     for name in (*names, MANIFEST_NAME):
         remove_if_possible(manifest_folder / name)
@@ -307,9 +312,10 @@ def _remove(folder: Path) -> None:
     if tracker is not None and folder.is_dir() and [*folder.iterdir()] == [folder / tracker]:
         remove_if_possible(folder / tracker)  # it names the iteration that was there
         _remove_empty(folder)
+    return True
 
 
 def _remove_empty(folder: Path) -> None:
     for below in (*sorted(folder.rglob("*"), reverse=True), folder):
-        if below.is_dir() and not any(below.iterdir()):
+        if below.is_dir() and not below.is_symlink() and not any(below.iterdir()):
             below.rmdir()
