@@ -9,7 +9,7 @@ nothing.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -143,6 +143,10 @@ class ModelOperation(ABC):
     def compose(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """Return what the tensors become. Raises RequestError or CheckpointError."""
 
+    def without(self, names: Collection[str]) -> ModelOperation:
+        """Return the same for a part of a checkpoint, which has other tensors of these `names`."""
+        return self
+
     def findings(self, names: Sequence[str]) -> Iterator[Finding]:
         """Yield what it assumes or doubts, once tensors are composed; `names`: the checkpoint's."""
         return iter(())
@@ -271,6 +275,14 @@ class OperationChain:
     def with_states(self, states: States) -> OperationChain:
         """Return the same operations for a source that has these states."""
         return OperationChain(self._operations, states)
+
+    def without(self, src_names: Collection[str]) -> OperationChain:
+        """Return the same operations for a source of which tensors of these names were not read."""
+        names = frozenset(map(self.name_of, src_names))
+        return OperationChain(
+            (o.without(names) if isinstance(o, ModelOperation) else o for o in self._operations),
+            self._states,
+        )
 
     @property
     def renames(self) -> bool:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import field, replace
 from math import sqrt
 from pathlib import Path
@@ -237,6 +238,7 @@ class LoraOperation(ModelOperation):
         states = find_states({**adapter_shapes})
         tensors = {n: shape for n, shape in adapter_shapes.items() if states.is_weight(n)}
         self._label, self._names, self._inside = label, set(tensors), inside
+        self._elsewhere: Collection[str] = ()  # matrices that are not read
         self._steps: dict[str, tuple[LowRankUpdate, Shape]] = {}
         paired_names = set[str]()
         for name in tensors:
@@ -281,11 +283,18 @@ class LoraOperation(ModelOperation):
         step = LowRankUpdate(a, b, scaling.scale(module), scaling.transposed)
         return step, shape[::-1] if scaling.transposed else shape
 
+    def without(self, names: Collection[str]) -> LoraOperation:
+        part = copy(self)
+        part._elsewhere = {name for name in self._steps if name in names}
+        return part
+
     def findings(self, names: Sequence[str]) -> Iterator[Finding]:
-        shown = summarize_names(self._steps, 3)
-        yield as_notice(f"{self._label}: is added to {len(self._steps)} matrices, {shown}")
+        matrices = [name for name in self._steps if name not in self._elsewhere]
+        if matrices:
+            shown = summarize_names(matrices, 3)
+            yield as_notice(f"{self._label}: is added to {len(matrices)} matrices, {shown}")
         counts_by_kind = Counter(map(pattern_of, names))
-        for kind, count in Counter(map(pattern_of, self._steps)).items():
+        for kind, count in Counter(map(pattern_of, matrices)).items():
             if count < counts_by_kind[kind] and not self._scaling.partial:
                 text = f"has pairs for {count} of {counts_by_kind[kind]} {kind}"
                 yield as_warning(f"{self._label}: {text}")
@@ -301,7 +310,8 @@ class LoraOperation(ModelOperation):
                 "leave its own out (--exclude) after merging it with --lora SRC",
                 where=self._label,
             )
-        lacking = [name for name in self._steps if name not in present_names]
+        known_names = present_names.union(self._elsewhere)
+        lacking = [name for name in self._steps if name not in known_names]
         if lacking:
             raise CheckpointError(
                 f"is for {first_texts([*map(repr, lacking)], 1)}, which the checkpoint does not "

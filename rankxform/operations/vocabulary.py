@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -28,12 +28,16 @@ class ResizeVocabulary(ModelOperation):
 
     renames = False
 
-    def __init__(self, rows: int, fill: str = ZEROS) -> None:
-        self.rows, self._fill = rows, fill
+    def __init__(self, rows: int, fill: str = ZEROS, *, is_elsewhere: bool = False) -> None:
+        """is_elsewhere: what is read is a part, and others have tensors of the vocabulary."""
+        self.rows, self._fill, self._is_elsewhere = rows, fill, is_elsewhere
+
+    def without(self, names: Collection[str]) -> ResizeVocabulary:
+        return ResizeVocabulary(self.rows, self._fill, is_elsewhere=not NAMES.isdisjoint(names))
 
     def compose(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         vocabulary_names = {t.name for t in tensors if not t.dropped and is_vocabulary(t)}
-        if not vocabulary_names:
+        if not vocabulary_names and not self._is_elsewhere:
             raise CheckpointError(
                 "--vocab: no tensor of the checkpoint is known to have the vocabulary's rows; "
                 f"known are {', '.join(sorted(NAMES))}"

@@ -342,6 +342,15 @@ class Catalog:
         """Stages and ranks, or files of no rank, in words."""
         return self.strategy.extent if self.strategy is not None else f"{len(self.paths)} files"
 
+    @property
+    def unread_names(self) -> frozenset[str]:
+        """Names that the strategy lists in pipeline stages alone of which no file was opened."""
+        if self.strategy is None or len(self.strategy.stages) == 1:
+            return frozenset()
+        stages = {self.stage_of(file) for file in self.paths}
+        listed = self.strategy.stages_of
+        return frozenset(name for name in listed if stages.isdisjoint(listed[name]))
+
     def rank_of(self, file: int) -> int:
         """Return the global rank that a file is of; its id, of a file of no rank."""
         return self.description.ranks.get(file, file)

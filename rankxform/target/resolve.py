@@ -249,7 +249,7 @@ def _make_target(
     request, catalog = resolved.request, source.require_catalog()
     facts = None if source.form.counters else training  # as tensors, the source has them
     derivation = _build_operations(resolved, source.description.items, facts)
-    derivation = derivation.with_states(catalog.states)
+    derivation = derivation.with_states(catalog.states).without(catalog.unread_names)
     tensors = apply_operations(catalog, derivation)
     listed = catalog.strategy.stages_of if catalog.strategy is not None else ()
     derivation.check_names([*listed, *(parameter.name for parameter in catalog.parameters)])

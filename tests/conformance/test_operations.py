@@ -53,15 +53,16 @@ class OperationTests:
         return name, shape
 
     def write_ranks(self, tmp, tensors):
+        """Write a source and strategies of two pipeline stages each."""
         params = {n: (array.shape, dtype) for n, (dtype, array) in tensors.items()}
-        for side, ranks, seed in (("a", 4, 1), ("b", 8, 2)):
-            own = params
-            if side == "b":
-                own = {}
-                for name, (shape, dtype) in params.items():
+        for side, ranks, seed, first_stage in (("a", 2, 1, 2), ("b", 4, 2, 3)):
+            names, stages = [*SHAPES][:first_stage], [{}, {}]
+            for name, (shape, dtype) in params.items():
+                stage = stages[name.removeprefix("adam_m.") not in names]
+                if side == "b":
                     name, shape = self.becomes(name, shape)
-                    own[name] = shape, dtype
-            layouts = random_strategy(own, ranks, 1, seed)
+                stage[name] = shape, dtype
+            layouts = [random_strategy(stage, ranks, 1, seed)[0] for stage in stages]
             reference.write_stage_files(tmp / side, layouts)
             if side == "a":
                 reference.write_checkpoint(
@@ -121,6 +122,20 @@ class OperationTests:
         for name, (dtype, shape, data) in wanted.items():
             assert (found.dtypes[name], found[name].shape) == (dtype, shape)
             assert found[name].tobytes() == data, name
+
+    @pytest.mark.world(sizes=(1,))
+    @pytest.mark.parametrize("rank", [0, 7])
+    def test_a_rank_alone_gets_the_same(self, rank, made, tmp):
+        """A source of several pipeline stages is read as far as that rank's needs it."""
+        options, wanted = made
+        rankxform.transform(
+            tmp / "src", tmp / "dst", self.a(tmp), str(tmp / "b"), ranks=[rank], fsync=False,
+            format="safetensors", **options,
+        )  # fmt: skip
+        found = contents(tmp / "dst")
+        assert found == {name: wanted[name] for name in found}
+        found = rankxform.load(tmp / "src", self.a(tmp), str(tmp / "b"), rank=rank, **options)
+        assert len(found) == len(reference.read_safetensors(next((tmp / "dst").glob("*/*"))))
 
     @pytest.mark.world(sizes=(1, 3))
     def test_what_can_be_undone_is_undone(self, made, tmp):
