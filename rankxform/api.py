@@ -344,8 +344,8 @@ def plan(
 ) -> Plan:
     """Return what `transform` would read, exchange and write by so many `processes`.
 
-    No tensor byte is read. `options` are those of `transform`, and `shapes`: a JSON file of full
-    shapes in place of `src`.
+    Headers are read, and a few samples of tensors. `options` are those of `transform`, and
+    `shapes`: a JSON file of full shapes in place of `src`.
     """
 
     def ask() -> Request:

@@ -109,7 +109,7 @@ COMMANDS: dict[str, Command] = {
             epilog="With --step A,B only these steps are converted.",
         ),
         Command(
-            "plan", "Print what would be read, written and held in memory; read headers only.",
+            "plan", "Print what would be read, written and held in memory; reads headers and samples.",
             f"rankxform plan output/checkpoint \\\n      {_STRATEGIES}",
             (_SRC, _DST._replace(title="[DST]")), "plan",
             (options.Folders, options.Planning, options.Json),

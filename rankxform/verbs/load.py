@@ -95,7 +95,7 @@ def load(request: Request, rank: int, team: Team, on_start: OnStart = start_sile
 
     Every process calls this, each with a rank and an `include` of its own; two may ask
     for the same. Only the byte ranges that the slices need are read, in the memory that
-    `request` allows. Raises UsageError where processes ask otherwise for different things.
+    `request` allows. Raises UsageError where processes give different options.
     """
     destination = ArrayDestination(rank)
     outcome = convert(request, destination, team, on_start)

@@ -393,7 +393,7 @@ def plan(
 ) -> tuple[Conversion, Plan]:
     """Plan for so many processes (None: those of the team). Collective.
 
-    Of the tensors no more is read than a few samples, by which the source's strategy is believed.
+    Of the tensors a few samples are read, by which the source's strategy is believed.
     timed: measure storage, and predict how long it takes.
     """
     return plan_target(with_evidence(resolve(request, team), team), team, processes, timed=timed)
