@@ -126,8 +126,9 @@ def usable_cores() -> int:
 
 NAMES = ("SIGTERM", "SIGINT", "SIGUSR1", "SIGHUP")
 STOPPED = 75
-_FIRST_SPEAKS, _FORWARDED = 2.0, 0.3
-"""Seconds for process 0 to speak, and for a launcher to forward what it says."""
+_FIRST_SPEAKS, _FORWARDED, _NEXT = 2.0, 0.3, 8
+"""Seconds for process 0 to speak, and for a launcher to forward what it says; after how many
+processes the next ones wait for no other."""
 _RANKS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "MV2_COMM_WORLD_RANK", "SLURM_PROCID")
 
 
@@ -171,9 +172,10 @@ class Signals:
             signal.signal(number, signal.SIG_IGN)
 
     def _end(self, is_first: bool) -> None:
-        if any(os.environ.get(name, "0") != "0" for name in _RANKS):
-            time.sleep(_FIRST_SPEAKS)  # process 0, which mostly got the signal too, ends all
-        elif is_first:
+        rank = max(int(os.environ.get(name, "0")) for name in _RANKS)
+        if rank:  # process 0, which mostly got the signal too, ends all, or else the next one
+            time.sleep(_FIRST_SPEAKS + 2 * _FORWARDED * min(rank, _NEXT))
+        if is_first:
             text = f"rankxform: error: {self.reason}; what is complete is kept\n"
             os.write(2, text.encode())
             if self._leave is not os._exit:

@@ -109,7 +109,7 @@ COMMANDS: dict[str, Command] = {
             epilog="With --step A,B only these steps are converted.",
         ),
         Command(
-            "plan", "Print what would be read, written and held in memory; reads headers and samples.",
+            "plan", "Print what would be read, written and held; read headers and samples alone.",
             f"rankxform plan output/checkpoint \\\n      {_STRATEGIES}",
             (_SRC, _DST._replace(title="[DST]")), "plan",
             (options.Folders, options.Planning, options.Json),

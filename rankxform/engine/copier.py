@@ -239,7 +239,7 @@ class Copier:
         rank = shape(step.a)[0]
         b = get(step.b, Box((rows.start, 0), (rows.stop, rank)))[:: rows.step]
         a = get(step.a, Box((0, columns.start), (rank, columns.stop)))[:, :: columns.step]
-        product = step.scale * (b @ a)
+        product = step.scale * multiply_matrices(b, a)
         if step.transposed:
             product = product.T
         return product.T if _is_turned(place) else product
@@ -252,7 +252,8 @@ class Copier:
         box_a = Box((matrices.start, rows.start, 0), (matrices.stop, rows.stop, rank))
         box_b = Box((matrices.start, 0, columns.start), (matrices.stop, rank, columns.stop))
         a, b = get(step.a, box_a), get(step.b, box_b)
-        products = a[:: matrices.step, :: rows.step] @ b[:: matrices.step, :, :: columns.step]
+        pairs = zip(a[:: matrices.step, :: rows.step], b[:: matrices.step, :, :: columns.step])
+        products = np.stack([multiply_matrices(*pair) for pair in pairs])
         moving = [axis for axis in place.axes if axis != BROADCAST_AXIS]
         order = [*moving, *(axis for axis in range(len(place.ranges)) if axis not in moving)]
         shape = [1 if axis == BROADCAST_AXIS else len(place.ranges[axis]) for axis in place.axes]
@@ -271,6 +272,17 @@ class Copier:
         scales = scales.reshape(*scales.shape, *(1,) * (2 - axes))
         factors = scales[np.ix_(*(b - b[0] for b in blocks))]
         return factors.T if _is_turned(place) else factors
+
+
+def multiply_matrices(b: Any, a: Any) -> Any:
+    """Return ``b @ a`` of which each element is the same whatever part of a matrix is computed.
+
+    BLAS sums in an order that depends on the shapes, which are those of tiles; here it is that of
+    the rank. einsum does that as long as its inner loop is over columns.
+    """
+    columns = a.shape[1]
+    a = np.ascontiguousarray(a if columns > 1 else np.repeat(a, 2, axis=1))
+    return np.einsum("ik,kj->ij", b, a)[:, :columns]
 
 
 def _row_blocks(words: Words) -> Iterator[Any]:

@@ -182,3 +182,17 @@ def test_a_stop_is_asked_for_once():
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def test_a_process_that_alone_was_asked_says_so():
+    """While it plans, process 0 does not hear of it, and would be ended without a word."""
+    code = (
+        "import os, signal; from rankxform.process import Signals; Signals().ready(os._exit); "
+        "signal.raise_signal(signal.SIGTERM)"
+    )
+    found = subprocess.run(
+        [sys.executable, "-c", code], env=environment(PMI_RANK="1"), cwd=ROOT, text=True,
+        capture_output=True,
+    )  # fmt: skip
+    assert found.returncode == STOPPED
+    assert found.stderr == "rankxform: error: stopped by SIGTERM; what is complete is kept\n"
