@@ -16,6 +16,7 @@ import pytest
 
 import rankxform
 from rankxform import process
+from rankxform.publish import journal
 from rankxform.request import Request
 from rankxform.transport import SerialTeam
 from rankxform.verbs.follow import RECORD_NAME, FollowSettings, follow
@@ -242,6 +243,32 @@ def test_a_step_that_is_torn_is_tried_again_when_it_has_changed(training, monkey
         follow(request, FollowSettings(watch=True, settle=0.0), team, announce=said.append)
     assert training.is_right(1) and training.is_right(2)
     assert any("tried again" in text for text in said)
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_step_that_was_saved_again_is_begun_anew(processes, training, monkeypatch):
+    """But not with other options, by which it would be unlike the steps before."""
+    monkeypatch.setattr(journal, "JOURNAL_SECONDS", 0)
+    places = training.src, training.dst, training.a, training.b
+    job = training.dst / "1_1" / ".rankxform" / "job.json"
+
+    def stopped(comm):
+        def stop(*_):
+            if job.exists():
+                raise KeyboardInterrupt
+
+        with pytest.raises((KeyboardInterrupt, rankxform.RankxformError)):
+            rankxform.follow(*places, comm=comm, progress=stop)
+
+    training.save(1)
+    run_world(processes, stopped)
+    assert job.exists()
+    training.values = lambda step: lambda name, *of: reference.full_tensor(f"{name} again", *of)
+    training.save(1)
+    with pytest.raises(rankxform.StorageError, match="other inputs or options"):
+        rankxform.follow(*places, weights_only=True)
+    run_world(processes, lambda comm: rankxform.follow(*places, comm=comm, progress=False))
+    assert training.is_right(1)
 
 
 def test_iterations_of_a_checkpoint_2(training):

@@ -23,6 +23,7 @@ from typing import Any
 from rankxform.checkpoints.base import DEFAULT_FORM, FORMS
 from rankxform.engine.sinks import part_of
 from rankxform.errors import FormatError, StorageError, raising_storage_errors
+from rankxform.statements import FILE_IDENTITY
 from rankxform.storage.posix import (
     free_bytes,
     random_hex,
@@ -216,7 +217,7 @@ class FolderRecords:
         changed = identity_differences(record["identity"], self._identity, is_begun=is_begun)
         if changed and not allowed:
             more_text = f", and {len(changed) - 3} things more" if len(changed) > 3 else ""
-            raise StorageError(
+            error = StorageError(
                 f"holds the work of {owner_text} with other inputs or options: "
                 f"{'; '.join(changed[:3])}{more_text}",
                 "name another folder",
@@ -224,6 +225,10 @@ class FolderRecords:
                 "run with what it was begun with",
                 where=self._folder,
             )
+            same_files = {**self._identity, "source files": {}}
+            if is_begun and not identity_differences(record["identity"], same_files):
+                error.fault = FILE_IDENTITY
+            raise error
         return bool(changed)
 
     def _discard(self, job: Mapping[str, Any]) -> None:

@@ -25,6 +25,7 @@ from rankxform.publish.folder_records import MANIFEST_NAME, read_manifest
 from rankxform.request import Request
 from rankxform.results import NORMAL, QUIET, Result, Section, lines
 from rankxform.source.choose import steps_at
+from rankxform.statements import FILE_IDENTITY
 from rankxform.storage.posix import remove_if_possible, write_atomically
 from rankxform.storage.store import FileVersion, absolute, address_of, is_path, storage_of
 from rankxform.target.inputs import source_ref
@@ -32,7 +33,7 @@ from rankxform.transport import Team
 from rankxform.values import NamedTuple, dataclass, pattern_on_use
 
 from .convert import OnStart, start_silently
-from .transform import transform
+from .transform import Report, transform
 
 _POLL_SECONDS, _LONGEST_PAUSE, _SHARE = 0.5, 60.0, 9.0
 """Between two looks; where looking takes long, as on large storage, so many times as long."""
@@ -240,7 +241,7 @@ def follow(
         for step in look.ready:
             dst = str(watcher.dst / step)
             try:
-                report = transform(replace(request, step=step, dst=dst), team, on_start)
+                report = _convert(replace(request, step=step, dst=dst), team, on_start)
             except (CheckpointError, StorageError) as error:
                 is_of_source = isinstance(error, CheckpointError)
                 if is_asked_once or not (is_of_source or team.bcast(watcher.is_changing)):
@@ -268,6 +269,16 @@ def follow(
         tuple(removed),
         tuple(warnings),
     )  # fmt: skip
+
+
+def _convert(request: Request, team: Team, on_start: OnStart) -> Report:
+    """Convert a step; begin anew what was begun of files that have been saved again since."""
+    try:
+        return transform(request, team, on_start)
+    except StorageError as error:
+        if error.fault != FILE_IDENTITY or request.overwrite:
+            raise
+    return transform(replace(request, overwrite=True), team, on_start)
 
 
 def _watcher(request: Request, settings: FollowSettings) -> _Watcher:
