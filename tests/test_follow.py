@@ -16,9 +16,10 @@ import pytest
 
 import rankxform
 from rankxform import process
-from rankxform.publish import journal
+from rankxform.publish import folder_records, journal
 from rankxform.request import Request
 from rankxform.transport import SerialTeam
+from rankxform.verbs import follow as follow_module
 from rankxform.verbs.follow import RECORD_NAME, FollowSettings, follow
 from tests import reference
 from tests.forked import run_forked
@@ -140,6 +141,69 @@ def test_the_oldest_is_removed_whenever_it_was_converted(training):
     training.save(3)
     assert training.follow(keep=2).removed == ("1_1",)
     assert training.is_right(2) and training.is_right(3)
+
+
+def test_what_a_killed_run_began_or_did_not_note_is_removed(training, monkeypatch):
+    """It notes a step before it is converted."""
+    places = training.src, training.dst, training.a, training.b
+    for step in (1, 2):
+        training.save(step)
+        with monkeypatch.context() as patch:
+            patch.setattr(folder_records.FolderRecords, "finish", interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                rankxform.follow(*places, step=f"1_{step}")
+        assert [*(training.dst / f"1_{step}").rglob("job.json")]
+    training.save(3)
+    with monkeypatch.context() as patch:
+        patch.setattr(follow_module, "ConvertedStep", interrupt)  # behind its manifest
+        with pytest.raises(KeyboardInterrupt):
+            rankxform.follow(*places, step="1_3")
+    assert training.is_right(3)
+    training.save(4)
+    outcome = rankxform.follow(*places, keep=1)
+    assert outcome.removed == ("1_1", "1_2", "1_3")
+    assert {path.name for path in training.dst.iterdir()} == {"1_4", RECORD_NAME}
+    training.save(5)
+    rankxform.follow(*places, step="1_5")
+    assert rankxform.follow(*places, keep=1).removed == ("1_4",), "without a new one, too"
+
+
+def test_a_derived_strategy_is_removed_with_its_step(training):
+    options = {"src_parallel": "dp=1,mp=4", "dst_parallel": "dp=1,mp=2", "optimizer_shard": "off"}
+    training.save(1)
+    training.save(2)
+    for step in ("1_1", "1_2"):
+        rankxform.follow(
+            training.src, training.dst, training.a, keep=1, step=step, progress=False, **options
+        )
+    names = {path.name for path in training.dst.iterdir()}
+    assert names == {"1_2", "1_2_strategy.ckpt", RECORD_NAME}
+
+
+def test_a_step_of_which_too_little_is_left_ends_no_watch(training):
+    """Once another was converted with these options."""
+    training.save(1)
+    request = Request(
+        str(training.src), str(training.dst), training.a, training.b, include=("w",), fsync=False
+    )
+    steps = iter([2, 3])
+
+    def goes_on():
+        step = next(steps, None)
+        if step is not None:
+            training.save(step)
+        if step == 2:
+            for path in training.src.glob("*/net-1_2.*"):
+                reference.write_safetensors(path, {"b": ("Float32", np.zeros(2, "<u4"))})
+        return step is not None
+
+    outcome = follow(request, FollowSettings(watch=goes_on, settle=0.0), SerialTeam())
+    assert [entry.step for entry in outcome.converted] == ["1_1", "1_3"]
+    assert "1_2: " in "".join(outcome.warnings)
+
+
+def interrupt(*_, **__):
+    raise KeyboardInterrupt
 
 
 def test_what_was_moved_or_linked_is_not_removed(training):

@@ -22,8 +22,8 @@ from typing import Any
 
 from rankxform.checkpoints.base import DEFAULT_FORM, FORMS
 from rankxform.engine.sinks import part_of
-from rankxform.errors import FormatError, StorageError, raising_storage_errors
-from rankxform.statements import FILE_IDENTITY
+from rankxform.errors import FormatError, Message, StorageError, raising_storage_errors
+from rankxform.statements import FILE_IDENTITY, PLAN, UNFIT, Finding, require
 from rankxform.storage.posix import (
     free_bytes,
     random_hex,
@@ -217,18 +217,20 @@ class FolderRecords:
         changed = identity_differences(record["identity"], self._identity, is_begun=is_begun)
         if changed and not allowed:
             more_text = f", and {len(changed) - 3} things more" if len(changed) > 3 else ""
-            error = StorageError(
+            message = Message(
                 f"holds the work of {owner_text} with other inputs or options: "
                 f"{'; '.join(changed[:3])}{more_text}",
-                "name another folder",
-                "say --overwrite to begin anew",
-                "run with what it was begun with",
-                where=self._folder,
+                (
+                    "name another folder",
+                    "say --overwrite to begin anew",
+                    "run with what it was begun with",
+                ),
+                str(self._folder),
             )
             same_files = {**self._identity, "source files": {}}
-            if is_begun and not identity_differences(record["identity"], same_files):
-                error.fault = FILE_IDENTITY
-            raise error
+            is_of_files = is_begun and not identity_differences(record["identity"], same_files)
+            fault = FILE_IDENTITY if is_of_files else UNFIT
+            require([Finding(message, id=fault, error=StorageError, need=PLAN)])
         return bool(changed)
 
     def _discard(self, job: Mapping[str, Any]) -> None:
@@ -498,6 +500,30 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         return parse_document(MANIFEST, read_bytes(path))
     except FormatError as error:
         raise StorageError.of_parts(error.at(path)) from error
+
+
+def remove_unfinished(folder: Path) -> bool:
+    """Remove what a stopped run left of a conversion, and return whether there was one.
+
+    Raises StorageError where a run is at work.
+    """
+    records = folder / FOLDER_NAME
+    try:
+        job = parse_document(JOB, read_bytes(records / JOB_NAME))
+    except (FormatError, StorageError):
+        return False
+    lock = FolderLock(records / "lock")
+    try:
+        for name, file_entry in job["files"].items():
+            path = folder / name
+            remove_if_possible(part_of(path))
+            if is_same_file(file_entry, stat_or_none(path), "inode", "size", "modified"):
+                remove_if_possible(path)
+        for path in (*records.glob("journal-*.jsonl"), records / JOB_NAME):
+            remove_if_possible(path)
+    finally:
+        lock.release()
+    return True
 
 
 def begun_command(folder: Path) -> list[str]:

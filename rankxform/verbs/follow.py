@@ -21,12 +21,17 @@ from rankxform.checkpoints.base import DEFAULT_FORM, FORMS, SelectedFiles
 from rankxform.display.text import format_count, format_seconds, format_size
 from rankxform.errors import CheckpointError, RankxformError, StorageError, UsageError
 from rankxform.publish.files import copied
-from rankxform.publish.folder_records import MANIFEST_NAME, read_manifest
+from rankxform.publish.folder_records import (
+    FOLDER_NAME,
+    MANIFEST_NAME,
+    read_manifest,
+    remove_unfinished,
+)
 from rankxform.request import Request
 from rankxform.results import NORMAL, QUIET, Result, Section, lines
 from rankxform.source.choose import steps_at
 from rankxform.statements import FILE_IDENTITY
-from rankxform.storage.posix import remove_if_possible, write_atomically
+from rankxform.storage.posix import make_folder, remove_if_possible, write_atomically
 from rankxform.storage.store import FileVersion, absolute, address_of, is_path, storage_of
 from rankxform.target.inputs import source_ref
 from rankxform.transport import Team
@@ -146,7 +151,7 @@ class _Watcher:
             return steps
         names = {step: {step, step.rpartition("_")[2]} for step in steps}
         missing = {*self._wanted_steps}.difference(*names.values())
-        missing = {step for step in missing if _manifest_folder(self.dst / step) is None}
+        missing = {step for step in missing if not self._is_done(step)}
         if missing and not self._settings.watch:
             raise UsageError(f"--step {min(missing)}: expected some of {', '.join(steps)}")
         return [step for step in steps if not names[step].isdisjoint(self._wanted_steps)]
@@ -155,6 +160,11 @@ class _Watcher:
         """Tell whether the training has not made its folder yet, in one that is there."""
         path = Path(self._where.path)
         return path.parent.is_dir() and not path.exists()
+
+    def _is_done(self, step: str) -> bool:
+        """Tell whether a step was converted; it may be named without its epoch."""
+        folders = self.dst / step, *self.dst.glob(f"*_{step}")
+        return any(_manifest_folder(folder) is not None for folder in folders)
 
     def wait(self) -> bool:
         """Wait for the next look, and return whether it is not the last one."""
@@ -167,34 +177,62 @@ class _Watcher:
                 raise UsageError(text) from error
         return self._is_watching
 
-    def keep(self, step: str) -> list[str]:
-        """Note that a step was converted; remove the oldest that are noted, beyond those to keep.
+    def note(self, step: str, strategy: str | None = None) -> None:
+        """Note that a step is converted here, with the strategy's file that was written for it."""
+        steps = self._noted()
+        steps[step] = strategy or steps.get(step)
+        self._write(steps)
 
-        Returns their steps. Only files that a manifest lists are removed, and empty folders.
+    def note_failure(self, step: str) -> None:
+        """Note that a step was not converted; it is tried again when it has changed."""
+        if step in self._looked_at:
+            self._failed[step] = self._looked_at[step].versions
+        if not [*_record_folders(self.dst / step)]:  # refused before anything was made
+            steps = self._noted()
+            steps.pop(step, None)
+            self._write(steps)
+
+    def keep(self) -> list[str]:
+        """Remove the conversions that are noted and older than those to keep; return their steps.
+
+        Only files that a manifest or a journal lists are removed, and empty folders.
         """
-        path = self.dst / RECORD_NAME
-        try:
-            noted_steps = [*json.loads(path.read_bytes())["steps"]] if path.exists() else []
-        except (ValueError, KeyError, TypeError):
-            noted_steps = []
-        names = {name for name in noted_steps if isinstance(name, str) and _STEP().fullmatch(name)}
-        # One that was complete late is converted late, and is the older one all the same.
-        steps = sorted({*names, step}, key=lambda name: [*map(int, name.split("_"))])
-        older = steps[: -self._settings.keep] if self._settings.keep else []
-        removed = [name for name in older if _remove(self.dst / name)]
-        noted = json.dumps({"kind": "rankxform follow", "steps": steps[len(older) :]})
-        write_atomically(path, noted.encode())
+        steps = self._noted() if self._settings.keep else {}
+        ordered = sorted(steps, key=_step_key)  # one that was complete late is an older one, too
+        complete = [step for step in ordered if _manifest_folder(self.dst / step) is not None]
+        oldest = complete[-(self._settings.keep or 0) :][:1]
+        older = [step for step in ordered if oldest and _step_key(step) < _step_key(oldest[0])]
+        removed = [step for step in older if _remove(self.dst / step)]
+        for step in older:
+            if strategy := steps.pop(step):
+                remove_if_possible(self.dst / strategy)
+        if older:
+            self._write(steps)
         return removed
+
+    def _noted(self) -> dict[str, str | None]:
+        """Return the steps that are noted, with the names of their strategies' files."""
+        try:
+            noted = json.loads((self.dst / RECORD_NAME).read_bytes())
+            strategies = noted.get("strategies", {})
+            names = [step for step in map(str, noted["steps"]) if _STEP().fullmatch(step)]
+            return {
+                step: Path(strategies[step]).name if step in strategies else None for step in names
+            }
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            return {}
+
+    def _write(self, steps: Mapping[str, str | None]) -> None:
+        strategies = {step: name for step, name in steps.items() if name}
+        record = {"kind": "rankxform follow", "steps": [*steps], "strategies": strategies}
+        make_folder(self.dst)
+        write_atomically(self.dst / RECORD_NAME, json.dumps(record).encode())
 
     def is_changing(self) -> bool:
         """Tell whether files of a step that was looked at are gone, or others now."""
         return any(
             [*self._versions(names)] != versions for names, versions, _ in self._looked_at.values()
         )
-
-    def note_failure(self, step: str) -> None:
-        """Take note that a step could not be converted; it is tried again when it has changed."""
-        self._failed[step] = self._looked_at[step].versions
 
     def _is_ready(self, step: str, files_of: Callable[[str], SelectedFiles | None]) -> bool:
         """Tell whether every rank has its file of a step, and none has changed for a while."""
@@ -237,16 +275,22 @@ def follow(
     is_asked_once = not is_watching
     while True:
         look = team.bcast(watcher.look)
+        removed += team.bcast(watcher.keep)
         complete_before = look.done if complete_before is None else complete_before
         for step in look.ready:
             dst = str(watcher.dst / step)
+            team.bcast(lambda step=step: watcher.note(step))  # type: ignore[misc]
             try:
                 report = _convert(replace(request, step=step, dst=dst), team, on_start)
-            except (CheckpointError, StorageError) as error:
-                is_of_source = isinstance(error, CheckpointError)
-                if is_asked_once or not (is_of_source or team.bcast(watcher.is_changing)):
-                    raise
+            except (CheckpointError, StorageError, UsageError) as error:  # no interruption of one
                 team.bcast(lambda step=step: watcher.note_failure(step))  # type: ignore[misc]
+                # What is asked for makes sense if another step was converted so.
+                is_of_step = isinstance(error, CheckpointError) or (
+                    isinstance(error, UsageError) and bool(converted or complete_before)
+                )
+                is_changing = isinstance(error, StorageError) and team.bcast(watcher.is_changing)
+                if is_asked_once or not (is_of_step or is_changing):
+                    raise
                 again = "when it changes" if is_watching else "by the same command"
                 warnings.append(f"{step}: {error.parts.line}; it is tried again {again}")
                 announce(f"WARNING:  {warnings[-1]}")
@@ -254,7 +298,9 @@ def follow(
             warnings += [f"{step}: {text}" for text in report.warnings]
             converted.append(ConvertedStep(step, dst, report.bytes_written, report.seconds))
             announce(f"step      {step}: {format_size(report.bytes_written)}, {dst}")
-            removed += team.bcast(lambda step=step: watcher.keep(step))  # type: ignore[misc]
+            strategy = Path(report.strategy).name if report.strategy else None
+            team.bcast(lambda step=step, name=strategy: watcher.note(step, name))  # type: ignore[misc]
+            removed += team.bcast(watcher.keep)
             is_announced = False
         if not is_watching:
             break
@@ -286,6 +332,8 @@ def _watcher(request: Request, settings: FollowSettings) -> _Watcher:
         raise UsageError("follow finds the files of each step itself", "leave out files")
     if not is_path(request.src) or request.fallback:
         raise UsageError("follow looks at one folder", "leave out --fallback")
+    if Path(absolute(request.dst or "")).is_file():
+        raise UsageError("is a file, and DST must be a folder", where=request.dst)
     keep, settle = settings.keep, settings.settle
     if keep is not None and (type(keep) is not int or keep < 1):
         raise UsageError(f"--keep {keep}: expected a number, at least 1", "leave out --keep")
@@ -303,14 +351,29 @@ def _manifest_folder(folder: Path) -> Path | None:
     return next((path.parent for path in paths), None)
 
 
+def _step_key(step: str) -> list[int]:
+    return [*map(int, step.split("_"))]
+
+
+def _record_folders(folder: Path) -> Iterator[Path]:
+    """Yield the folders of a conversion that have records of it, finished or not."""
+    for pattern in ("", "*/"):
+        for path in (*folder.glob(pattern + FOLDER_NAME), *folder.glob(pattern + MANIFEST_NAME)):
+            yield path.parent
+
+
 def _remove(folder: Path) -> bool:
-    """Remove the files of a conversion that its manifest lists, and folders that are empty then.
+    """Remove the files of a conversion that its records list, and folders that are empty then.
 
     Returns whether there was one.
     """
-    manifest_folder = _manifest_folder(folder)
-    if manifest_folder is None or folder.is_symlink():  # it was moved, and is another's now
+    if folder.is_symlink():  # it was moved, and is another's now
         return False
+    unfinished = [remove_unfinished(below) for below in _record_folders(folder)]
+    manifest_folder = _manifest_folder(folder)
+    if manifest_folder is None:
+        _remove_empty(folder)
+        return any(unfinished)
     try:
         record = read_manifest(manifest_folder)
     except RankxformError:  # it is no conversion any more
