@@ -30,7 +30,18 @@ work=$(mktemp -d "${TMPDIR:-/tmp}/rankxform-survive.XXXXXX")
 trap 'rm -rf "$work"' EXIT
 
 read -r -a reach <<<"${REACH:-ssh -o BatchMode=yes -o ConnectTimeout=10}"
-{ cat "$HOSTFILE"; echo; } | sed -n 's/^[[:space:]]*\([^#[:space:]:]\{1,\}\)\(:\|[[:space:]]*slots=\)\{0,1\}\([0-9]*\).*/\1 \3/p' >"$work/all"
+"$python" -c '
+import sys
+from rankxform.errors import RankxformError
+from rankxform.transport.hostfile import parse_hostfile
+try:
+    with open(sys.argv[2], "rb") as file:
+        hosts = parse_hostfile(file.read(), sys.argv[2])
+except (OSError, RankxformError) as error:
+    sys.exit(f"{sys.argv[1]}: {error}")
+for host in hosts:
+    print(host.address, host.devices)
+' "$0" "$HOSTFILE" >"$work/all" || exit 2
 while read -r host slots; do
     (if timeout 30 "${reach[@]}" "$host" true </dev/null >/dev/null 2>&1; then touch "$work/here.$host"; fi) &
 done <"$work/all"
@@ -43,8 +54,8 @@ else
 fi
 while read -r host slots; do
     if [ -e "$work/here.$host" ]; then
-        echo "$host$form${slots:-1}" >>"$work/hosts"
-        total=$((total + ${slots:-1}))
+        echo "$host$form$slots" >>"$work/hosts"
+        total=$((total + slots))
     else
         lost="$lost $host"
     fi

@@ -67,6 +67,8 @@ class Request(
             raise UsageError(f"prefix {self.prefix!r} has characters that no file's name should")
         if self.memory < 1 << 20:
             raise UsageError(f"memory of {self.memory} bytes is too little; 1 MiB is the least")
+        if self.throttle is not None and not self.throttle >= 1:
+            raise UsageError(f"throttle is {self.throttle}; expected a byte a second at least")
 
 
 def _own_option_classes() -> tuple[type, ...]:

@@ -107,6 +107,7 @@ def test_no_step_and_no_folder_are_one_message(training, tmp_path):
 
 @pytest.mark.parametrize("step", ["1_1,1_3", "3,1"])
 def test_some_steps(step, training):
+    """A step may be named without its epoch, and be gone once it is converted."""
     for number in range(1, 4):
         training.save(number)
     outcome = rankxform.follow(training.src, training.dst, training.a, training.b, step=step)
@@ -447,6 +448,10 @@ def test_a_step_that_was_converted_may_be_gone(training):
     for rank in range(4):
         (training.src / f"rank_{rank}" / "net-1_1.safetensors").unlink()
     assert [entry.step for entry in rankxform.follow(*places, step="1_1, 1_2").converted] == ["1_2"]
+    assert rankxform.follow(*places, step="1,2").converted == ()
+    (training.tmp / "file").write_text("")
+    with pytest.raises(rankxform.UsageError, match="is a file, and DST must be a folder"):
+        rankxform.follow(training.src, training.tmp / "file", training.a, training.b)
 
 
 class Clock:

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from rankxform.errors import UsageError
-from rankxform.transport.hostfile import Host, format_hostfile, parse_rank_table
+from rankxform.transport import mpirun
+from rankxform.transport.hostfile import Host, format_hostfile, parse_hostfile, parse_rank_table
 
 
 def server(number, ranks, **more):
@@ -91,6 +92,23 @@ def test_the_two_styles():
     assert format_hostfile(hosts, "openmpi", 2) == "a slots=2\nb slots=2"
 
 
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"a slots=2\r\nb slots=3\r\n", b"a:2 # two\n\nb:3", b"a slots = 2\nb SLOTS=3 max_slots=9",
+        b"\xef\xbb\xbfa:2\nb max_slots=9 slots=3\n",
+    ],
+)  # fmt: skip
+def test_what_one_mpirun_does_not_read_is_given_as_options(data, tmp_path):
+    (tmp_path / "hosts").write_bytes(data)
+    hosts = parse_hostfile(data, "hosts")
+    assert hosts == [Host("a", 2), Host("b", 3)]
+    for slots in (rb"(:\d+)?", rb"( +slots=\d+)?"):
+        words = mpirun._as_options("hosts", data, hosts, slots, "-f", "-hosts")
+        assert words == ["-hosts", "a:2,b:3"]
+    assert mpirun._as_options("hosts", b"a:2\n", hosts, rb"(:\d+)?", "-f", "") == ["-f", "hosts"]
+
+
 HOSTFILES = Path(__file__).parents[1] / "hostfiles"
 SHAPES = [(style, hosts) for style in ("openmpi", "mpich") for hosts in (1, 2, 16)]
 
@@ -133,7 +151,7 @@ def test_the_hostfiles_are_those_of_rank_tables(style, hosts):
     ],
 )
 def test_tables_that_do_not_tell_the_hosts(document, words):
-    with pytest.raises(UsageError, match=f"table.json: .*{words}"):
+    with pytest.raises(UsageError, match=f"table.json: (?s:.*){words}"):
         parse_rank_table(json.dumps(document).encode(), "table.json")
 
 

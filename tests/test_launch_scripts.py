@@ -148,6 +148,9 @@ def test_survive(place, form):
     assert reference.wrong_slices(folder, [{"w": ([2, 2], [0, -1], 0, 0)}], params) == []
     code, output = script(place, "survive.sh", *words, "--", "true", MODEL_PARALLEL="8", **more)
     assert code == 75 and "4 slots are left, and one model takes 8 ranks" in output
+    (place / "hosts").write_text("# none\n")
+    code, output = script(place, "survive.sh", *words, "--", "true", **more)
+    assert code == 2 and "hosts: lists no host" in output
 
 
 def test_survive_forwards_a_signal_and_waits(place):

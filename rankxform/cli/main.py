@@ -24,7 +24,7 @@ from rankxform.errors import (
     UsageError,
     exit_code,
 )
-from rankxform.options import CONVERSIONS
+from rankxform.options import CONVERSIONS, flags_of
 from rankxform.process import Signals, seconds_since_start
 from rankxform.transport import Team, team
 from rankxform.transport.launcher import before_another_mpi, launched_rank, launched_size
@@ -136,11 +136,13 @@ def _print_error(error: BaseException, argv: Sequence[str] = ()) -> int:
                 "message": str(error),
                 "fault": getattr(error, "fault", None),
                 "rule": getattr(error, "rule", None),
-                **(_parts(error)._asdict() if isinstance(error, RankxformError) else {}),
+                **(_parts(error, argv)._asdict() if isinstance(error, RankxformError) else {}),
             }
         )
     with suppress(OSError):
-        os.write(2, _in_lines(error).encode(errors="backslashreplace"))  # one call: lines never mix
+        os.write(
+            2, _in_lines(error, argv).encode(errors="backslashreplace")
+        )  # one call: lines never mix
     return exit_code(error)
 
 
@@ -150,21 +152,28 @@ def _print_document(facts: dict[str, Any]) -> None:
         os.write(1, (as_json("error", facts) + "\n").encode(errors="backslashreplace"))
 
 
-def _parts(error: BaseException) -> Message:
-    """Return the parts of an error; of a run that can be continued, how."""
+def _parts(error: BaseException, argv: Sequence[str]) -> Message:
+    """Return the parts of an error; of a run that can be continued, how.
+
+    What can be tried are options that the command of `argv` has.
+    """
     if not isinstance(error, RankxformError):
         return Message(str(error))
-    is_full = any(os.strerror(code) in error.parts.what for code in (errno.ENOSPC, errno.EDQUOT))
+    parts = error.parts
+    if argv and argv[0] in COMMANDS:
+        flags = {flag for option in COMMANDS[argv[0]].options for flag in flags_of(option)}
+        known_tries = (text for text in parts.tries if text[:2] != "--" or text.split()[0] in flags)
+        parts = parts._replace(tries=tuple(known_tries))
+    is_full = any(os.strerror(code) in parts.what for code in (errno.ENOSPC, errno.EDQUOT))
     if not error.resumable:
-        tries = ("make room",) if is_full and not error.parts.tries else error.parts.tries
-        return error.parts._replace(tries=tries)
+        return parts._replace(tries=("make room",) if is_full and not parts.tries else parts.tries)
     again = f"{'make room, then ' if is_full else ''}run the same command again to continue"
-    return error.parts._replace(tries=(*error.parts.tries, f"{again}; what is complete is kept"))
+    return parts._replace(tries=(*parts.tries, f"{again}; what is complete is kept"))
 
 
-def _in_lines(error: BaseException) -> str:
+def _in_lines(error: BaseException, argv: Sequence[str] = ()) -> str:
     """Write what was found where; below it what can be tried, and then details."""
-    parts = _parts(error)
+    parts = _parts(error, argv)
     process = getattr(error, "process", "")
     details = [*parts.details.splitlines(), *([f"met by {process}"] if process else [])]
     columns, cwd_prefix = width(STDERR), os.getcwd() + os.sep

@@ -378,7 +378,9 @@ def _place_words(command: Command, values: dict[str, Any], words: Sequence[str])
     if extra_words:
         text = " ".join(extra_words)
         if command.name == "launch":
-            raise UsageError("the program stands behind --", f"launch ... -- {text}", where=text)
+            loads = () if "load" in values else (f"--load {text}",)
+            tries = (*loads, f"launch ... -- {text}")
+            raise UsageError("the program stands behind --", *tries, where=text)
         has_strategies = any(option.name == "dst_strategy" for option in command.options)
         text_of_strategies = "strategies are given by --src-strategy and --dst-strategy"
         raise UsageError(

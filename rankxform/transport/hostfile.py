@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import re
+from shlex import quote
 from typing import Any
 
 from rankxform.errors import UsageError
@@ -98,9 +99,10 @@ def _check_hosts(hosts: list[Host], label: str) -> list[Host]:
     for host in hosts:
         if not re.fullmatch(r"[A-Za-z0-9_.:\-]+", host.address):
             raise UsageError(
-                f"{host.address!r} is no address; rank tables in documents have theirs "
-                "masked, take the one the job was started with",
+                f"{host.address!r} is no address",
                 where=label,
+                details="rank tables in documents have theirs masked; take the one that the job "
+                "was started with",
             )
         if host.address in seen:
             raise UsageError(f"host {host.address} is listed twice", where=label)
@@ -115,15 +117,15 @@ def parse_hostfile(data: bytes, label: str) -> list[Host]:
     [Host(address='a', devices=2), Host(address='b', devices=4)]
     """
     if data.lstrip()[:1] == b"{":
-        conversion = f"rankxform hostfile {label} > hosts"
+        conversion = f"rankxform hostfile {quote(label)} > hosts"
         raise UsageError("is a rank table, and no hostfile", conversion, where=label)
     hosts = []
-    for number, line in enumerate(data.decode(errors="replace").splitlines(), 1):
-        words = line.partition("#")[0].split()
+    for number, line in enumerate(data.decode("utf-8-sig", "replace").splitlines(), 1):
+        words = re.sub(r"\s*=\s*", "=", line.partition("#")[0]).split()
         if not words:
             continue
         match = re.fullmatch(r"(\[[^\]]+\]|[^:=]+)(?::(\d+))?", words[0])
-        slots = [word[6:] for word in words[1:] if word.startswith("slots=")]
+        slots = [word[6:] for word in words[1:] if word.lower().startswith("slots=")]
         counts = [*slots, match[2] or "1"] if match else []
         if not match or not all(count.isdecimal() and int(count) for count in counts):
             raise UsageError(f"{label}:{number}: no host of a hostfile: {line.strip()!r}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -58,13 +59,13 @@ def command(
             names = [name for name, slots in zip(names, before) if slots < processes]
         check_hosts(names, path, HostSetup(version, library, _SETUP, passed_on))
     if family_of(library) != OPEN_MPI:
-        named = _as_options(path, data, hosts, b"slots=", "-f", "-hosts") if path else []
+        named = _as_options(path, data, hosts, rb"(:\d+)?", "-f", "-hosts") if path else []
         return [mpirun, *named, *number, *command]
     options = ["--bind-to", "none"]
     if os.geteuid() == 0:
         options.append("--allow-run-as-root")
     if path:
-        options += _as_options(path, data, hosts, b":", "--hostfile", "--host")
+        options += _as_options(path, data, hosts, rb"( +slots=\d+)?", "--hostfile", "--host")
         options += [word for name in passed_on for word in ("-x", name)]
     else:  # what it counts as slots may be cores, or what a scheduler has granted
         options.append("--oversubscribe")
@@ -80,10 +81,14 @@ def _hosts(path: str) -> tuple[bytes, list[Host]]:
 
 
 def _as_options(
-    path: str, data: bytes, hosts: Sequence[Host], foreign: bytes, file: str, named: str
+    path: str, data: bytes, hosts: Sequence[Host], slots: bytes, file: str, named: str
 ) -> list[str]:
-    """Return the options that name hosts: the file, or its hosts if it is of the other's form."""
-    if not any(foreign in line.partition(b"#")[0] for line in data.splitlines()):
+    """Return the options that name hosts: the file, or its hosts if mpirun may not read it so.
+
+    slots: how plain lines of this mpirun say how many there are; comments it may not know.
+    """
+    plain_line = rb"([^\s:#=\[\]]+" + slots + rb")?"
+    if all(re.fullmatch(plain_line, line) for line in data.split(b"\n")):
         return [file, path]
     return [named, ",".join(f"{host.address}:{host.devices}" for host in hosts)]
 

@@ -494,6 +494,22 @@ def test_every_verb_that_opens_a_source_tells_its_warnings(words, place, capfd):
     assert any(text in warning for warning in warnings)
 
 
+@pytest.mark.parametrize("verb", ["inspect SRC --replicas", "ranks SRC"])
+def test_only_options_that_the_command_has_are_to_be_tried(verb, place, capfd):
+    assert main([str(place.src) if word == "SRC" else word for word in verb.split()]) in (2, 3)
+    told = capfd.readouterr().err
+    assert "--src-strategy FILE" in told and "--src-config" not in told
+    assert main(["transform", str(place.src), str(place.dst)]) == 2
+    assert "--src-config" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("throttle", ["0", "0.5"])
+def test_no_bytes_a_second_are_refused(throttle, place, capfd):
+    flags = ["--src-strategy", str(place.a), "--dst-strategy", str(place.b), "--throttle", throttle]
+    assert main(["transform", str(place.src), str(place.dst), *flags]) == 2
+    assert "throttle is 0; expected a byte a second at least" in capfd.readouterr().err
+
+
 def test_plan_names_what_is_needed(place):
     flags = ["--src-strategy", place.a, "--dst-strategy", place.b]
     code, output = command("plan", place.src, *flags)
