@@ -17,6 +17,7 @@ import pytest
 import rankxform
 from rankxform import process
 from rankxform.publish import folder_records, journal
+from rankxform.publish.lock import FolderLock
 from rankxform.request import Request
 from rankxform.transport import SerialTeam
 from rankxform.verbs import follow as follow_module
@@ -167,6 +168,30 @@ def test_what_a_killed_run_began_or_did_not_note_is_removed(training, monkeypatc
     training.save(5)
     rankxform.follow(*places, step="1_5")
     assert rankxform.follow(*places, keep=1).removed == ("1_4",), "without a new one, too"
+
+
+def test_what_is_continued_or_at_work_is_not_removed(training, monkeypatch):
+    places = training.src, training.dst, training.a, training.b
+
+    def begin(step):
+        training.save(step)
+        with monkeypatch.context() as patch:
+            patch.setattr(folder_records.FolderRecords, "finish", interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                rankxform.follow(*places, step=f"1_{step}")
+
+    begin(1)
+    training.save(2)
+    rankxform.follow(*places, step="1_2")
+    outcome = rankxform.follow(*places, keep=2)
+    assert [entry.step for entry in outcome.converted] == ["1_1"] and not outcome.removed
+    begin(3)
+    lock = FolderLock(training.dst / "1_3" / ".rankxform" / "lock")
+    training.save(4)
+    assert rankxform.follow(*places, step="1_4", keep=1).removed == ("1_1", "1_2")
+    assert (training.dst / "1_3" / ".rankxform" / "job.json").exists()
+    lock.release()
+    assert rankxform.follow(*places, step="1_4", keep=1).removed == ("1_3",)
 
 
 def test_a_derived_strategy_is_removed_with_its_step(training):

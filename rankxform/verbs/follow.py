@@ -190,20 +190,24 @@ class _Watcher:
         if not [*_record_folders(self.dst / step)]:  # refused before anything was made
             steps = self._noted()
             steps.pop(step, None)
-            self._write(steps)
+            self._write(steps) if steps else remove_if_possible(self.dst / RECORD_NAME)
 
     def keep(self) -> list[str]:
         """Remove the conversions that are noted and older than those to keep; return their steps.
 
         Only files that a manifest or a journal lists are removed, and empty folders.
         """
-        steps = self._noted() if self._settings.keep else {}
+        steps, number = self._noted(), self._settings.keep
         ordered = sorted(steps, key=_step_key)  # one that was complete late is an older one, too
         complete = [step for step in ordered if _manifest_folder(self.dst / step) is not None]
-        oldest = complete[-(self._settings.keep or 0) :][:1]
-        older = [step for step in ordered if oldest and _step_key(step) < _step_key(oldest[0])]
-        removed = [step for step in older if _remove(self.dst / step)]
+        if number is None or len(complete) < number:
+            return []
+        older, removed = ordered[: ordered.index(complete[-number])], []
         for step in older:
+            try:
+                removed += [step] * _remove(self.dst / step)
+            except StorageError:  # another run is at work there
+                continue
             if strategy := steps.pop(step):
                 remove_if_possible(self.dst / strategy)
         if older:
