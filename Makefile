@@ -126,9 +126,10 @@ night: export RANKXFORM_CRASHES = all
 night: export RANKXFORM_SIGNALS = 200
 night: export RANKXFORM_WRITERS = 36
 night: $(VENV)/test-installed $(TORCH_VENV)/installed $(MINDFORMERS_VENV)/installed
-	$(VENV)/bin/python -m pytest -q -n $(JOBS) tests/checkpoints/test_dcp.py tests/conformance/test_forms.py tests/test_check.py \
+	$(VENV)/bin/python -m pytest -q -n $(JOBS) tests/checkpoints/test_dcp.py $(addprefix tests/conformance/test_,forms.py operations.py) \
+	    $(addprefix tests/test_,check.py follow.py places.py) \
 	    $(addprefix tests/oracle/test_,healthy.py transform.py) \
-	    tests/mpi/test_maps.py \
+	    $(addprefix tests/mpi/test_,maps.py reshard.py) \
 	    $(addprefix tests/trust/test_,lies.py chains.py crashes.py faults.py kills.py)
 	$(VENV)/bin/python -m pytest -q -rs tests/frameworks $(addprefix tests/trust/test_,random_signals.py writer.py)
 

@@ -127,8 +127,8 @@ def usable_cores() -> int:
 NAMES = ("SIGTERM", "SIGINT", "SIGUSR1", "SIGHUP")
 STOPPED = 75
 _FIRST_SPEAKS, _FORWARDED, _NEXT = 2.0, 0.3, 8
-"""Seconds for process 0 to speak, and for a launcher to forward what it says; after how many
-processes the next ones wait for no other."""
+"""Seconds for process 0 to speak, and for a launcher to forward what it says; how many processes
+wait for those before them, each for what the one before it says."""
 _RANKS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "MV2_COMM_WORLD_RANK", "SLURM_PROCID")
 
 

@@ -139,10 +139,9 @@ def _print_error(error: BaseException, argv: Sequence[str] = ()) -> int:
                 **(_parts(error, argv)._asdict() if isinstance(error, RankxformError) else {}),
             }
         )
+    text = _in_lines(error, argv).encode(errors="backslashreplace")
     with suppress(OSError):
-        os.write(
-            2, _in_lines(error, argv).encode(errors="backslashreplace")
-        )  # one call: lines never mix
+        os.write(2, text)  # one call: lines never mix
     return exit_code(error)
 
 
