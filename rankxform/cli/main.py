@@ -161,8 +161,9 @@ def _parts(error: BaseException, argv: Sequence[str]) -> Message:
     parts = error.parts
     if argv and argv[0] in COMMANDS:
         flags = {flag for option in COMMANDS[argv[0]].options for flag in flags_of(option)}
-        known_tries = (text for text in parts.tries if text[:2] != "--" or text.split()[0] in flags)
-        parts = parts._replace(tries=tuple(known_tries))
+        named = ((text, re.match("--[a-z-]+", text)) for text in parts.tries)
+        known_tries = tuple(text for text, flag in named if flag is None or flag[0] in flags)
+        parts = parts._replace(tries=known_tries)
     is_full = any(os.strerror(code) in parts.what for code in (errno.ENOSPC, errno.EDQUOT))
     if not error.resumable:
         return parts._replace(tries=("make room",) if is_full and not parts.tries else parts.tries)
