@@ -30,7 +30,7 @@ from rankxform.transport import Team, team
 from rankxform.transport.launcher import before_another_mpi, launched_rank, launched_size
 
 from .options import CommandStop, Parsed, seconds_left
-from .parser import COMMANDS, Command, parse_arguments, wants_help
+from .parser import COMMANDS, Command, command_of, parse_arguments, wants_help
 from .screen import as_json, show_text
 
 if TYPE_CHECKING:
@@ -159,8 +159,8 @@ def _parts(error: BaseException, argv: Sequence[str]) -> Message:
     if not isinstance(error, RankxformError):
         return Message(str(error))
     parts = error.parts
-    if argv and argv[0] in COMMANDS:
-        flags = {flag for option in COMMANDS[argv[0]].options for flag in flags_of(option)}
+    with suppress(UsageError, ValueError):  # of a line that begins with no command
+        flags = {flag for option in command_of(argv)[0].options for flag in flags_of(option)}
         named = ((text, re.match("--[a-z-]+", text)) for text in parts.tries)
         known_tries = tuple(text for text, flag in named if flag is None or flag[0] in flags)
         parts = parts._replace(tries=known_tries)

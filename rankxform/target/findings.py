@@ -288,16 +288,17 @@ def patterns_match(draft: TargetDraft) -> Iterator[Finding]:
 def _matchless(draft: TargetDraft) -> Iterator[tuple[str, str]]:
     """Yield options, and texts on their patterns that match nothing."""
     request, catalog, derivation = draft.request, draft.catalog, draft.derivation
-    unread_names = [*map(derivation.name_of, catalog.unread_names)]
-    names_written = [*(tensor.name for tensor in draft.written), *unread_names]
-    states = [t.name for t in draft.written if t.related or not t.is_weight]
-    states += [name for name in unread_names if not catalog.states.is_weight(name)]
-    for option, names, kind_text in (
-        ("keep_dtype", names_written, "parameter"),
-        ("cast_states", states, "optimizer state or counter"),
-    ):
-        for pattern in patterns_without_match(getattr(request, option), names):
-            yield option, f"{flag_of(option)} {pattern!r} matches no {kind_text}"
+    if request.keep_dtype or request.cast_states:
+        unread_names = [*map(derivation.name_of, catalog.unread_names)]
+        names_written = [*(tensor.name for tensor in draft.written), *unread_names]
+        states = [t.name for t in draft.written if t.related or not t.is_weight]
+        states += [name for name in unread_names if not catalog.states.is_weight(name)]
+        for option, names, kind_text in (
+            ("keep_dtype", names_written, "parameter"),
+            ("cast_states", states, "optimizer state or counter"),
+        ):
+            for pattern in patterns_without_match(getattr(request, option), names):
+                yield option, f"{flag_of(option)} {pattern!r} matches no {kind_text}"
     if not (request.rename or request.include or request.exclude):
         return
     src_names = [parameter.name for parameter in catalog.parameters]

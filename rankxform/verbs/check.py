@@ -152,8 +152,12 @@ def check(
             compared = replicas_to_compare(source.require_catalog(), source.indexes)
     scans_by_file = scan_all(source, full, compared, team, begin)
     scans = [*scans_by_file.values()]
-    rows += team.bcast(lambda: _rows_of_replicas(source, compared, scans_by_file, evidence))
-    rows += team.bcast(lambda: rows_of_content(ContentRead(source, scans, full)))
+    rows += team.bcast(
+        lambda: [
+            *_rows_of_replicas(source, compared, scans_by_file, evidence),
+            *rows_of_content(ContentRead(source, scans, full)),
+        ]
+    )
     return Check(
         source.where.path,
         source.form.name,
@@ -295,7 +299,7 @@ def _rows_of_replicas(
     evidence: Evidence,
 ) -> list[CheckRow]:
     """Say whether all bytes that several ranks should hold are the same."""
-    nbytes = sum(source.indexes[file].nbytes(n) for file, names in compared.items() for n in names)
+    nbytes = _content_bytes(source, compared)
     if not nbytes:
         return []
     digests = {file: file_scan.digests for file, file_scan in scans.items()}
@@ -308,6 +312,10 @@ def _rows_of_replicas(
         return [CheckRow("replicas", WRONG, f"{text}; `inspect --replicas` lists all")]
     text = f"all bytes that several ranks hold are the same, {format_size(nbytes)} read"
     return [CheckRow("replicas", RIGHT, text)]
+
+
+def _content_bytes(source: Source, tensors: Mapping[int, Collection[str]]) -> int:
+    return sum(source.indexes[file].nbytes(n) for file, names in tensors.items() for n in names)
 
 
 def _rows_of_tensors(catalog: Catalog) -> Iterator[CheckRow]:
@@ -524,7 +532,7 @@ def compare_replicas(
     source = open_resolved_source(resolve_request(request, team), team, all_files=True)
     catalog = source.require_catalog()
     names = replicas_to_compare(catalog, source.indexes)
-    total = sum(source.indexes[file].nbytes(n) for file, tensors in names.items() for n in tensors)
+    total = _content_bytes(source, names)
     show = begin(total) if team.rank == 0 else show_nothing
     digests = read_samples(source, [TensorsToRead(names, True)], team, show).samples[True]
     differences = team.agree(lambda: tuple(unequal_replicas(catalog, digests)))

@@ -187,20 +187,23 @@ class _Watcher:
         """Note that a step was not converted; it is tried again when it has changed."""
         if step in self._looked_at:
             self._failed[step] = self._looked_at[step].versions
-        if not [*_record_folders(self.dst / step)]:  # refused before anything was made
-            steps = self._noted()
+        if not any(True for name in _RECORDS for _ in _folders_with(self.dst / step, name)):
+            steps = self._noted()  # it was refused before anything was made
             steps.pop(step, None)
-            self._write(steps) if steps else remove_if_possible(self.dst / RECORD_NAME)
+            self._write(steps)
 
     def keep(self) -> list[str]:
         """Remove the conversions that are noted and older than those to keep; return their steps.
 
         Only files that a manifest or a journal lists are removed, and empty folders.
         """
-        steps, number = self._noted(), self._settings.keep
+        number = self._settings.keep
+        if number is None:
+            return []
+        steps = self._noted()
         ordered = sorted(steps, key=_step_key)  # one that was complete late is an older one, too
         complete = [step for step in ordered if _manifest_folder(self.dst / step) is not None]
-        if number is None or len(complete) < number:
+        if len(complete) < number:
             return []
         older, removed = ordered[: ordered.index(complete[-number])], []
         for step in older:
@@ -227,6 +230,9 @@ class _Watcher:
             return {}
 
     def _write(self, steps: Mapping[str, str | None]) -> None:
+        if not steps:
+            remove_if_possible(self.dst / RECORD_NAME)
+            return
         strategies = {step: name for step, name in steps.items() if name}
         record = {"kind": "rankxform follow", "steps": [*steps], "strategies": strategies}
         make_folder(self.dst)
@@ -279,8 +285,9 @@ def follow(
     is_asked_once = not is_watching
     while True:
         look = team.bcast(watcher.look)
-        removed += team.bcast(watcher.keep)
-        complete_before = look.done if complete_before is None else complete_before
+        if complete_before is None:
+            complete_before = look.done
+            removed += team.bcast(watcher.keep)
         for step in look.ready:
             dst = str(watcher.dst / step)
             team.bcast(lambda step=step: watcher.note(step))  # type: ignore[misc]
@@ -351,19 +358,20 @@ def _watcher(request: Request, settings: FollowSettings) -> _Watcher:
 def _manifest_folder(folder: Path) -> Path | None:
     """Return where a conversion's manifest lies, which is in the iteration's folder if it has one;
     None if it is not complete."""
-    paths = (path for pattern in ("", "*/") for path in folder.glob(pattern + MANIFEST_NAME))
-    return next((path.parent for path in paths), None)
+    return next(_folders_with(folder, MANIFEST_NAME), None)
 
 
 def _step_key(step: str) -> list[int]:
     return [*map(int, step.split("_"))]
 
 
-def _record_folders(folder: Path) -> Iterator[Path]:
-    """Yield the folders of a conversion that have records of it, finished or not."""
+_RECORDS = FOLDER_NAME, MANIFEST_NAME
+
+
+def _folders_with(folder: Path, name: str) -> Iterator[Path]:
+    """Yield a conversion's folder, and an iteration's in it, where they have something so named."""
     for pattern in ("", "*/"):
-        for path in (*folder.glob(pattern + FOLDER_NAME), *folder.glob(pattern + MANIFEST_NAME)):
-            yield path.parent
+        yield from (path.parent for path in folder.glob(pattern + name))
 
 
 def _remove(folder: Path) -> bool:
@@ -373,7 +381,7 @@ def _remove(folder: Path) -> bool:
     """
     if folder.is_symlink():  # it was moved, and is another's now
         return False
-    unfinished = [remove_unfinished(below) for below in _record_folders(folder)]
+    unfinished = [remove_unfinished(below) for below in _folders_with(folder, FOLDER_NAME)]
     manifest_folder = _manifest_folder(folder)
     if manifest_folder is None:
         _remove_empty(folder)

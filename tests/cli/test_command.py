@@ -494,11 +494,15 @@ def test_every_verb_that_opens_a_source_tells_its_warnings(words, place, capfd):
     assert any(text in warning for warning in warnings)
 
 
-@pytest.mark.parametrize("verb", ["inspect SRC --replicas", "ranks SRC"])
+@pytest.mark.parametrize(
+    "verb", ["inspect SRC --replicas", "ranks SRC", "maps check qwen3 SRC --config CONFIG"]
+)
 def test_only_options_that_the_command_has_are_to_be_tried(verb, place, capfd):
-    assert main([str(place.src) if word == "SRC" else word for word in verb.split()]) in (2, 3)
-    told = capfd.readouterr().err
-    assert "--src-strategy FILE" in told and "--src-config" not in told
+    config = Path(__file__).parents[1] / "data/formats/hf_qwen3/hf/config.json"
+    told = {"SRC": str(place.src), "CONFIG": str(config)}
+    assert main([told.get(word, word) for word in verb.split()]) == 2
+    text = capfd.readouterr().err
+    assert "--src-strategy FILE" in text and "--src-config" not in text
     assert main(["transform", str(place.src), str(place.dst)]) == 2
     assert "--src-config" in capfd.readouterr().err
 
