@@ -251,6 +251,7 @@ SIZES = ("dst_parallel", "dst_config", "src_parallel", "src_config", "preset", "
 
 RESHARDING = {
     "src_rank": "int | None", "rank": "int | None", "dtypes": "Mapping[str, str] | None",
+    "into": "Mapping[str, Any] | None",
 }  # fmt: skip
 FOLLOWING = {"watch": "bool | Callable[[], bool]", "settle": "float", "keep": "int | None"}
 WHICH_FILES = ("src_pattern", "step", "suffix")
@@ -301,7 +302,7 @@ def keywords() -> str:
         "from __future__ import annotations",
         "",
         "from collections.abc import Callable, Mapping, Sequence",
-        "from typing import TypedDict",
+        "from typing import Any, TypedDict",
         "",
         "from rankxform.planning.reads import Costs",
     ]

@@ -166,6 +166,7 @@ def load(
     dst_strategy: PathLike | Strategy | None = None,
     *,
     rank: int | None = None,
+    into: Mapping[str, Any] | None = None,
     progress: Progress = True,
     comm: Any = None,
     **options: Unpack[LoadKeywords],
@@ -175,15 +176,21 @@ def load(
     Nothing is written, and only what the slices need is read. `rank` is the destination rank. It
     defaults to the process's number in `comm` or in the launcher's world, or to RANK_ID under
     msrun; without a destination strategy it is 0, so that every process gets everything.
-    `options` are those of `transform` that do not concern destination files, and `files`: the
-    source file of each rank. Processes may differ in `rank` and `include` only.
+    Slices of names that `into` has are put into its numpy arrays, which must have their shapes and
+    types; where an error is raised on the way they may be filled in part. `options` are those of
+    `transform` that do not concern destination files, and `files`: the source file of each rank.
+    Processes may differ in `rank`, `into` and `include` only.
     """
 
     ask = partial(_request, src, None, src_strategy, dst_strategy, options, _loading())
 
     def run(request: Request, processes: Team, begin: Begin) -> Parameters:
-        dst_rank = processes.agree(lambda: _own_rank(rank, request, processes))
-        return loading.load(request, dst_rank, processes, lambda _, total: begin("load", total))
+        dst_rank, arrays = processes.agree(
+            lambda: (_own_rank(rank, request, processes), _arrays_by_name("into", into))
+        )
+        return loading.load(
+            request, dst_rank, processes, lambda _, total: begin("load", total), arrays
+        )
 
     return _collective(comm, progress, ask, run)
 
@@ -209,11 +216,12 @@ def reshard(
     what nobody holds is an error. `dtypes` names MindSpore's types of arrays whose own types do not
     tell, such as BFloat16 of uint16 words. With `release`, arrays are popped from `slices` as soon
     as they are not needed any more, so that both sides are never in memory together, if nothing
-    else refers to them. `plan` is that of `plan_reshard`, in the place of strategies and options.
-    The other `options` are those of `load`.
+    else refers to them. `into` are arrays to fill, as of `load`; none may share memory with another
+    or with `slices`. `plan` is that of `plan_reshard`, in the place of strategies and options. The
+    other `options` are those of `load`.
     """
     ask, find_own = _resharding(slices, src_strategy, dst_strategy, options)
-    is_apart = (src_strategy, dst_strategy, options) == (None, None, {})
+    is_apart = (src_strategy, dst_strategy) == (None, None) and not {*options} - {"into"}
 
     def own(processes: Team) -> tuple[HeldSlices, int]:
         if plan is not None and not isinstance(plan, loading.ReshardPlan):
@@ -250,13 +258,15 @@ def plan_reshard(
 ) -> ReshardPlan:
     """Return a plan with which `reshard` moves slices of these names, shapes and types again.
 
-    The arguments are those of `reshard`. `shapes`, in the place of `slices`, are (shape, numpy
-    type) by name of what this process will hold.
+    The arguments are those of `reshard` but `into`. `shapes`, in the place of `slices`, are (shape,
+    numpy type) by name of what this process will hold.
     """
     ask, find_own = _resharding(slices, src_strategy, dst_strategy, options)
 
     def own(processes: Team) -> tuple[HeldSlices, int]:
         held_slices, dst_rank = find_own(processes)
+        if held_slices.into:
+            raise UsageError("a plan fills no arrays", "into= of reshard")
         if shapes is None:
             return held_slices, dst_rank
         if slices is not None:
@@ -274,7 +284,7 @@ def _resharding(
     slices: Any, src_strategy: Any, dst_strategy: Any, options: Mapping[str, Any]
 ) -> tuple[Callable[[], Request], Callable[[Team], tuple[HeldSlices, int]]]:
     """Return what makes a request, and what says what a process holds and which rank it wants."""
-    own_options = {name: options.get(name) for name in ("src_rank", "rank", "dtypes")}
+    own_options = {name: options.get(name) for name in ("src_rank", "rank", "dtypes", "into")}
     others = {name: value for name, value in options.items() if name not in own_options}
     names = resharding_names()
     ask = partial(_request, "arrays://", None, src_strategy, dst_strategy, others, names)
@@ -282,6 +292,7 @@ def _resharding(
     def find_own(processes: Team) -> tuple[HeldSlices, int]:
         if slices is not None and not isinstance(slices, MutableMapping):
             raise UsageError(f"slices is a {type(slices).__name__}; expected a dict")
+        into = _arrays_by_name("into", own_options["into"])
         src_rank, rank = (
             processes.rank if own_options[name] is None else _number(name, own_options[name])
             for name in ("src_rank", "rank")
@@ -289,9 +300,15 @@ def _resharding(
         if min(src_rank, rank) < 0:
             raise UsageError(f"src_rank is {src_rank}, rank {rank}; expected numbers from 0 on")
         dtypes = own_options["dtypes"] or {}
-        return HeldSlices({} if slices is None else slices, src_rank, dtypes), rank
+        return HeldSlices({} if slices is None else slices, src_rank, dtypes, into=into), rank
 
     return ask, find_own
+
+
+def _arrays_by_name(label: str, arrays: Any) -> Mapping[str, Any]:
+    if arrays is not None and not isinstance(arrays, Mapping):
+        raise UsageError(f"{label} is a {type(arrays).__name__}; expected a dict")
+    return arrays or {}
 
 
 def _own_rank(rank: int | None, request: Request, processes: Team) -> int:

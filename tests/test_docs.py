@@ -174,7 +174,7 @@ def test_keywords_are_the_table():
         "files",
     }
     assert {*LoadKeywords.__annotations__} == {*options_affecting(AFFECTS_LOAD), "files"}
-    of_arrays = {*ReshardKeywords.__annotations__} - {"src_rank", "rank", "dtypes"}
+    of_arrays = {*ReshardKeywords.__annotations__} - {"src_rank", "rank", "dtypes", "into"}
     assert of_arrays == {*resharding_names()}
 
 

@@ -159,6 +159,44 @@ def test_a_plan_before_there_are_slices_takes_none_of_their_memory():
         rankxform.reshard({"w": np.zeros((4, 6), "<f4")}, plan=plan, progress=False)
 
 
+def test_arrays_to_fill_that_do_not_fit():
+    data = np.zeros(64, "<f4")
+    held = {"w": data[:24].reshape(4, 6), "v": np.ones(3, "<f4"), "f": np.asfortranarray(np.eye(3))}
+    read_only = np.zeros((4, 6), "<f4")
+    read_only.flags.writeable = False
+    mistakes = [
+        (
+            {"w": np.zeros((6, 4), "<f4")},
+            "expected Float32 [4, 6] for 'w', and it is float32 [6, 4]",
+        ),
+        ({"w": np.zeros((4, 6), ">f4")}, "and it is >f4 [4, 6]"),
+        ({"w": [0.0] * 24}, "and it is a list"),
+        ({"w": np.ma.zeros((4, 6), "<f4")}, "and it is a MaskedArray"),
+        (
+            {"w": np.asfortranarray(np.zeros((4, 6), "<f4"))},
+            "and it is float32 [4, 6], strided or read-only",
+        ),
+        ({"w": read_only}, "and it is float32 [4, 6], strided or read-only"),
+        ({"q": read_only}, "'q' is no array that this process gets"),
+        ({"w": held["w"]}, "into['w'] and the slice 'w' share memory"),
+        ({"w": data[23:47].reshape(4, 6)}, "the slice 'w' and into['w'] share memory"),
+        (
+            {"w": data[24:48].reshape(4, 6), "v": data[47:50]},
+            "into['w'] and into['v'] share memory",
+        ),
+        ([held["w"]], "into is a list; expected a dict"),
+    ]
+    for into, words in mistakes:
+        with pytest.raises(rankxform.UsageError) as raised:
+            rankxform.reshard(held, into=into, progress=False)
+        assert words in str(raised.value)
+    apart = {"w": data[24:48].reshape(4, 6), "v": data[48:51], "f": np.empty((3, 3))}
+    held["w"][:] = 7
+    found = rankxform.reshard(held, into=apart, progress=False)
+    assert (data[24:51] == [7] * 24 + [1] * 3).all() and (apart["f"] == np.eye(3)).all()
+    assert all(found[name] is values for name, values in apart.items())
+
+
 def test_what_a_person_mistakes_is_one_line():
     rows, one = {"w": np.zeros((4, 6), "<f4")}, "shard:w=0@1"
     mistakes = {

@@ -8,11 +8,12 @@ from functools import cached_property, partial
 from importlib import import_module
 from math import prod
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
-from rankxform.errors import CheckpointError
+from rankxform.errors import CheckpointError, UsageError
 from rankxform.formats.container import (
     TEXT,
     Container,
@@ -259,16 +260,24 @@ def add_checksum(
 class ArraySink:
     """One destination rank's slices, each in memory of its own (`pipeline.Sink`)."""
 
-    def __init__(self, tensors: Iterable[TensorSpec], in_huge_pages: bool = False) -> None:
-        """`tensors`: what the rank gets, in order.
+    def __init__(
+        self,
+        tensors: Iterable[TensorSpec],
+        in_huge_pages: bool = False,
+        into: Mapping[str, Any] = MappingProxyType({}),
+    ) -> None:
+        """`tensors`: what the rank gets, in order; `into`: the caller's arrays for some of them.
 
-        Memory is taken with the first content of each: it may be that of an array just released.
-        With `in_huge_pages`, that of large ones begins with a huge page.
+        Memory of others is taken with their first content: it may be that of an array just
+        released. With `in_huge_pages`, that of large ones begins with a huge page. Raises
+        UsageError for arrays that do not fit.
         """
         self._new_memory = _empty_in_huge_pages if in_huge_pages else _empty
         self._tensors = list(tensors)
+        self._into = into
+        _check_arrays(into, {tensor.name: tensor for tensor in self._tensors})
         self._sizes = {name: content_bytes(dtype, shape) for name, dtype, shape in self._tensors}
-        self._bytes: dict[str, Any] = {}
+        self._bytes = {name: array.reshape(-1).view("u1") for name, array in into.items()}
         self.written = 0
 
     def put(self, name: str, start: int, data: Buffer) -> None:
@@ -292,13 +301,59 @@ class ArraySink:
         """Return the arrays, by name; a text as a str."""
         arrays_by_name: dict[str, Any] = {}
         for name, dtype, shape in self._tensors:
-            data = self._bytes.pop(name, None)
-            data = np.empty(self._sizes[name], np.uint8) if data is None else data
-            if dtype == TEXT:
+            data = self.memory_of(name)
+            if name in self._into:
+                arrays_by_name[name] = self._into[name]
+            elif dtype == TEXT:
                 arrays_by_name[name] = _text(name, data.tobytes())
             else:
                 arrays_by_name[name] = data.view(numpy_type(dtype)).reshape(shape)
         return arrays_by_name
+
+
+def _check_arrays(into: Mapping[str, Any], tensors: Mapping[str, TensorSpec]) -> None:
+    """Refuse arrays that are not those of the tensors of their names."""
+    for name, array in into.items():
+        if name not in tensors or tensors[name].dtype == TEXT:
+            raise UsageError(f"into: {name!r} is no array that this process gets", "leave it out")
+        _, dtype, shape = tensors[name]
+        types, actual = (numpy_type(dtype), transport_dtype(dtype)), f"a {type(array).__name__}"
+        if isinstance(array, np.ndarray) and not hasattr(array, "mask"):
+            if array.flags.carray and array.dtype in types and array.shape == tuple(shape):
+                continue
+            order = "" if array.flags.carray else ", strided or read-only"
+            actual = f"{array.dtype} {list(array.shape)}{order}"
+        raise UsageError(
+            f"into: expected {dtype} {list(shape)} for {name!r}, and it is {actual}",
+            f"numpy.empty({tuple(shape)}, {str(types[0])!r})",
+        )
+
+
+def check_apart(into: Mapping[str, Any], slices: Mapping[str, Any]) -> None:
+    """Refuse arrays that share memory with each other, or with slices that are to be read."""
+    if not into:
+        return
+    spans = [(_span(array), f"into[{name!r}]", True) for name, array in into.items()]
+    spans += [(_span(array), f"the slice {name!r}", False) for name, array in slices.items()]
+    read_up_to, filled_up_to = (0, ""), (0, "")
+    for (start, stop), label, is_filled in sorted(span for span in spans if span[0]):
+        reached, before = max(read_up_to, filled_up_to) if is_filled else filled_up_to
+        if start < reached:
+            raise UsageError(f"{before} and {label} share memory", "arrays of their own in into=")
+        if is_filled:
+            filled_up_to = max(filled_up_to, (stop, label))
+        else:
+            read_up_to = max(read_up_to, (stop, label))
+
+
+def _span(array: Any) -> tuple[int, ...]:
+    """Return the addresses of an array's first byte, and behind its last; () if it has none."""
+    if not array.size:
+        return ()
+    steps = [(count - 1) * stride for count, stride in zip(array.shape, array.strides)]
+    first = array.__array_interface__["data"][0]
+    lowest = first + sum(step for step in steps if step < 0)
+    return lowest, first + sum(step for step in steps if step > 0) + array.itemsize
 
 
 def _empty(nbytes: int) -> Any:

@@ -9,8 +9,7 @@ For a 4x4 tensor sharded by rows on 2 ranks and wanted by columns on 2::
     rank 0  w [0:4, 0:2]  <- rank 0 [0:2, 0:2]  <- rank 1 [2:4, 0:2]
     rank 1  w [0:4, 2:4]  <- rank 0 [0:2, 2:4]  <- rank 1 [2:4, 2:4]
 
-A plan is kept as transfers (`rankxform.planning.transfers`) and counted by file for people;
-`Planner.written_out` writes it as above.
+A plan is kept as transfers (`rankxform.planning.transfers`) and counted by file for people.
 
 In rank folders a file holds all slices of the rank that is its id. Other forms divide a rank's
 slices among files, or leave out those that another file holds.
@@ -289,20 +288,6 @@ class Planner:
                 for file in receiving_files:
                     totals[file].add(len(copies), written, nbytes_by_rank)
         return totals
-
-    def written_out(self, file: int) -> str:
-        """Return a line for each slice of a file: its box, and the boxes of source ranks in it."""
-        rank, written_lines = self.part(file).rank, []
-        for transfer in self.transfers([self.whole_file(file)]):
-            for cell in transfer.targets:
-                sources = "".join(
-                    f"  <- rank {self.catalog.rank_of(transfer.readers[src_cell])} "
-                    f"{transfer.parameter.grid.destination_box(src_cell, box)}"
-                    for src_cell, box in transfer.copies(cell)
-                )
-                name, box = transfer.parameter.name, transfer.grid.box(cell)
-                written_lines.append(f"rank {rank}  {name} {box}{sources}")
-        return "\n".join(written_lines)
 
     def whole_file(self, file: int) -> SliceRange:
         """Return all slices of a file."""

@@ -13,11 +13,12 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from posixpath import relpath, splitext
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 from rankxform.engine.copier import Operands
 from rankxform.engine.pipeline import Messenger, Traffic, WorkInputs, execute
-from rankxform.engine.sinks import ArraySink, OutputFile
+from rankxform.engine.sinks import ArraySink, OutputFile, check_apart
 from rankxform.errors import StorageError, UsageError
 from rankxform.formats.container import (
     BLOCK,
@@ -222,10 +223,18 @@ class ArrayDestination(Destination):
     rank_requests: tuple[RankRequest, ...]
 
     def __init__(
-        self, rank: int, *, may_be_none: bool = False, in_huge_pages: bool = False
+        self,
+        rank: int,
+        into: Mapping[str, Any] = MappingProxyType({}),
+        slices: Mapping[str, Any] = MappingProxyType({}),
+        *,
+        may_be_none: bool = False,
+        in_huge_pages: bool = False,
     ) -> None:
-        """may_be_none: a process beyond the destination's ranks gets nothing. in_huge_pages:
-        whether large arrays begin with a huge page."""
+        """into: the caller's arrays, by name, which are filled; others are made. slices: those that
+        are read meanwhile. may_be_none: a process beyond the destination's ranks gets nothing.
+        in_huge_pages: whether large arrays that are made begin with a huge page."""
+        self._into, self._slices = into, slices
         self.rank, self._may_be_none = rank, may_be_none
         self._in_huge_pages = in_huge_pages
 
@@ -287,12 +296,16 @@ class ArrayDestination(Destination):
         yield conversion
 
     def begin(self, team: Team) -> None:
-        self._sink = team.agree(
-            lambda: ArraySink(
+        def make_sink() -> ArraySink:
+            sink = ArraySink(
                 (TensorSpec(p.name, p.dtype, shape) for p, shape in self._wanted_slices),
                 self._in_huge_pages,
+                self._into,
             )
-        )
+            check_apart(self._into, self._slices)
+            return sink
+
+        self._sink = team.agree(make_sink)
 
     def fill(self, work: WorkPlan, inputs: WorkInputs, on_progress: OnProgress) -> Traffic:
         return execute(work, inputs, {self.rank: self._sink}, on_progress)

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import count, islice
+from types import MappingProxyType
 from typing import Any
 
 from rankxform.display.text import format_count
@@ -90,14 +91,20 @@ class Parameters(dict[str, Any]):
         )
 
 
-def load(request: Request, rank: int, team: Team, on_start: OnStart = start_silently) -> Parameters:
-    """Return the slices of destination `rank`.
+def load(
+    request: Request,
+    rank: int,
+    team: Team,
+    on_start: OnStart = start_silently,
+    into: Mapping[str, Any] = MappingProxyType({}),
+) -> Parameters:
+    """Return the slices of destination `rank`; those that `into` has are put into its arrays.
 
     Every process calls this, each with a rank and an `include` of its own; two may ask
     for the same. Only the byte ranges that the slices need are read, in the memory that
     `request` allows. Raises UsageError where processes give different options.
     """
-    destination = ArrayDestination(rank)
+    destination = ArrayDestination(rank, into)
     outcome = convert(request, destination, team, on_start)
     return _parameters(outcome, destination, team)
 
@@ -125,12 +132,13 @@ def _parameters(outcome: Outcome, destination: ArrayDestination, team: Team) -> 
 
 
 class HeldSlices(NamedTuple):
-    """What one process holds in memory, and which rank's it is."""
+    """What one process holds in memory, which rank's it is, and what it wants filled."""
 
     slices: MutableMapping[str, Any]
     rank: int
     dtypes: Mapping[str, str]  # MindSpore's names of types that numpy's do not tell
     release: bool = False  # arrays are removed from `slices` when they are not needed any more
+    into: Mapping[str, Any] = MappingProxyType({})  # arrays to fill, by name; others are made
     has_values: bool = True  # or they stand for such as there will be
 
 
@@ -245,7 +253,10 @@ def reshard(
     # Huge pages make the first call slower and later ones faster (docs/benchmarks.md), and memory
     # that is let go of meanwhile could not be taken for them.
     in_huge_pages = is_reused and not any(releasing)
-    destination = ArrayDestination(plan.rank, may_be_none=True, in_huge_pages=in_huge_pages)
+    destination = ArrayDestination(
+        plan.rank, held_slices.into, held_slices.slices,
+        may_be_none=True, in_huge_pages=in_huge_pages,
+    )  # fmt: skip
     destination.rank_requests = plan.rank_requests
     with holding(scheme, file, releases=any(releasing) and not has_operands):
         if is_reused:

@@ -56,6 +56,11 @@ def case_of(seed, size):
     return unevenly_sharded(case, seed) if rng.random() < 0.3 else case
 
 
+def rooms(arrays, rng):
+    """Return arrays to fill in the place of some of these, with other content."""
+    return {name: np.full_like(values, 1) for name, values in arrays.items() if rng.random() < 0.7}
+
+
 def ranks_of(stages):
     return len(stages) * reference.stage_size(stages)
 
@@ -79,13 +84,20 @@ def test_what_is_loaded_in_an_exchange_is_what_files_hold(seed, tmp, monkeypatch
     if seed % 2:
         as_nodes(monkeypatch, 2, seed)
     rank = random.Random(f"{seed} {comm.rank}").randrange(ranks_of(case.dst))
+    expected = {
+        name: reference.shard(reference.full_tensor(name, *case.params[name]), layout, local).view(
+            numpy_type(case.params[name][1])
+        )
+        for name, layout, local in reference.held_by(rank, case.dst, case.params)
+    }
+    into = rooms(expected, random.Random(f"{seed} {comm.rank}")) if rng.random() < 0.5 else None
     found = rankxform.load(
-        src, a, b, rank=rank, comm=comm, progress=False, memory="1M",
+        src, a, b, rank=rank, into=into, comm=comm, progress=False, memory="1M",
         read_method=("two-phase", "auto")[seed % 2],
     )  # fmt: skip
-    for name, layout, local in reference.held_by(rank, case.dst, case.params):
-        words = reference.shard(reference.full_tensor(name, *case.params[name]), layout, local)
+    for name, words in expected.items():
         assert found[name].tobytes() == words.tobytes(), (rank, name)
+    assert all(found[name] is room for name, room in (into or {}).items())
 
 
 @pytest.mark.sampled
@@ -108,15 +120,17 @@ def test_it_is_what_transform_and_load_make(seed, tmp, monkeypatch):
         as_large_tensors(monkeypatch)
     names = {name for stage in case.src for name in stage}
     dtypes = {name: "BFloat16" for name in names if case.params[name][1] == "BFloat16"}
+    expected = held_by(rank, tmp / "dst")
+    into = rooms(expected, rng) if rng.random() < 0.5 else None
     found = rankxform.reshard(
         held, a, b, comm=comm, release=release, progress=False, dtypes=dtypes, src_rank=src_rank,
-        rank=rank, **options,
+        rank=rank, into=into, **options,
     )  # fmt: skip
-    expected = held_by(rank, tmp / "dst")
     assert found.keys() == expected.keys(), (sorted(found), sorted(expected))
     for name, values in expected.items():
         assert found[name].dtype == values.dtype and found[name].shape == values.shape
         assert found[name].tobytes() == values.tobytes(), name
+    assert all(found[name] is room for name, room in (into or {}).items())
     assert bool(held) != release or not held_by(src_rank, src)
 
 
@@ -227,6 +241,27 @@ def test_a_plan_is_made_once_and_refused_for_other_slices(tmp):
         )
     with pytest.raises(rankxform.UsageError, match="plan= stands for"):
         rankxform.reshard(slices, a, plan=plan, comm=comm, progress=False)
+
+
+@pytest.mark.world(sizes=(2, 4))
+def test_arrays_of_the_caller_are_filled_again_and_again(tmp):
+    comm = world()
+    src, a, b = small(comm, tmp, shards=comm.size)
+    slices = held_by(comm.rank, src)
+    plan = rankxform.plan_reshard(slices, a, b, comm=comm)
+    into = dict(rankxform.reshard(slices, plan=plan, comm=comm, progress=False))
+    for turn in range(1, 3):
+        now = {name: values + turn for name, values in slices.items()}
+        expected = rankxform.reshard(now, a, b, comm=comm, progress=False)
+        rankxform.reshard(now, plan=plan, into=into, comm=comm, progress=False)
+        assert all((into[name] == values).all() for name, values in expected.items())
+    wrong = {**into, "w": into["w"].T.copy()} if comm.rank == 1 else into
+    before = {name: values.copy() for name, values in into.items()}
+    with pytest.raises(rankxform.UsageError, match="into: expected Float32"):
+        rankxform.reshard(slices, plan=plan, into=wrong, comm=comm, progress=False)
+    assert all((into[name] == values).all() for name, values in before.items())
+    with pytest.raises(rankxform.UsageError, match="a plan fills no arrays"):
+        rankxform.plan_reshard(slices, a, b, into=into, comm=comm)
 
 
 @pytest.mark.world(sizes=(2, 4))
