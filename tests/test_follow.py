@@ -279,6 +279,17 @@ def test_what_would_be_removed_is_not_made(training):
     assert [entry.step for entry in outcome.converted] == ["1_4", "1_5"] and not outcome.removed
 
 
+def test_an_older_step_is_converted_where_the_newest_is_torn(training):
+    """A training that died while it saved its last step, at the last look of a watch."""
+    training.save(1)
+    training.save(2)
+    os.truncate(training.src / "rank_1/net-1_2.safetensors", 50)
+    looks = iter([True, False])
+    outcome = training.follow(watch=lambda: next(looks), settle=3, keep=1)
+    assert [entry.step for entry in outcome.converted] == ["1_1"] and training.is_right(1)
+    assert any("1_2" in warning for warning in outcome.warnings)
+
+
 def test_it_goes_on_where_it_was_killed(training):
     """Steps appear while it watches, and it is killed again and again."""
     words = [sys.executable, "-m", "rankxform", *map(str, training.words), "--no-fsync", "--watch"]

@@ -293,6 +293,22 @@ def test_a_step_that_only_a_later_place_has_is_not_taken_unasked(tmp_path):
     assert rankxform.plan(first, a, None, step="1_2", **options).places[0].bytes_needed == 0
 
 
+def test_the_first_place_may_have_no_file_that_is_needed(tmp_path):
+    """Its files are of another pipeline stage than the ranks that are made."""
+    layout = ([2], [0, -1], 0, 0)
+    stages, params = [{"w": layout}, {"v": layout}], dict.fromkeys("wv", ((8, 2), "Float32"))
+    reference.write_checkpoint(tmp_path / "all", stages, params, None, KIND, name="net-1_5")
+    a = reference.write_stage_files(tmp_path / "a", stages)
+    shutil.copytree(tmp_path / "all", tmp_path / "first", ignore=lambda *_: ["rank_2", "rank_3"])
+    for options in ({}, {"ranks": [2, 3]}):
+        plan = rankxform.plan(tmp_path / "first", a, a, fallback=tmp_path / "all", **options)
+        assert plan.places[1].bytes_needed == 64, options
+    loaded = rankxform.load(
+        tmp_path / "first", a, a, rank=2, fallback=tmp_path / "all", progress=False
+    )
+    assert (loaded["v"] == reference.full_tensor("v", (8, 2), "Float32").view("<f4")[:4]).all()
+
+
 def test_documents_of_two_places_are_the_same(job):
     """What describes a checkpoint is compared, and its files are found in either place."""
     first, storage = job.tmp / "first", job.tmp / "storage"

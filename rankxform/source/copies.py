@@ -26,7 +26,7 @@ from posixpath import dirname
 from types import MappingProxyType
 from typing import Any
 
-from rankxform.checkpoints.base import CheckpointRef
+from rankxform.checkpoints.base import CheckpointRef, SelectedFiles
 from rankxform.checkpoints.rank_folders import LATEST
 from rankxform.display.text import format_size, shown_path
 from rankxform.errors import CheckpointError, Message, RankxformError, StorageError, UsageError
@@ -42,6 +42,7 @@ from rankxform.transport import Team
 from rankxform.values import NamedTuple
 
 from .checks import SourceManifest, changed_manifest_file
+from .choose import ChosenFiles
 
 
 def list_on_all_nodes(team: Team, path: str, pattern: str) -> tuple[Listing | None, frozenset[int]]:
@@ -296,20 +297,21 @@ def joined_listing(listings: Sequence[PlaceListing]) -> Listing:
 def choose_copies(
     where: CheckpointRef,
     listings: Sequence[PlaceListing],
-    names: Mapping[int, str],
+    chosen_files: ChosenFiles,
     declared_files: Mapping[int, DeclaredFile],
     team: Team,
 ) -> ChosenCopies:
     """Read the headers of all copies, compare them, and choose. Collective.
 
-    names: of the files, by id. One that no place has is looked for in the first, and missing there.
+    A file that no place has is looked for in the first, and missing there.
     """
+    names = chosen_files.names
     places = where.places
     listed_names = [{*entry.listing.files, *entry.listing.entries} for entry in listings]
     nowhere = {f for f, name in names.items() if not any(name in names for names in listed_names)}
     copies: list[_PlaceCopies] = []
     unreadable: dict[int, list[Finding]] = {}
-    findings = [*_step_of_fallbacks(where, listings[0].listing, names)]
+    findings = [*_step_of_fallbacks(where, listings[0].listing, chosen_files.selected)]
     for place, entry, listed in zip(places, listings, listed_names):
         if entry.listing.kind == NOTHING:
             text = f"{place}: there is no such folder{entry.listing.searched}; others are read"
@@ -359,11 +361,12 @@ def choose_copies(
 
 
 def _step_of_fallbacks(
-    where: CheckpointRef, first: Listing, names: Mapping[int, str]
+    where: CheckpointRef, first: Listing, selected: SelectedFiles
 ) -> Iterator[Finding]:
     """Yield that what was chosen is another step than those of the first place."""
-    if where.step in (None, LATEST) and first.files and not {*first.files} & {*names.values()}:
-        name = next(iter(names.values()), "")
+    step_files = selected.names.values()  # of all ranks, whichever are needed
+    if where.step in (None, LATEST) and first.files and not {*first.files} & {*step_files}:
+        name = next(iter(step_files), "")
         yield Finding(
             Message(
                 f"has no file of the step that the other places have ({name})",

@@ -146,7 +146,7 @@ def open_source(where: CheckpointRef, team: Team, narrow: SourceScope | None = N
     names, description = chosen_files.names, chosen_files.selected.description
     declared_files = description.declared_files if description else {}
     if where.fallbacks:
-        copies = choose_copies(where, listings, names, declared_files, team)
+        copies = choose_copies(where, listings, chosen_files, declared_files, team)
     else:
         paths = {f: address_of(where.path, n) for f, n in sorted(names.items())}
         reach, noticed = find_reach(team, paths, declared_files, same_as_node0)

@@ -284,7 +284,7 @@ def follow(
     is_announced, is_watching = False, team.bcast(lambda: bool(settings.watch))
     is_asked_once = not is_watching
     while True:
-        look = team.bcast(watcher.look)
+        look, has_failed = team.bcast(watcher.look), False
         if complete_before is None:
             complete_before = look.done
             removed += team.bcast(watcher.keep)
@@ -299,6 +299,7 @@ def follow(
                 is_of_step = isinstance(error, CheckpointError) or (
                     isinstance(error, UsageError) and bool(converted or complete_before)
                 )
+                has_failed = has_failed or is_of_step
                 is_changing = isinstance(error, StorageError) and team.bcast(watcher.is_changing)
                 if is_asked_once or not (is_of_step or is_changing):
                     raise
@@ -313,6 +314,8 @@ def follow(
             team.bcast(lambda step=step, name=strategy: watcher.note(step, name))  # type: ignore[misc]
             removed += team.bcast(watcher.keep)
             is_announced = False
+        if not is_watching and has_failed:
+            continue  # an older step may be among the newest now
         if not is_watching:
             break
         if not is_announced:
