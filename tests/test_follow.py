@@ -272,6 +272,19 @@ def test_all_that_it_wrote_is_removed(form, tmp_path):
     assert {path.name for path in (tmp_path / "dst").iterdir()} == {"1_2", RECORD_NAME}
 
 
+def test_a_watch_says_why_it_sees_no_steps(training):
+    training.save(1)
+    shutil.copy(
+        training.src / "rank_0/net-1_1.safetensors", training.src / "rank_0/other-1_1.safetensors"
+    )
+    told, looks = [], iter([True, True, False])
+    request = Request(str(training.src), str(training.dst), training.a, training.b, fsync=False)
+    settings = FollowSettings(watch=lambda: next(looks), settle=0)
+    outcome = follow(request, settings, SerialTeam(), announce=told.append)
+    assert len(told) == 1 and "waiting" in told[0] and "families" in told[0]
+    assert outcome.converted == () and "families" in outcome.warnings[0]
+
+
 def test_what_would_be_removed_is_not_made(training):
     for step in range(1, 6):
         training.save(step)

@@ -95,6 +95,24 @@ def test_only_what_a_rank_needs_is_read(place, monkeypatch):
     assert found.bytes_read == sum(wanted) == 4 * 2 * 2
 
 
+@pytest.mark.parametrize("rank", range(4))
+def test_a_rank_alone_has_the_copies_of_parameters_that_all_have(rank, tmp_path):
+    """Of other pipeline stages names are known, and no shapes; copies keep their type."""
+    weights = [[f"layers.{stage}.w", f"layers.{stage}.v"] for stage in range(4)]
+    stages = [
+        {prefix + name: ([1], [-1, -1], 0, 0) for name in names for prefix in ("", "ema.")}
+        for names in weights
+    ]
+    params = {name: ((4, 2), "Float32") for stage in stages for name in stage}
+    reference.write_checkpoint(tmp_path / "src", stages, params)
+    a = reference.write_stage_files(tmp_path / "a", stages)
+    found = rankxform.load(tmp_path / "src", a, a, rank=rank, dtype="bf16", progress=False)
+    expected = dict.fromkeys(weights[rank], "BFloat16")
+    assert found.dtypes == expected | {f"ema.{name}": "Float32" for name in weights[rank]}
+    with pytest.raises(rankxform.RankxformError, match="repeat other tensors' names"):
+        rankxform.load(tmp_path / "src", a, a, rank=rank, weights_only=True, progress=False)
+
+
 def test_bfloat16_with_and_without_ml_dtypes(place, monkeypatch):
     class Kinds:
         bfloat16 = np.int16  # whatever the library says

@@ -21,9 +21,10 @@ It is decided once, on a source's own names and full shapes, and kept with the p
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import field
 from math import prod
+from operator import eq
 
 from rankxform.geometry.box import Shape
 from rankxform.values import NamedTuple, dataclass, pattern_on_use
@@ -236,10 +237,10 @@ def find_states(shapes: Mapping[str, Shape | None]) -> States:
             if is_placeholder and prod(shapes[name] or ()) == 1:
                 related[name] = State(OPTIMIZER, name)
                 del states_by_name[name]
-    relating_by_family = {
-        family: {n: s for n, s in of_family.items() if _relates(shapes[n], s.parameter, shapes)}
-        for family, of_family in families.items()
-    }
+    relating_by_family = {}
+    for family, states_by_name in families.items():
+        names = _relating({n: s.parameter for n, s in states_by_name.items()}, shapes)
+        relating_by_family[family] = {name: states_by_name[name] for name in names}
     all_related = [s for relating in relating_by_family.values() for s in relating.values()]
     parameters, present = {s.parameter for s in all_related}, {s.kind for s in all_related}
     for family, relating in relating_by_family.items():
@@ -312,25 +313,34 @@ def _families(
     return families, names_by_root
 
 
-def _relates(
-    shape: Shape | None, parameter: str, shapes: Mapping[str, Shape | None], *, equal: bool = False
-) -> bool:
-    """Tell whether a tensor of `shape` may be a state of `parameter`.
-
-    `equal`: only if it has the parameter's shape.
-    """
-    if parameter not in shapes:
-        return False
-    whole = shapes[parameter]
-    if shape is None or whole is None:
-        return not equal
-    if shape == whole:
+def _relates(shape: Shape | None, whole: Shape | None) -> bool:
+    """Tell whether a tensor of `shape` may be a state of a parameter, as far as is known."""
+    if shape is None or whole is None or shape == whole:
         return True
-    if equal:
-        return False
     rows, columns = whole[:-1], (*whole[:-2], *whole[-1:])
     kept = (*whole[:-1], 1), (*whole[:-2], 1, *whole[-1:])  # torch's Adafactor keeps the axis
     return prod(shape) == 1 or (len(whole) > 1 and shape in (rows, columns, *kept))
+
+
+def _relating(
+    parameters: Mapping[str, str],
+    shapes: Mapping[str, Shape | None],
+    relates: Callable[[Shape, Shape], bool] = _relates,
+) -> list[str]:
+    """Return which names have a shape that relates to that of their parameter, if it exists.
+
+    Where shapes are not known, as of stages that are not read, they do if most others do.
+    """
+    answers: dict[str, bool | None] = {}
+    for name, parameter in parameters.items():
+        shape, whole = shapes[name], shapes.get(parameter)
+        if shape is not None and whole is not None:
+            answers[name] = relates(shape, whole)
+        elif parameter in shapes:
+            answers[name] = None
+    known = [answer for answer in answers.values() if answer is not None]
+    by_analogy = 2 * sum(known) >= len(known)
+    return [name for name, answer in answers.items() if (by_analogy if answer is None else answer)]
 
 
 def is_never_saved(name: str) -> bool:
@@ -350,15 +360,15 @@ def _below_root(
     root: str, names: Iterable[str], shapes: Mapping[str, Shape | None]
 ) -> dict[str, State]:
     """Return all `names` as states, if `root` is an optimizer's; none if it is a module's."""
-    states, is_optimizer = {}, False
+    states, resolved, is_optimizer = {}, dict[str, str](), False
     for name in names:
         states[name], is_resolved = _parse_below_root(name, root, shapes)
+        if is_resolved:
+            resolved[name] = states[name].parameter
         words = name[len(root) :].split(".")
         is_spelled = "state" in words[:-1] or not _SPELLED.isdisjoint(words) or _FP32 in name
-        is_spelled = is_spelled or not _UNMISTAKABLE.isdisjoint(words)
-        relates = is_resolved and _relates(shapes[name], states[name].parameter, shapes)
-        is_optimizer = is_optimizer or is_spelled or relates
-    return states if is_optimizer else {}
+        is_optimizer = is_optimizer or is_spelled or not _UNMISTAKABLE.isdisjoint(words)
+    return states if is_optimizer or _relating(resolved, shapes) else {}
 
 
 def _parse_below_root(
@@ -413,7 +423,7 @@ def _wrapper(
     One whose shape a state of `shape` relates to comes first.
     """
     existing = [w for w in wrappers if w + name in shapes and not _ROOT().search(w + name)]
-    relating = [w for w in existing if _relates(shape, w + name, shapes)]
+    relating = [w for w in existing if _relates(shape, shapes[w + name])]
     return next(iter(relating or existing), None)
 
 
@@ -460,9 +470,7 @@ def _copies(
                 names_by_prefix.setdefault(name[: -len(words[-1])], []).append(name)
         counts = {}
         for prefix, names in names_by_prefix.items():
-            relating = [
-                n for n in names if _relates(weights[n], n[len(prefix) :], weights, equal=True)
-            ]
+            relating = _relating({name: name[len(prefix) :] for name in names}, weights, eq)
             has_values = any(prod(weights[name] or ()) > 1 for name in relating)
             is_trained = any(name in trained for name in names)
             if has_values and not is_trained and 2 * len(relating) >= len(names):

@@ -343,13 +343,13 @@ def choose_copies(
     nodes = team.nodes
     files_by_node: list[set[int]] = [set() for _ in range(nodes.count)]
     for number, copy in enumerate(copies):
-        chosen_files = [file for file, n in place_of.items() if n == number]
+        files_of_place = [file for file, n in place_of.items() if n == number]
         if number == 0:
             for files, reachable_files in zip(files_by_node, copy.reach.files):
-                files |= reachable_files.intersection(chosen_files)
+                files |= reachable_files.intersection(files_of_place)
             continue
         # One node reads a file of a later place, or each of them would ask storage for its bytes.
-        for process, part in enumerate(copy.reach.partition(chosen_files)):
+        for process, part in enumerate(copy.reach.partition(files_of_place)):
             files_by_node[nodes.node_of[process]].update(part)
     return ChosenCopies(
         {f: copies[n].paths.get(f, address_of(places[0], names[f])) for f, n in place_of.items()},

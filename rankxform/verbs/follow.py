@@ -103,6 +103,7 @@ class _Look(NamedTuple):
     ready: tuple[str, ...]
     waiting: tuple[str, ...]
     done: tuple[str, ...]
+    trouble: str = ""  # why no steps can be told, in a watch
 
 
 class _StepFiles(NamedTuple):
@@ -128,14 +129,14 @@ class _Watcher:
     def look(self) -> _Look:
         """Raises UsageError where there are no steps."""
         began = time.monotonic()
-        if self._settings.watch and self.is_ahead():
-            return _Look((), (), ())
+        if self._settings.watch and self._is_ahead():
+            return _Look((), (), (), f"{self._where.path} is not there yet")
         try:
             steps, files_of = steps_at(self._where)
-        except CheckpointError:
+        except CheckpointError as error:
             if not self._settings.watch:
                 raise
-            return _Look((), (), ())  # nothing is there yet
+            return _Look((), (), (), error.parts.line)
         steps = self._wanted(steps)
         done = [step for step in steps if _manifest_folder(self.dst / step) is not None]
         ready = [step for step in steps if step not in done and self._is_ready(step, files_of)]
@@ -156,7 +157,7 @@ class _Watcher:
             raise UsageError(f"--step {min(missing)}: expected some of {', '.join(steps)}")
         return [step for step in steps if not names[step].isdisjoint(self._wanted_steps)]
 
-    def is_ahead(self) -> bool:
+    def _is_ahead(self) -> bool:
         """Tell whether the training has not made its folder yet, in one that is there."""
         path = Path(self._where.path)
         return path.parent.is_dir() and not path.exists()
@@ -281,7 +282,7 @@ def follow(
     removed: list[str] = []
     warnings: list[str] = []
     complete_before: tuple[str, ...] | None = None
-    is_announced, is_watching = False, team.bcast(lambda: bool(settings.watch))
+    announced, is_watching = "", team.bcast(lambda: bool(settings.watch))
     is_asked_once = not is_watching
     while True:
         look, has_failed = team.bcast(watcher.look), False
@@ -313,17 +314,18 @@ def follow(
             strategy = Path(report.strategy).name if report.strategy else None
             team.bcast(lambda step=step, name=strategy: watcher.note(step, name))  # type: ignore[misc]
             removed += team.bcast(watcher.keep)
-            is_announced = False
+            announced = ""
         if not is_watching and has_failed:
             continue  # an older step may be among the newest now
         if not is_watching:
             break
-        if not is_announced:
-            first = f"; {request.src} is not there yet" if watcher.is_ahead() else ""
-            announce(f"waiting   for the next step{first}")
-            is_announced = True
+        text = f"waiting   for the next step{look.trouble and f'; {look.trouble}'}"
+        if announced != text:
+            announce(text)
+            announced = text
         team.agree(team.check_stop)
         is_watching = team.bcast(watcher.wait)
+    warnings += filter(None, [look.trouble])
     return Followed(
         request.src, request.dst or "", tuple(converted), complete_before, look.waiting,
         tuple(removed),

@@ -183,6 +183,30 @@ def test_what_repeats_all_parameters_is_a_copy_and_no_state(prefix):
     assert found.related[prefix + "fc1.bias"].parameter == "fc1.bias"
 
 
+@pytest.mark.parametrize("stages", [2, 3, 4, 8])
+@pytest.mark.parametrize("repeated", [1.0, 0.6])
+@pytest.mark.parametrize("is_larger", [False, True])
+@pytest.mark.parametrize(
+    "prefix", ["teacher.", "stat.", "moments.", "exp_avg.", "optimizer.state."]
+)
+def test_one_stage_tells_weights_as_all_do(prefix, stages, repeated, is_larger):
+    """Of the others names are known, and no shapes; a larger teacher's weights are its own."""
+    layers = {f"layers.{n}.{name}": shape for n in range(24) for name, shape in WEIGHTS.items()}
+    shapes = layers | {
+        f"{prefix}{name}": (2 * shape[0], *shape[1:]) if is_larger else shape
+        for name, shape in layers.items()
+        if int(name.split(".")[1]) % 10 < 10 * repeated
+    }
+    in_whole = find_states(shapes)
+    assert bool(in_whole.copies) == (prefix in ("teacher.", "stat.") and not is_larger)
+    for stage in range(stages):
+        own = {
+            n for n in shapes if int(n.split("layers.")[1].split(".")[0]) * stages // 24 == stage
+        }
+        in_stage = find_states({n: shape if n in own else None for n, shape in shapes.items()})
+        assert {n: in_stage.of(n) for n in own} == {n: in_whole.of(n) for n in own}
+
+
 def test_three_copies_are_told_apart():
     shapes = {p + n: s for p in ("", "ema.", "target.", "old.") for n, s in WEIGHTS.items()}
     assert {*find_states(shapes).copies} == {"ema.", "target.", "old."}
