@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
+from shlex import quote
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -125,7 +126,7 @@ def correlation(a: Any, b: Any) -> float:
 
 _BLOCK = 1 << 16
 _LARGEST = {"Float16": "65504", "BFloat16": "3.39e38", "Float32": "3.40e38", "Float64": "1.80e308"}
-_WIDER = {"Float16": "bf16 or fp32", "BFloat16": "fp32", "Float32": "Float64", "Float64": "another"}
+_WIDER = {"Float16": ("--dtype bf16", "--dtype fp32"), "BFloat16": ("--dtype fp32",)}
 
 
 class ValueStats(NamedTuple):
@@ -193,11 +194,12 @@ class Copier:
         stats = self.values.get(name, ValueStats())
         wrong = not_finite(dst_words, dtype)
         if wrong is not None and became_infinite(dst_words, src_words, wrong, dtype):
+            is_cast = parameter.src_dtype != dtype
+            tries = [*_WIDER.get(dtype, ()), *([f"--keep-dtype {quote(name)}"] if is_cast else [])]
             raise CheckpointError(
                 f"a value is beyond {dtype}'s largest, {_LARGEST[dtype]}, and would become "
                 "infinite",
-                f"choose {_WIDER[dtype]}",
-                "keep its type (--keep-dtype)",
+                *(tries or ["look at its values, and at what is added to them"]),
                 where=f"{name!r}",
             )
         bad = stats.not_finite + (0 if wrong is None else int(wrong.sum()))

@@ -289,10 +289,12 @@ class LoraOperation(ModelOperation):
         return part
 
     def findings(self, names: Sequence[str]) -> Iterator[Finding]:
-        matrices = [name for name in self._steps if name not in self._elsewhere]
+        matrices = [name for name in names if name in self._steps]
         if matrices:
             shown = summarize_names(matrices, 3)
             yield as_notice(f"{self._label}: is added to {len(matrices)} matrices, {shown}")
+        elif not self._elsewhere:
+            yield as_warning(f"{self._label}: is added to none of the parameters that are written")
         counts_by_kind = Counter(map(pattern_of, names))
         for kind, count in Counter(map(pattern_of, matrices)).items():
             if count < counts_by_kind[kind] and not self._scaling.partial:

@@ -321,7 +321,7 @@ def _matchless(draft: TargetDraft) -> Iterator[tuple[str, str]]:
 @rule(PLAN)
 def operations_fit(draft: TargetDraft) -> Iterator[Finding]:
     """Adapters and maps fit what they are applied to."""
-    names = [parameter.name for parameter in draft.catalog.parameters]
+    names = [*dict.fromkeys(s.name for tensor in draft.written for s in tensor.sources)]
     for operation in draft.derivation.compositions:
         yield from operation.findings(names)
 

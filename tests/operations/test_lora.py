@@ -51,6 +51,41 @@ def test_what_is_not_known_of_an_adapter_is_refused(tmp_path):
     assert "and no 'base_model.model.m.lora_B.weight'" in refused({}, half)
 
 
+def write_pair(tmp_path, factor=1.0):
+    """Write matrices `m.weight` and `n`, and an adapter of the first."""
+    bits = np.random.default_rng(1)
+    base = {n: ("Float32", words(bits.normal(0, 1, (4, 6)), "Float32")) for n in ("m.weight", "n")}
+    adapter = {
+        name: ("Float32", words(factor * values(array, "Float32"), "Float32"))
+        for name, array in adapter_of("peft", {"m": (4, 6)}, "Float32", 2, bits).items()
+    }
+    reference.write_safetensors(tmp_path / "lora/adapter_model.safetensors", adapter)
+    config = {"peft_type": "LORA", "r": 2, "lora_alpha": 4}
+    (tmp_path / "lora/adapter_config.json").write_text(json.dumps(config))
+    return reference_forms.write_huggingface(tmp_path / "src", base)
+
+
+@pytest.mark.parametrize(
+    ("options", "ending"),
+    [
+        ({}, "; look at its values, and at what is added to them"),
+        ({"dtype": "fp16"}, "; --dtype bf16, or --dtype fp32, or --keep-dtype m.weight"),
+    ],
+)
+def test_what_helps_where_a_sum_would_become_infinite(options, ending, tmp_path):
+    src = write_pair(tmp_path, 1e30)
+    with pytest.raises(RankxformError, match="largest") as caught:
+        rankxform.transform(src, tmp_path / "dst", lora=tmp_path / "lora", **options)
+    assert str(caught.value).split("\n")[0].endswith(ending)
+
+
+def test_an_adapter_of_what_is_left_out_is_added_to_nothing(tmp_path):
+    src = write_pair(tmp_path)
+    with pytest.warns(rankxform.RankxformWarning, match="added to none of the parameters"):
+        report = rankxform.transform(src, tmp_path / "dst", lora=tmp_path / "lora", exclude="^m")
+    assert not any("added to 1" in notice for notice in report.notices)
+
+
 @pytest.mark.parametrize("stated", [{"use_rslora": True}, {"alpha_pattern": {"m": 8}},
                                     {"fan_in_fan_out": True}])  # fmt: skip
 def test_what_changes_the_formula_is_obeyed(stated, tmp_path):
