@@ -338,8 +338,8 @@ def _relating(
             answers[name] = relates(shape, whole)
         elif parameter in shapes:
             answers[name] = None
-    known = [answer for answer in answers.values() if answer is not None]
-    by_analogy = 2 * sum(known) >= len(known)
+    decided = [answer for answer in answers.values() if answer is not None]
+    by_analogy = 2 * sum(decided) >= len(decided)
     return [name for name, answer in answers.items() if (by_analogy if answer is None else answer)]
 
 
