@@ -113,6 +113,39 @@ def test_a_rank_alone_has_the_copies_of_parameters_that_all_have(rank, tmp_path)
         rankxform.load(tmp_path / "src", a, a, rank=rank, weights_only=True, progress=False)
 
 
+@pytest.mark.filterwarnings("ignore:.*converting them as weights:rankxform.RankxformWarning")
+def test_what_is_decided_of_all_tensors_is_so_for_a_rank_alone(tmp_path):
+    """A family of which few relate, and an optimizer's root of which others are elsewhere."""
+    shapes = {f"layers.{n}.w": (4, 2) for n in range(8)}
+    stages = [{name: ([1], [-1, -1], 0, 0)} for name in shapes]
+    for n, stage in [*enumerate(stages)][1:]:
+        shape = shapes[f"moments.layers.{n}.w"] = (4, 2) if n < 4 else (3,)
+        stage[f"moments.layers.{n}.w"] = ([1], [-1] * len(shape), 0, 0)
+    stages[0] |= dict.fromkeys(("model.e", "optimizer.model.e"), ([1], [-1, -1], 0, 0))
+    stages[1]["optimizer.layers.1.w"] = ([1], [-1, -1], 0, 0)
+    shapes |= {"model.e": (4, 2), "optimizer.model.e": (4, 2), "optimizer.layers.1.w": (4, 2)}
+    params = {name: (shape, "Float32") for name, shape in shapes.items()}
+    reference.write_checkpoint(tmp_path / "src", stages, params)
+    a = reference.write_stage_files(tmp_path / "a", stages)
+    options = {"weights_only": True, "progress": False}
+    rankxform.transform(tmp_path / "src", tmp_path / "dst", a, a, **options)
+    for rank in range(8):
+        names = {*reference.read_any(next((tmp_path / f"dst/rank_{rank}").iterdir()))}
+        assert {*rankxform.load(tmp_path / "src", a, a, rank=rank, **options)} == names
+        others = {"model.e"} if rank == 0 else {f"moments.layers.{rank}.w"} if rank > 3 else set()
+        assert names == {f"layers.{rank}.w"} | others
+
+
+def test_a_state_in_another_stage_than_its_vocabulary_is_refused(tmp_path):
+    layout = ([1], [-1, -1], 0, 0)
+    stages = [{"w": layout, "adam_m.lm_head.weight": layout}, {"lm_head.weight": layout}]
+    params = {name: ((4, 2), "Float32") for stage in stages for name in stage}
+    reference.write_checkpoint(tmp_path / "src", stages, params)
+    a = reference.write_stage_files(tmp_path / "a", stages)
+    with pytest.raises(rankxform.CheckpointError, match="is a state of 'lm_head.weight', which"):
+        rankxform.load(tmp_path / "src", a, a, rank=0, vocab=8, progress=False)
+
+
 def test_bfloat16_with_and_without_ml_dtypes(place, monkeypatch):
     class Kinds:
         bfloat16 = np.int16  # whatever the library says

@@ -19,7 +19,7 @@ from rankxform.request import Request
 from rankxform.source import copies
 from rankxform.transport import SerialTeam
 from rankxform.verbs.plan import plan
-from tests import reference
+from tests import reference, reference_forms
 from tests.cases import random_case
 from tests.forked import run_forked
 
@@ -307,6 +307,15 @@ def test_the_first_place_may_have_no_file_that_is_needed(tmp_path):
         tmp_path / "first", a, a, rank=2, fallback=tmp_path / "all", progress=False
     )
     assert (loaded["v"] == reference.full_tensor("v", (8, 2), "Float32").view("<f4")[:4]).all()
+
+
+def test_the_first_place_may_have_the_index_alone(tmp_path):
+    tensors = {name: ("Float32", np.arange(8, dtype="<u4").reshape(4, 2)) for name in "ab"}
+    reference_forms.write_huggingface(tmp_path / "all", tensors, files=2)
+    (tmp_path / "first").mkdir()
+    shutil.copy(tmp_path / "all/model.safetensors.index.json", tmp_path / "first")
+    found = rankxform.load(tmp_path / "first", fallback=tmp_path / "all", progress=False)
+    assert {*found} == {*"ab"}
 
 
 def test_documents_of_two_places_are_the_same(job):

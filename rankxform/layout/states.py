@@ -274,6 +274,16 @@ def find_states(shapes: Mapping[str, Shape | None]) -> States:
     return States(related, counters, copies, unrelated, tuple(numbered))
 
 
+def may_relate(names: Collection[str]) -> bool:
+    """Tell whether some of these names may be states or copies of others, by their spelling."""
+    prefix_parts = range(1, _MOST_PREFIX_PARTS + 1)
+    return any(_families(dict.fromkeys(names))) or any(
+        name.count(".") >= parts and name.split(".", parts)[-1] in names
+        for name in names
+        for parts in prefix_parts
+    )
+
+
 def state_of_name(name: str) -> State | None:
     """Return the state that one name would be of, if the parameter that it speaks of existed.
 

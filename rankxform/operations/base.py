@@ -143,8 +143,8 @@ class ModelOperation(ABC):
     def compose(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """Return what the tensors become. Raises RequestError or CheckpointError."""
 
-    def without(self, names: Collection[str]) -> ModelOperation:
-        """Return the same for a part of a checkpoint, which has other tensors of these `names`."""
+    def without(self, tensors: Sequence[Tensor]) -> ModelOperation:
+        """Return the same for a part of a checkpoint that has other `tensors`, known by name."""
         return self
 
     def findings(self, names: Sequence[str]) -> Iterator[Finding]:
@@ -278,9 +278,9 @@ class OperationChain:
 
     def without(self, src_names: Collection[str]) -> OperationChain:
         """Return the same operations for a source of which tensors of these names were not read."""
-        names = frozenset(map(self.name_of, src_names))
+        tensors = [*map(self.named, src_names)]
         return OperationChain(
-            (o.without(names) if isinstance(o, ModelOperation) else o for o in self._operations),
+            (o.without(tensors) if isinstance(o, ModelOperation) else o for o in self._operations),
             self._states,
         )
 

@@ -283,9 +283,9 @@ class LoraOperation(ModelOperation):
         step = LowRankUpdate(a, b, scaling.scale(module), scaling.transposed)
         return step, shape[::-1] if scaling.transposed else shape
 
-    def without(self, names: Collection[str]) -> LoraOperation:
+    def without(self, tensors: Sequence[Tensor]) -> LoraOperation:
         part = copy(self)
-        part._elsewhere = {name for name in self._steps if name in names}
+        part._elsewhere = {tensor.name for tensor in tensors if tensor.name in self._steps}
         return part
 
     def findings(self, names: Sequence[str]) -> Iterator[Finding]:

@@ -101,9 +101,16 @@ class DropTrainingState(ModelOperation):
 
     renames = False
 
+    def __init__(self, elsewhere: Sequence[Tensor] = ()) -> None:
+        self._elsewhere = elsewhere
+
+    def without(self, tensors: Sequence[Tensor]) -> DropTrainingState:
+        return DropTrainingState(tensors)
+
     def compose(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        names = {tensor.name for tensor in tensors}
-        states = [t.state for t in tensors if t.state and t.base_name != t.name]
+        all_tensors = [*tensors, *self._elsewhere]
+        names = {tensor.name for tensor in all_tensors}
+        states = [t.state for t in all_tensors if t.state and t.base_name != t.name]
         wrappers = {state.wrapper for state in states if state.parameter in names}
         wrapper = next(iter(wrappers)) if len(wrappers) == 1 else ""
         if not wrapper.endswith(MODEL):

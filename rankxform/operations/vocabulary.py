@@ -28,16 +28,16 @@ class ResizeVocabulary(ModelOperation):
 
     renames = False
 
-    def __init__(self, rows: int, fill: str = ZEROS, *, is_elsewhere: bool = False) -> None:
-        """is_elsewhere: what is read is a part, and others have tensors of the vocabulary."""
-        self.rows, self._fill, self._is_elsewhere = rows, fill, is_elsewhere
+    def __init__(self, rows: int, fill: str = ZEROS, elsewhere: Collection[str] = ()) -> None:
+        """elsewhere: tensors of the vocabulary that are not read, for they lie in other stages."""
+        self.rows, self._fill, self._elsewhere = rows, fill, elsewhere
 
-    def without(self, names: Collection[str]) -> ResizeVocabulary:
-        return ResizeVocabulary(self.rows, self._fill, is_elsewhere=not NAMES.isdisjoint(names))
+    def without(self, tensors: Sequence[Tensor]) -> ResizeVocabulary:
+        return ResizeVocabulary(self.rows, self._fill, NAMES & {tensor.name for tensor in tensors})
 
     def compose(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         vocabulary_names = {t.name for t in tensors if not t.dropped and is_vocabulary(t)}
-        if not vocabulary_names and not self._is_elsewhere:
+        if not vocabulary_names and not self._elsewhere:
             raise CheckpointError(
                 "--vocab: no tensor of the checkpoint is known to have the vocabulary's rows; "
                 f"known are {', '.join(sorted(NAMES))}"
@@ -58,6 +58,13 @@ class ResizeVocabulary(ModelOperation):
                         "leave states out (--weights-only)",
                     )
                 tensor = self._resized(tensor)
+            elif parameter in self._elsewhere and not tensor.dropped:
+                raise CheckpointError(
+                    f"{tensor.name!r} is a state of {parameter!r}, which is not read",
+                    "leave out --ranks",
+                    "--weights-only",
+                    details="it lies in another pipeline stage",
+                )
             new_tensors.append(tensor)
         return new_tensors
 

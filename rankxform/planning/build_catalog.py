@@ -22,7 +22,9 @@ that the error can name them.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import replace
+from types import MappingProxyType
 
 from rankxform.errors import CheckpointError, RequestError
 from rankxform.formats.container import Schema, content_bytes
@@ -69,12 +71,14 @@ def catalog_of(
     paths: Mapping[int, str],
     needed_files: Iterable[int],
     searched: str = "",
+    elsewhere: Mapping[int, Schema] = MappingProxyType({}),
 ) -> Catalog:
     """Return the catalog of a source whose files hold `schemas`, by id.
 
     Files of ranks beyond the strategy's must have been left out by the caller; `needed_files` are
-    the ids of files that were looked for, found or not. Raises CheckpointError where types or
-    shapes differ between ranks that should agree, or where boxes do not tile their tensor.
+    the ids of files that were looked for, found or not. elsewhere: what files of other pipeline
+    stages hold, of which nothing is read. Raises CheckpointError where types or shapes differ
+    between ranks that should agree, or where boxes do not tile their tensor.
     """
     if description.boxes:
         with no_garbage_collection():
@@ -82,8 +86,8 @@ def catalog_of(
     strategy = description.strategy
     if strategy is None:  # an id stands for a rank that holds what it holds whole
         strategy = WholeStrategy(stage_size=max(schemas, default=0) + 1)
-    return _RankCatalogBuilder(description, strategy, schemas, paths, searched).catalog(
-        frozenset(needed_files)
+    return _RankCatalogBuilder(description, strategy, schemas, paths, elsewhere).catalog(
+        frozenset(needed_files), searched
     )
 
 
@@ -245,14 +249,16 @@ def _of_boxes(
     return with_related(Catalog(description, None, paths, (), declared, undeclared, {}, searched))
 
 
-def with_related(catalog: Catalog) -> Catalog:
+def with_related(
+    catalog: Catalog, elsewhere: Mapping[str, Shape | None] = MappingProxyType({})
+) -> Catalog:
     """Return a catalog whose parameters know what they are to others: decided here, once.
 
     By all names of files and strategy, and by full shapes; of a tensor that no strategy lists the
-    full shape is not known.
+    full shape is not known. elsewhere: those in files that are not read.
     """
     listed = catalog.strategy.stages_of if catalog.strategy is not None else ()
-    shapes: dict[str, Shape | None] = dict.fromkeys(listed)
+    shapes: dict[str, Shape | None] = {**dict.fromkeys(listed), **elsewhere}
     shapes |= {name: parameter.shape for name, parameter in catalog.declared.items()}
     is_known = catalog.is_whole or catalog.strategy is None
     for name, parameter in catalog.undeclared.items():
@@ -347,17 +353,17 @@ class _RankCatalogBuilder:
         strategy: Strategy,
         schemas: Mapping[int, Schema],
         paths: Mapping[int, str],
-        searched: str,
+        elsewhere: Mapping[int, Schema],
     ) -> None:
-        self._description, self._paths, self._searched = description, paths, searched
+        self._description, self._paths, self._elsewhere = description, paths, elsewhere
         self._schemas, self._ranks = schemas, description.ranks
         strategy = expand_patterns(strategy, schemas.values())
-        self._follows = _following(strategy, schemas, description)
+        self._follows = _following(strategy, {**schemas, **elsewhere}, description)
         self._strategy = add_followers(strategy, self._follows) if self._follows else strategy
         self._shardings: dict[object, Sharding] = {}
         self._placements: dict[object, Holders] = {}
 
-    def catalog(self, needed_files: frozenset[int]) -> Catalog:
+    def catalog(self, needed_files: frozenset[int], searched: str) -> Catalog:
         strategy, groups = self._strategy, self._groups()
         lists_files = self._description.lists_files
         groups_by_name: dict[str, list[tuple[int, FileGroup]]] = {}
@@ -396,8 +402,9 @@ class _RankCatalogBuilder:
         return with_related(
             Catalog(
                 self._description, strategy, self._paths, groups, declared, undeclared,
-                ranks_by_name, self._searched,
-            )
+                ranks_by_name, searched,
+            ),
+            self._shapes_elsewhere(),
         )  # fmt: skip
 
     def _groups(self) -> tuple[tuple[FileGroup, ...], ...]:
@@ -464,6 +471,21 @@ class _RankCatalogBuilder:
         for group in groups:
             self._check_slices(name, sharding, group, even)
         return sharding
+
+    def _shapes_elsewhere(self) -> dict[str, Shape | None]:
+        """Return full shapes in stages of which nothing is read; None where one is not known."""
+        shapes: dict[str, Shape | None] = {}
+        for file, schema in self._elsewhere.items():
+            stage = self._strategy.stage_of(self._ranks.get(file, file))
+            for name, slice_shape in zip(schema.names, schema.shapes):
+                shapes.setdefault(name, None)
+                if _lists(self._strategy, name, stage):
+                    ndim = len(slice_shape)
+                    layout = layout_with_uneven_rows(self._strategy, name, stage, ndim)
+                    with suppress(RequestError):
+                        folded = layout.fold(slice_shape, slices=True)
+                        shapes[name] = folded.full_shape(slice_shape)
+        return shapes
 
     def _sharding(
         self, shape: Shape, layout: Layout, ranks: range | None, groups: list[FileGroup]

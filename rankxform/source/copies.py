@@ -19,8 +19,10 @@ header or a few samples of their bytes, are an error: nothing says which of them
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import reduce
+from itertools import product
 from pathlib import Path
 from posixpath import dirname
 from types import MappingProxyType
@@ -32,6 +34,7 @@ from rankxform.display.text import format_size, shown_path
 from rankxform.errors import CheckpointError, Message, RankxformError, StorageError, UsageError
 from rankxform.formats.container import DeclaredFile, Index, Schema
 from rankxform.layout.names import format_ranges
+from rankxform.layout.states import may_relate
 from rankxform.planning.transfers import Reach
 from rankxform.statements import FILE_IDENTITY, HEADERS, Finding, as_notice, as_warning
 from rankxform.storage import identity
@@ -365,7 +368,8 @@ def _step_of_fallbacks(
 ) -> Iterator[Finding]:
     """Yield that what was chosen is another step than those of the first place."""
     step_files = selected.names.values()  # of all ranks, whichever are needed
-    if where.step in (None, LATEST) and first.files and not {*first.files} & {*step_files}:
+    is_chosen = selected.step is not None and where.step in (None, LATEST)
+    if is_chosen and first.files and not {*first.files} & {*step_files}:
         name = next(iter(step_files), "")
         yield Finding(
             Message(
@@ -491,6 +495,38 @@ def index_all(
     for index in indexes.values():
         index.schema = schema_cache.setdefault(index.schema, index.schema)
     return dict(sorted(indexes.items())), wrong
+
+
+def schemas_elsewhere(
+    where: CheckpointRef, chosen_files: ChosenFiles, indexes: Mapping[int, Index], team: Team
+) -> dict[int, Schema]:
+    """Return what a rank's files hold, of each pipeline stage of which no file is read.
+
+    Which tensors are states, or copies, is decided of all together, so that it does not depend on
+    the ranks that are made. A stage without files that can be read is left out. Collective.
+    """
+    strategy, selected = chosen_files.strategy, chosen_files.selected
+    if strategy is None or len(strategy.stages) == 1 or selected.description is not None:
+        return {}
+    stages = {strategy.stage_of(selected.rank_of(file)) for file in chosen_files.names}
+    unread = [stage for stage in range(len(strategy.stages)) if stage not in stages]
+    files_by_rank: dict[int, list[int]] = {}
+    for file in selected.names:
+        files_by_rank.setdefault(selected.rank_of(file), []).append(file)
+
+    def read() -> dict[int, Schema]:
+        indexer, schemas = Indexer(), dict[int, Schema]()
+        for stage in unread:
+            ranks = [rank for rank in strategy.ranks_in(stage) if rank in files_by_rank]
+            for place, rank in product(where.places, ranks):
+                with suppress(CheckpointError, StorageError):
+                    paths = {f: address_of(place, selected.names[f]) for f in files_by_rank[rank]}
+                    schemas |= {file: indexer.index(path).schema for file, path in paths.items()}
+                    break
+        return schemas
+
+    names = {*strategy.stages_of, *(n for index in indexes.values() for n in index.schema.names)}
+    return team.bcast(read) if unread and may_relate(names) else {}
 
 
 def _manifest_entries(

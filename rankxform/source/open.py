@@ -19,6 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field, replace
 from itertools import pairwise
 from posixpath import dirname
+from types import MappingProxyType
 
 from rankxform.checkpoints.base import DEFAULT_FORM, FORMS, CheckpointRef, Form, SelectedFiles
 from rankxform.errors import CheckpointError, RequestError, StrategyError, UsageError
@@ -62,6 +63,7 @@ from .copies import (
     joined_listing,
     list_on_all_nodes,
     list_places,
+    schemas_elsewhere,
 )
 
 
@@ -153,13 +155,14 @@ def open_source(where: CheckpointRef, team: Team, narrow: SourceScope | None = N
         manifest = chosen_files.manifest
         indexes, unreadable = index_all(paths, reach, team, manifest, declared_files)
         copies = ChosenCopies(paths, reach, indexes, (*unreadable, *noticed))
+    elsewhere = schemas_elsewhere(where, chosen_files, copies.indexes, team)
     source = Source(
         where, form, chosen_files.selected, copies.paths, copies.indexes, {}, None, copies.reach,
         chosen_files.needed_files,
         (*map(as_notice, filter(None, [inside])), *chosen_files.findings, *copies.findings),
         listing.searched if listing else "", chosen_files.manifest, src_listing, copies.place_of,
     )  # fmt: skip
-    return team.agree(lambda: _with_catalog(source, chosen_files, narrow))
+    return team.agree(lambda: _with_catalog(source, chosen_files, narrow, elsewhere))
 
 
 def open_arrays(
@@ -210,7 +213,12 @@ def _states_of(description: Description, schemas: Mapping[int, Schema]) -> State
     return find_states(dict.fromkeys([*names, *description.declared, *description.refused]))
 
 
-def _with_catalog(source: Source, chosen_files: ChosenFiles, narrow: SourceScope) -> Source:
+def _with_catalog(
+    source: Source,
+    chosen_files: ChosenFiles,
+    narrow: SourceScope,
+    elsewhere: Mapping[int, Schema] = MappingProxyType({}),
+) -> Source:
     """Return a source with its catalog, or with what prevents that; pure."""
     findings, description = [*source.findings], chosen_files.selected.description
     strategy, described = chosen_files.strategy, description is not None
@@ -255,7 +263,7 @@ def _with_catalog(source: Source, chosen_files: ChosenFiles, narrow: SourceScope
     if not errors_of(findings):
         try:
             catalog = catalog_of(
-                final_description, schemas, paths, source.needed_files, source.searched
+                final_description, schemas, paths, source.needed_files, source.searched, elsewhere
             )
         except (CheckpointError, RequestError, StrategyError) as error:
             findings.append(Finding.of_error(error))

@@ -230,7 +230,9 @@ def reshard(
     scheme = _new_scheme(team)
 
     def own_file() -> ArrayFile | None:
-        source, file = plan.conversion.source, array_file(held_slices.slices, held_slices.dtypes)
+        # An array is let go of in the dict of a process that asks for it alone.
+        slices = held_slices.slices if held_slices.release else {**held_slices.slices}
+        source, file = plan.conversion.source, array_file(slices, held_slices.dtypes)
         planned = source.indexes[src_rank] if src_rank in source.reach.of(team.rank) else None
         is_other = _described(planned) != _described(file and file.table)
         if is_mixed:
@@ -277,7 +279,7 @@ def reshard(
             destination.publish(team)
     phases.enter("wait")
     outcome = sum_up(conversion, destination, traffic, phases, team)
-    if any(releasing) and file is not None:
+    if held_slices.release and file is not None:
         for name in file.table.schema.names:
             held_slices.slices.pop(name, None)
     return _parameters(outcome, destination, team)

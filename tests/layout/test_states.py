@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rankxform.layout.states import OPTIMIZER, find_states
+from rankxform.layout.states import OPTIMIZER, find_states, may_relate
 
 WEIGHTS = {"emb.table": (10, 8), "fc1.weight": (4, 8), "fc1.bias": (4,), "norm.gamma": (4,)}
 
@@ -205,6 +205,11 @@ def test_one_stage_tells_weights_as_all_do(prefix, stages, repeated, is_larger):
         }
         in_stage = find_states({n: shape if n in own else None for n, shape in shapes.items()})
         assert {n: in_stage.of(n) for n in own} == {n: in_whole.of(n) for n in own}
+
+
+def test_what_may_relate_by_name():
+    assert may_relate(["w", "ema.w"]) and may_relate(["a.b.w", "w"]) and may_relate(["adam_m.w"])
+    assert not may_relate(["layers.0.w", "layers.1.w", "norm.w"])
 
 
 def test_three_copies_are_told_apart():
