@@ -512,10 +512,15 @@ def every_rank_has_a_file(read: NamesRead) -> Iterator[Finding]:
     present = read.present_ranks
     missing = [rank for rank in read.needed_ranks if rank not in present]
     if missing:
-        yield as_notice(
-            f"{read.where.path}: no file of rank {format_ranges(missing)}{read.searched}; "
-            "copies on other ranks serve"
+        stage_of = read.strategy.stage_of if read.strategy is not None else lambda rank: 0
+        is_stage = not {*map(stage_of, missing)} <= {*map(stage_of, present)}
+        way = (
+            "what a pipeline stage alone holds is left out"
+            if is_stage
+            else "copies on other ranks serve"
         )
+        text = f"no file of rank {format_ranges(missing)}{read.searched}; {way}"
+        yield as_notice(f"{read.where.path}: {text}")
 
 
 def _contradictions(
