@@ -113,6 +113,25 @@ def test_a_rank_alone_has_the_copies_of_parameters_that_all_have(rank, tmp_path)
         rankxform.load(tmp_path / "src", a, a, rank=rank, weights_only=True, progress=False)
 
 
+@pytest.mark.parametrize("lacking", [(), (0, 1), (0, 1, 4, 5, 6, 7)])
+def test_copies_that_no_strategy_lists_in_files_without_redundancy(lacking, tmp_path):
+    """Each of 4 stages has 2 ranks with half of its tensors each; of some there are no files."""
+    names = [[f"layers.{stage}.w{n}" for n in range(4)] for stage in range(4)]
+    stages = [dict.fromkeys(of_stage, ([2], [-1, -1], 0, 0)) for of_stage in names]
+    for rank in {*range(8)}.difference(lacking):
+        tensors = {
+            prefix + name: ("Float32", full_tensor(prefix + name, (4, 2), "Float32"))
+            for name in names[rank // 2][rank % 2 :: 2]
+            for prefix in ("", "ema.")
+        }
+        reference.write_ckpt(tmp_path / f"src/rank_{rank}/c_{rank}.ckpt", tensors)
+    a = reference.write_stage_files(tmp_path / "a", stages)
+    found = rankxform.load(tmp_path / "src", a, a, rank=2, dtype="bf16", progress=False)
+    expected = dict.fromkeys(names[1], "BFloat16")
+    assert found.dtypes == expected | {f"ema.{name}": "Float32" for name in names[1]}
+    assert any("told by the other stages" in text for text in found.notices) == bool(lacking)
+
+
 @pytest.mark.filterwarnings("ignore:.*converting them as weights:rankxform.RankxformWarning")
 def test_what_is_decided_of_all_tensors_is_so_for_a_rank_alone(tmp_path):
     """A family of which few relate, and an optimizer's root of which others are elsewhere."""

@@ -159,6 +159,7 @@ def test_a_plan_before_there_are_slices_takes_none_of_their_memory():
         rankxform.reshard({"w": np.zeros((4, 6), "<f4")}, plan=plan, progress=False)
 
 
+@pytest.mark.filterwarnings("ignore:the matrix subclass")
 def test_arrays_to_fill_that_do_not_fit():
     data = np.zeros(64, "<f4")
     held = {"w": data[:24].reshape(4, 6), "v": np.ones(3, "<f4"), "f": np.asfortranarray(np.eye(3))}
@@ -172,6 +173,7 @@ def test_arrays_to_fill_that_do_not_fit():
         ({"w": np.zeros((4, 6), ">f4")}, "and it is >f4 [4, 6]"),
         ({"w": [0.0] * 24}, "and it is a list"),
         ({"w": np.ma.zeros((4, 6), "<f4")}, "and it is a MaskedArray"),
+        ({"w": np.zeros((4, 6), "<f4").view(np.matrix)}, "and it is a matrix"),
         (
             {"w": np.asfortranarray(np.zeros((4, 6), "<f4"))},
             "and it is float32 [4, 6], strided or read-only",

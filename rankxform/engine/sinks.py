@@ -318,7 +318,8 @@ def _check_arrays(into: Mapping[str, Any], tensors: Mapping[str, TensorSpec]) ->
             raise UsageError(f"into: {name!r} is no array that this process gets", "leave it out")
         _, dtype, shape = tensors[name]
         types, actual = (numpy_type(dtype), transport_dtype(dtype)), f"a {type(array).__name__}"
-        if isinstance(array, np.ndarray) and not hasattr(array, "mask"):
+        is_other_kind = isinstance(array, np.matrix) or hasattr(array, "mask")
+        if isinstance(array, np.ndarray) and not is_other_kind:
             if array.flags.carray and array.dtype in types and array.shape == tuple(shape):
                 continue
             order = "" if array.flags.carray else ", strided or read-only"

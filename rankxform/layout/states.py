@@ -485,9 +485,13 @@ def _copies(
             is_trained = any(name in trained for name in names)
             if has_values and not is_trained and 2 * len(relating) >= len(names):
                 counts[prefix] = len(relating)
-        others = len(weights) - len(taken) - sum(len(names_by_prefix[prefix]) for prefix in counts)
+        repeating = {name for prefix in counts for name in names_by_prefix[prefix]}
+        others = [weights[name] for name in weights if name not in taken | repeating]
         for prefix, count in counts.items():
-            if 2 * count >= others:
-                copies[prefix] = tuple(names_by_prefix[prefix])
-                taken.update(copies[prefix])
+            names = names_by_prefix[prefix]
+            # Of stages that are not read a strategy lists weights, and the copies or not.
+            is_listed = any(weights[name] is None for name in names)
+            if 2 * count >= len(others) - (0 if is_listed else others.count(None)):
+                copies[prefix] = tuple(names)
+                taken.update(names)
     return copies

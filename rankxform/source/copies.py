@@ -18,7 +18,7 @@ header or a few samples of their bytes, are an error: nothing says which of them
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import reduce
@@ -499,34 +499,53 @@ def index_all(
 
 def schemas_elsewhere(
     where: CheckpointRef, chosen_files: ChosenFiles, indexes: Mapping[int, Index], team: Team
-) -> dict[int, Schema]:
-    """Return what a rank's files hold, of each pipeline stage of which no file is read.
+) -> tuple[dict[int, Schema], list[Finding]]:
+    """Return what a rank's files hold, of each pipeline stage of which none is read.
 
-    Which tensors are states, or copies, is decided of all together, so that it does not depend on
-    the ranks that are made. A stage without files that can be read is left out. Collective.
+    All ranks' where ranks of a stage hold other names. Which tensors are states, or copies, is
+    decided of all together, so that it does not depend on the ranks that are made. Stages whose
+    files nobody can read are noticed. Collective.
     """
     strategy, selected = chosen_files.strategy, chosen_files.selected
     if strategy is None or len(strategy.stages) == 1 or selected.description is not None:
-        return {}
+        return {}, []
+    names_by_rank: dict[int, set[str]] = {}
+    for file, index in indexes.items():
+        names_by_rank.setdefault(selected.rank_of(file), set()).update(index.schema.names)
     stages = {strategy.stage_of(selected.rank_of(file)) for file in chosen_files.names}
     unread = [stage for stage in range(len(strategy.stages)) if stage not in stages]
+    if not unread or not may_relate({*strategy.stages_of}.union(*names_by_rank.values())):
+        return {}, []
+    kinds = {(strategy.stage_of(rank), *sorted(names)) for rank, names in names_by_rank.items()}
+    are_alike = len(kinds) == len({stage for stage, *_ in kinds})
     files_by_rank: dict[int, list[int]] = {}
     for file in selected.names:
         files_by_rank.setdefault(selected.rank_of(file), []).append(file)
 
-    def read() -> dict[int, Schema]:
+    def read(stages: Iterable[int]) -> dict[int, Schema]:
         indexer, schemas = Indexer(), dict[int, Schema]()
-        for stage in unread:
+        for stage in stages:
             ranks = [rank for rank in strategy.ranks_in(stage) if rank in files_by_rank]
-            for place, rank in product(where.places, ranks):
+            for rank, place in product(ranks, where.places):
                 with suppress(CheckpointError, StorageError):
                     paths = {f: address_of(place, selected.names[f]) for f in files_by_rank[rank]}
                     schemas |= {file: indexer.index(path).schema for file, path in paths.items()}
-                    break
+                    if are_alike:
+                        break
         return schemas
 
-    names = {*strategy.stages_of, *(n for index in indexes.values() for n in index.schema.names)}
-    return team.bcast(read) if unread and may_relate(names) else {}
+    schemas = team.bcast(lambda: read(unread))
+    missing = {*unread}.difference(strategy.stage_of(selected.rank_of(f)) for f in schemas)
+    if (missing or not are_alike) and team.nodes.count > 1:  # what process 0 does not see
+        stages = missing if are_alike else {*unread}
+        parts = team.allgather(lambda: read(stages) if team.nodes.is_leader(team.rank) else {})
+        schemas = {file: schema for part in (*parts, schemas) for file, schema in part.items()}
+        missing.difference_update(strategy.stage_of(selected.rank_of(f)) for f in schemas)
+    text = (
+        f"{where.path}: no file of pipeline stage {format_ranges(missing)} can be read; what are "
+    )
+    text += "optimizer states, or copies, is told by the other stages"
+    return schemas, [as_notice(text)] if missing else []
 
 
 def _manifest_entries(

@@ -155,11 +155,12 @@ def open_source(where: CheckpointRef, team: Team, narrow: SourceScope | None = N
         manifest = chosen_files.manifest
         indexes, unreadable = index_all(paths, reach, team, manifest, declared_files)
         copies = ChosenCopies(paths, reach, indexes, (*unreadable, *noticed))
-    elsewhere = schemas_elsewhere(where, chosen_files, copies.indexes, team)
+    elsewhere, noticed = schemas_elsewhere(where, chosen_files, copies.indexes, team)
     source = Source(
         where, form, chosen_files.selected, copies.paths, copies.indexes, {}, None, copies.reach,
         chosen_files.needed_files,
-        (*map(as_notice, filter(None, [inside])), *chosen_files.findings, *copies.findings),
+        (*map(as_notice, filter(None, [inside])), *chosen_files.findings, *copies.findings,
+         *noticed),
         listing.searched if listing else "", chosen_files.manifest, src_listing, copies.place_of,
     )  # fmt: skip
     return team.agree(lambda: _with_catalog(source, chosen_files, narrow, elsewhere))

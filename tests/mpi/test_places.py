@@ -8,11 +8,39 @@ import shutil
 import pytest
 
 import rankxform
+from rankxform.source import copies
 from tests import reference
 from tests.cases import random_case
 from tests.mpi.conftest import as_nodes
 from tests.mpi.test_exchange import prepare
 from tests.mpi_launch import world
+
+
+@pytest.mark.world(sizes=(2, 3))
+def test_what_process_0_does_not_see_tells_copies_too(tmp, monkeypatch):
+    """On nodes with disks of their own: each sees two of four pipeline stages."""
+    comm, layout = world(), ([1], [-1, -1], 0, 0)
+    stages = [{p + f"layers.{n}.w": layout for p in ("", "moments.")} for n in range(4)]
+    params = {name: ((4, 2), "Float32") for stage in stages for name in stage}
+    params["moments.layers.3.w"] = ((3,), "Float32")
+    stages[3]["moments.layers.3.w"] = ([1], [-1], 0, 0)
+    if comm.rank == 0:
+        reference.write_checkpoint(tmp / "src", stages, params, None, "safetensors")
+        reference.write_stage_files(tmp / "a", stages)
+    comm.Barrier()
+    as_nodes(monkeypatch, 2, 1)
+    real = copies.Indexer.index
+
+    def index(self, path, *declared):
+        if comm.rank == 0 and "rank_3" not in str(path):
+            raise rankxform.StorageError("is on another node", where=path)
+        return real(self, path, *declared)
+
+    monkeypatch.setattr(copies.Indexer, "index", index)
+    found = rankxform.load(
+        tmp / "src", tmp / "a", tmp / "a", rank=3, dtype="bf16", comm=comm, progress=False
+    )
+    assert found.dtypes == {"layers.3.w": "BFloat16", "moments.layers.3.w": "Float32"}
 
 
 @pytest.mark.sampled
