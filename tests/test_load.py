@@ -132,6 +132,28 @@ def test_copies_that_no_strategy_lists_in_files_without_redundancy(lacking, tmp_
     assert any("told by the other stages" in text for text in found.notices) == bool(lacking)
 
 
+def test_one_of_a_family_of_which_only_other_stages_tell(tmp_path):
+    layout, types = ([1], [-1, -1], 0, 0), ("Float32", full_tensor("w", (4, 2), "Float32"))
+    tied = "embedding.word_embeddings.weight"
+    stages = [{f"layers.{stage}.w{n}": layout for n in range(3)} for stage in range(3)]
+    copied = [[f"ema.{name}" for name in stage] for stage in stages]
+    copied = [[*copied[0], f"ema.{tied}"], copied[1], ["ema.extra"]]
+    stages[0][tied] = stages[2][tied] = layout  # its copy is in the first stage alone
+    for rank, others in enumerate(copied):
+        tensors = dict.fromkeys([*stages[rank], *others], types)
+        reference.write_ckpt(tmp_path / f"src/rank_{rank}/c_{rank}.ckpt", tensors)
+    a = reference.write_stage_files(tmp_path / "a", stages)
+    untied = [*stages[:2], {name: layout for name in stages[2] if name != tied}]
+    b = reference.write_stage_files(tmp_path / "b", untied)
+    for dst in (a, b):
+        options = {"dtype": "bf16", "progress": False}
+        rankxform.transform(tmp_path / "src", f"{dst}-of", a, dst, **options)
+        for rank in range(3):
+            found = rankxform.load(tmp_path / "src", a, dst, rank=rank, **options)
+            (path,) = Path(f"{dst}-of/rank_{rank}").iterdir()
+            assert found.dtypes == {n: v[0] for n, v in reference.read_any(path).items()}
+
+
 @pytest.mark.filterwarnings("ignore:.*converting them as weights:rankxform.RankxformWarning")
 def test_what_is_decided_of_all_tensors_is_so_for_a_rank_alone(tmp_path):
     """A family of which few relate, and an optimizer's root of which others are elsewhere."""

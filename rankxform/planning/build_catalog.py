@@ -358,7 +358,7 @@ class _RankCatalogBuilder:
         self._description, self._paths, self._elsewhere = description, paths, elsewhere
         self._schemas, self._ranks = schemas, description.ranks
         strategy = expand_patterns(strategy, schemas.values())
-        self._follows = _following(strategy, {**schemas, **elsewhere}, description)
+        self._follows = _following(strategy, schemas, description)
         self._strategy = add_followers(strategy, self._follows) if self._follows else strategy
         self._shardings: dict[object, Sharding] = {}
         self._placements: dict[object, Holders] = {}
@@ -475,13 +475,14 @@ class _RankCatalogBuilder:
     def _shapes_elsewhere(self) -> dict[str, Shape | None]:
         """Return full shapes in stages of which nothing is read; None where one is not known."""
         shapes: dict[str, Shape | None] = {}
+        follows = _following(self._strategy, self._elsewhere, self._description)
+        strategy = add_followers(self._strategy, follows) if follows else self._strategy
         for file, schema in self._elsewhere.items():
-            stage = self._strategy.stage_of(self._ranks.get(file, file))
+            stage = strategy.stage_of(self._ranks.get(file, file))
             for name, slice_shape in zip(schema.names, schema.shapes):
                 shapes.setdefault(name, None)
-                if _lists(self._strategy, name, stage):
-                    ndim = len(slice_shape)
-                    layout = layout_with_uneven_rows(self._strategy, name, stage, ndim)
+                if _lists(strategy, name, stage):
+                    layout = layout_with_uneven_rows(strategy, name, stage, len(slice_shape))
                     with suppress(RequestError):
                         folded = layout.fold(slice_shape, slices=True)
                         shapes[name] = folded.full_shape(slice_shape)

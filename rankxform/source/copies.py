@@ -514,7 +514,8 @@ def schemas_elsewhere(
         names_by_rank.setdefault(selected.rank_of(file), set()).update(index.schema.names)
     stages = {strategy.stage_of(selected.rank_of(file)) for file in chosen_files.names}
     unread = [stage for stage in range(len(strategy.stages)) if stage not in stages]
-    if not unread or not may_relate({*strategy.stages_of}.union(*names_by_rank.values())):
+    names, listed = {*strategy.stages_of}.union(*names_by_rank.values()), strategy.stages_of
+    if not unread or not (may_relate(names) or names.difference(listed)):
         return {}, []
     kinds = {(strategy.stage_of(rank), *sorted(names)) for rank, names in names_by_rank.items()}
     are_alike = len(kinds) == len({stage for stage, *_ in kinds})
