@@ -33,7 +33,7 @@ from rankxform.operations.select import (
 from rankxform.options import flag_of
 from rankxform.planning.catalog import Catalog
 from rankxform.planning.evidence import sharded_by_pattern
-from rankxform.planning.selection import Selection, types_by_file, unusual_tensors
+from rankxform.planning.selection import ERROR, Selection, types_by_file, unusual_tensors
 from rankxform.request import Request
 from rankxform.source.choose import ranks_at
 from rankxform.source.hints import option_for, short_path
@@ -199,6 +199,35 @@ def weights_are_there(draft: TargetDraft) -> Iterator[Finding]:
         "say --accept absent if they are to be missing",
     )
     yield Finding(Message(text, tries)) if refused else as_warning(text)
+
+
+@rule(PLAN)
+def new_weights_are_meant(draft: TargetDraft) -> Iterator[Finding]:
+    """A weight that the destination's strategy alone lists is in a file, unless --accept absent
+    names it, or it is an adapter's, with which a fine-tuning job begins."""
+    catalog, dst, name_of = draft.catalog, draft.dst, draft.derivation.name_of
+    if draft.request.unmatched != ERROR or isinstance(dst, WholeStrategy):
+        return
+    listed = catalog.strategy.stages_of if catalog.strategy is not None else ()
+    known_names = {tensor.name for tensor in draft.tensors}.union(map(name_of, listed))
+    absent = [
+        name
+        for name in dst.stages_of
+        if name not in known_names
+        and dst.states.is_weight(name)
+        and not is_never_saved(name)
+        and _ADAPTER not in name
+        and not draft.derivation.drops(name)
+    ]
+    refused = [name for name in absent if not draft.request.accepts(ACCEPT_ABSENT, name)]
+    if absent:
+        names = summarize_names(refused or absent, 3)
+        text = f"no file holds {names}, which {dst.label} alone lists"
+        tries = (
+            "--dst-strategy of this network",
+            "say --accept absent if a job begins anew with it",
+        )
+        yield Finding(Message(text, tries)) if refused else as_notice(text)
 
 
 @rule(PLAN)

@@ -49,6 +49,18 @@ class TestAbsent:
         record = json.loads((tmp_path / "dst" / "rankxform.json").read_text())
         assert record["accepted"] == ["absent:^head$"]
 
+    def test_weights_that_the_destination_alone_lists(self, tmp_path):
+        src, a = made(tmp_path)
+        head = {**STAGE, "head": STAGE["layers.0.w"], "layers.0.w.lora_a": STAGE["layers.0.w"]}
+        b = reference.write_strategy(tmp_path / "b.ckpt", [head])
+        with pytest.raises(rankxform.CheckpointError, match=r"no file holds head, which .*b\.ckpt"):
+            rankxform.transform(src, tmp_path / "dst", a, b)
+        for options in ({"accept": "absent:head"}, {"exclude": "head"}, {"unmatched": "drop"}):
+            report = rankxform.transform(src, tmp_path / "dst", a, b, overwrite=True, **options)
+            assert "head" in report.absent
+        derived = rankxform.load(src, a, b, rank=0, accept="absent")
+        assert {*derived} == {*PARAMS}
+
     @pytest.mark.parametrize(
         "name",
         ["adam_m.layers.0.w", "accu_grads.layers.0.w", "layers.0.expert_load", "global_step"],
