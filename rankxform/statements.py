@@ -30,7 +30,7 @@ NAMES, HEADERS, CATALOG, SAMPLES, PLAN, CONTENT = (
 """What has to be known before something can be noticed."""
 UNFIT = "unfit"
 ACCEPT_ABSENT, ACCEPT_CONTRADICTIONS, ACCEPT_STEP = "absent", "contradictions", "step"
-ACCEPT_EQUAL_SLICES, ACCEPT_EXTRA_RANKS = "equal-slices", "extra-ranks"
+ACCEPT_EQUAL_SLICES, ACCEPT_EXTRA_RANKS, ACCEPT_NEW = "equal-slices", "extra-ranks", "new"
 """Values of --accept: doubts that do not refuse a source."""
 
 

@@ -17,6 +17,7 @@ from rankxform.formats.strategy_files import decode_layout
 from rankxform.layout.layout import Layout
 from rankxform.layout.names import first_texts
 from rankxform.layout.strategy import Strategy, StrategyRecord, WholeStrategy, merge_records
+from rankxform.statements import ACCEPT_NEW
 from rankxform.storage.user_files import is_none
 from rankxform.transport.launcher import launched_size
 from rankxform.values import dataclass
@@ -154,6 +155,9 @@ def load_for(
 
         has_ranks = launched_size() is None and GlobalComm.INITED  # and no MPI launcher
         options["rank"] = int(get_rank()) if has_ranks else None
+    accept = options.pop("accept", None) or ()
+    # What a network has and the checkpoint lacks is told by name.
+    options["accept"] = [*([accept] if isinstance(accept, str) else accept), ACCEPT_NEW]
     return load(src, src_strategy, dst_strategy, include=f"^(?:{'|'.join(names)})$", **options)
 
 

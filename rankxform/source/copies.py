@@ -500,11 +500,11 @@ def index_all(
 def schemas_elsewhere(
     where: CheckpointRef, chosen_files: ChosenFiles, indexes: Mapping[int, Index], team: Team
 ) -> tuple[dict[int, Schema], list[Finding]]:
-    """Return what a rank's files hold, of each pipeline stage of which none is read.
+    """Return what the files of one rank hold, of each pipeline stage of which none is read; of all
+    its ranks, where those of a stage that is read hold different names.
 
-    All ranks' where ranks of a stage hold other names. Which tensors are states, or copies, is
-    decided of all together, so that it does not depend on the ranks that are made. Stages whose
-    files nobody can read are noticed. Collective.
+    Which tensors are states, or copies, is decided of all together, so that it does not depend on
+    the ranks that are made. Stages whose files nobody can read are noticed. Collective.
     """
     strategy, selected = chosen_files.strategy, chosen_files.selected
     if strategy is None or len(strategy.stages) == 1 or selected.description is not None:
@@ -542,11 +542,9 @@ def schemas_elsewhere(
         parts = team.allgather(lambda: read(stages) if team.nodes.is_leader(team.rank) else {})
         schemas = {file: schema for part in (*parts, schemas) for file, schema in part.items()}
         missing.difference_update(strategy.stage_of(selected.rank_of(f)) for f in schemas)
-    text = (
-        f"{where.path}: no file of pipeline stage {format_ranges(missing)} can be read; what are "
-    )
+    text = f"no file of pipeline stage {format_ranges(missing)} can be read; which tensors are "
     text += "optimizer states, or copies, is told by the other stages"
-    return schemas, [as_notice(text)] if missing else []
+    return schemas, [as_notice(f"{where.path}: {text}")] if missing else []
 
 
 def _manifest_entries(

@@ -24,15 +24,17 @@ from rankxform.statements import (
     ACCEPT_CONTRADICTIONS,
     ACCEPT_EQUAL_SLICES,
     ACCEPT_EXTRA_RANKS,
+    ACCEPT_NEW,
     ACCEPT_STEP,
 )
 from rankxform.values import dataclass
 
 DOUBTS = (
-    ACCEPT_ABSENT, ACCEPT_CONTRADICTIONS, ACCEPT_EQUAL_SLICES, ACCEPT_EXTRA_RANKS, ACCEPT_STEP,
+    ACCEPT_ABSENT, ACCEPT_CONTRADICTIONS, ACCEPT_EQUAL_SLICES, ACCEPT_EXTRA_RANKS, ACCEPT_NEW,
+    ACCEPT_STEP,
 )  # fmt: skip
 """What may be doubted of a source: weights that no file holds, replicas that differ, shards that do
-not, ranks beyond the strategy's, files of two steps."""
+not, ranks beyond the strategy's, weights that the destination alone lists, files of two steps."""
 
 
 def _doubt(text: str) -> str:

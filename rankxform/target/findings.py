@@ -41,6 +41,7 @@ from rankxform.source.open import Source
 from rankxform.statements import (
     ACCEPT_ABSENT,
     ACCEPT_EXTRA_RANKS,
+    ACCEPT_NEW,
     HEADER,
     ITERATION,
     OPTION,
@@ -203,8 +204,8 @@ def weights_are_there(draft: TargetDraft) -> Iterator[Finding]:
 
 @rule(PLAN)
 def new_weights_are_meant(draft: TargetDraft) -> Iterator[Finding]:
-    """A weight that the destination's strategy alone lists is in a file, unless --accept absent
-    names it, or it is an adapter's, with which a fine-tuning job begins."""
+    """A weight that the destination's strategy alone lists is in a file, unless --accept new names
+    it, or it is an adapter's, with which a fine-tuning job begins."""
     catalog, dst, name_of = draft.catalog, draft.dst, draft.derivation.name_of
     if draft.request.unmatched != ERROR or isinstance(dst, WholeStrategy):
         return
@@ -219,15 +220,12 @@ def new_weights_are_meant(draft: TargetDraft) -> Iterator[Finding]:
         and _ADAPTER not in name
         and not draft.derivation.drops(name)
     ]
-    refused = [name for name in absent if not draft.request.accepts(ACCEPT_ABSENT, name)]
+    refused = [name for name in absent if not draft.request.accepts(ACCEPT_NEW, name)]
     if absent:
         names = summarize_names(refused or absent, 3)
         text = f"no file holds {names}, which {dst.label} alone lists"
-        tries = (
-            "--dst-strategy of this network",
-            "say --accept absent if a job begins anew with it",
-        )
-        yield Finding(Message(text, tries)) if refused else as_notice(text)
+        tries = ("--dst-strategy of this network", "say --accept new if a job begins with them")
+        yield Finding(Message(text, tries)) if refused else as_warning(text)
 
 
 @rule(PLAN)

@@ -55,11 +55,14 @@ class TestAbsent:
         b = reference.write_strategy(tmp_path / "b.ckpt", [head])
         with pytest.raises(rankxform.CheckpointError, match=r"no file holds head, which .*b\.ckpt"):
             rankxform.transform(src, tmp_path / "dst", a, b)
-        for options in ({"accept": "absent:head"}, {"exclude": "head"}, {"unmatched": "drop"}):
+        for options in ({"exclude": "head"}, {"unmatched": "drop"}):
             report = rankxform.transform(src, tmp_path / "dst", a, b, overwrite=True, **options)
             assert "head" in report.absent
-        derived = rankxform.load(src, a, b, rank=0, accept="absent")
-        assert {*derived} == {*PARAMS}
+        with pytest.warns(rankxform.RankxformWarning, match="no file holds head"):
+            report = rankxform.transform(src, tmp_path / "new", a, b, accept="new:head")
+        assert report.accepted == ("new:head",)
+        with pytest.warns(rankxform.RankxformWarning, match="no file holds head"):
+            assert {*rankxform.load(src, a, b, rank=0, accept="new")} == {*PARAMS}
 
     @pytest.mark.parametrize(
         "name",

@@ -68,7 +68,7 @@ def test_a_strategy_of_as_many_ranks_is_not_believed(tmp_path):
             shutil.rmtree(src, ignore_errors=True)
             entries = {n: (d, reference.full_tensor(n, s, d)) for n, (s, d) in common.items()}
             reference.write_ckpt(whole, entries)
-            rankxform.transform(whole, src, None, path_a, accept="absent", fsync=False)
+            rankxform.transform(whole, src, None, path_a, unmatched="drop", fsync=False)
             (src / "rankxform.json").unlink()
             if a == b:
                 assert outcome(src, path_b, common, tmp_path / "dst") == "same", a
