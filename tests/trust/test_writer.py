@@ -28,10 +28,10 @@ SRC = [dict.fromkeys(NAMES, ([4], [0, -1], 0, 0))]
 DST = [dict.fromkeys(NAMES, ([3], [-1, 0], 0, 0))]
 PARAMS = dict.fromkeys(NAMES, ((48, 384), "Float32"))
 LOAD = """
-import hashlib, sys, rankxform
+import hashlib, os, sys, rankxform
 found = rankxform.load(sys.argv[1], sys.argv[2], "none")
 every = b"".join(found[name].tobytes() for name in sorted(found) if name != "global_step")
-print("digest", hashlib.sha1(every).hexdigest(), flush=True)
+os.write(1, f"digest {hashlib.sha1(every).hexdigest()}\\n".encode())
 """
 
 
