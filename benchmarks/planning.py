@@ -158,7 +158,8 @@ def metadata(folder="/tmp/rankxform-bench/metadata"):
     Path(folder).mkdir(parents=True, exist_ok=True)
     for dedup in (False, True):
         form, path = Checkpoint2Form(), Path(folder) / f"{dedup}.json"
-        arrangement = form.destination_files(planner, FileNaming(iteration=1, dedup=dedup))
+        naming = FileNaming(None, ".safetensors", 1, {"iteration": 1, "dedup": dedup})
+        arrangement = form.destination_files(planner, naming)
         began = time.perf_counter()
         parts = form.companions(planner.with_parts(arrangement.parts), arrangement, {})
         write_atomically(path, parts["metadata.json"], durable=False)
