@@ -189,6 +189,7 @@ def make(name, folder, kind="ckpt"):
 
 
 _BLOCK = np.random.default_rng(0).integers(0, 1 << 32, 1 << 24, dtype="<u4")
+_BLOCK &= 0xBFFFFFFF  # below 2 as Float32, so that they may be cast
 
 
 def _noise(name, shape, dtype):
