@@ -186,7 +186,7 @@ def load(
 
     def run(request: Request, processes: Team, begin: Begin) -> Parameters:
         dst_rank, arrays = processes.agree(
-            lambda: (_own_rank(rank, request, processes), _arrays_by_name("into", into))
+            lambda: (_own_rank(rank, request, processes), _arrays_to_fill(into))
         )
         return loading.load(
             request, dst_rank, processes, lambda _, total: begin("load", total), arrays
@@ -292,7 +292,7 @@ def _resharding(
     def find_own(processes: Team) -> tuple[HeldSlices, int]:
         if slices is not None and not isinstance(slices, MutableMapping):
             raise UsageError(f"slices is a {type(slices).__name__}; expected a dict")
-        into = _arrays_by_name("into", own_options["into"])
+        into = _arrays_to_fill(own_options["into"])
         src_rank, rank = (
             processes.rank if own_options[name] is None else _number(name, own_options[name])
             for name in ("src_rank", "rank")
@@ -305,10 +305,10 @@ def _resharding(
     return ask, find_own
 
 
-def _arrays_by_name(label: str, arrays: Any) -> Mapping[str, Any]:
-    if arrays is not None and not isinstance(arrays, Mapping):
-        raise UsageError(f"{label} is a {type(arrays).__name__}; expected a dict")
-    return arrays or {}
+def _arrays_to_fill(into: Any) -> Mapping[str, Any]:
+    if into is not None and not isinstance(into, Mapping):
+        raise UsageError(f"into is a {type(into).__name__}; expected a dict")
+    return into or {}
 
 
 def _own_rank(rank: int | None, request: Request, processes: Team) -> int:

@@ -485,8 +485,8 @@ def _copies(
             is_trained = any(name in trained for name in names)
             if has_values and not is_trained and 2 * len(relating) >= len(names):
                 counts[prefix] = len(relating)
-        repeating = {name for prefix in counts for name in names_by_prefix[prefix]}
-        others = [weights[name] for name in weights if name not in taken | repeating]
+        repeating = taken.union(*(names_by_prefix[prefix] for prefix in counts))
+        others = [shape for name, shape in weights.items() if name not in repeating]
         for prefix, count in counts.items():
             names = names_by_prefix[prefix]
             # Of stages that are not read a strategy lists weights, and the copies or not.

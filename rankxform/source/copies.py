@@ -509,13 +509,15 @@ def schemas_elsewhere(
     strategy, selected = chosen_files.strategy, chosen_files.selected
     if strategy is None or len(strategy.stages) == 1 or selected.description is not None:
         return {}, []
+    stage_of = {file: strategy.stage_of(selected.rank_of(file)) for file in selected.names}
+    unread = {*range(len(strategy.stages))}.difference(stage_of[f] for f in chosen_files.names)
+    if not unread:
+        return {}, []
     names_by_rank: dict[int, set[str]] = {}
     for file, index in indexes.items():
         names_by_rank.setdefault(selected.rank_of(file), set()).update(index.schema.names)
-    stages = {strategy.stage_of(selected.rank_of(file)) for file in chosen_files.names}
-    unread = [stage for stage in range(len(strategy.stages)) if stage not in stages]
     names, listed = {*strategy.stages_of}.union(*names_by_rank.values()), strategy.stages_of
-    if not unread or not (may_relate(names) or names.difference(listed)):
+    if not may_relate(names) and names <= listed.keys():
         return {}, []
     kinds = {(strategy.stage_of(rank), *sorted(names)) for rank, names in names_by_rank.items()}
     are_alike = len(kinds) == len({stage for stage, *_ in kinds})
@@ -527,21 +529,24 @@ def schemas_elsewhere(
         indexer, schemas = Indexer(), dict[int, Schema]()
         for stage in stages:
             ranks = [rank for rank in strategy.ranks_in(stage) if rank in files_by_rank]
+            read_ranks = set[int]()
             for rank, place in product(ranks, where.places):
+                if rank in read_ranks or (read_ranks and are_alike):
+                    continue
                 with suppress(CheckpointError, StorageError):
                     paths = {f: address_of(place, selected.names[f]) for f in files_by_rank[rank]}
                     schemas |= {file: indexer.index(path).schema for file, path in paths.items()}
-                    if are_alike:
-                        break
+                    read_ranks.add(rank)
         return schemas
 
     schemas = team.bcast(lambda: read(unread))
-    missing = {*unread}.difference(strategy.stage_of(selected.rank_of(f)) for f in schemas)
-    if (missing or not are_alike) and team.nodes.count > 1:  # what process 0 does not see
-        stages = missing if are_alike else {*unread}
+    missing = unread.difference(stage_of[file] for file in schemas)
+    lacking = {stage for f, stage in stage_of.items() if stage in unread and f not in schemas}
+    stages = missing if are_alike else lacking
+    if stages and team.nodes.count > 1:  # files that process 0 does not see
         parts = team.allgather(lambda: read(stages) if team.nodes.is_leader(team.rank) else {})
         schemas = {file: schema for part in (*parts, schemas) for file, schema in part.items()}
-        missing.difference_update(strategy.stage_of(selected.rank_of(f)) for f in schemas)
+        missing.difference_update(stage_of[file] for file in schemas)
     text = f"no file of pipeline stage {format_ranges(missing)} can be read; which tensors are "
     text += "optimizer states, or copies, is told by the other stages"
     return schemas, [as_notice(f"{where.path}: {text}")] if missing else []

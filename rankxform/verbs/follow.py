@@ -319,7 +319,7 @@ def follow(
             continue  # an older step may be among the newest now
         if not is_watching:
             break
-        text = f"waiting   for the next step{look.trouble and f'; {look.trouble}'}"
+        text = "; ".join(filter(None, ["waiting   for the next step", look.trouble]))
         if announced != text:
             announce(text)
             announced = text
