@@ -203,7 +203,8 @@ def test_predicted_bytes_are_those_that_are_read(tmp_path):
         params = {"w": ((64, columns), "Float32")}
         folder = reference.write_checkpoint(tmp_path / f"s{columns}", None, params)
         b = reference.write_strategy(tmp_path / "b.ckpt", [{"w": ([8], COLUMN, 0, 0)}])
-        options = {"ranks": (2, 3)}
+        # Measured ones differ from one call to the next, and on a busy machine by any factor.
+        options = {"ranks": (2, 3), "costs": rankxform.Costs()}
         summary = rankxform.plan(folder, None, b, **options)
         report = rankxform.transform(folder, tmp_path / f"d{columns}", None, b, **options)
         assert summary.bytes_read == report.bytes_read
