@@ -205,11 +205,12 @@ def files_directly_in(listing: Listing, below: str = "") -> tuple[str, ...]:
     return tuple(name for name in named if "/" not in name)
 
 
-def index_document(files: Mapping[str, Collection[str]], total: int, **style: object) -> bytes:
-    """Return an index: by file the parameters in it, and the bytes of all."""
+def index_document(files: Mapping[str, Sequence[TensorSpec]], **style: object) -> bytes:
+    """Return an index: of each tensor the file that it is in, and the bytes of all."""
+    tensors = [(tensor, file) for file, tensors in files.items() for tensor in tensors]
     content = {
-        "metadata": {"total_size": total},
-        "weight_map": {name: file for file, names in files.items() for name in names},
+        "metadata": {"total_size": sum(content_bytes(t.dtype, t.shape) for t, _ in tensors)},
+        "weight_map": {tensor.name: file for tensor, file in tensors},
     }
     return json.dumps(content, ensure_ascii=False, **style).encode()  # type: ignore[arg-type]
 

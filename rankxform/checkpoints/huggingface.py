@@ -19,7 +19,6 @@ from typing import Any
 from rankxform import statements as statement_names
 from rankxform.checkpoints import folders
 from rankxform.errors import CheckpointError, RankxformError, UsageError
-from rankxform.formats.container import content_bytes
 from rankxform.layout.names import format_ranges
 from rankxform.planning.plan import FileContent, Planner
 from rankxform.statements import COMMIT, Statement
@@ -116,17 +115,9 @@ class HuggingFaceForm(Form):
     ) -> Mapping[str, Iterable[bytes]]:
         if len(arrangement.names) == 1:
             return {}
-        tensors_by_file = {name: planner.tensors(file) for file, name in arrangement.names.items()}
-        total = sum(
-            content_bytes(t.dtype, t.shape)
-            for file_tensors in tensors_by_file.values()
-            for t in file_tensors
-        )
-        files = {
-            name: [t.name for t in file_tensors] for name, file_tensors in tensors_by_file.items()
-        }
-        (name,) = self.companion_names(list(tensors_by_file))
-        content = folders.index_document(files, total, indent=2, sort_keys=True)
+        files = {name: planner.tensors(file) for file, name in arrangement.names.items()}
+        (name,) = self.companion_names(list(files))
+        content = folders.index_document(files, indent=2, sort_keys=True)
         return {name: [content, b"\n"]}
 
     def foreign_files(self, listing: Listing, dst_names: Collection[str]) -> list[str]:

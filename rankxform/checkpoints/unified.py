@@ -119,19 +119,11 @@ class UnifiedForm(Form):
     def companions(
         self, planner: Planner, arrangement: DestinationFiles, training: Mapping[str, Any]
     ) -> Mapping[str, Iterable[bytes]]:
-        tensors_by_file = {
+        files = {
             name: planner.tensors(file) for file, name in arrangement.names.items() if name != LOOSE
         }
-        total = sum(
-            content_bytes(t.dtype, t.shape)
-            for file_tensors in tensors_by_file.values()
-            for t in file_tensors
-        )
-        files = {
-            name: [t.name for t in file_tensors] for name, file_tensors in tensors_by_file.items()
-        }
-        index = {MAP: [folders.index_document(files, total, indent=4)]}  # written last
-        tensors = (tensor for file_tensors in tensors_by_file.values() for tensor in file_tensors)
+        index = {MAP: [folders.index_document(files, indent=4)]}  # written last
+        tensors = (tensor for file_tensors in files.values() for tensor in file_tensors)
         goes_on = any(planner.parameter(tensor.name).state for tensor in tensors)
         if goes_on and training.get("global_step") is not None:
             return {COMMON: [format_common(training)], **index}
