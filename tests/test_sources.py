@@ -55,6 +55,18 @@ def test_a_missing_stage_of_shards_is_not_a_smaller_model(tmp_path):
     assert reference.wrong_slices(tmp_path / "dst", None, {"b": PARAMS["b"]}) == []
 
 
+def test_what_is_lost_and_renamed_is_not_said_to_be_excludable(tmp_path):
+    """It is excluded by the name that it gets, which is not known of what no file holds."""
+    layouts = [{f"{state}{n}": ([2], [0], 0, 0) for state in ("", "main_param.")} for n in "ab"]
+    params = {name: ((8,), "Float32") for layout in layouts for name in layout}
+    source = write_checkpoint(tmp_path / "src", layouts, params)
+    a = reference.write_stage_files(tmp_path / "a", layouts)
+    remove(tmp_path / "src", 0, 1)
+    with pytest.raises(rankxform.CheckpointError, match="no source file holds a") as caught:
+        rankxform.transform(source, tmp_path / "dst", a, a, masters=True, exclude=["a"])
+    assert "--fallback" in str(caught.value) and "--exclude" not in str(caught.value)
+
+
 def test_missing_keepers_of_a_box_are_told_from_what_was_never_saved(tmp_path):
     layout = ([2], [-1], 0, 0)
     a = write_strategy(tmp_path / "a.ckpt", [dict.fromkeys(["a", "b", "accu_grads.a"], layout)])

@@ -116,13 +116,17 @@ def missing_slices(parameters: Iterable[Parameter]) -> dict[tuple[int, ...], lis
 
 
 def missing_slices_error(
-    catalog: Catalog, parameters: Iterable[Parameter], ranks_by_name: Mapping[str, Sequence[int]]
+    catalog: Catalog,
+    parameters: Iterable[Parameter],
+    ranks_by_name: Mapping[str, Sequence[int]],
+    *,
+    excludable: bool = True,
 ) -> CheckpointError:
     """Return the error that names the ranks whose files are missing, and what only they hold.
 
     `parameters`: the needed ones of the catalog. `ranks_by_name`: needed names that no file has ->
-    the ranks whose files are missing. Parameters come before optimizer states, and large losses
-    before small ones.
+    the ranks whose files are missing. `excludable`: whether --exclude can be told of these names.
+    Parameters come before optimizer states, and large losses before small ones.
     """
     states = catalog.states
     ordered = sorted(ranks_by_name, key=lambda name: (states.of(name) is not None, name))
@@ -135,7 +139,7 @@ def missing_slices_error(
             f"{_ranks(ranks)} no file{searched}: no source file holds {names}",
             "bring the missing rank folders",
             "--fallback PLACE names another place that has them",
-            "leave these parameters out (--exclude)",
+            *(["leave these parameters out (--exclude)"] if excludable else ()),
             details=f"{label} places them on ranks whose files are not there: {_few(ranks)}",
         )
     should, losses = max(groups.items(), key=lambda group: sum(map(_nbytes, group[1])))
@@ -372,7 +376,9 @@ def _check(
     if refused and not selection.sharded:
         raise _foreign_error(refused, catalog, dst)
     if ranks_by_name:
-        raise missing_slices_error(catalog, selection.sources(catalog), ranks_by_name)
+        # What is made of several, or named by another, is excluded by a name that is not known yet.
+        parameters, excludable = selection.sources(catalog), not derivation.renames
+        raise missing_slices_error(catalog, parameters, ranks_by_name, excludable=excludable)
     if refused:
         raise _unmatched_error(refused, catalog, dst, derivation)
     if not catalog.parameters:
