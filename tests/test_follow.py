@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 
 import numpy as np
@@ -92,7 +93,7 @@ def test_all_complete_steps_are_converted_once(training):
 def test_the_command(training, processes):
     training.save(1)
     training.save(2)
-    done = run_forked([*training.words, "--no-fsync"], processes, training.tmp)
+    done = run_forked([*training.words, "--no-fsync", "--settle", "0"], processes, training.tmp)
     assert done.code == 0, done.stderr
     assert "step      1_1: 720 B" in done.stdout and done.stdout.endswith("2 steps converted\n")
     assert training.is_right(1) and training.is_right(2)
@@ -143,6 +144,22 @@ def test_the_oldest_is_removed_whenever_it_was_converted(training):
     training.save(3)
     assert training.follow(keep=2).removed == ("1_1",)
     assert training.is_right(2) and training.is_right(3)
+
+
+def test_what_several_runs_note_is_all_kept(training):
+    """Of two runs into one folder each notes its steps beside the other's."""
+    request = Request(str(training.src), str(training.dst), training.a, training.b)
+
+    def note(first_step):
+        watcher = follow_module._Watcher(request, FollowSettings())
+        for step in range(first_step, first_step + 30):
+            watcher.note(f"1_{step}")
+
+    with ThreadPoolExecutor(3) as runs:
+        [*runs.map(note, (0, 30, 60))]
+    noted = json.loads((training.dst / RECORD_NAME).read_bytes())["steps"]
+    assert sorted(noted) == sorted(f"1_{step}" for step in range(90))
+    assert [path.name for path in training.dst.iterdir()] == [RECORD_NAME]
 
 
 def test_what_a_killed_run_began_or_did_not_note_is_removed(training, monkeypatch):

@@ -104,6 +104,7 @@ def _parse_count(text: str) -> int:
 
 _COUNT = replace(TYPE_NUMBER, read=_parse_count, example="a number from 1 on")
 _TIME = OptionType(float, "a time", "float", _parse_limit, "a time such as 90m")
+_TIME_OR_NONE = replace(_TIME, read=lambda text: float(parse_time(text) and _parse_limit(text)))
 
 
 # -- declarations: a class for options that commands have together ---------------------------------
@@ -232,7 +233,7 @@ class Follow:
     )
     settle = option(
         10.0, GROUP_COMMAND, "with --watch: for how long the files of a step must not have changed "
-        "(default: 10s)", kind=_TIME, metavar="TIME",
+        "(default: 10s)", kind=_TIME_OR_NONE, metavar="TIME",
     )  # fmt: skip
     keep = option(
         None, GROUP_COMMAND, "keep the newest N steps that this command has written to DST, and "

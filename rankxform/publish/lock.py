@@ -87,7 +87,7 @@ class FolderLock:
         Or else return the holder, the seconds after which it counts as dead, and when it last
         renewed the lock.
         """
-        with _guarding(self._path):
+        with taking_turns(self._path):
             holder, settled = _read(self._path), is_coherent(self._path)
             while holder is not None:
                 seconds, renewed = _life(holder, self._path)
@@ -119,7 +119,7 @@ class FolderLock:
         self._ended.set()
         _held.discard(self._mine["token"])
         try:
-            with _guarding(self._path):
+            with taking_turns(self._path):
                 self._remove()
         except StorageError:
             self._remove()  # without the guard, rather than not at all
@@ -205,7 +205,7 @@ def is_of_lock(path: Path) -> bool:
 
 
 @contextmanager
-def _guarding(path: Path) -> Iterator[None]:
+def taking_turns(path: Path) -> Iterator[None]:
     """Keep others from checking and taking the lock at the same moment, where that is possible.
 
     Makes the lock's folder; on leaving removes it again where nothing is in it.

@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from math import inf
 from pathlib import Path
@@ -27,11 +28,12 @@ from rankxform.publish.folder_records import (
     read_manifest,
     remove_unfinished,
 )
+from rankxform.publish.lock import taking_turns
 from rankxform.request import Request
 from rankxform.results import NORMAL, QUIET, Result, Section, lines
 from rankxform.source.choose import steps_at
 from rankxform.statements import FILE_IDENTITY
-from rankxform.storage.posix import make_folder, remove_if_possible, write_atomically
+from rankxform.storage.posix import remove_if_possible, write_atomically
 from rankxform.storage.store import FileVersion, absolute, address_of, is_path, storage_of
 from rankxform.target.inputs import source_ref
 from rankxform.transport import Team
@@ -180,18 +182,16 @@ class _Watcher:
 
     def note(self, step: str, strategy: str | None = None) -> None:
         """Note that a step is converted here, with the strategy's file that was written for it."""
-        steps = self._noted()
-        steps[step] = strategy or steps.get(step)
-        self._write(steps)
+        with self._noting() as steps:
+            steps[step] = strategy or steps.get(step)
 
     def note_failure(self, step: str) -> None:
         """Note that a step was not converted; it is tried again when it has changed."""
         if step in self._looked_at:
             self._failed[step] = self._looked_at[step].versions
         if not any(True for name in _RECORDS for _ in _folders_with(self.dst / step, name)):
-            steps = self._noted()  # it was refused before anything was made
-            steps.pop(step, None)
-            self._write(steps)
+            with self._noting() as steps:  # it was refused before anything was made
+                steps.pop(step, None)
 
     def keep(self) -> list[str]:
         """Remove the conversions that are noted and older than those to keep; return their steps.
@@ -212,10 +212,10 @@ class _Watcher:
                 removed += [step] * _remove(self.dst / step)
             except StorageError:  # another run is at work there
                 continue
-            if strategy := steps.pop(step):
+            if strategy := steps[step]:
                 remove_if_possible(self.dst / strategy)
-        if older:
-            self._write(steps)
+            with self._noting() as noted:
+                noted.pop(step, None)
         return removed
 
     def _noted(self) -> dict[str, str | None]:
@@ -230,14 +230,18 @@ class _Watcher:
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return {}
 
-    def _write(self, steps: Mapping[str, str | None]) -> None:
-        if not steps:
-            remove_if_possible(self.dst / RECORD_NAME)
-            return
-        strategies = {step: name for step, name in steps.items() if name}
-        record = {"kind": "rankxform follow", "steps": [*steps], "strategies": strategies}
-        make_folder(self.dst)
-        write_atomically(self.dst / RECORD_NAME, json.dumps(record).encode())
+    @contextmanager
+    def _noting(self) -> Iterator[dict[str, str | None]]:
+        """Yield the steps that are noted, to be changed; other runs may note some, too."""
+        with taking_turns(self.dst / FOLDER_NAME / "lock"):
+            steps = self._noted()
+            yield steps
+            if not steps:
+                remove_if_possible(self.dst / RECORD_NAME)
+                return
+            strategies = {step: name for step, name in steps.items() if name}
+            record = {"kind": "rankxform follow", "steps": [*steps], "strategies": strategies}
+            write_atomically(self.dst / RECORD_NAME, json.dumps(record).encode())
 
     def is_changing(self) -> bool:
         """Tell whether files of a step that was looked at are gone, or others now."""
