@@ -24,6 +24,7 @@ class Place:
         self.a = reference.write_strategy(tmp / "a.ckpt", src)
         self.b = reference.write_strategy(tmp / "b.ckpt", dst)
         self.dst = tmp / "dst"
+        self.strategies = ["--src-strategy", self.a, "--dst-strategy", self.b]
 
     def transform(self, **options):
         return rankxform.transform(self.src, self.dst, self.a, self.b, **options)

@@ -338,7 +338,7 @@ def test_the_command_line_has_options_from_outside(tmp_path, capsys, monkeypatch
     src, dst = [{"a": ([4], [0, -1], 0, 0)}], [{"one": ([6], [-1, 0], 0, 0)}]
     place = Place(tmp_path, src, dst, params)
     (tmp_path / "names.json").write_text('{"a": "one"}')
-    words = [place.src, tmp_path / "dst", "--src-strategy", place.a, "--dst-strategy", place.b]
+    words = [place.src, tmp_path / "dst", *place.strategies]
     with monkeypatch.context() as patched:
         patched.setitem(OPERATIONS, "alias", Alias())
         assert main(["transform", *map(str, words), "--alias", str(tmp_path / "names.json")]) == 0

@@ -70,7 +70,7 @@ def test_a_verb_from_outside(place):
 @pytest.mark.parametrize("verb", ["plan", "inspect", "ranks"])
 def test_a_result_that_cannot_be_printed_is_one_message(verb, processes, place):
     words = [place.src] if verb == "inspect" else []
-    words += [] if verb == "inspect" else ["--src-strategy", place.a, "--dst-strategy", place.b]
+    words += [] if verb == "inspect" else place.strategies
     words = [place.src, *words] if verb == "plan" else words
     start = mpirun(processes) if processes else []
     program = (
@@ -96,7 +96,7 @@ def error_lines(output):
     ("method", "latency"), [("auto", 60000), ("ranges", None), ("sieving", None)]
 )
 def test_a_plan_by_each_read_method(method, latency, place):
-    flags = ["--src-strategy", place.a, "--dst-strategy", place.b, "--read-method", method]
+    flags = [*place.strategies, "--read-method", method]
     code, output = command("plan", place.src, *flags, "--json")
     assert code == 0 and json.loads(output)["read_latency_bytes"] == latency
     code, output = command("plan", place.src, *flags)
@@ -110,10 +110,9 @@ def test_options_that_are_not_meant_are_refused(place):
     assert code == 2 and "there is no manifest" in output and "verify SRC DST" in output
     code, output = command("inspect", place.src, "--step", "1_1")
     assert code == 2 and "--step is for --check, --replicas" in output
-    flags = ["--src-strategy", place.a, "--dst-strategy", place.b]
-    code, output = command("ranks", *flags, "--include", "w")
+    code, output = command("ranks", *place.strategies, "--include", "w")
     assert code == 2 and "--include needs SRC" in output
-    code, output = command("ranks", place.src, *flags, "--include", "w")
+    code, output = command("ranks", place.src, *place.strategies, "--include", "w")
     assert code == 0 and "needs source ranks" in output
     code, output = command("plan", place.src, "--shapes", place.a, "--src-strategy", place.a)
     assert code == 2 and "SRC and --shapes" in output
@@ -132,13 +131,12 @@ def test_a_source_of_more_ranks_than_its_strategy(place):
 
 
 def test_a_difference_comes_with_the_command_that_compares(place):
-    flags = ["--src-strategy", place.a, "--dst-strategy", place.b]
-    command("transform", place.src, place.dst, *flags, "--prefix", "net_")
+    command("transform", place.src, place.dst, *place.strategies, "--prefix", "net_")
     (place.dst / "rank_1" / "net_1.ckpt").write_bytes(b"")
-    code, output = command("verify", place.src, place.dst, *flags)
+    code, output = command("verify", place.src, place.dst, *place.strategies)
     assert code == 6 and "made with other options; compare it with: rankxform verify" in output
     assert "--prefix net_" in output
-    code, output = command("verify", place.src, place.dst, *flags, "--prefix", "net_")
+    code, output = command("verify", place.src, place.dst, *place.strategies, "--prefix", "net_")
     assert code == 6 and "made with other options" not in output
 
 
@@ -146,7 +144,7 @@ def test_shapes_of_parameters_in_no_strategy_are_planned_too(place):
     shapes = {"w": {"shape": [8, 6], "dtype": "Float32"}, "step": {"shape": [], "dtype": "Int32"}}
     path = place.tmp / "shapes.json"
     path.write_text(json.dumps(shapes))
-    flags = ["--src-strategy", place.a, "--dst-strategy", place.b, "--json"]
+    flags = [*place.strategies, "--json"]
     code, output = command("plan", "--shapes", path, *flags)
     assert code == 0 and json.loads(output)["parameters"] == 2
     path.write_text(json.dumps({"w": {"shape": [9, 6], "dtype": "Float32"}}))
@@ -156,7 +154,7 @@ def test_shapes_of_parameters_in_no_strategy_are_planned_too(place):
 
 @pytest.mark.parametrize("processes", [None, 3])
 def test_results_as_json(processes, place):
-    flags = ["--src-strategy", place.a, "--dst-strategy", place.b, "--json", "--progress", "none"]
+    flags = [*place.strategies, "--json", "--progress", "none"]
     code, output = command("transform", place.src, place.dst, *flags, processes=processes)
     found = json.loads(output)
     assert code == 0 and right(place)
@@ -171,7 +169,7 @@ def test_results_as_json(processes, place):
 @pytest.mark.parametrize("processes", [None, 1, 2, 5])
 def test_transform(processes, place):
     code, output = command(
-        "transform", place.src, place.dst, "--src-strategy", place.a, "--dst-strategy", place.b,
+        "transform", place.src, place.dst, *place.strategies,
         processes=processes,
     )  # fmt: skip
     assert code == 0, output
@@ -267,16 +265,7 @@ def test_a_truncated_shard_under_mpirun_ends_all_processes_with_one_message(plac
     shard = Path(place.src) / "rank_2" / "net-3_70.ckpt"
     os.truncate(shard, 50)
     began = time.monotonic()
-    code, output = command(
-        "transform",
-        place.src,
-        place.dst,
-        "--src-strategy",
-        place.a,
-        "--dst-strategy",
-        place.b,
-        processes=3,
-    )
+    code, output = command("transform", place.src, place.dst, *place.strategies, processes=3)
     assert code == 3, output
     assert len(error_lines(output)) == 1 and "rank_2/net-3_70.ckpt" in output
     assert time.monotonic() - began < 30
@@ -297,12 +286,7 @@ def test_a_killed_process_takes_the_others_down_and_leaves_no_final_name(place):
         "sys.exit(main())"
     )
     line = [*mpirun(3), sys.executable, "-c", program, "transform", place.src, str(place.dst)]
-    code, output = run(
-        [*line, "--src-strategy", place.a, "--dst-strategy", place.b],
-        40,
-        env=environment(),
-        cwd=ROOT,
-    )
+    code, output = run([*line, *place.strategies], 40, env=environment(), cwd=ROOT)
     assert code not in (0, "deadline"), output
     assert not list(place.dst.rglob("checkpoint_?.ckpt"))
 
@@ -335,23 +319,25 @@ def test_another_mpis_launcher_is_refused_once(place):
 
 @pytest.mark.parametrize("processes", [1, 3])
 def test_the_command_starts_its_own_processes(processes, place):
-    flags = ["--src-strategy", place.a, "--dst-strategy", place.b]
-    code, output = command("transform", "-n", processes, place.src, place.dst, *flags)
+    code, output = command("transform", "-n", processes, place.src, place.dst, *place.strategies)
     assert code == 0 and right(place), output
     assert re.search(rf"rankxform [\d.]+, {processes} process", output)
-    code, output = command("verify", f"-n{processes}", place.src, place.dst, *flags)
+    code, output = command("verify", f"-n{processes}", place.src, place.dst, *place.strategies)
     assert code == 0 and "every byte compared" in output
     (place.tmp / "json.py").write_text("raise SystemExit('not this one')")
     words = [sys.executable, "-m", "rankxform", "verify", "-qn", processes, place.src, place.dst]
-    words = ["sh", "-c", f'cd {place.tmp} && exec rankxform "$@"', "sh", *words[3:], *flags]
+    words = ["sh", "-c", f'cd {place.tmp} && exec rankxform "$@"', "sh", *words[3:]]
+    words += place.strategies
     env = environment(PATH=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
     done = subprocess.run([*map(str, words)], env=env, capture_output=True, text=True, check=False)
     assert done.stdout.startswith("same "), done.stderr + done.stdout
-    code, output = command("verify", place.src, place.dst, *flags, "--hostfile", "h")
+    code, output = command("verify", place.src, place.dst, *place.strategies, "--hostfile", "h")
     assert code == 2 and "--hostfile h: No such file or directory" in output
-    code, output = command("verify", place.src, place.dst, *flags, "--hostfile", "h", processes=2)
+    code, output = command(
+        "verify", place.src, place.dst, *place.strategies, "--hostfile", "h", processes=2
+    )
     assert code == 2 and "the launcher has hosts of its own\n  try  leave it out" in output
-    code, output = command("verify", "-n", 2, place.src, place.dst, *flags, processes=3)
+    code, output = command("verify", "-n", 2, place.src, place.dst, *place.strategies, processes=3)
     assert code == 2 and "the launcher has started 3 processes\n  try  leave out -n 2\n" in output
 
 
@@ -380,8 +366,7 @@ def test_a_folder_with_anothers_checkpoint_is_no_destination(processes, place):
     foreign = place.dst / "rank_0" / "trained-3_70.ckpt"
     foreign.parent.mkdir(parents=True)
     foreign.write_bytes(b"theirs")
-    flags = ["--src-strategy", place.a, "--dst-strategy", place.b]
-    words = ["transform", place.src, place.dst, *flags]
+    words = ["transform", place.src, place.dst, *place.strategies]
     code, output = command(*words, processes=processes)
     assert code == 4 and "or   exchange SRC and DST, if" in output, output
     assert [p for p in place.dst.rglob("*") if p.is_file()] == [foreign]
@@ -396,12 +381,7 @@ def test_one_process_needs_no_mpi(place):
     """mpi4py cannot even be imported here."""
     program = "import sys; sys.modules['mpi4py'] = None; from rankxform.cli.main import main; sys.exit(main())"
     line = [sys.executable, "-c", program, "transform", place.src, str(place.dst)]
-    code, output = run(
-        [*line, "--src-strategy", place.a, "--dst-strategy", place.b],
-        60,
-        env=environment(),
-        cwd=ROOT,
-    )
+    code, output = run([*line, *place.strategies], 60, env=environment(), cwd=ROOT)
     assert code == 0, output
     assert right(place)
 
@@ -427,15 +407,7 @@ def test_no_time_at_all_is_a_mistake(option):
 def test_a_dry_run_prints_the_plan_and_the_time_and_leaves_nothing(processes, place):
     before = sorted(place.dst.parent.iterdir())
     code, output = command(
-        "transform",
-        place.src,
-        place.dst,
-        "--src-strategy",
-        place.a,
-        "--dst-strategy",
-        place.b,
-        "--dry-run",
-        processes=processes,
+        "transform", place.src, place.dst, *place.strategies, "--dry-run", processes=processes
     )
     assert code == 0, output
     assert sorted(place.dst.parent.iterdir()) == before
@@ -453,11 +425,10 @@ def test_a_step_that_a_rank_lacks_is_warned_of_first_and_last(processes, place):
     for rank in range(3):
         shard = Path(place.src) / f"rank_{rank}/net-3_70.ckpt"
         shard.with_name("net-4_80.ckpt").write_bytes(shard.read_bytes())
-    flags = ["--src-strategy", place.a, "--dst-strategy", place.b]
     for words in (
-        ["transform", place.src, place.dst, *flags],
-        ["verify", place.src, place.dst, *flags],
-        ["plan", place.src, *flags],
+        ["transform", place.src, place.dst, *place.strategies],
+        ["verify", place.src, place.dst, *place.strategies],
+        ["plan", place.src, *place.strategies],
     ):
         code, output = command(*words, processes=processes)
         assert code == 0, output
@@ -515,17 +486,16 @@ def test_no_bytes_a_second_are_refused(throttle, place, capfd):
 
 
 def test_plan_names_what_is_needed(place):
-    flags = ["--src-strategy", place.a, "--dst-strategy", place.b]
-    code, output = command("plan", place.src, *flags)
+    code, output = command("plan", place.src, *place.strategies)
     assert code == 0 and "  needs  " in output
-    code, output = command("plan", place.src, *flags, "--json")
+    code, output = command("plan", place.src, *place.strategies, "--json")
     assert [rank["bytes_needed"] for rank in json.loads(output)["shards"]] == [64, 64, 64]
 
 
 @pytest.mark.parametrize("processes", [None, 2])
 def test_plan_as_json(processes, place):
     code, output = command(
-        "plan", place.src, "--src-strategy", place.a, "--dst-strategy", place.b, "--json",
+        "plan", place.src, *place.strategies, "--json",
         "--processes", 2, processes=processes,
     )  # fmt: skip
     assert code == 0, output
@@ -542,7 +512,7 @@ def test_plan_as_json(processes, place):
 def test_a_plan_without_a_checkpoint(place, tmp_path):
     shapes = {n: {"shape": list(s), "dtype": d} for n, (s, d) in PARAMS.items()}
     (tmp_path / "shapes.json").write_text(json.dumps(shapes))
-    flags = ["--src-strategy", place.a, "--dst-strategy", place.b, "--json"]
+    flags = [*place.strategies, "--json"]
     code, output = command("plan", "--shapes", tmp_path / "shapes.json", *flags)
     assert code == 0, output
     imagined, real = json.loads(output), json.loads(command("plan", place.src, *flags)[1])
@@ -557,9 +527,7 @@ def test_ranks(place):
     code, output = command("ranks", "--src-strategy", place.a, "--dst-strategy", place.a, "--json")
     assert code == 0, output
     assert json.loads(output)["needed_ranks"] == {"0": [0], "1": [1], "2": [2], "3": [3]}
-    code, exact = command(
-        "ranks", place.src, "--src-strategy", place.a, "--dst-strategy", place.b, "--ranks", "1"
-    )
+    code, exact = command("ranks", place.src, *place.strategies, "--ranks", "1")
     assert code == 0, exact
     assert exact.splitlines()[1].split() == ["1", "0,", "1,", "2,", "3"]
 
@@ -596,7 +564,7 @@ def test_a_pipe_that_closes_early_is_no_error(place):
 def test_the_launch_script(place):
     script = ROOT / "launch" / "mpirun.sh"
     done = subprocess.run(
-        [script, "transform", place.src, place.dst, "--src-strategy", place.a, "--dst-strategy", place.b],
+        [script, "transform", place.src, place.dst, *place.strategies],
         env=environment(PYTHON=sys.executable, PROCESSES="3"),
         capture_output=True, text=True, check=False, cwd=ROOT,
     )  # fmt: skip
@@ -606,9 +574,8 @@ def test_the_launch_script(place):
 
 
 def test_a_plan_says_the_command_that_does_it(place):
-    flags = ["--src-strategy", place.a, "--dst-strategy", place.b]
     for words in (["plan", "--processes=2"], ["plan"], ["transform", "--dry-run"]):
-        code, output = command(*words[:1], place.src, place.dst, *flags, *words[1:])
+        code, output = command(*words[:1], place.src, place.dst, *place.strategies, *words[1:])
         assert code == 0 and not place.dst.exists()
         assert ("with --dry-run: how long" in output) == (words[0] == "plan")
         line = re.search(r"^next +rankxform (.*)$", output, re.M)[1]

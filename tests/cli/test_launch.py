@@ -296,17 +296,9 @@ def test_a_program_that_cannot_be_started(place):
     bad.write_text("")
     bad.write_bytes(b"\x7fELF no program")
     bad.chmod(0o755)
-    line = [
-        sys.executable,
-        "-m",
-        "rankxform",
-        "launch",
-        "--load",
-        "src",
-        "--src-strategy",
-        "a.ckpt",
-    ]
-    line += ["--dst-strategy", "b.ckpt", "--no-fsync", "--", "./bad"]
+    strategies = "--src-strategy", "a.ckpt", "--dst-strategy", "b.ckpt"
+    line = [sys.executable, "-m", "rankxform", "launch", "--load", "src", *strategies]
+    line += ["--no-fsync", "--", "./bad"]
     code, output = run(line, 60, env=environment(), cwd=place)
     assert code == 2 and "./bad: cannot be started: Exec format error" in output
     assert "Traceback" not in output
@@ -314,14 +306,8 @@ def test_a_program_that_cannot_be_started(place):
 
 def test_a_derived_strategy_is_kept_for_the_next_job(place):
     """The first launch derives, prints and keeps it; the next finds the checkpoint fit by it."""
-    sizes = [
-        "--src-parallel",
-        "dp=1,mp=4",
-        "--dst-parallel",
-        "dp=1,mp=2",
-        "--optimizer-shard",
-        "off",
-    ]
+    sizes = ["--src-parallel", "dp=1,mp=4", "--dst-parallel", "dp=1,mp=2"]
+    sizes += ["--optimizer-shard", "off"]
     start = [sys.executable, "-m", "rankxform", "launch", "--no-fsync", "--load"]
     program = ["--", sys.executable, "train.py"]
     more = environment(PYTHONPATH=str(ROOT))

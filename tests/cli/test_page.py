@@ -56,10 +56,6 @@ def place(tmp_path):
     return Place(tmp_path, SRC, DST, PARAMS)
 
 
-def flags_of(place):
-    return ["--src-strategy", place.a, "--dst-strategy", place.b]
-
-
 def command(*words, processes=1):
     """Return the exit code of a command, and what it says, errors first."""
     done = run_forked(words, processes, ROOT)
@@ -98,7 +94,7 @@ def cells(flow):
 
 @pytest.mark.parametrize("processes", [1, 3])
 def test_a_conversion_and_its_verification(processes, place):
-    page, flags = place.tmp / "page.html", flags_of(place)
+    page, flags = place.tmp / "page.html", place.strategies
     words = [place.src, place.dst, *flags, "--report", page]
     code, output = command("transform", *words, processes=processes)
     assert code == 0, output
@@ -141,7 +137,7 @@ def test_a_conversion_and_its_verification(processes, place):
 
 
 def test_where_no_page_can_be_is_said_first(place):
-    flags = flags_of(place)
+    flags = place.strategies
     other = place.tmp / "other.html"
     other.write_text("not a page")
     for page, why in (
@@ -197,7 +193,7 @@ def test_a_thousand_ranks_by_stage(tmp_path):
 def test_where_the_time_went(processes, place):
     """What came from memory is said; a run that moved nothing has no times."""
     page = place.tmp / "page.html"
-    words = [place.src, place.dst, *flags_of(place), "--report", page, "--json"]
+    words = [place.src, place.dst, *place.strategies, "--report", page, "--json"]
     code, output = command("transform", *words, processes=processes)
     assert code == 0, output
     done, time = json.loads(output), facts_in(page)["time"]
@@ -211,7 +207,7 @@ def test_where_the_time_went(processes, place):
 def test_what_checkpoints_hold(place):
     """Each entry is found where the page says it is, in files that are read by nobody else."""
     page = place.tmp / "page.html"
-    assert command("transform", place.src, place.dst, *flags_of(place))[0] == 0
+    assert command("transform", place.src, place.dst, *place.strategies)[0] == 0
     words = ["inspect", place.src, "--src-strategy", place.a, "--page", page]
     code, output = command(*words, "--beside", place.dst, "--beside-strategy", place.b, "--json")
     assert code == 0 and json.loads(output)["page"] == str(page), output
@@ -267,7 +263,7 @@ def test_a_page_names_slices_that_no_file_holds(place):
 
 def test_a_page_of_some_ranks_and_of_few_layers_a_stage(place, tmp_path):
     page = place.tmp / "page.html"
-    code, output = command("plan", place.src, *flags_of(place), "--ranks", 0, "--report", page)
+    code, output = command("plan", place.src, *place.strategies, "--ranks", 0, "--report", page)
     assert code == 0, output
     kinds = {kind["title"]: kind for kind in facts_in(page)["kinds"]["drawn"]}
     held = {side["name"]: side["holds"] for side in kinds["layers.*.wq (2)"]["sides"]}
@@ -277,7 +273,7 @@ def test_a_page_of_some_ranks_and_of_few_layers_a_stage(place, tmp_path):
     src = [{name: ([2], [0, -1], 0, 0)} for name in names]
     dst = [{name: ([2], [-1, 0], 0, 0)} for name in names]
     stages = Place(tmp_path / "stages", src, dst, params)
-    code, output = command("plan", stages.src, *flags_of(stages), "--report", page)
+    code, output = command("plan", stages.src, *stages.strategies, "--report", page)
     assert code == 0, output
     assert len(facts_in(page)["kinds"]["drawn"]) == 1
 
@@ -287,7 +283,7 @@ def test_a_page_of_a_tensor_without_elements(tmp_path):
     layouts = [dict.fromkeys(params, ([1], [-1, -1], 0, 0))]
     place = Place(tmp_path, layouts, layouts, params)
     page = tmp_path / "page.html"
-    code, output = command("transform", place.src, place.dst, *flags_of(place), "--report", page)
+    code, output = command("transform", place.src, place.dst, *place.strategies, "--report", page)
     assert code == 0, output
     code, output = command(
         "transform", place.src, tmp_path / "dcp", "--src-strategy", place.a, "--dst-form", "dcp"
@@ -359,7 +355,7 @@ def pages(tmp_path_factory):
     shapes = shapes_of(folder, tmp / "shapes.json")
     llama = ["--src-strategy", folder / "src_dp8mp1pp1_opt.ckpt", "--dst-strategy"]
     words = {
-        "transform": [place.src, place.dst, *flags_of(place), "--report"],
+        "transform": [place.src, place.dst, *place.strategies, "--report"],
         "plan": ["--shapes", shapes, *llama, folder / "dst_dp2mp4pp1_opt.ckpt", "--report"],
         "inspect": [
             place.src, "--src-strategy", place.a, "--beside", place.dst, "--beside-strategy",

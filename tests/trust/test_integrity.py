@@ -148,8 +148,7 @@ def test_the_command(processes, tmp_path):
     def command(*words):
         return run([str(w) for w in [*line, *words]], 60, env=environment())
 
-    options = ["--src-strategy", place.a, "--dst-strategy", place.b]
-    code, output = command("transform", place.src, place.dst, *options, "--verify")
+    code, output = command("transform", place.src, place.dst, *place.strategies, "--verify")
     assert code == 0, output
     code, output = command("verify", place.dst)
     assert code == 0 and "same      every byte compared" in output, output

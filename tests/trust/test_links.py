@@ -34,7 +34,7 @@ def test_a_source_is_the_same_through_a_bind_mount(mount, place):
         (place.tmp / folder).mkdir(parents=True, exist_ok=True)
     dst = "dst/below/deeper" if "below" in mount else "dst"
     command = [sys.executable, "-m", "rankxform", "transform", "src", dst, "--overwrite"]
-    command += ["--src-strategy", place.a, "--dst-strategy", place.b]
+    command += place.strategies
     done = subprocess.run(
         ["unshare", "-m", "sh", "-c", f'mount --bind {mount} && exec "$@"', "sh", *command],
         cwd=place.tmp, env=environment(), capture_output=True, text=True, check=False,

@@ -42,15 +42,8 @@ class SlowPlace(Place):
 
     def start(self, processes, *options, pause=0.05):
         line = [*(mpirun(processes) if processes else []), sys.executable, "-m", "tests.trust.slow"]
-        line += [
-            "transform",
-            self.src,
-            self.dst,
-            "--src-strategy",
-            self.a,
-            "--dst-strategy",
-            self.b,
-        ]
+        strategies = "--src-strategy", self.a, "--dst-strategy", self.b
+        line += ["transform", self.src, self.dst, *strategies]
         env = environment(
             SLOW_SECONDS=str(pause), VICTIM_ID=self.mark.partition("=")[2], TMPDIR=self.tmp
         )

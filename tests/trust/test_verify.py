@@ -136,7 +136,7 @@ def test_many_blocks_in_little_memory(tmp_path):
 @pytest.mark.parametrize("processes", [1, 3])
 def test_the_command_says_so_and_exits_with_6(processes, place):
     line = [*mpirun(processes), sys.executable, "-m", "rankxform", "verify", place.src, place.dst]
-    line += ["--src-strategy", place.a, "--dst-strategy", place.b]
+    line += place.strategies
     code, output = run([str(w) for w in line], 60, env=environment())
     assert (code, output.splitlines()[-1][:33]) == (0, "same      every byte compared, 1.")
     path, entries = place.entries(1)
