@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 
 import numpy as np
 import pytest
 
 import rankxform
 from rankxform.cli.main import main
+from rankxform.engine import pipeline
 from rankxform.errors import CheckpointError, RankxformError, UsageError
 from rankxform.operations.base import OPERATIONS
 from rankxform.request import Request
@@ -16,8 +18,9 @@ from rankxform.target.node_folders import PLACEMENT_NODE, PLACEMENT_SHARED
 from rankxform.transport import SerialTeam
 from rankxform.verbs.plan import Cluster, simulate
 from tests import reference, reference_forms
-from tests.place import Place
-from tests.reference_maps import Model
+from tests.mpi.test_maps import options_of
+from tests.place import Place, contents
+from tests.reference_maps import KINDS, Model, random_strategy
 from tests.reference_values import adapter_of, values, words
 from tests.toy_alias import Alias
 
@@ -78,6 +81,38 @@ def test_an_adapter_on_some_layers_leaves_the_others_as_they_are(tmp_path):
                 assert np.allclose(values(have, kind), values(want, kind), rtol=2**-7, atol=1e-6)
             else:
                 assert have.tobytes() == want.tobytes(), (dtype, layer)
+
+
+@pytest.mark.parametrize("step", ["lora", "fp8"])
+@pytest.mark.parametrize("kind", [*KINDS, "qwen3_moe experts=axis", "deepseek_v3 experts=axis"])
+def test_steps_and_a_map_may_be_taken_one_after_the_other(kind, step, tmp_path, monkeypatch):
+    """However a map turns, joins and stacks matrices, products and factors go with them."""
+    kind, *variant = kind.split()
+    model = Model(kind, 6, "Float32", variants=2 * len(variant))
+    tensors, options = model.tensors("hf"), options_of(model, tmp_path / "src")
+    weights = [
+        name for name, (_, array) in tensors.items() if array.ndim == 2 and ".weight" in name
+    ]
+    names = [name for name in weights if not re.search(r"embed|head|output", name)]
+    tensors |= {n: ("Float32", random_words("Float32", *tensors[n][1].shape)) for n in names}
+    if step == "lora":
+        shapes = {name.removesuffix(".weight"): tensors[name][1].shape for name in names}
+        _, changes = lora_options(tmp_path, shapes)
+    else:
+        changes = {"dtype": "fp32"}
+        for name in names:
+            shape = tensors[name][1].shape
+            tensors[name] = "F8_E4M3", BITS.integers(0x30, 0x50, shape).astype("u1")
+            factors = tuple(-(-n // size) for n, size in zip(shape, (128, 128)))
+            tensors[name + "_scale_inv"] = "Float32", random_words("Float32", *factors)
+    src = folder(tmp_path / "src", tensors, model.config)
+    b = reference.write_stage_files(tmp_path / "b", random_strategy(model.params("mf"), 4, 1, 3))
+    mapped = {"dst_strategy": b, "format": "safetensors", "variant": variant, **options}
+    rankxform.transform(src, tmp_path / "step", dst_form="huggingface", **changes)
+    rankxform.transform(tmp_path / "step", tmp_path / "map", **mapped)
+    monkeypatch.setattr(pipeline, "_BLOCK", 4096)
+    rankxform.transform(src, tmp_path / "both", **mapped, **changes)
+    assert contents(tmp_path / "both") == contents(tmp_path / "map")
 
 
 def test_tensors_of_two_stored_types_are_not_joined(tmp_path):

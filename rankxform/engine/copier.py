@@ -244,7 +244,7 @@ class Copier:
         product = step.scale * multiply_matrices(b, a)
         if step.transposed:
             product = product.T
-        return product.T if _is_turned(place) else product
+        return _as_copied(product, place)
 
     def _products(self, step: LowRankUpdate, place: SourceIndices) -> Any:
         """Return the products of a stack's matrices, likewise."""
@@ -256,10 +256,7 @@ class Copier:
         a, b = get(step.a, box_a), get(step.b, box_b)
         pairs = zip(a[:: matrices.step, :: rows.step], b[:: matrices.step, :, :: columns.step])
         products = np.stack([multiply_matrices(*pair) for pair in pairs])
-        moving = [axis for axis in place.axes if axis != BROADCAST_AXIS]
-        order = [*moving, *(axis for axis in range(len(place.ranges)) if axis not in moving)]
-        shape = [1 if axis == BROADCAST_AXIS else len(place.ranges[axis]) for axis in place.axes]
-        return step.scale * products.transpose(order).reshape(shape)
+        return _as_copied(step.scale * products, place)
 
     def _factors(self, step: BlockScale, place: SourceIndices) -> Any:
         """Return the factor of each element of a place, in the order of the copy."""
@@ -272,8 +269,7 @@ class Copier:
         )
         scales = self._operands.get(step.scales, box)
         scales = scales.reshape(*scales.shape, *(1,) * (2 - axes))
-        factors = scales[np.ix_(*(b - b[0] for b in blocks))]
-        return factors.T if _is_turned(place) else factors
+        return _as_copied(scales[np.ix_(*(b - b[0] for b in blocks))], place)
 
 
 def multiply_matrices(b: Any, a: Any) -> Any:
@@ -297,9 +293,12 @@ def _row_blocks(words: Words) -> Iterator[Any]:
         yield slice(first_row, first_row + rows)
 
 
-def _is_turned(place: SourceIndices) -> bool:
-    """Whether the axes of the copy are those of the source, exchanged."""
-    return place.axes[0] == 1 or place.axes[1] == 0
+def _as_copied(values: Any, place: SourceIndices) -> Any:
+    """Return values for the elements of a place, by the source's axes, with those of the copy."""
+    moving = [axis for axis in place.axes if axis != BROADCAST_AXIS]
+    order = [*moving, *(axis for axis in range(values.ndim) if axis not in moving)]
+    shape = [1 if axis == BROADCAST_AXIS else len(place.ranges[axis]) for axis in place.axes]
+    return values.transpose(order).reshape(shape)
 
 
 def _rows_of(place: SourceIndices, rows: slice) -> SourceIndices:
