@@ -486,11 +486,9 @@ class Planner:
             layout = layout.fold(parameter.shape, slices=False)
             layout.grid(parameter.shape)
         except RequestError as error:
-            raise RequestError(
-                f"{name!r}: {error} (the shape is what {self.catalog.declared_by} makes of the "
-                "source's slices)",
-                where=self.dst.label,
-            ) from error
+            made_by = f"(the shape is what {self.catalog.declared_by} makes of the source's slices)"
+            text = f"{name!r}: {error}" + f" {made_by}" * (not self.catalog.is_whole)
+            raise RequestError(text, where=self.dst.label) from error
         return layout
 
 
