@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib import import_module
 from math import prod
+from operator import eq
 from typing import Any, TypeVar
 
 from rankxform.values import NamedTuple
@@ -186,10 +187,6 @@ ORIGINS = (
 """What states facts."""
 
 
-def _is_equal(a: Any, b: Any) -> bool:
-    return bool(a == b)
-
-
 def _same_shape(a: tuple[int, ...], b: tuple[int, ...]) -> bool:
     """Tell whether shapes agree; JSON lists an axis for each device axis of a nested map."""
     return a == b if len(a) == len(b) else prod(a) == prod(b)
@@ -205,7 +202,7 @@ class StatementKind(NamedTuple):
 
     words: str  # what is stated, of `{of}`
     remedy: str  # what to do where two disagree, or for a warning what it may mean
-    agree: Callable[[Any, Any], bool] = _is_equal
+    agree: Callable[[Any, Any], bool] = eq
     refused: bool = True  # whether that is a fault; otherwise it is a warning
 
 

@@ -107,7 +107,10 @@ def copy_views(target: Region, source: Region, part: Box, item: int) -> View:
     """Return `part`, a box of the full parameter, as it lies in two regions of the arena."""
     if not part.ndim:
         return target.data, source.data
-    word = _word(target.box, source.box, part, item)
+    a, b = target.box, source.box
+    positions = (a.start[-1] - b.start[-1], part.start[-1] - a.start[-1], part.shape[-1])
+    # The most bytes that divide every position on the last axis.
+    word = gcd(*(n * item for n in (*positions, a.shape[-1], b.shape[-1])))
     return (
         _words(target, item, word)[_index(part, target.box, item, word)],
         _words(source, item, word)[_index(part, source.box, item, word)],
@@ -118,12 +121,6 @@ def typed(region: Region, part: Box, kind: np.dtype[Any]) -> Words:
     """Return `part` of a region as values of a type."""
     values = region.data.view(kind).reshape(region.box.shape)
     return values[part.relative_to(region.box).slices()] if part.ndim else values
-
-
-def _word(a: Box, b: Box, part: Box, item: int) -> int:
-    """Return the largest number of bytes that divides every position on the last axis."""
-    positions = (a.start[-1] - b.start[-1], part.start[-1] - a.start[-1], part.shape[-1])
-    return gcd(*(n * item for n in (*positions, a.shape[-1], b.shape[-1])))
 
 
 def _words(region: Region, item: int, word: int) -> Words:

@@ -199,8 +199,11 @@ def parse_strategy_proto(data: bytes, label: str) -> StrategyRecord:
         if number == 1:
             current_stage = decode_integer(value)
         elif number == 2:
-            derived = derived or (not operator_stages and _is_derived(decode_message(value)))
-            operator_stages.append(_operator_stage(decode_message(value)))
+            item = decode_message(value)
+            if not operator_stages:
+                texts = (bytes(decode_message(v)) for n, v in fields(item) if n == 1)
+                derived = DERIVED.encode() in texts
+            operator_stages.append(_operator_stage(item))
         elif number == 3:
             name, content = _layout_item(decode_message(value))
             written = bytes(content)
@@ -212,10 +215,6 @@ def parse_strategy_proto(data: bytes, label: str) -> StrategyRecord:
                 error.say(error.at(repr(name)))
                 raise
     return StrategyRecord(label, current_stage, tuple(operator_stages), layouts, derived=derived)
-
-
-def _is_derived(item: memoryview) -> bool:
-    return any(n == 1 and bytes(decode_message(v)) == DERIVED.encode() for n, v in fields(item))
 
 
 def _operator_stage(item: memoryview) -> int:

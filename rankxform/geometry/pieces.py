@@ -65,7 +65,11 @@ class Piece:
 
     def dst_box(self, box: Box) -> Box:
         """Return the smallest box of the composed tensor that contains elements of the piece."""
-        return _spanned_box(box, self.dst_start, self.dst_step)
+        axes = [*zip(self.dst_start, self.dst_step, box.start, box.stop)]
+        return Box(
+            tuple(origin + step * first for origin, step, first, _ in axes),
+            tuple(origin + step * (end - 1) + 1 for origin, step, _, end in axes),
+        )
 
     def inside_source(self, box: Box) -> Box | None:
         """Return the elements that lie in a box of the source. None: there are none."""
@@ -130,13 +134,6 @@ def _within(shape: Shape, first: Shape, step: Shape, box: Box) -> Box | None:
         start.append(low)
         stop.append(high)
     return Box(tuple(start), tuple(stop))
-
-
-def _spanned_box(box: Box, first: Shape, step: Shape) -> Box:
-    return Box(
-        tuple(origin + stride * a for origin, stride, a in zip(first, step, box.start)),
-        tuple(origin + stride * (b - 1) + 1 for origin, stride, b in zip(first, step, box.stop)),
-    )
 
 
 @dataclass(frozen=True)

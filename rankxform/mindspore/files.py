@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -128,7 +129,11 @@ def load_unified(
     """Load unified safetensors into a network."""
     import mindspore
 
-    rank = _rank_or_0() if not is_none(dst_strategy) else None
+    rank = None
+    if not is_none(dst_strategy):
+        rank = 0
+        with suppress(RuntimeError):
+            rank = _own_rank()
     loaded_slices = load_for(
         network, src, None, dst_strategy or None, rank=rank, **_options(name_map)
     )
@@ -136,15 +141,6 @@ def load_unified(
     if return_param_dict:
         return parameters_by_name
     return mindspore.load_param_into_net(network, parameters_by_name)
-
-
-def _rank_or_0() -> int:
-    from mindspore.communication import get_rank
-
-    try:
-        return int(get_rank())
-    except RuntimeError:
-        return 0
 
 
 def _options(name_map: Mapping[str, str] | None) -> dict[str, Any]:

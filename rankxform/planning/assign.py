@@ -392,15 +392,10 @@ class WorkAssigner:
         position, run = self._run.get(members, (0, float(LARGE_READ_BYTES)))
         if run + nbytes > LARGE_READ_BYTES or remaining_bytes[position] < nbytes / 2:
             able = [i for i, amount in enumerate(remaining_bytes) if amount >= nbytes / 2]
-            position, run = (
-                min(able or range(len(remaining_bytes)), key=lambda i: (self._part(members[i]), i)),
-                0.0,
-            )
+            parts_done = [self._done[member] / max(self._all[member], 1e-9) for member in members]
+            position = min(able or range(len(members)), key=lambda i: (parts_done[i], i))
+            run = 0.0
         remaining_bytes[position] -= nbytes
         self._done[members[position]] += nbytes
         self._run[members] = position, run + nbytes
         return members[position]
-
-    def _part(self, process: int) -> float:
-        """Return which part of its work a process has been assigned so far."""
-        return self._done[process] / max(self._all[process], 1e-9)

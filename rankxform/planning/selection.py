@@ -143,7 +143,7 @@ def missing_slices_error(
             details=f"{label} places them on ranks whose files are not there: {_few(ranks)}",
         )
     should, losses = max(groups.items(), key=lambda group: sum(map(_nbytes, group[1])))
-    parameter, box = max(losses, key=_weight)
+    parameter, box = max(losses, key=lambda loss: (loss[0].state is None, loss[1].size))
     files = {catalog.rank_of(file): file for file in catalog.paths}
     missing = [rank for rank in should if rank not in files]
     missing_files = catalog.description.missing_files
@@ -171,11 +171,6 @@ def missing_slices_error(
         "--fallback PLACE names another place that has it",
         details=other_losses_text,
     )
-
-
-def _weight(loss: Loss) -> tuple[bool, int]:
-    parameter, box = loss
-    return parameter.state is None, box.size
 
 
 def _nbytes(loss: Loss) -> int:
@@ -297,7 +292,8 @@ def select_parameters(
             reasons.setdefault(_UNMATCHED, []).append(parameter)
     if not any(p.state for p in (*sharded.values(), *replicated.values())):
         replicated = {name: p for name, p in replicated.items() if p.value is None}
-    left_out = tuple(_left_out(r, p) for r, p in sorted(reasons.items(), key=_order))
+    ordered_reasons = sorted(reasons, key=lambda reason: {_STATE: 0, _UNMATCHED: 1}.get(reason, 2))
+    left_out = tuple(_left_out(reason, reasons[reason]) for reason in ordered_reasons)
     parameters = [*sharded.values(), *replicated.values()]
     if derivation.renames:
         missing = set(dst.stages_of) - set(sharded) - set(replicated)
@@ -390,13 +386,6 @@ def _check(
             f"{catalog.declared_by} lists none of the parameters in {_first(catalog.paths)}; "
             "it is the strategy of another network, or of another stage"
         )
-
-
-def _order(reason: tuple[str, list[Parameter]]) -> int:
-    ordered_reasons = (_STATE, _UNMATCHED)
-    return (
-        ordered_reasons.index(reason[0]) if reason[0] in ordered_reasons else len(ordered_reasons)
-    )
 
 
 def destination_layout(selection: Selection, dst: Strategy, name: str, stage: int) -> Layout | None:

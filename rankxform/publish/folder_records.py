@@ -472,14 +472,10 @@ class FolderRecords:
                     del self._files[name]
             if self._files:
                 self._write_job()
-            else:
-                self._remove_records()
+            for path in () if self._files else self._own.iterdir():
+                if not is_of_lock(path):
+                    remove_if_possible(path)
         self._let_go()
-
-    def _remove_records(self) -> None:
-        for path in self._own.iterdir():
-            if not is_of_lock(path):
-                remove_if_possible(path)
 
     def _let_go(self) -> None:
         self._lock.release()

@@ -202,7 +202,8 @@ class _Watcher:
         if number is None:
             return []
         steps = self._noted()
-        ordered = sorted(steps, key=_step_key)  # one that was complete late is an older one, too
+        # One that was complete late is an older one, too.
+        ordered = sorted(steps, key=lambda step: [*map(int, step.split("_"))])
         complete = [step for step in ordered if _manifest_folder(self.dst / step) is not None]
         if len(complete) < number:
             return []
@@ -368,10 +369,6 @@ def _manifest_folder(folder: Path) -> Path | None:
     """Return where a conversion's manifest lies, which is in the iteration's folder if it has one;
     None if it is not complete."""
     return next(_folders_with(folder, MANIFEST_NAME), None)
-
-
-def _step_key(step: str) -> list[int]:
-    return [*map(int, step.split("_"))]
 
 
 _RECORDS = FOLDER_NAME, MANIFEST_NAME
