@@ -132,6 +132,23 @@ def test_load_and_plan_derive_too(full, tmp_path):
     assert plan.derivation["stage_parameters"] == [724, 728]
 
 
+def test_a_replicated_vocabulary_stays_so_by_way_of_a_job_without_tensor_parallel(tmp_path):
+    names = [
+        "embedding.word_embeddings.weight",
+        "decoder.layers.0.self_attention.linear_qkv.weight",
+    ]
+    params = dict.fromkeys(names, ((48, 16), "Float32"))
+    src = reference.write_checkpoint(tmp_path / "src", None, params)
+    one_part, parts = (f"{sizes},vocab_emb_dp=true" for sizes in ("dp=2,mp=1", "dp=1,mp=2"))
+    one = rankxform.transform(
+        src, tmp_path / "one", dst_parallel=one_part, preset="llama", unproven=True
+    )
+    options = {"src_parallel": one_part, "dst_parallel": parts, "optimizer_shard": "off"}
+    two = rankxform.transform(tmp_path / "one", tmp_path / "two", one.strategy, **options)
+    layouts = strategy_of(two.strategy).stages[0]
+    assert [layouts[name].counts for name in names] == [(1, 1), (2, 1)]
+
+
 def test_a_strategy_beside_the_destination_is_never_lost(full, tmp_path):
     beside = tmp_path / "dst_strategy.ckpt"
     beside.write_bytes(COMPILED_FILE.read_bytes())

@@ -108,8 +108,8 @@ class ShardingRule:
 
     def _is_replicated(self, parallel: Parallel, shape: Shape | None) -> bool:
         parts = parallel.mp * parallel.cp
-        if parts == 1:
-            return False
+        if parts == 1:  # but what is derived from this for more parts has to know
+            return VOCABULARY in self.replicated_if and bool(parallel.vocab_emb_dp)
         if VOCABULARY in self.replicated_if:
             if parallel.vocab_emb_dp is None:
                 raise RequestError("its sharding depends on vocab_emb_dp, which is not stated")
