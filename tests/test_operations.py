@@ -309,6 +309,15 @@ def test_a_tied_head_that_differs_is_refused(tmp_path):
         rankxform.transform(src, tmp_path / "no", map="llama", dst_form="unified")
 
 
+def test_copies_of_the_vocabulary_around_an_mtp_layer_get_rows_too(tmp_path):
+    names = ["model.embed_tokens", "lm_head", "model.layers.3.embed_tokens"]
+    names = [f"{name}.weight" for name in (*names, "model.layers.3.shared_head.head")]
+    tensors = {name: ("Float32", random_words("Float32", 6, 4)) for name in names}
+    src = folder(tmp_path / "src", tensors)
+    rankxform.transform(src, tmp_path / "dst", vocab=8, dst_form="huggingface")
+    assert {array.shape for array in found(tmp_path / "dst").values()} == {(8, 4)}
+
+
 def test_states_of_another_shape_than_their_parameters_get_no_rows(tmp_path):
     tensors = {"lm_head.weight": ("Float32", random_words("Float32", 6, 4))}
     tensors["exp_avg_sq_col.lm_head.weight"] = "Float32", random_words("Float32", 4)

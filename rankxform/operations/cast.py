@@ -13,6 +13,9 @@ from rankxform.layout.names import compile_regex
 from .base import Tensor, TensorOperation
 from .options import TYPES
 
+_ROUTERS_BIAS = ("e_score_correction_bias", ".expert_bias")
+"""How names end of what routers add to scores, which small differences decide."""
+
 
 def make(options: Mapping[str, Any]) -> TensorOperation | None:
     """Return the operation that gives floating tensors the type `dtype`.
@@ -31,7 +34,7 @@ def make(options: Mapping[str, Any]) -> TensorOperation | None:
 
     def changed(tensor: Tensor) -> Tensor:
         name = tensor.name
-        if tensor.dtype not in FLOATS or tensor.keeps_dtype:
+        if tensor.dtype not in FLOATS or tensor.keeps_dtype or name.endswith(_ROUTERS_BIAS):
             return tensor
         if any(pattern.search(name) for pattern in keep):
             return tensor

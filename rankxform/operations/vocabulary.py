@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from rankxform.errors import CheckpointError, UsageError
+from rankxform.layout.names import summarize_names
+from rankxform.statements import Finding, as_warning
+from rankxform.values import pattern_on_use
 
 from .base import ModelOperation, Tensor
 from .options import REPEAT_LAST, ZEROS
@@ -16,11 +19,12 @@ NAMES = frozenset((
     "model.tok_embeddings.embedding_weight", "model.embed_tokens.weight", "lm_head.weight",
 ))  # fmt: skip
 """The tensors of models whose rows are the vocabulary's, where no map says which they are."""
+_OF_MTP = pattern_on_use(r"model\.layers\.\d+\.(embed_tokens|shared_head\.head)\.weight")
 
 
 def is_vocabulary(tensor: Tensor) -> bool:
     """Tell whether a tensor's rows are the vocabulary's, by its name or by a map."""
-    return tensor.vocabulary or tensor.name in NAMES
+    return tensor.vocabulary or tensor.name in NAMES or bool(_OF_MTP().fullmatch(tensor.name))
 
 
 class ResizeVocabulary(ModelOperation):
@@ -31,9 +35,17 @@ class ResizeVocabulary(ModelOperation):
     def __init__(self, rows: int, fill: str = ZEROS, elsewhere: Collection[str] = ()) -> None:
         """elsewhere: tensors of the vocabulary that are not read, for they lie in other stages."""
         self.rows, self._fill, self._elsewhere = rows, fill, elsewhere
+        self._unchanged: list[str] = []  # weights of the shape of one that is changed
+
+    def findings(self, names: Sequence[str]) -> Iterator[Finding]:
+        if self._unchanged:
+            shown = summarize_names(self._unchanged, 2)
+            text = f"{shown}: the shape is that of the vocabulary's tensors, and stays as it is"
+            yield as_warning(f"--vocab: {text}")
 
     def without(self, tensors: Sequence[Tensor]) -> ResizeVocabulary:
-        return ResizeVocabulary(self.rows, self._fill, NAMES & {tensor.name for tensor in tensors})
+        elsewhere = {tensor.name for tensor in tensors if is_vocabulary(tensor)}
+        return ResizeVocabulary(self.rows, self._fill, elsewhere)
 
     def compose(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         vocabulary_names = {t.name for t in tensors if not t.dropped and is_vocabulary(t)}
@@ -43,6 +55,11 @@ class ResizeVocabulary(ModelOperation):
                 f"known are {', '.join(sorted(NAMES))}"
             )
         shapes = {tensor.name: tensor.shape for tensor in tensors}
+        changed_shapes = {
+            shapes[name] for name in vocabulary_names if shapes[name][:1] != (self.rows,)
+        }
+        weights = [t for t in tensors if t.is_weight and not t.dropped and not is_vocabulary(t)]
+        self._unchanged = [t.name for t in weights if t.shape in changed_shapes]
         new_tensors = []
         for tensor in tensors:
             parameter = tensor.base_name
