@@ -291,7 +291,10 @@ class Ckpt(Container):
         offset = index.checksum_at
         if offset is None:
             return ()
-        declared_crc = stated_crc(read_at(offset, CRC_BYTES))
+        trailer = read_at(offset, CRC_BYTES)
+        if not trailer.startswith(_CRC_MARK):  # in another file of these headers it was there
+            raise FormatError(f"byte {offset}: no parameter starts here; the file is damaged")
+        declared_crc = stated_crc(trailer)
         return [(FILE_CHECKSUM, str(declared_crc), str(crc_of(blocks, [Span(0, offset)])))]
 
 

@@ -87,6 +87,7 @@ class ZipMember(NamedTuple):
     header_offset: int
     nbytes: int
     crc: int
+    title: bytes  # its name, with the folder
 
 
 class ZipDirectory(NamedTuple):
@@ -143,7 +144,8 @@ def _members(directory: bytes, count: int) -> dict[str, ZipMember]:
         name_size, extra_size, comment = fields[10:13]
         local = fields[16]
         position += _ENTRY.size
-        name = directory[position : position + name_size].decode(errors="replace").partition("/")[2]
+        title = directory[position : position + name_size]
+        name = title.decode(errors="replace").partition("/")[2]
         extra = directory[position + name_size : position + name_size + extra_size]
         position += name_size + extra_size + comment
         if _FULL in (nbytes, stored, local):
@@ -152,7 +154,7 @@ def _members(directory: bytes, count: int) -> dict[str, ZipMember]:
             raise FormatError(f"{name!r} in a ZIP is compressed; torch stores tensors as they are")
         if name in members:
             raise FormatError(f"{name!r} is twice in a ZIP")
-        members[name] = ZipMember(local, nbytes, crc)
+        members[name] = ZipMember(local, nbytes, crc, title)
     return members
 
 
@@ -172,10 +174,17 @@ def content_at(head: bytes, member: ZipMember) -> int | None:
     """Return where a member's content is, from its ZIP's start; None if `head` is too short."""
     if len(head) < member.header_offset + _HEAD.size:
         return None
-    mark, *_, name_size, extra_size = _HEAD.unpack_from(head, member.header_offset)
+    mark, _, flags, method, *_, nbytes, name_size, extra_size = _HEAD.unpack_from(
+        head, member.header_offset
+    )
     if mark != _LOCAL:
         raise FormatError("a member of a ZIP is not where its directory says")
-    return int(member.header_offset + _HEAD.size + name_size + extra_size)
+    begin = member.header_offset + _HEAD.size
+    title = head[begin : begin + name_size]
+    is_sized = not flags & _FLAG and nbytes != _FULL  # else it is said behind the content
+    if title != member.title[: len(title)] or method or (is_sized and nbytes != member.nbytes):
+        raise FormatError("a member of a ZIP is not as its directory says; the file is damaged")
+    return int(begin + name_size + extra_size)
 
 
 def allowed_names(name: str) -> bool:
@@ -370,7 +379,9 @@ class Distcp(Container):
         reader = _Reader(read_at, size)
         if reader.bytes(max(0, size - _ZIP_END.size), 4) != _EOCD:
             return _with_safetensors(read_at, size, reader)
-        return _index(_from_the_end(reader, 0, size), size)
+        pickle_cache: dict[bytes, TensorPickle | str] = {}
+        items = [_item(reader, tail, pickle_cache) for tail in _tails(reader, 0, size)]
+        return _index(items[::-1], size)
 
     def order(self, name: str, dtype: str) -> int:
         """What is no tensor comes first."""
@@ -476,12 +487,6 @@ class _Item:
         self.described = TensorPickle(BYTES, (end - start,))
 
 
-def _from_the_end(reader: _Reader, begin: int, end: int) -> list[_Item]:
-    """Return the items between two bytes of a file, each found by its last."""
-    pickle_cache: dict[bytes, TensorPickle | str] = {}
-    return [_item(reader, tail, pickle_cache) for tail in _tails(reader, begin, end)][::-1]
-
-
 def _tails(reader: _Reader, begin: int, end: int) -> Iterator[ZipDirectory]:
     """Yield what the items between two bytes of a file say of their members, the last first."""
     for _ in range(_MOST_ITEMS):
@@ -581,16 +586,14 @@ def _index(items: Sequence[_Item], size: int) -> Index:
         array("q", (dcp_item.at for dcp_item in items)),
         {},
         size,
-        has_checksum=all(dcp_item.crc or not _has_content(dcp_item) for dcp_item in items),
+        has_checksum=all(
+            i.crc or i.described.dtype == BYTES or not content_bytes(*i.described[:2])
+            for i in items
+        ),
         wrong={str(i.start): i.described.wrong for i in items if i.described.wrong},
         sums={n: dcp_item.crc for n, dcp_item in enumerate(items) if dcp_item.crc},
         starts=array("q", (dcp_item.start for dcp_item in items)),
     )
-
-
-def _has_content(item: _Item) -> bool:
-    dtype, shape, _ = item.described
-    return dtype != BYTES and content_bytes(dtype, shape) > 0
 
 
 def _end_of(data: bytes, begin: int) -> int:

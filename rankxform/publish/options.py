@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from rankxform.options import (
     AFFECTS_BYTES,
+    AFFECTS_COMPARISON,
     AFFECTS_FIT,
     GROUP_DESTINATION,
     GROUP_RUN,
@@ -48,8 +49,9 @@ class PublishOptions:
         verbs=WRITERS,
     )  # fmt: skip
     crc: bool = option(
-        False, GROUP_RUN, "write the checksum that MindSpore's crc_check expects", AFFECTS_BYTES,
-        AFFECTS_FIT, kind=TYPE_FLAG, verbs=("transform",),
+        False, GROUP_RUN, "write the checksum that MindSpore's crc_check expects; verify: every "
+        "file has to have one", AFFECTS_BYTES, AFFECTS_FIT, AFFECTS_COMPARISON, kind=TYPE_FLAG,
+        verbs=("transform", "verify"),
     )  # fmt: skip
     verify: bool = option(
         False, GROUP_RUN, "compare fingerprints of what is read with those of what is written, "

@@ -36,7 +36,7 @@ from rankxform.source.open import Source, open_source
 from rankxform.statements import HEADERS, NAMES, Finding, as_notice, errors_of, require, run_rules
 from rankxform.storage.checkpoint2_metadata import is_in_metadata
 from rankxform.storage.posix import OnProgress, inode, read_bytes
-from rankxform.storage.source_reader import SourceReader, describe_wrong_crc
+from rankxform.storage.source_reader import SourceReader, container_of_path, describe_wrong_crc
 from rankxform.storage.store import is_path
 from rankxform.storage.user_files import CONFIG
 from rankxform.target.destination import Destination, foreign_files
@@ -100,8 +100,9 @@ class ExistingDestination(Destination):
         """Compare the checksums that files carry, and what lies beside them; gather differences."""
         paths, indexes = self.existing.paths, self.existing.indexes
         local_files = self.existing.reach.partition(indexes)[team.rank]
+        required = self._asked.request.crc
         self._differing += team.work(
-            lambda tick: wrong_checksums(paths, indexes, local_files, tick), show_nothing
+            lambda tick: wrong_checksums(paths, indexes, local_files, tick, required), show_nothing
         )
         by_process = team.allgather(lambda: self._differing)
         lacking, self._notices = team.bcast(lambda: _compare_companions(self._asked, self.existing))
@@ -131,9 +132,13 @@ def wrong_checksums(
     indexes: Mapping[int, Index],
     ranks: Sequence[int],
     on_progress: OnProgress,
+    required: bool = False,
 ) -> list[Difference]:
-    """Compare the files of `ranks` with the checksums that they carry."""
+    """Compare the files of `ranks` with the checksums that they carry, and that may be required."""
     wrong = {r: describe_wrong_crc(paths[r], indexes[r], on_progress) for r in ranks}
+    for rank in ranks:
+        if required and container_of_path(paths[rank]).alone and not indexes[rank].has_checksum:
+            wrong[rank] = "carries no checksum (--crc)"
     return [
         Difference(basename(paths[rank]), rank, reason, whole_file=True)
         for rank, reason in wrong.items()
@@ -445,7 +450,8 @@ def _compare_companions(
         record = read_manifest(folder) if (folder / MANIFEST_NAME).is_file() else None
     if record is not None and record.get("form") == target.form.name:
         wrong = list(wrong_companions(folder, record).items())
-        wrong += _tracker(target, folder)
+        if target.arrangement.mark is not None and target.dst is not None:
+            wrong += wrong_tracker(Path(target.dst), *target.arrangement.mark, folder)
         notices += changed_model_files(folder, record)
     else:
         wrong = [*_without_record(target, dst_source, folder)]
@@ -481,15 +487,17 @@ def _without_record(target: Target, dst_source: Source, folder: Path) -> Iterato
                 yield name, "is missing, and readers find the files by it"
 
 
-def _tracker(target: Target, folder: Path) -> Iterator[tuple[str, str]]:
-    """Yield that the file by which readers find a destination is missing or means another."""
-    if target.arrangement.mark is None or target.dst is None:
+def wrong_tracker(
+    root: Path, name: str, content: bytes, step_folder: Path
+) -> Iterator[tuple[str, str]]:
+    """Yield that the file by which readers find a destination is missing or means another.
+
+    content: what it would say; nothing is asked of it where the step's folder was named itself.
+    """
+    path = root / name
+    if step_folder.resolve() == root.resolve():
         return
-    name, content = target.arrangement.mark
-    path = Path(target.dst) / name
-    if folder.resolve() == Path(target.dst).resolve():
-        return  # one step's folder was named itself
     if not path.is_file():
         yield name, "is missing, and readers find the newest checkpoint by it"
-    elif not means(read_bytes(path), content, folder):
+    elif not means(read_bytes(path), content, step_folder):
         yield name, f"does not say {content.decode().strip()}, and readers find the newest by it"

@@ -38,7 +38,12 @@ from rankxform.statements import WARNING
 from rankxform.storage.identity import file_digest, sample_digest
 from rankxform.storage.posix import OnProgress
 from rankxform.storage.source_reader import Indexer, SourceReader
-from rankxform.target.existing import ExistingDestination, unreadable_file, wrong_checksums
+from rankxform.target.existing import (
+    ExistingDestination,
+    unreadable_file,
+    wrong_checksums,
+    wrong_tracker,
+)
 from rankxform.target.manifest import verify_command, verify_options
 from rankxform.target.target import Conversion
 from rankxform.transport import Team
@@ -202,20 +207,24 @@ def _refuse_begun(folder: Path, is_begun: bool, kind: type[RankxformError]) -> N
         )
 
 
-def find_record_folder(folder: Path) -> tuple[Path, tuple[str, ...]]:
-    """Return where the records of a destination are, in it or with the files that readers find,
-    and what may be wrong with the way there."""
+def find_record_folder(folder: Path) -> tuple[Path, tuple[str, ...], list[Difference]]:
+    """Return where the records of a destination are, in it or with the files that readers find;
+    and what may be wrong with the way there, and what is."""
     if (folder / MANIFEST_NAME).exists() or not folder.is_dir():
-        return folder, ()
+        return folder, (), []
     where = CheckpointRef(str(folder))
     form = form_at(where, "--dst-form")
     if not form.described:
-        return folder, ()
+        return folder, (), []
     _, _, selected = list_and_select(replace(where, form=form.name))
     assert selected.description is not None
     record_folder = (folder / next(iter(selected.names.values()), "")).parent
     findings = selected.description.findings if record_folder != folder else ()
-    return record_folder, tuple(finding.text for finding in findings if finding.severity == WARNING)
+    doubts = tuple(finding.text for finding in findings if finding.severity == WARNING)
+    if form.tracker is None or record_folder == folder or selected.step is None:
+        return record_folder, doubts, []
+    faults = wrong_tracker(folder, form.tracker, str(selected.step[0]).encode(), record_folder)
+    return record_folder, doubts, [Difference(n, -1, text, whole_file=True) for n, text in faults]
 
 
 def verify_alone(
@@ -227,7 +236,7 @@ def verify_alone(
     in rank folders that no manifest lists are differences.
     """
     began = time.monotonic()
-    where, doubts = team.bcast(lambda: find_record_folder(Path(folder).absolute()))
+    where, doubts, tracker_faults = team.bcast(lambda: find_record_folder(Path(folder).absolute()))
     manifests, leaders = _manifests(where, team)
     is_begun = team.bcast((where / FOLDER_NAME / JOB_NAME).exists)
     _refuse_begun(where, is_begun, StorageError)
@@ -266,7 +275,7 @@ def verify_alone(
     return Verdict(
         None,
         str(where),
-        tuple(sorted(chain.from_iterable(d for _, d in by_process), key=lambda d: d.rank)),
+        tuple(sorted(chain(tracker_faults, *(d for _, d in by_process)), key=lambda d: d.rank)),
         len(facts_of_all),
         sum(nbytes for nbytes, _ in by_process),
         time.monotonic() - began,

@@ -8,13 +8,14 @@ import random
 import re
 import shlex
 import sys
+from contextlib import suppress
 
 import numpy as np
 import pytest
 
 import rankxform
 from rankxform.storage import user_files
-from tests import reference
+from tests import reference, reference_dcp
 from tests.cases import random_case
 from tests.mpi_launch import environment, mpirun, run
 from tests.place import Place
@@ -372,6 +373,52 @@ def test_a_checksum_that_is_not_the_files_own_is_found(alone, place):
     path.write_bytes(data)
     (found,) = verify().differences
     assert (found.rank, found.whole_file) == (2, True) and "the file says" in found.why
+
+
+def test_a_checksum_that_is_no_more_to_be_found_is_missed(place):
+    """Where its mark is damaged, MindSpore can read no .ckpt, and no checksum in safetensors."""
+    rankxform.transform(
+        place.src, place.dst, place.a, place.b, crc=True, overwrite=True, fsync=False
+    )
+    assert place.verify(crc=True).same is True
+    path = place.dst / f"rank_2/checkpoint_2.{place.kind}"
+    path.write_bytes(path.read_bytes().replace(b"crc_num", b"cbc_num"))
+    (found,) = place.verify(crc=True).differences
+    told_why = "the file is damaged" if place.kind == "ckpt" else "carries no checksum (--crc)"
+    assert (found.rank, found.whole_file) == (2, True) and told_why in found.why
+
+
+def test_what_no_reader_of_a_dcp_can_open_is_different(tmp_path):
+    """Its items are ZIPs, of which not only tensors' bytes count."""
+    place = Place(tmp_path, [{"w": ([2], [0, -1], 0, 0)}], [{}], {"w": ((8, 4), "Float32")})
+    rankxform.transform(place.src, place.dst, place.a, dst_form="dcp", fsync=False)
+    path = place.dst / "__0_0.distcp"
+    data, readable = path.read_bytes(), 0
+    for at in range(0, len(data), 5):
+        path.write_bytes(data[:at] + bytes([data[at] ^ 4]) + data[at + 1 :])
+        verdict = rankxform.verify(place.src, place.dst, place.a, dst_form="dcp")
+        with suppress(Exception):
+            reference_dcp.read_items(place.dst)
+            readable += 1
+            continue
+        assert verdict.same is False, at
+    assert 0 < readable < len(data) // 5
+
+
+@pytest.mark.filterwarnings("ignore:.*names step 6:rankxform.RankxformWarning")
+def test_a_tracker_that_leads_elsewhere_is_different(tmp_path):
+    place = Place(tmp_path, [{"w": ([2], [0, -1], 0, 0)}], [{}], {"w": ((8, 4), "Float32")})
+    rankxform.transform(
+        place.src, place.dst, place.a, dst_form="hyperparallel", iteration=7, fsync=False
+    )
+    tracker = place.dst / "latest_checkpoint_iteration.txt"
+    assert rankxform.verify(place.dst).differences == ()
+    tracker.write_text("6")
+    (found,) = rankxform.verify(place.dst).differences
+    assert found.name == tracker.name and "does not say 7" in found.why
+    tracker.unlink()
+    (found,) = rankxform.verify(place.dst).differences
+    assert found.name == tracker.name and "is missing" in found.why
 
 
 def test_folders_and_files_that_do_not_belong_there_are_named(place):
