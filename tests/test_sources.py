@@ -67,6 +67,19 @@ def test_what_is_lost_and_renamed_is_not_said_to_be_excludable(tmp_path):
     assert "--fallback" in str(caught.value) and "--exclude" not in str(caught.value)
 
 
+def test_a_strategy_of_too_few_ranks_beside_a_torn_step(tmp_path):
+    """The ranks of the checkpoint are those of all steps."""
+    layouts = [{name: ([2], [0], 0, 0)} for name in "ab"]
+    for step in (1, 2):
+        source = write_checkpoint(
+            tmp_path / "src", layouts, dict.fromkeys("ab", ((8,), "Float32")), name=f"net-{step}_1"
+        )
+    (tmp_path / "src/rank_3/net-2_1.ckpt").unlink()
+    part = write_strategy(tmp_path / "part.ckpt", layouts[:1])
+    with pytest.raises(rankxform.CheckpointError, match="is of 2 ranks, and the checkpoint has 4"):
+        rankxform.transform(source, tmp_path / "dst", part, None)
+
+
 def test_missing_keepers_of_a_box_are_told_from_what_was_never_saved(tmp_path):
     layout = ([2], [-1], 0, 0)
     a = write_strategy(tmp_path / "a.ckpt", [dict.fromkeys(["a", "b", "accu_grads.a"], layout)])

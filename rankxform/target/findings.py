@@ -520,7 +520,7 @@ def _fitting_maps(request: Request, source: Source, dst: Strategy | None = None)
 def _other_strategy(
     request: Request, source: Source, src_path: Path, src: Strategy, dst: object
 ) -> _Suggestion | None:
-    ranks = source.selected.rank_count
+    ranks = max(source.selected.rank_count, _ranks_in(Path(request.src)))  # of any step
     counts = f"{src.label} is of {src.ranks} ranks, and the checkpoint has {ranks}"
     is_alike = (
         isinstance(dst, Strategy) and dst.ranks == src.ranks
