@@ -48,9 +48,11 @@ done <"$work/all"
 wait
 total=0 lost=""
 if "$MPIRUN" --version 2>&1 | grep -q -i -e "open mpi" -e prrte; then
-    form=" slots=" option=--hostfile
+    form=" slots=" options=(--bind-to none) # slots may be more than cores
+    [ "$(id -u)" -ne 0 ] || options+=(--allow-run-as-root)
+    options+=(--hostfile)
 else
-    form=":" option=-f
+    form=":" options=(-f)
 fi
 while read -r host slots; do
     if [ -e "$work/here.$host" ]; then
@@ -75,7 +77,7 @@ while [ $# -gt 0 ] && [ "$1" != -- ]; do
     words+=("${word//"{dp}"/$((ranks / parallel))}")
     shift
 done
-"$MPIRUN" "$option" "$work/hosts" -n "$ranks" "$python" -m rankxform launch \
+"$MPIRUN" "${options[@]}" "$work/hosts" -n "$ranks" "$python" -m rankxform launch \
     --output "${OUTPUT:-/dev/shm/rankxform}" "${words[@]}" "$@" <&0 &
 job=$!
 trap 'kill -TERM "$job" 2>/dev/null' TERM INT HUP # the job ends, and this script with its exit code

@@ -153,6 +153,16 @@ def test_survive(place, form):
     assert code == 2 and "hosts: lists no host" in output
 
 
+def test_survive_takes_more_slots_than_cores_with_open_mpi(place):
+    fake = place / "mpirun"
+    fake.write_text('#!/bin/sh\n[ "$1" != --version ] && echo "$@" || echo "mpirun (Open MPI) 5"\n')
+    fake.chmod(0o755)
+    (place / "hosts").write_text("localhost:200")
+    more = {"HOSTFILE": "hosts", "REACH": "true", "MPIRUN": str(fake)}
+    code, output = script(place, "survive.sh", "--load", "src", "--", "true", **more)
+    assert code == 0 and "\n--bind-to none " in output and " -n 200 " in output, output
+
+
 def test_survive_forwards_a_signal_and_waits(place):
     """Its mpirun ends the job in its own way, and nothing is started after that."""
     fake = place / "mpirun"
