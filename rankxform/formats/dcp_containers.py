@@ -174,9 +174,8 @@ def content_at(head: bytes, member: ZipMember) -> int | None:
     """Return where a member's content is, from its ZIP's start; None if `head` is too short."""
     if len(head) < member.header_offset + _HEAD.size:
         return None
-    mark, _, flags, method, *_, nbytes, name_size, extra_size = _HEAD.unpack_from(
-        head, member.header_offset
-    )
+    header_fields = _HEAD.unpack_from(head, member.header_offset)
+    mark, _, flags, method, *_, nbytes, name_size, extra_size = header_fields
     if mark != _LOCAL:
         raise FormatError("a member of a ZIP is not where its directory says")
     begin = member.header_offset + _HEAD.size

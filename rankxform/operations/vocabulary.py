@@ -59,7 +59,8 @@ class ResizeVocabulary(ModelOperation):
             shapes[name] for name in vocabulary_names if shapes[name][:1] != (self.rows,)
         }
         weights = [t for t in tensors if t.is_weight and not t.dropped and not is_vocabulary(t)]
-        self._unchanged = [t.name for t in weights if t.shape in changed_shapes]
+        if not any(tensor.vocabulary for tensor in tensors):  # a map knows
+            self._unchanged = [t.name for t in weights if t.shape in changed_shapes]
         new_tensors = []
         for tensor in tensors:
             parameter = tensor.base_name

@@ -520,7 +520,8 @@ def _fitting_maps(request: Request, source: Source, dst: Strategy | None = None)
 def _other_strategy(
     request: Request, source: Source, src_path: Path, src: Strategy, dst: object
 ) -> _Suggestion | None:
-    ranks = max(source.selected.rank_count, _ranks_in(Path(request.src)))  # of any step
+    selected = source.selected  # of several steps one may be torn
+    ranks = max(selected.rank_count, _ranks_in(Path(request.src)) if selected.skipped_steps else 0)
     counts = f"{src.label} is of {src.ranks} ranks, and the checkpoint has {ranks}"
     is_alike = (
         isinstance(dst, Strategy) and dst.ranks == src.ranks

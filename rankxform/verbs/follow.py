@@ -202,8 +202,7 @@ class _Watcher:
         if number is None:
             return []
         steps = self._noted()
-        # One that was complete late is an older one, too.
-        ordered = sorted(steps, key=lambda step: [*map(int, step.split("_"))])
+        ordered = sorted(steps, key=lambda step: [*map(int, step.split("_"))])  # late ones too
         complete = [step for step in ordered if _manifest_folder(self.dst / step) is not None]
         if len(complete) < number:
             return []
