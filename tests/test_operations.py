@@ -309,6 +309,24 @@ def test_a_tied_head_that_differs_is_refused(tmp_path):
         rankxform.transform(src, tmp_path / "no", map="llama", dst_form="unified")
 
 
+@pytest.mark.parametrize("side", ["hf", "mf"])
+def test_states_take_a_map_and_a_type_with_their_parameters(side, tmp_path):
+    """A state of what repeats another tensor repeats that one's state."""
+    model = Model("deepseek_v3", 2, "Float32")
+    assert model.config["num_nextn_predict_layers"] and not model.config["tie_word_embeddings"]
+    tensors = model.tensors(side)
+    states = {f"adam_m.{name}": ("Float32", array + 1) for name, (_, array) in tensors.items()}
+    reference.write_ckpt(tmp_path / "src/rank_0/c.ckpt", tensors | states)
+    (tmp_path / "config.json").write_text(json.dumps(model.config))
+    options = options_of(model, tmp_path) | {"variant": ("bias=router",), "dtype": "bf16"}
+    for cast_states, dtype in ((), "Float32"), ("adam", "BFloat16"):
+        loaded = rankxform.load(tmp_path / "src", cast_states=cast_states, **options)
+        of_states = {name: loaded.dtypes[name] for name in loaded if name.startswith("adam_m.")}
+        assert len(of_states) == len(loaded) / 2
+        routers = {name for name in of_states if name.endswith("bias")}
+        assert {of_states[name] for name in of_states.keys() - routers} == {dtype}
+
+
 def test_copies_of_the_vocabulary_around_an_mtp_layer_get_rows_too(tmp_path):
     names = ["model.embed_tokens", "lm_head", "model.layers.3.embed_tokens"]
     names = [f"{name}.weight" for name in (*names, "model.layers.3.shared_head.head")]

@@ -583,19 +583,18 @@ class NameMap(ModelOperation):
             states_by_weight = {}
             for state in family_states:
                 assert state.related is not None
-                parameter, is_copy = state.related.parameter, state.related.is_copy
-                states_by_weight[parameter] = replace(
-                    state, name=parameter, keeps_dtype=not is_copy
+                states_by_weight[state.related.parameter] = replace(
+                    state, name=state.related.parameter
                 )
             for state in self._composed(
                 [*states_by_weight.values()], states_by_weight, side, allow_missing=True
             ):
                 related = State(kind, state.name, before, after)
+                original_name = related.named(state.same_as) if state.same_as else ""
                 new_tensors.append(
                     replace(
-                        state, name=related.named(state.name), keeps_dtype=not related.is_copy,
-                        related=related,
-                        is_weight=related.is_copy,
+                        state, name=related.named(state.name), keeps_dtype=False, related=related,
+                        is_weight=related.is_copy, same_as=original_name,
                     )
                 )  # fmt: skip
         return new_tensors
