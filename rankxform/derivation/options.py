@@ -97,6 +97,5 @@ class DeriveOptions:
         for option_field in options_of(DeriveOptions):
             if not is_default(self, option_field.name):
                 flag = flag_of(option_field.name)
-                raise UsageError(
-                    f"{flag} is for --dst-parallel or --dst-config", "give one of them"
-                )
+                text = f"{flag} is for --dst-parallel or --dst-config"
+                raise UsageError(text, "give one of them", f"leave out {flag}")
