@@ -177,6 +177,19 @@ def test_what_is_decided_of_all_tensors_is_so_for_a_rank_alone(tmp_path):
         assert names == {f"layers.{rank}.w"} | others
 
 
+def test_a_rank_of_whose_tensors_few_are_listed_is_of_this_network(tmp_path):
+    """How many of the tensors a strategy knows is asked of all stages."""
+    stages = [{f"layers.{n}.{w}": ([1], [-1, -1], 0, 0) for w in "ab"[: 2 - n]} for n in (0, 1)]
+    names = [*stages[0], *stages[1], "frozen.a", "frozen.b"]
+    params = dict.fromkeys(names, ((4, 2), "Float32"))
+    source, folder = reference.write_checkpoint(tmp_path / "src", stages, params), tmp_path / "a"
+    entries = {n: ("Float32", full_tensor(n, (4, 2), "Float32")) for n in names[2:]}
+    reference.write_ckpt(tmp_path / "src/rank_1/checkpoint_1.ckpt", entries)
+    a = reference.write_stage_files(folder, stages)
+    rankxform.transform(source, tmp_path / "dst", a, a)
+    assert {*rankxform.load(source, a, a, rank=1)} == {*names[2:]}
+
+
 def test_a_state_in_another_stage_than_its_vocabulary_is_refused(tmp_path):
     layout = ([1], [-1, -1], 0, 0)
     stages = [{"w": layout, "adam_m.lm_head.weight": layout}, {"lm_head.weight": layout}]

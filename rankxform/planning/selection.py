@@ -10,7 +10,7 @@ that they are for.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import field, replace
 from math import lcm, prod
 from shlex import quote
@@ -309,19 +309,19 @@ def select_parameters(
     _check(
         selection, catalog, dst, refused, _find_missing(catalog, dst, ranks, derivation), derivation
     )
-    _check_names(dst, all_tensors)
+    _check_names(dst, all_tensors, {*map(derivation.name_of, catalog.unread_names)})
     return selection
 
 
-def _check_names(dst: Strategy, tensors: Sequence[Tensor]) -> None:
+def _check_names(dst: Strategy, tensors: Sequence[Tensor], unread_names: Set[str]) -> None:
     """Refuse tensors that a strategy hardly knows, where those that it does know are not there.
 
     One name may be the same in every naming of a model, such as that of its head.
     """
     if not dst.stages_of or isinstance(dst, WholeStrategy):
         return
-    weight_names = {tensor.name for tensor in tensors if tensor.is_weight}
     listed = {name for name in dst.stages_of if dst.states.of(name) is None}
+    weight_names = {tensor.name for tensor in tensors if tensor.is_weight} | unread_names & listed
     common_names = weight_names & listed
     any_known = any(tensor.name in dst or tensor.base_name in dst for tensor in tensors)
     if any_known and (
