@@ -93,7 +93,7 @@ def _program(options: Parsed, checkpoint: str, team: Team) -> Program:
     who = {"RANK_ID": str(team.rank), "RANK_SIZE": str(team.size), "DEVICE_ID": str(local_rank())}
     environment = {**who, **os.environ, **(who if team.size > 1 else {})}
     environment["LOAD_CHECKPOINT"] = checkpoint
-    words = {"{checkpoint}": checkpoint, "{rank}": environment["RANK_ID"]}
+    words = {"{rank}": environment["RANK_ID"], "{checkpoint}": checkpoint}  # which may hold {rank}
     filled = []
     for part in options.program:
         for word, value in words.items():

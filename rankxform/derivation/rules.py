@@ -316,12 +316,13 @@ def preset_names() -> list[str]:
 
 
 def matching_presets(parameters: Collection[str]) -> list[str]:
-    """Return the presets that come with rankxform and have a rule for each of these parameters."""
+    """Return the presets that come with rankxform and have a rule for each of these parameters, as
+    words behind --preset."""
     return [
-        name
+        name + " --unproven" * (not preset.proven)
         for name in (preset_names() if parameters else ())
-        for rules in [load_preset(name).rules]
-        if all(any(rule.names.search(parameter) for rule in rules) for parameter in parameters)
+        for preset in [load_preset(name)]
+        if all(any(r.names.search(parameter) for r in preset.rules) for parameter in parameters)
     ]
 
 

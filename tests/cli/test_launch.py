@@ -58,9 +58,9 @@ def launch(place, processes, *words, dst="b.ckpt", src="a.ckpt", options=(), **m
 
 @pytest.mark.parametrize("kind", ["world", "plain"])
 def test_it_is_converted_once_and_every_process_becomes_the_program(place, kind):
-    result = place / "output" / "transformed_checkpoint"
+    result = place / "of {rank}" / "transformed_checkpoint"
     for turn in range(2):
-        options = ["--uses-mpi"] if kind == "world" else []
+        options = ["--output", result.parent, *(["--uses-mpi"] if kind == "world" else [])]
         code, output, told = launch(
             place, 2, kind, "{checkpoint}", "--rank={rank}", options=options
         )
@@ -73,7 +73,7 @@ def test_it_is_converted_once_and_every_process_becomes_the_program(place, kind)
         assert {facts["LOAD_CHECKPOINT"] for *_, facts in told} == {str(result)}
         assert ("2 files complete already" in output) == bool(turn)
         assert reference.wrong_slices(result, DST, PARAMS) == []
-    assert (place / "output/strategy/b.ckpt").read_bytes() == (place / "b.ckpt").read_bytes()
+    assert (result.parent / "strategy/b.ckpt").read_bytes() == (place / "b.ckpt").read_bytes()
 
 
 def test_open_mpi_has_no_shared_segments_where_it_is_initialized_again(monkeypatch):
