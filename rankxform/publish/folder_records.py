@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from itertools import filterfalse
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -472,8 +473,8 @@ class FolderRecords:
                     del self._files[name]
             if self._files:
                 self._write_job()
-            for path in () if self._files else self._own.iterdir():
-                if not is_of_lock(path):
+            else:
+                for path in filterfalse(is_of_lock, self._own.iterdir()):
                     remove_if_possible(path)
         self._let_go()
 
