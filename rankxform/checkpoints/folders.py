@@ -526,7 +526,9 @@ def describe_boxes(
         )
         non_tensors[name] = (BYTES, shape)
         boxes[name] = (DeclaredBox(ids[item.file], Box.whole(shape)),)
-    ends = _ends(table)
+    ends: dict[str, int] = {}  # the bytes that each file has at least
+    for item in _all_items(table):
+        ends[item.file] = max(ends.get(item.file, 0), item.offset + item.nbytes)
     return (
         {number: below + file for file, number in ids.items()},
         replace(
@@ -543,14 +545,6 @@ def describe_boxes(
             ),
         ),
     )
-
-
-def _ends(table: BoxTable) -> dict[str, int]:
-    """Return how many bytes each file has at least."""
-    ends: dict[str, int] = {}
-    for item in _all_items(table):
-        ends[item.file] = max(ends.get(item.file, 0), item.offset + item.nbytes)
-    return ends
 
 
 def _all_items(table: BoxTable) -> Iterator[StoredItem]:

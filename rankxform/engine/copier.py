@@ -224,7 +224,8 @@ class Copier:
             part = src_words[rows]
             values = np.empty(part.shape, np.float64)
             exact(values, part)
-            block_place = _rows_of(place, rows)
+            ranges = (r[rows] if n == place.axes[0] else r for n, r in enumerate(place.ranges))
+            block_place = place._replace(ranges=tuple(ranges))
             if isinstance(step, LowRankUpdate):
                 values += self._product(step, block_place)
             else:
@@ -299,10 +300,3 @@ def _as_copied(values: Any, place: SourceIndices) -> Any:
     order = [*moving, *(axis for axis in range(values.ndim) if axis not in moving)]
     shape = [1 if axis == BROADCAST_AXIS else len(place.ranges[axis]) for axis in place.axes]
     return values.transpose(order).reshape(shape)
-
-
-def _rows_of(place: SourceIndices, rows: slice) -> SourceIndices:
-    """Return the place of some rows of a copy."""
-    axis = place.axes[0]
-    ranges = tuple(r[rows] if n == axis else r for n, r in enumerate(place.ranges))
-    return SourceIndices(place.source, ranges, place.axes)

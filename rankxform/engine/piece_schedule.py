@@ -147,7 +147,10 @@ class PieceSchedule(Schedule):
             *(
                 grid.destination_box(src_cell, box)
                 for src_cell, box in read
-                for _ in range(self._most(src_cell) - 1)
+                # Of `_factor`, a bound that all processes know.
+                for _ in range(
+                    max(_MOST_SIEVED, prod(self._pieces_of.piece(src_cell).src_step)) - 1
+                )
             ),
             *dst_boxes,
         ]
@@ -180,10 +183,6 @@ class PieceSchedule(Schedule):
                 yield TileRun(tile, tile_run.axis, 1)
 
     # -- one tile ---------------------------------------------------------------------------------
-
-    def _most(self, cell: Cell) -> int:
-        """Return a bound of `_factor` that all processes know."""
-        return max(_MOST_SIEVED, prod(self._pieces_of.piece(cell).src_step))
 
     def _factor(self, cell: Cell, need: Box) -> int:
         """Return how many times as much as is wanted of a cell may be read for a tile."""

@@ -22,7 +22,6 @@ from rankxform.engine.sinks import ArraySink, OutputFile, check_apart
 from rankxform.errors import StorageError, UsageError
 from rankxform.formats.container import (
     BLOCK,
-    Container,
     FileLayout,
     Index,
     TensorSpec,
@@ -345,17 +344,14 @@ class FileLayoutCache:
         """Return the layout of the file of a destination rank."""
         slices = self._planner.slices(rank)  # one list for all ranks with the same
         if id(slices) not in self._known:
-            container, tensors = self._container(rank), self._planner.tensors(rank)
+            name, tensors = self._target.arrangement.names[rank], self._planner.tensors(rank)
             source = self._source(rank)
             begins = min(source.offsets, default=0) % BLOCK
             metadata = self._metadata(rank, source)
+            container = container_of(splitext(name)[1])  # some forms have two
             layout = container.lay_out(tensors, metadata, self._checksum, begins)
             self._known[id(slices)] = layout
         return self._known[id(slices)]
-
-    def _container(self, rank: int) -> Container:
-        """Return the container of a destination file; some forms have two."""
-        return container_of(splitext(self._target.arrangement.names[rank])[1])
 
     def _source(self, rank: int) -> Index:
         """Return the file of the lowest source rank of a destination rank's stage."""
