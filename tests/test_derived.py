@@ -502,6 +502,18 @@ class TestVerb:
         assert "the same" in self.run(capfd, *words, tmp_path / "a.ckpt")
         assert "DIFFERENT" in self.run(capfd, *words, tmp_path / "b.ckpt", code=6)
 
+    def test_diff_knows_nested_maps_in_json(self, capfd, tmp_path):
+        """It lists each of their axes as one of the tensor's."""
+        layout = ("w", ([2, 2], [[1, 0], -1], 0, 0))
+        (tmp_path / "a.ckpt").write_bytes(reference.proto_strategy([layout]))
+        json_form = reference.json_strategy([layout], shapes={"w": (8, 6)})
+        (tmp_path / "a.json").write_bytes(json_form)
+        assert "the same" in self.run(capfd, "diff", tmp_path / "a.ckpt", tmp_path / "a.json")
+        assert "the same" in self.run(capfd, "diff", tmp_path / "a.json", tmp_path / "a.ckpt")
+        reference.write_strategy(tmp_path / "b.ckpt", [{"w": ([2, 2], [[0, 1], -1], 0, 0)}])
+        words = "diff", tmp_path / "b.ckpt", tmp_path / "a.json"
+        assert "DIFFERENT" in self.run(capfd, *words, code=6)
+
     def test_presets(self, capfd):
         assert "deepseek_v3" in self.run(capfd, "presets")
         assert "(None, tp)" in self.run(capfd, "presets", "llama_legacy")

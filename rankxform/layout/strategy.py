@@ -10,9 +10,9 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import field
+from dataclasses import field, replace
 from functools import cached_property, lru_cache
-from itertools import pairwise
+from itertools import chain, pairwise
 from math import prod
 
 from rankxform.errors import RequestError, StrategyError
@@ -451,11 +451,19 @@ def _difference(a: Strategy, b: Strategy, name: str) -> str | None:
     if len(a.stages) == len(b.stages) and stages_a != stages_b:
         return f"on {stages_in_words(stages_a)}, in the second on {stages_in_words(stages_b)}"
     layout_a, layout_b = a.stages[stages_a[0]][name], b.stages[stages_b[0]][name]
-    if same_boxes(layout_a, layout_b):
+    if same_boxes(_as_listed_by(layout_b, layout_a), _as_listed_by(layout_a, layout_b)):
         return None
     if layout_a.ranks == layout_b.ranks and layout_a.counts == layout_b.counts:
         return f"{describe_layout(layout_a)}; in the second other ranks hold these slices"
     return f"{describe_layout(layout_a)}; in the second {describe_layout(layout_b)}"
+
+
+def _as_listed_by(peer: Layout, layout: Layout) -> Layout:
+    """Return a layout with one axis for each of a nested map, if that is how its peer was read."""
+    if peer.expanded_shape is None:
+        return layout
+    expanded = [tuple((axis,) for axis in axes) or ((),) for axes in layout.tensor_map]
+    return replace(layout, tensor_map=tuple(chain.from_iterable(expanded)))
 
 
 def describe_layout(layout: Layout) -> str:
