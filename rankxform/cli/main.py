@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import rankxform
 from rankxform.display.progress import PLANNING, await_first_word, clear_pending_output, style_of
-from rankxform.display.text import STDERR, printable, red, width, wrap_text
+from rankxform.display.text import STDERR, format_count, printable, red, width, wrap_text
 from rankxform.errors import (
     Message,
     RankxformError,
@@ -204,8 +204,11 @@ def _describe(error: BaseException) -> tuple[str, int]:
 def _run(argv: Sequence[str], processes: Team, signals: Signals) -> int | Program:
     options = processes.bcast(lambda: parse_arguments(argv))
     if getattr(options, "number", None) not in (None, processes.size):
+        origins = (d.origin for d in options.defaults if d.words[0].startswith("--processes"))
         raise UsageError(
-            f"the launcher has started {processes.size} processes", f"leave out -n {options.number}"
+            f"the launcher has started {format_count(processes.size, 'process')}",
+            f"leave out -n {options.number}",
+            where=next(origins, ""),
         )
     if getattr(options, "hostfile", None) and options.number is None:
         raise UsageError("--hostfile: the launcher has hosts of its own", "leave it out")

@@ -512,15 +512,17 @@ def _stated_in(path: Path, command: Command) -> Iterator[tuple[str, Any, str]]:
     common = {name: value for name, value in document.items() if name not in tables}
     flags, flags_of_others = _flags_elsewhere(command), set[str]()
     for table, is_of_verb in ((tables.get(command.name, {}), True), (common, False)):
+        first_keys: dict[str, str] = {}  # by the option's name
         for key, value in table.items():
             flag = flag_of(key.replace("-", "_"))
             if flag in flags:
+                if (first_key := first_keys.setdefault(flags[flag].name, key)) != key:
+                    raise UsageError(f"{first_key} and {key} are one option", where=path)
                 yield flag, value, str(path)
                 continue
             if not is_of_verb and not flags_of_others:
-                flags_of_others = {
-                    f for name in CONVERSIONS for f in _flags_elsewhere(COMMANDS[name])
-                }
+                verbs = map(COMMANDS.__getitem__, (*CONVERSIONS, "follow"))
+                flags_of_others = {f for verb in verbs for f in _flags_elsewhere(verb)}
             if is_of_verb or flag not in flags_of_others:
                 message = f"{command.name} has no option {flag}{did_you_mean(flag, flags)}"
                 raise UsageError(message, where=path)

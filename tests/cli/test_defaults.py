@@ -59,7 +59,7 @@ def test_the_command_line_comes_before_what_excludes_it(here):
     written(here, 'verbose = true\nprogress = "none"\nsrc_ckpt_dir = "other"')
     with pytest.raises(UsageError, match="no option --src-ckpt-dir"):
         parse_arguments(LINE)
-    written(here, 'verbose = true\nprogress = "none"')
+    written(here, 'verbose = true\nprogress = "none"\nkeep = 3')
     options = parse_arguments([*LINE, "--quiet"])
     assert options.quiet and not options.verbose and options.progress == "none"
     assert parse_arguments(["plan", "SRC"]).verbose, "and what plan lacks is another verb's"
@@ -97,6 +97,8 @@ def test_every_spelling_of_an_option_comes_before_a_file(here, flag):
         ("fsync = false", "no option --fsync; did you mean --no-fsync"),
         ("memory = true", "--memory is True; expected its value"),
         ("overwrite = 'perhaps'", "expected true or false"),
+        ("dst-form = 'dcp'\ndst_form = 'ranks'", "dst-form and dst_form are one option"),
+        ("src-strategy = 'a'\nsrc-ckpt-strategy = 'b'", "src-ckpt-strategy are one option"),
     ],
 )
 def test_what_a_file_cannot_say(here, text, message):
