@@ -299,7 +299,8 @@ def _resharding(
         )
         if min(src_rank, rank) < 0:
             raise UsageError(f"src_rank is {src_rank}, rank {rank}; expected numbers from 0 on")
-        dtypes = own_options["dtypes"] or {}
+        if not isinstance(dtypes := own_options["dtypes"] or {}, Mapping):
+            raise UsageError(f"dtypes is {dtypes!r}; expected names of types by name")
         return HeldSlices({} if slices is None else slices, src_rank, dtypes, into=into), rank
 
     return ask, find_own
@@ -450,6 +451,7 @@ def derive(
 def merge(folder: PathLike, target: PathLike, *, overwrite: bool = False) -> None:
     """Write the strategy files of all pipeline stages in `folder` as the one file `target`."""
     with raising_storage_errors():
+        folder, target = (_path(*named) for named in (("folder", folder), ("target", target)))
         merge_stage_files(Path(folder), Path(target), overwrite=overwrite)
 
 

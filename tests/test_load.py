@@ -224,6 +224,7 @@ def test_bfloat16_with_and_without_ml_dtypes(place, monkeypatch):
         ({"comm": 5}, "comm is 5; expected a communicator"),
         ({"src_strategy": 5}, "src_strategy is 5; expected a path"),
         ({"dst": ""}, "dst is ''; expected a path"),
+        ({"vocab": 0}, "--vocab 0: expected a number of rows from 1 on"),
     ],
 )
 def test_what_no_option_can_be_is_a_usage_error(options, words, place, tmp_path):
@@ -232,6 +233,14 @@ def test_what_no_option_can_be_is_a_usage_error(options, words, place, tmp_path)
     with pytest.raises(rankxform.UsageError, match=words):
         rankxform.transform(**given)
     assert not (tmp_path / "dst").exists()
+
+
+def test_what_is_no_path_and_no_mapping_is_one_message(place, tmp_path):
+    for places, words in ((None, tmp_path), "folder is None"), ((tmp_path, 5), "target is 5"):
+        with pytest.raises(rankxform.UsageError, match=f"{words}; expected a path"):
+            rankxform.merge(*places)
+    with pytest.raises(rankxform.UsageError, match="dtypes is 5; expected"):
+        rankxform.reshard({"w": np.zeros(4)}, dtypes=5, progress=False)
 
 
 def test_none_leaves_an_option_as_it_is(place):

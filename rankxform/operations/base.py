@@ -224,7 +224,8 @@ class ImportedOperation:
         self._name, self._asked_by = name, asked_by
 
     def read(self, context: OperationContext) -> Any:
-        if all(context.options.get(name) in (None, (), False) for name in self._asked_by):
+        stated_values = map(context.options.get, self._asked_by)
+        if all(value is None or value is False or value == () for value in stated_values):
             return None
         return getattr(self._module, "read", lambda context: ())(context)
 
