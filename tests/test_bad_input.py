@@ -480,3 +480,13 @@ def test_no_name_reaches_a_terminal_with_control_characters(tmp_path, capfd):
     path.write_bytes(path.read_bytes()[:-8])
     assert main(["transform", src, str(place / "no"), *strategies]) == 3
     assert "\x1b" not in "".join(capfd.readouterr())
+
+
+def test_a_fifo_in_a_file_s_place_is_waited_for_by_nobody(tmp_path):
+    reference.write_ckpt(tmp_path / "src/rank_0/c.ckpt", {"w": ("Float32", np.ones(4, "<u4"))})
+    rankxform.transform(tmp_path / "src", tmp_path / "dcp", dst_form="dcp")
+    (tmp_path / "dcp/rankxform.json").unlink()
+    (tmp_path / "dcp/__0_0.distcp").unlink()
+    os.mkfifo(tmp_path / "dcp/__0_0.distcp")
+    with pytest.raises(rankxform.StorageError, match="is no regular file"):
+        rankxform.plan(tmp_path / "dcp")

@@ -86,11 +86,17 @@ def read_own_record(path: Path) -> bytes:
 
 @contextmanager
 def open_for_reading(path: AnyPath) -> Iterator[tuple[int, os.stat_result]]:
-    """Open `path` for reading; yield its descriptor and status."""
+    """Open `path`, a file, for reading; yield its descriptor and status."""
+    flags = os.O_RDONLY | os.O_CLOEXEC
     with raising_storage_errors(path, "open"):
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            fd = os.open(path, flags | os.O_NONBLOCK)  # else a FIFO waits for who writes
+        except BlockingIOError:  # another has a lease on it, as NFS servers have
+            fd = os.open(path, flags)
     try:
-        yield fd, status_of(fd, path)
+        if not stat.S_ISREG((status := status_of(fd, path)).st_mode):
+            raise StorageError("is no regular file", where=path)
+        yield fd, status
     finally:
         _let_go(fd)
 
