@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import rankxform
+from rankxform.checkpoints.base import FORMS
 from rankxform.cli.main import main
 from rankxform.engine import pipeline
 from rankxform.errors import CheckpointError, RankxformError, UsageError
@@ -325,6 +326,23 @@ def test_states_take_a_map_and_a_type_with_their_parameters(side, tmp_path):
         assert len(of_states) == len(loaded) / 2
         routers = {name for name in of_states if name.endswith("bias")}
         assert {of_states[name] for name in of_states.keys() - routers} == {dtype}
+
+
+@pytest.mark.parametrize("names", ["torch", "hyperparallel"])
+@pytest.mark.parametrize("form", [name for name in FORMS if FORMS[name].is_written])
+def test_every_form_keeps_the_steps_of_a_framework(form, names, tmp_path):
+    """They are single values of states, which some forms list nowhere."""
+    tensors = {n: ("Float32", random_words("Float32", 8, 4)) for n in ("w", "adam_m.w", "adam_v.w")}
+    tensors |= {n: ("Float32", random_words("Float32")) for n in ("s", "adam_m.s", "adam_v.s")}
+    tensors["global_step"] = "Int32", np.array([7], "<u4")
+    reference.write_ckpt(tmp_path / "src/rank_0/c.ckpt", tensors)
+    options = {"dst_form": form, "names": names, "dtype": "fp32"}
+    rankxform.transform(tmp_path / "src", tmp_path / "dst", **options)
+    assert rankxform.verify(tmp_path / "src", tmp_path / "dst", **options).same
+    loaded = rankxform.load(tmp_path / "dst", names="mindspore")
+    assert {n: loaded[n].tobytes() for n in loaded} == {
+        n: a.tobytes() for n, (_, a) in tensors.items()
+    }
 
 
 def test_copies_of_the_vocabulary_around_an_mtp_layer_get_rows_too(tmp_path):

@@ -25,6 +25,7 @@ from rankxform.errors import CheckpointError
 from rankxform.formats.checkpoint2_metadata import format_common
 from rankxform.formats.container import TensorSpec, content_bytes
 from rankxform.layout.names import format_ranges, natural_sort_key
+from rankxform.layout.states import state_of_name
 from rankxform.planning.plan import FileContent, Planner
 from rankxform.statements import as_warning
 from rankxform.storage.store import Listing, Store
@@ -159,7 +160,8 @@ def _check_no_gap(listing: Listing) -> None:
 
 def belongs_in_untracked_file(planner: Planner, tensor: TensorSpec) -> bool:
     """Tell whether a tensor is no parameter of the network: a counter, or one value that no
-    strategy lists."""
+    strategy lists and that is no state, which readers would not take for one there."""
     parameter = planner.parameter(tensor.name)
-    is_counter = not parameter.is_weight and parameter.state is None
-    return is_counter or (not parameter.is_declared and prod(tensor.shape) == 1)
+    is_loose = not parameter.is_declared and prod(tensor.shape) == 1
+    is_state = parameter.state is not None or state_of_name(tensor.name) is not None
+    return not is_state and (not parameter.is_weight or is_loose)

@@ -308,9 +308,9 @@ def slices_are_listed(read: HeadersRead) -> Iterator[Finding]:
         listed = set(description.listed.get(file, ()))
         unlisted_names = [
             n
-            for n in schema.names
+            for n, shape in zip(schema.names, schema.shapes)
             if n not in listed
-            and (n in description.declared or states.of(n) is not None)
+            and (n in description.declared or (shape and states.of(n) is not None))
             and not read.dropped(n)
         ]
         if unlisted_names:  # rarely: what follows a parameter is worked out for these files alone
