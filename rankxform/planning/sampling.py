@@ -453,19 +453,11 @@ def compare_different_slices(
                 if contents_by_file[file][0] != contents_by_file[first][0]
             )
     pairs = [
-        pair
-        for pair, count in counts_by_pair.items()
-        if count == sum(_are_apart(contents_by_file, *pair) for contents_by_file in boxes) > 1
+        (a, b)
+        for (a, b), count in counts_by_pair.items()  # wherever their boxes differ, all are equal
+        if count == sum(a in c and b in c and c[a][0] != c[b][0] for c in boxes) > 1
     ]
     return equal, copied, sorted(pairs), compared
-
-
-def _are_apart(contents_by_file: Mapping[int, tuple[Cell, bytes]], a: int, b: int) -> bool:
-    return (
-        a in contents_by_file
-        and b in contents_by_file
-        and contents_by_file[a][0] != contents_by_file[b][0]
-    )
 
 
 def _tries(catalog: Catalog) -> tuple[str, str]:

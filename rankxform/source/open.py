@@ -24,7 +24,7 @@ from types import MappingProxyType
 from rankxform.checkpoints.base import DEFAULT_FORM, FORMS, CheckpointRef, Form, SelectedFiles
 from rankxform.errors import CheckpointError, RequestError, StrategyError, UsageError
 from rankxform.formats.container import Index, Schema
-from rankxform.layout.states import States, find_states
+from rankxform.layout.states import find_states
 from rankxform.layout.strategy import Strategy, WholeStrategy
 from rankxform.planning.build_catalog import catalog_of
 from rankxform.planning.catalog import Catalog, Description
@@ -208,12 +208,6 @@ def arrays_name(rank: int) -> str:
     return f"rank_{rank}.safetensors"
 
 
-def _states_of(description: Description, schemas: Mapping[int, Schema]) -> States:
-    """Return which tensors of files and description are states, as far as names tell."""
-    names = (name for schema in dict.fromkeys(schemas.values()) for name in schema.names)
-    return find_states(dict.fromkeys([*names, *description.declared, *description.refused]))
-
-
 def _with_catalog(
     source: Source,
     chosen_files: ChosenFiles,
@@ -253,7 +247,9 @@ def _with_catalog(
         schemas = schemas_without_repeats(description, inside)
         final_description = repair_description(description, schemas)
         findings += final_description.findings[len(description.findings) :]
-        dropped = narrow.drops(_states_of(final_description, schemas))
+        names = [name for schema in dict.fromkeys(schemas.values()) for name in schema.names]
+        names += [*final_description.declared, *final_description.refused]
+        dropped = narrow.drops(find_states(dict.fromkeys(names)))
         read = HeadersRead(final_description, schemas, paths, dropped)
     findings += run_rules(HEADERS, read, narrow.accepts)
     # An id stands for a rank with all that it holds whole.
