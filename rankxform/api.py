@@ -451,8 +451,8 @@ def derive(
 def merge(folder: PathLike, target: PathLike, *, overwrite: bool = False) -> None:
     """Write the strategy files of all pipeline stages in `folder` as the one file `target`."""
     with raising_storage_errors():
-        folder, target = (_path(*named) for named in (("folder", folder), ("target", target)))
-        merge_stage_files(Path(folder), Path(target), overwrite=overwrite)
+        stage_files = Path(_path("folder", folder))
+        merge_stage_files(stage_files, Path(_path("target", target)), overwrite=overwrite)
 
 
 def inspect(path: PathLike, *, progress: Progress = True) -> Inspection:

@@ -488,5 +488,7 @@ def test_a_fifo_in_a_file_s_place_is_waited_for_by_nobody(tmp_path):
     (tmp_path / "dcp/rankxform.json").unlink()
     (tmp_path / "dcp/__0_0.distcp").unlink()
     os.mkfifo(tmp_path / "dcp/__0_0.distcp")
+    writer = os.open(tmp_path / "dcp/__0_0.distcp", os.O_RDWR)  # or who opens it would not fail
     with pytest.raises(rankxform.StorageError, match="is no regular file"):
         rankxform.plan(tmp_path / "dcp")
+    os.close(writer)

@@ -53,7 +53,11 @@ class HuggingFaceForm(Form):
     def recognizes(self, listing: Listing, store: Store) -> str | None:
         """By its index or its shards; else by safetensors files, if nothing else is there."""
         names = listing.entries
-        if listing.kind != FOLDER or listing.name.startswith("rank_") or _is_sharded(names):
+        has_boxes = any(  # of tensors, of which a table or the files themselves tell
+            name == DCP_METADATA or SHARD.fullmatch(name) or _OF_RANK().match(name)
+            for name in names
+        )
+        if listing.kind != FOLDER or listing.name.startswith("rank_") or has_boxes:
             return None
         for name in names:
             if name.endswith(INDEX) or _SHARD().fullmatch(name):
@@ -165,13 +169,6 @@ def _check_clear(listing: Listing, indexed: bool) -> None:
                 f"copy number {format_ranges(missing_numbers)} into it",
                 where=listing.path,
             )
-
-
-def _is_sharded(names: Iterable[str]) -> bool:
-    """Tell whether files hold boxes of tensors, of which a table or the files themselves tell."""
-    return any(
-        name == DCP_METADATA or SHARD.fullmatch(name) or _OF_RANK().match(name) for name in names
-    )
 
 
 _OF_RANK = pattern_on_use(r"_rank[0-9]+_|[0-9]+\.metadata$|\.rank[0-9]+_metadata$")

@@ -316,8 +316,7 @@ def preset_names() -> list[str]:
 
 
 def matching_presets(parameters: Collection[str]) -> list[str]:
-    """Return the presets that come with rankxform and have a rule for each of these parameters, as
-    words behind --preset."""
+    """Return the built-in presets with a rule for each parameter, as --preset takes them."""
     return [
         name + " --unproven" * (not preset.proven)
         for name in (preset_names() if parameters else ())

@@ -147,7 +147,7 @@ class PieceSchedule(Schedule):
             *(
                 grid.destination_box(src_cell, box)
                 for src_cell, box in read
-                # Of `_factor`, a bound that all processes know.
+                # A bound of `_factor` that all processes know.
                 for _ in range(
                     max(_MOST_SIEVED, prod(self._pieces_of.piece(src_cell).src_step)) - 1
                 )

@@ -58,9 +58,9 @@ class ResizeVocabulary(ModelOperation):
         changed_shapes = {
             shapes[name] for name in vocabulary_names if shapes[name][:1] != (self.rows,)
         }
-        weights = [t for t in tensors if t.is_weight and not t.dropped and not is_vocabulary(t)]
-        if not any(tensor.vocabulary for tensor in tensors):  # a map knows
-            self._unchanged = [t.name for t in weights if t.shape in changed_shapes]
+        is_mapped = any(tensor.vocabulary for tensor in tensors)  # and so all of them are known
+        weights = [t for t in tensors if t.is_weight and not (t.dropped or is_vocabulary(t))]
+        self._unchanged = [t.name for t in weights if t.shape in changed_shapes and not is_mapped]
         new_tensors = []
         for tensor in tensors:
             parameter = tensor.base_name

@@ -486,8 +486,8 @@ class Planner:
             layout = layout.fold(parameter.shape, slices=False)
             layout.grid(parameter.shape)
         except RequestError as error:
-            made_by = f"(the shape is what {self.catalog.declared_by} makes of the source's slices)"
-            text = f"{name!r}: {error}" + f" {made_by}" * (not self.catalog.is_whole)
+            origin = f" (the shape is what {self.catalog.declared_by} makes of the source's slices)"
+            text = f"{name!r}: {error}" + ("" if self.catalog.is_whole else origin)
             raise RequestError(text, where=self.dst.label) from error
         return layout
 

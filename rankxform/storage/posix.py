@@ -77,26 +77,30 @@ def is_below_any(path: Path, folders: Collection[Inode | None]) -> bool:
 
 def read_own_record(path: Path) -> bytes:
     """Return all bytes of a small file of our own, not through a link. Raises OSError."""
-    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-    with open(os.open(path, flags), "rb") as file:
-        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-            raise OSError(errno.EINVAL, "is no regular file")
+    with open(_open_regular(path, os.O_NOFOLLOW), "rb") as file:
         return file.read()
+
+
+def _open_regular(path: AnyPath, flags: int = 0) -> int:
+    """Open a regular file for reading, and wait for nobody who writes to a FIFO. Raises OSError."""
+    flags |= os.O_RDONLY | os.O_CLOEXEC
+    try:
+        fd = os.open(path, flags | os.O_NONBLOCK)
+    except BlockingIOError:  # another has a lease on it, as NFS servers have
+        fd = os.open(path, flags)
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise OSError(errno.EINVAL, "is no regular file")
+    return fd
 
 
 @contextmanager
 def open_for_reading(path: AnyPath) -> Iterator[tuple[int, os.stat_result]]:
     """Open `path`, a file, for reading; yield its descriptor and status."""
-    flags = os.O_RDONLY | os.O_CLOEXEC
     with raising_storage_errors(path, "open"):
-        try:
-            fd = os.open(path, flags | os.O_NONBLOCK)  # else a FIFO waits for who writes
-        except BlockingIOError:  # another has a lease on it, as NFS servers have
-            fd = os.open(path, flags)
+        fd = _open_regular(path)
     try:
-        if not stat.S_ISREG((status := status_of(fd, path)).st_mode):
-            raise StorageError("is no regular file", where=path)
-        yield fd, status
+        yield fd, status_of(fd, path)
     finally:
         _let_go(fd)
 
