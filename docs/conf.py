@@ -13,6 +13,7 @@ source_suffix = {".md": "markdown"}
 exclude_patterns = ["README.md"]
 myst_heading_anchors = 3
 html_theme = "furo"
+highlight_language = "none"  # blocks without a language are commands and what they print
 smartquotes = False  # two dashes are an option's
 html_title = f"rankxform {release}"
 html_copy_source = False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import itertools
+import json
 import re
 import runpy
 import shlex
@@ -12,6 +13,7 @@ import sys
 import warnings
 from pathlib import Path
 
+import jsonschema
 import nbformat
 import numpy as np
 import pytest
@@ -29,6 +31,7 @@ from tests import reference, reference_forms
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *ROOT.glob("docs/*.md")])
 GENERATED = runpy.run_path(str(ROOT / "docs" / "generate.py"))["PAGES"]
+PICTURES = runpy.run_path(str(ROOT / "docs" / "pictures.py"))
 PARAMS = {
     "layers.0.weight": ((8, 8), "Float32"),
     "model.bias": ((8,), "Float32"),
@@ -65,6 +68,18 @@ def commands():
             if found:
                 text = found[1] or found[2]
                 yield pytest.param(text, id=f"{block.id} {text[:40]}")
+
+
+@pytest.mark.parametrize("path", sorted(ROOT.glob("docs/*.png")), ids=lambda path: path.name)
+def test_a_picture_shows_something(path):
+    """A page whose script fails draws nothing, and a picture of it has one colour."""
+    assert PICTURES["count_different_rows"](path) >= PICTURES["FEWEST_ROWS"]
+
+
+def test_the_page_of_a_picture_has_the_facts_that_the_script_draws():
+    kinds = json.loads(json.dumps(PICTURES["sharding"]()["kinds"]))
+    schema = json.loads((ROOT / "docs" / "page.schema.json").read_text())
+    jsonschema.validate(kinds, {**schema["properties"]["kinds"], "$defs": schema["$defs"]})
 
 
 @pytest.fixture
