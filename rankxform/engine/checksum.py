@@ -224,7 +224,7 @@ class IntegrityChecker:
 
     For every parameter the fingerprints of all regions that were read for some destination slice
     are summed before they are assembled, and those of the slices afterwards, from the buffers
-    that are written. Both sums must agree. The slices' are kept, by destination rank. A message to
+    that are written. Both sums must agree. The slices' are kept, by destination file. A message to
     another process gets a checksum of its own, under a seed that all processes know.
     """
 
@@ -335,32 +335,32 @@ class IntegrityChecker:
         before, after = self._before.pop(id(transfer), 0) % MODULUS, sum(sums.values()) % MODULUS
         key = self._prints.name_key(transfer.parameter.name)
         for cell, fingerprint in sums.items():
-            for rank in transfer.targets[cell]:
-                self.sums[rank] = (self.sums.get(rank, 0) + key * fingerprint) % MODULUS
+            for file in transfer.targets[cell]:
+                self.sums[file] = (self.sums.get(file, 0) + key * fingerprint) % MODULUS
         if before != after:
-            ranks = sorted(rank for cell_ranks in transfer.targets.values() for rank in cell_ranks)
-            shown = ", ".join(map(str, ranks[:8])) + (", ..." if ranks[8:] else "")
+            files = sorted(file for cell_files in transfer.targets.values() for file in cell_files)
+            shown = ", ".join(map(str, files[:8])) + (", ..." if files[8:] else "")
             raise DifferenceError(
-                f"what was assembled for destination rank {shown} is not what was read",
+                f"what was assembled for destination file {shown} is not what was read",
                 "run again: nothing was given a final name",
                 details="memory is at fault, or rankxform",
                 where=f"{transfer.parameter.name!r}",
             )
 
     def take(self) -> dict[int, int]:
-        """Return the sums since the last call, by rank."""
+        """Return the sums since the last call, by file."""
         sums, self.sums = self.sums, {}
         return sums
 
 
 def file_fingerprint(
     prints: Fingerprint,
-    file: SourceReader,
-    rank: int,
+    source: SourceReader,
+    file: int,
     slices: Mapping[str, tuple[Shape, ExpectedSlice]],
     on_progress: OnProgress,
 ) -> int:
-    """Return the fingerprint of a rank's file, read in bounded pieces.
+    """Return the fingerprint of a file of `source`, read in bounded pieces.
 
     slices: by name the full shape, and the type and box of what the file holds of it.
     """
@@ -377,7 +377,7 @@ def file_fingerprint(
                 assert piece is not None
                 start = first_element(piece.relative_to(expected.box), expected.box.shape) * item
                 data = room[: piece.size * item]
-                file.read(rank, name, start, data.data)
+                source.read(file, name, start, data.data)
                 fingerprint += prints.of(shape, item, piece, data, piece)
                 on_progress(len(data))
         total += prints.name_key(name) * fingerprint

@@ -67,9 +67,9 @@ class InMemory:
                 for cell, file in transfer.readers.items():
                     contents[cell] = self._sources.memory_of(file, entry(cell, file))
             rooms = {
-                cell: self._sinks[ranks[0]].memory_of(name)
-                for cell, ranks in transfer.targets.items()
-                if ranks[0] in self._sinks
+                cell: self._sinks[files[0]].memory_of(name)
+                for cell, files in transfer.targets.items()
+                if files[0] in self._sinks
             }
             self._of_transfer = transfer, SlicesInMemory(contents, rooms)
         return self._of_transfer[1]

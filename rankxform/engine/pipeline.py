@@ -356,7 +356,7 @@ class Messenger(Protocol):
 
 
 class Sink(Protocol):
-    """Where the content of one destination rank's slices goes.
+    """Where the content of one destination file's slices goes.
 
     Parts of a slice ascend but for those of an exchange, whose tiles are interleaved.
     """
@@ -417,7 +417,7 @@ def execute(
     checker: IntegrityChecker | None = None,
     on_complete: Callable[[Transfer], None] = lambda transfer: None,
 ) -> Traffic:
-    """Read what `work` needs, assemble it, and put it into `sinks`, by destination rank.
+    """Read what `work` needs, assemble it, and put it into `sinks`, by destination file.
 
     Half of the work's memory is for arenas; where reads are announced, a quarter is, and half is
     for what they read. Large slices that lie in memory are moved there (`engine.in_memory`).
@@ -548,7 +548,7 @@ class Pipeline:
             src_name = parameter.entry(fetch.cell, file)
             first, start = fetch.start + repeat * fetch.step, write.start + repeat * write.step
             place, nbytes = sources.place(file, src_name, first), len(write.data)
-            sinks = [self._sinks[rank] for rank in transfer.targets[write.cell]]
+            sinks = [self._sinks[dst_file] for dst_file in transfer.targets[write.cell]]
             unshared_sinks = [
                 sink for sink in sinks if not (place and sink.share(name, start, place, nbytes))
             ]
@@ -655,8 +655,8 @@ class Pipeline:
             self.placed += placed
             written_bytes += placed or len(data) * len(targets[cell])
             if not placed:
-                for rank in targets[cell]:
-                    sinks[rank].put(name, start + repeat * step, data)
+                for file in targets[cell]:
+                    sinks[file].put(name, start + repeat * step, data)
             written = perf_counter()
             copying += copied - began
             writing += written - copied

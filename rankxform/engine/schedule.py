@@ -267,8 +267,8 @@ class Schedule:
         local_routes = routes.get(transfer.process, Routes())
         idle = {
             p: Routes()
-            for ranks_by_process in exchange.receivers.values()
-            for p in ranks_by_process
+            for files_by_process in exchange.receivers.values()
+            for p in files_by_process
             if p not in routes
         }
         all_routes = {**routes, **idle}  # those that only write what nobody reads, such as padding
@@ -375,8 +375,8 @@ class Schedule:
         for tile_run in self.tiles(arena):
             writing = frozenset(
                 p
-                for ranks_by_process, _ in receivers.over(tile_run.first)
-                for p in ranks_by_process
+                for files_by_process, _ in receivers.over(tile_run.first)
+                for p in files_by_process
             )
             reading = frozenset(
                 p

@@ -164,7 +164,7 @@ class PageWriter:
 def file_sinks(
     outputs: Mapping[int, OutputFile], parts: Descriptors, memory: int, is_write_behind: bool
 ) -> dict[int, FileSink]:
-    """Return a sink for each of `outputs`, by destination rank.
+    """Return a sink for each of `outputs`, by destination file.
 
     `memory`, in bytes, bounds their buffers. With `is_write_behind` the device writes while the
     work goes on, for files that are synced in the end.
@@ -172,8 +172,8 @@ def file_sinks(
     room = min(_BUFFER, max(_LEAST_BUFFER, memory // max(1, len(outputs))))
     buffers = memoryview(bytearray(room * len(outputs)))
     return {
-        rank: FileSink(output, parts, buffers[i * room : (i + 1) * room], is_write_behind)
-        for i, (rank, output) in enumerate(outputs.items())
+        file: FileSink(output, parts, buffers[i * room : (i + 1) * room], is_write_behind)
+        for i, (file, output) in enumerate(outputs.items())
     }
 
 

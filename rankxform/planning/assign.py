@@ -3,7 +3,7 @@
 Destination files are assigned to processes by bytes.
 
 One file is written by one process where that balances; otherwise files are split between
-parameters. Ranks that hold the same boxes stand next to each other, so that one process reads
+parameters. Files that hold the same boxes stand next to each other, so that one process reads
 their bytes once.
 """
 
@@ -36,24 +36,24 @@ Assignment = list[list[SliceRange]]
 """By process the slices that it writes."""
 
 Done = Mapping[int, Set[str]]
-"""Names whose slices are complete already, by destination rank."""
+"""Names whose slices are complete already, by destination file."""
 
 NOTHING: Done = {}
 
 
 def assign(
-    planner: Planner, ranks: Sequence[int], processes: int, complete_names: Done = NOTHING
+    planner: Planner, files: Sequence[int], processes: int, complete_names: Done = NOTHING
 ) -> Assignment:
     """Return for each process the slice ranges of destination files that it serves.
 
-    Every slice of every rank is in exactly one of them. There are three kinds of assignment, the
+    Every slice of every file is in exactly one of them. There are three kinds of assignment, the
     simplest first: whole files; files split between parameters; a run of the parameters in all
     files to each process, so that each process reads a source tensor once for all files. A later
     kind is used only if it is cheaper by more than `_TOLERANCE`.
     """
-    ordered = sorted(ranks, key=lambda rank: (planner.replica_key(rank), rank))
+    ordered = sorted(files, key=lambda file: (planner.replica_key(file), file))
     sizes = _sizes(planner, ordered, complete_names)
-    all_slices = [SliceRange(rank, 0, len(sizes[rank])) for rank in ordered]
+    all_slices = [SliceRange(file, 0, len(sizes[file])) for file in ordered]
     if processes == 1:
         return [all_slices]
     cost_of = _Costs(planner, complete_names)
@@ -71,42 +71,42 @@ def assign(
 
 
 def assign_within_nodes(
-    planner: Planner, ranks: Sequence[int], reach: Reach, complete_names: Done = NOTHING
+    planner: Planner, files: Sequence[int], reach: Reach, complete_names: Done = NOTHING
 ) -> Assignment:
-    """Return what `assign` does where a process serves only files of ranks that its node has.
+    """Return what `assign` does where a process serves only files that its node has.
 
     `reach` is of destination files.
     """
     if reach.is_full:
-        return assign(planner, ranks, len(reach.node), complete_names)
-    ranks_by_processes: dict[tuple[int, ...], list[int]] = {}
-    for rank in ranks:
-        ranks_by_processes.setdefault(reach.processes_seeing((rank,)), []).append(rank)
+        return assign(planner, files, len(reach.node), complete_names)
+    files_by_processes: dict[tuple[int, ...], list[int]] = {}
+    for file in files:
+        files_by_processes.setdefault(reach.processes_seeing((file,)), []).append(file)
     assignment: Assignment = [[] for _ in reach.node]
-    for processes, visible_ranks in ranks_by_processes.items():
+    for processes, visible_files in files_by_processes.items():
         for process, slice_ranges in zip(
-            processes, assign(planner, visible_ranks, len(processes), complete_names)
+            processes, assign(planner, visible_files, len(processes), complete_names)
         ):
             assignment[process] += slice_ranges
     return assignment
 
 
 def share_among_nodes(
-    planner: Planner, ranks: Sequence[int], node: Sequence[int], complete_names: Done = NOTHING
+    planner: Planner, files: Sequence[int], node: Sequence[int], complete_names: Done = NOTHING
 ) -> dict[int, int]:
     """Return for each file the node that writes it: as many bytes as it has processes.
 
     `node` is by process. Files that hold the same boxes stand next to each other.
     """
-    ordered = sorted(ranks, key=lambda rank: (planner.replica_key(rank), rank))
+    ordered = sorted(files, key=lambda file: (planner.replica_key(file), file))
     weights = [sum(sizes) for sizes in _sizes(planner, ordered, complete_names).values()]
     ends = list(accumulate(node.count(node_number) for node_number in range(max(node) + 1)))
-    nodes_by_rank, weight_before, total = {}, 0, max(1, sum(weights))
-    for rank, weight in zip(ordered, weights):
+    nodes_by_file, weight_before, total = {}, 0, max(1, sum(weights))
+    for file, weight in zip(ordered, weights):
         middle = (weight_before + weight / 2) * ends[-1] / total
-        nodes_by_rank[rank] = min(bisect_right(ends, middle), len(ends) - 1)
+        nodes_by_file[file] = min(bisect_right(ends, middle), len(ends) - 1)
         weight_before += weight
-    return nodes_by_rank
+    return nodes_by_file
 
 
 def remaining(
@@ -115,39 +115,39 @@ def remaining(
     """Return what is left of `slice_ranges` without what is done."""
     remaining_ranges = []
     for slice_range in slice_ranges:
-        if not complete_names.get(slice_range.rank):
+        if not complete_names.get(slice_range.file):
             remaining_ranges.append(slice_range)
             continue
-        names = list(planner.names(slice_range.rank))
+        names = list(planner.names(slice_range.file))
         positions = [
             i
             for i in range(slice_range.first, slice_range.stop)
-            if names[i] not in complete_names[slice_range.rank]
+            if names[i] not in complete_names[slice_range.file]
         ]
-        remaining_ranges += runs_of(slice_range.rank, positions)
+        remaining_ranges += runs_of(slice_range.file, positions)
     return remaining_ranges
 
 
-def runs_of(rank: int, positions: Iterable[int]) -> list[SliceRange]:
-    """Return the slices at ascending `positions` of a rank's file, as runs."""
-    return _slice_ranges([(rank, i) for i in positions])
+def runs_of(file: int, positions: Iterable[int]) -> list[SliceRange]:
+    """Return the slices at ascending `positions` of a file, as runs."""
+    return _slice_ranges([(file, i) for i in positions])
 
 
-def _sizes(planner: Planner, ranks: Sequence[int], complete_names: Done) -> dict[int, list[int]]:
-    """Return what each slice of each rank weighs; ranks with the same slices share a list."""
+def _sizes(planner: Planner, files: Sequence[int], complete_names: Done) -> dict[int, list[int]]:
+    """Return what each slice of each file weighs; files with the same slices share a list."""
     shared_sizes: dict[int, list[int]] = {}
-    sizes_by_rank = {}
-    for rank in ranks:
-        slices = planner.slices(rank)  # one list for all ranks with the same
-        sizes_by_rank[rank] = shared_sizes.setdefault(id(slices), [])
-        if not sizes_by_rank[rank]:
-            sizes_by_rank[rank] += [content_bytes(p.dtype, s) + _SLICE_COST for p, s in slices]
-    for rank in set(complete_names).intersection(sizes_by_rank):
-        names = planner.names(rank)
-        sizes_by_rank[rank] = [
-            0 if n in complete_names[rank] else size for n, size in zip(names, sizes_by_rank[rank])
+    sizes_by_file = {}
+    for file in files:
+        slices = planner.slices(file)  # one list for all files with the same
+        sizes_by_file[file] = shared_sizes.setdefault(id(slices), [])
+        if not sizes_by_file[file]:
+            sizes_by_file[file] += [content_bytes(p.dtype, s) + _SLICE_COST for p, s in slices]
+    for file in set(complete_names).intersection(sizes_by_file):
+        names = planner.names(file)
+        sizes_by_file[file] = [
+            0 if n in complete_names[file] else size for n, size in zip(names, sizes_by_file[file])
         ]
-    return sizes_by_rank
+    return sizes_by_file
 
 
 class _Costs:
@@ -170,20 +170,20 @@ class _Costs:
     def __call__(self, slice_ranges: Sequence[SliceRange]) -> float:
         ranges_by_names: dict[int, list[SliceRange]] = {}
         for slice_range in remaining(self._planner, slice_ranges, self._done):
-            ranges_by_names.setdefault(id(self._planner.names(slice_range.rank)), []).append(
+            ranges_by_names.setdefault(id(self._planner.names(slice_range.file)), []).append(
                 slice_range
             )
         return sum(map(self._cost, ranges_by_names.values()))
 
     def _cost(self, slice_ranges: Sequence[SliceRange]) -> float:
         """Return the cost of parts of files that hold the same tensors."""
-        names = id(self._planner.names(slice_ranges[0].rank))
+        names = id(self._planner.names(slice_ranges[0].file))
         edges = sorted(
             {edge for slice_range in slice_ranges for edge in (slice_range.first, slice_range.stop)}
         )
         total = 0.0
         for a, b in pairwise(edges):
-            files = [r.rank for r in slice_ranges if r.first <= a and b <= r.stop]
+            files = [r.file for r in slice_ranges if r.first <= a and b <= r.stop]
             if files:
                 if (names, a, b) not in self._counts:
                     self._counts[names, a, b] = Counter(self._kinds_of(files[0])[a:b])
@@ -223,25 +223,25 @@ class _Costs:
 
 
 def _whole_files(
-    _: Planner, ranks: Sequence[int], sizes: Mapping[int, list[int]], processes: int
+    _: Planner, files: Sequence[int], sizes: Mapping[int, list[int]], processes: int
 ) -> Assignment:
-    runs = partition_evenly([sum(sizes[rank]) for rank in ranks], processes)
-    return [[SliceRange(ranks[i], 0, len(sizes[ranks[i]])) for i in run] for run in runs]
+    runs = partition_evenly([sum(sizes[file]) for file in files], processes)
+    return [[SliceRange(files[i], 0, len(sizes[files[i]])) for i in run] for run in runs]
 
 
 def _split_files(
-    _: Planner, ranks: Sequence[int], sizes: Mapping[int, list[int]], processes: int
+    _: Planner, files: Sequence[int], sizes: Mapping[int, list[int]], processes: int
 ) -> Assignment:
-    starts = [0, *accumulate(len(sizes[rank]) for rank in ranks)]
-    runs = partition_evenly([size for rank in ranks for size in sizes[rank]], processes)
+    starts = [0, *accumulate(len(sizes[file]) for file in files)]
+    runs = partition_evenly([size for file in files for size in sizes[file]], processes)
     assignment: Assignment = []
     for run in runs:
         first = bisect_right(starts, run.start) - 1
         stop = bisect_left(starts, run.stop, first)
         assignment.append(
             [
-                SliceRange(rank, max(run.start - start, 0), min(run.stop, end) - start)
-                for rank, start, end in zip(ranks[first:stop], starts[first:], starts[first + 1 :])
+                SliceRange(file, max(run.start - start, 0), min(run.stop, end) - start)
+                for file, start, end in zip(files[first:stop], starts[first:], starts[first + 1 :])
                 if max(run.start, start) < min(run.stop, end)
             ]
         )
@@ -249,17 +249,17 @@ def _split_files(
 
 
 def _by_parameter(
-    planner: Planner, ranks: Sequence[int], sizes: Mapping[int, list[int]], processes: int
+    planner: Planner, files: Sequence[int], sizes: Mapping[int, list[int]], processes: int
 ) -> Assignment:
     """Give each process a run of the parameters, in all files of a pipeline stage."""
-    ranks_by_names: dict[tuple[str, ...], list[int]] = {}
-    for rank in sorted(ranks):
-        ranks_by_names.setdefault(tuple(planner.names(rank)), []).append(rank)
-    pieces = [(group, i) for names, group in ranks_by_names.items() for i in range(len(names))]
-    weights = [sum(sizes[rank][i] for rank in group) for group, i in pieces]
+    files_by_names: dict[tuple[str, ...], list[int]] = {}
+    for file in sorted(files):
+        files_by_names.setdefault(tuple(planner.names(file)), []).append(file)
+    pieces = [(group, i) for names, group in files_by_names.items() for i in range(len(names))]
+    weights = [sum(sizes[file][i] for file in group) for group, i in pieces]
     return [
         _slice_ranges(
-            sorted((rank, pieces[position][1]) for position in run for rank in pieces[position][0])
+            sorted((file, pieces[position][1]) for position in run for file in pieces[position][0])
         )
         for run in partition_evenly(weights, processes)
     ]
@@ -271,11 +271,11 @@ _SLICE_COST = 4096
 
 def _slice_ranges(pieces: Sequence[tuple[int, int]]) -> list[SliceRange]:
     slice_ranges: list[SliceRange] = []
-    for rank, i in pieces:
-        if slice_ranges and (slice_ranges[-1].rank, slice_ranges[-1].stop) == (rank, i):
-            slice_ranges[-1] = SliceRange(rank, slice_ranges[-1].first, i + 1)
+    for file, i in pieces:
+        if slice_ranges and (slice_ranges[-1].file, slice_ranges[-1].stop) == (file, i):
+            slice_ranges[-1] = SliceRange(file, slice_ranges[-1].first, i + 1)
         else:
-            slice_ranges.append(SliceRange(rank, i, i + 1))
+            slice_ranges.append(SliceRange(file, i, i + 1))
     return slice_ranges
 
 

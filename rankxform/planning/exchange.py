@@ -132,8 +132,8 @@ def _add_own(
     src, dst, item = transfers.src, transfers.grid, transfers.item
     number = len(transfers.parameters)
     cells_of: dict[int, list[Cell]] = {}
-    for cell, ranks_by_process in transfers.receivers.items():
-        for process in ranks_by_process:
+    for cell, files_by_process in transfers.receivers.items():
+        for process in files_by_process:
             cells_of.setdefault(process, []).append(cell)
     receivers_by_cell: dict[Cell, set[int]] = {}
     for src_cell, requirement in group.required if group is not None else ():
@@ -260,11 +260,11 @@ def _find_shared_reads(transfers: TransferGroup, cell: Cell, reach: Reach) -> It
 def _only(receivers: Receivers, members: set[int]) -> Receivers:
     """Return the part of `receivers` that is for some processes."""
     member_receivers: Receivers = IdentityDict()
-    for cell, ranks_by_process in receivers.items():
-        if ranks_by_process.keys() <= members:
-            member_receivers[cell] = ranks_by_process  # not copied for every tensor
-        elif member_ranks := {p: r for p, r in ranks_by_process.items() if p in members}:
-            member_receivers[cell] = member_ranks
+    for cell, files_by_process in receivers.items():
+        if files_by_process.keys() <= members:
+            member_receivers[cell] = files_by_process  # not copied for every tensor
+        elif member_files := {p: r for p, r in files_by_process.items() if p in members}:
+            member_receivers[cell] = member_files
     return member_receivers
 
 
@@ -342,12 +342,12 @@ def _with_readers(
     group, senders = request.group, _senders(request, readers, reach)
     transfers = group.transfers
     members = {
-        process for ranks_by_process in group.receivers.values() for process in ranks_by_process
+        process for files_by_process in group.receivers.values() for process in files_by_process
     }
     extra_members = {
         process
         for process in set(readers) - members
-        if any(process in ranks_by_process for ranks_by_process in transfers.receivers.values())
+        if any(process in files_by_process for files_by_process in transfers.receivers.values())
     }
     if not extra_members:
         return group.receivers, senders
@@ -395,7 +395,7 @@ def _in_order(exchanges: Sequence[Exchange]) -> list[Exchange]:
             for p, _ in senders_by_process.values()
         )
         receivers = frozenset(
-            p for ranks_by_process in exchange.receivers.values() for p in ranks_by_process
+            p for files_by_process in exchange.receivers.values() for p in files_by_process
         )
         queues.setdefault((readers, receivers), []).append((exchange.nbytes, exchange))
     placed = []
@@ -431,18 +431,18 @@ class ExchangeCoverage:
         """Return whom exchanges give cells of a tensor, in one destination grid."""
         return self._receivers.get((parameter.name, grid), ())
 
-    def covers(self, parameter: Parameter, grid: Grid, cell: Cell, process: int, rank: int) -> bool:
-        """Tell whether an exchange makes a cell on a process for a rank."""
+    def covers(self, parameter: Parameter, grid: Grid, cell: Cell, process: int, file: int) -> bool:
+        """Tell whether an exchange makes a cell on a process for a file."""
         return any(
-            rank in r.get(cell, {}).get(process, ()) for r in self.receivers(parameter, grid)
+            file in r.get(cell, {}).get(process, ()) for r in self.receivers(parameter, grid)
         )
 
     def local(self, process: int, transfers: Iterable[Transfer]) -> list[Transfer]:
         """Return those of the process's own transfers that no exchange makes."""
         local_transfers = []
         for transfer in transfers:
-            cell, ranks = next(iter(transfer.targets.items()))
-            if not self.covers(transfer.parameter, transfer.grid, cell, process, ranks[0]):
+            cell, files = next(iter(transfer.targets.items()))
+            if not self.covers(transfer.parameter, transfer.grid, cell, process, files[0]):
                 local_transfers.append(transfer)
         return local_transfers
 
@@ -549,12 +549,12 @@ def message_hops(exchange: Exchange) -> Iterator[tuple[CellPair, int, int, int]]
     the others, each in a hop of its own; it comes last.
     """
     src, dst, node = exchange.parameter.grid, exchange.grid, exchange.node
-    for turn, (cell, ranks_by_process) in enumerate(
+    for turn, (cell, files_by_process) in enumerate(
         sorted(exchange.receivers.items()), exchange.forwarder
     ):
         for number, (src_cell, _) in enumerate(overlaps(src, dst, cell), turn):
             piece = src_cell, cell
-            for sender, receivers in _by_sender_and_node(exchange, src_cell, ranks_by_process):
+            for sender, receivers in _by_sender_and_node(exchange, src_cell, files_by_process):
                 if sender in receivers:
                     yield piece, sender, sender, sender
                 other_receivers = [process for process in receivers if process != sender]

@@ -93,8 +93,8 @@ def replicas_to_read(parameters: Iterable[Parameter]) -> dict[str, int]:
 Readers = Mapping[Cell, int]
 """For every cell of a source grid that is needed, the id of the file to read it from."""
 
-ProcessRankPairs = tuple[tuple[int, int], ...]
-"""(process, destination rank)."""
+ProcessFilePairs = tuple[tuple[int, int], ...]
+"""(process, destination file)."""
 
 Visible: TypeAlias = "frozenset[int] | None"
 Transfers: TypeAlias = list[Transfer]
@@ -301,59 +301,59 @@ class Planner:
         """
         pairs_by_tensor = self.receivers_by_tensor([list(slice_ranges)])
         shared = {id(pairs): pairs for pairs in pairs_by_tensor.values()}
-        ranks_of = {key: tuple(sorted(r for _, r in pairs)) for key, pairs in shared.items()}
+        files_of = {key: tuple(sorted(file for _, file in pairs)) for key, pairs in shared.items()}
         return [
             transfer
             for (name, layout), pairs in pairs_by_tensor.items()
-            for transfer in self.transfers_of(name, layout, ranks_of[id(pairs)], visible)
+            for transfer in self.transfers_of(name, layout, files_of[id(pairs)], visible)
         ]
 
     def transfers_of(
-        self, name: str, layout: Layout, ranks: tuple[int, ...], visible: Visible = None
+        self, name: str, layout: Layout, files: tuple[int, ...], visible: Visible = None
     ) -> Transfers:
-        """Plan one parameter, in one layout, for the destination files `ranks`, as `transfers`."""
+        """Plan one parameter, in one layout, for the destination files `files`, as `transfers`."""
         parameter = self.parameter(name)
         grid = layout.grid(parameter.shape)
         return [
-            Transfer(parameter, grid, self._targets_of(layout, sharing_ranks), readers)
-            for readers, sharing_ranks in self._readers_and_ranks(parameter, layout, ranks, visible)
+            Transfer(parameter, grid, self._targets_of(layout, sharing_files), readers)
+            for readers, sharing_files in self._readers_and_files(parameter, layout, files, visible)
         ]
 
     def receivers_by_tensor(
         self, assignment: Sequence[Sequence[SliceRange]]
-    ) -> dict[tuple[str, Layout], ProcessRankPairs]:
+    ) -> dict[tuple[str, Layout], ProcessFilePairs]:
         """Return who wants a parameter in one destination layout, if process p writes
         ``assignment[p]``; in file order."""
         pairs_by_content: dict[tuple[int, int, int], list[tuple[int, int]]] = {}
         for process, slice_ranges in enumerate(assignment):
             for slice_range in slice_ranges:
-                key = id(self.names(slice_range.rank)), slice_range.first, slice_range.stop
-                pairs_by_content.setdefault(key, []).append((process, slice_range.rank))
-        pairs_by_tensor: dict[tuple[str, Layout], ProcessRankPairs] = {}
+                key = id(self.names(slice_range.file)), slice_range.first, slice_range.stop
+                pairs_by_content.setdefault(key, []).append((process, slice_range.file))
+        pairs_by_tensor: dict[tuple[str, Layout], ProcessFilePairs] = {}
         for (_, first, stop), content_pairs in pairs_by_content.items():
             pairs = tuple(content_pairs)
             for entry in list(self.names(pairs[0][1]).items())[first:stop]:
                 pairs_by_tensor[entry] = (
                     pairs_by_tensor[entry] + pairs if entry in pairs_by_tensor else pairs
                 )
-        ranks = sorted(
-            {slice_range.rank for slice_ranges in assignment for slice_range in slice_ranges}
+        files = sorted(
+            {slice_range.file for slice_ranges in assignment for slice_range in slice_ranges}
         )
-        stages = {id(self.names(rank)): self.names(rank) for rank in ranks}
+        stages = {id(self.names(file)): self.names(file) for file in files}
         order = dict.fromkeys(key for names in stages.values() for key in names.items())
         return {key: pairs_by_tensor[key] for key in order if key in pairs_by_tensor}
 
-    def receivers(self, layout: Layout, pairs: ProcessRankPairs) -> Receivers:
-        """Return by destination cell the processes that write it, each with its ranks."""
+    def receivers(self, layout: Layout, pairs: ProcessFilePairs) -> Receivers:
+        """Return by destination cell the processes that write it, each with its files."""
         receivers_by_cell: dict[Cell, dict[int, tuple[int, ...]]] = {}
-        for process, rank in pairs:
-            ranks_by_process = receivers_by_cell.setdefault(self.cell(layout, rank), {})
-            ranks_by_process[process] = (*ranks_by_process.get(process, ()), rank)
+        for process, file in pairs:
+            files_by_process = receivers_by_cell.setdefault(self.cell(layout, file), {})
+            files_by_process[process] = (*files_by_process.get(process, ()), file)
         return IdentityDict(receivers_by_cell)
 
     def groups_by_holders(
-        self, parameter: Parameter, layout: Layout, pairs: ProcessRankPairs
-    ) -> Iterator[tuple[IdsByCell, ProcessRankPairs]]:
+        self, parameter: Parameter, layout: Layout, pairs: ProcessFilePairs
+    ) -> Iterator[tuple[IdsByCell, ProcessFilePairs]]:
         """Yield the files that may be read for each source cell, and the `pairs` for which."""
         if not self.is_own(parameter):
             yield parameter.sharding.files, pairs
@@ -369,52 +369,52 @@ class Planner:
                 self._held[key] = IdentityDict({cell: (file,)})
             yield self._held[key], tuple(sharing_pairs)
 
-    def _targets_of(self, layout: Layout, ranks: tuple[int, ...]) -> IdsByCell:
-        key = layout, ranks
+    def _targets_of(self, layout: Layout, files: tuple[int, ...]) -> IdsByCell:
+        key = layout, files
         if key not in self._targets:
-            ranks_by_cell: IdsByCell = IdentityDict()
-            for rank in ranks:
-                cell = self.cell(layout, rank)
-                ranks_by_cell[cell] = (*ranks_by_cell.get(cell, ()), rank)
-            self._targets[key] = ranks_by_cell
+            files_by_cell: IdsByCell = IdentityDict()
+            for file in files:
+                cell = self.cell(layout, file)
+                files_by_cell[cell] = (*files_by_cell.get(cell, ()), file)
+            self._targets[key] = files_by_cell
         return self._targets[key]
 
-    def _readers_and_ranks(
-        self, parameter: Parameter, layout: Layout, ranks: tuple[int, ...], visible: Visible = None
+    def _readers_and_files(
+        self, parameter: Parameter, layout: Layout, files: tuple[int, ...], visible: Visible = None
     ) -> Iterator[tuple[Readers, tuple[int, ...]]]:
-        """Yield the readers of `parameter`, and the destination ranks that share them."""
+        """Yield the readers of `parameter`, and the destination files that share them."""
         if not self.is_own(parameter):
-            yield self._readers_of(parameter, layout, ranks, visible), ranks
+            yield self._readers_of(parameter, layout, files, visible), files
             return
-        ranks_by_file: dict[int, list[int]] = {}
-        for rank in ranks:
-            ranks_by_file.setdefault(self.file_for_own_values(parameter, rank), []).append(rank)
-        for file, sharing_ranks in ranks_by_file.items():
-            yield {(0,) * len(parameter.shape): file}, tuple(sharing_ranks)
+        files_by_src_file: dict[int, list[int]] = {}
+        for file in files:
+            files_by_src_file.setdefault(self.file_for_own_values(parameter, file), []).append(file)
+        for src_file, sharing_files in files_by_src_file.items():
+            yield {(0,) * len(parameter.shape): src_file}, tuple(sharing_files)
 
     def _cells(
-        self, parameter: Parameter, layout: Layout, ranks: tuple[int, ...]
+        self, parameter: Parameter, layout: Layout, files: tuple[int, ...]
     ) -> Iterator[tuple[Cell, tuple[int, ...]]]:
-        """Yield the source cells that `ranks` need, and the files that hold each."""
+        """Yield the source cells that destination `files` need, and the files that hold each."""
         grid, files_by_cell = layout.grid(parameter.shape), parameter.sharding.files
         src_cells = (
             cell
-            for dst_cell in self._targets_of(layout, ranks)
+            for dst_cell in self._targets_of(layout, files)
             for cell, _ in overlaps(parameter.grid, grid, dst_cell)
         )
         for cell in dict.fromkeys(src_cells):
             yield cell, files_by_cell.get(cell) or self.raise_missing_slice(parameter, cell)
 
     def _readers_of(
-        self, parameter: Parameter, layout: Layout, ranks: tuple[int, ...], visible: Visible
+        self, parameter: Parameter, layout: Layout, files: tuple[int, ...], visible: Visible
     ) -> Readers:
-        """Choose a file for every source cell that `ranks` need, one of the `visible` if any."""
+        """Choose a file for every source cell that `files` need, one of the `visible` if any."""
         replica = self.replica(parameter)
-        key = parameter.sharding, layout, ranks, replica, visible
+        key = parameter.sharding, layout, files, replica, visible
         if key not in self._readers:
             readers = {}
-            for cell, files in self._cells(parameter, layout, ranks):
-                candidates = [file for file in files if visible and file in visible] or files
+            for cell, holders in self._cells(parameter, layout, files):
+                candidates = [file for file in holders if visible and file in visible] or holders
                 readers[cell] = candidates[replica % len(candidates)]
             self._readers[key] = readers
         return self._readers[key]
@@ -523,10 +523,10 @@ class TransferGroup:
     def needs(self) -> Mapping[Cell, Mapping[int, int]]:
         """By source cell the processes that need some of it, each with how many elements."""
         elements_by_cell: dict[Cell, dict[int, int]] = {}
-        for cell, ranks_by_process in self.receivers.items():
+        for cell, files_by_process in self.receivers.items():
             for src_cell, box in overlaps(self.src, self.grid, cell):
                 of_cell, size = elements_by_cell.setdefault(src_cell, {}), box.size
-                for process in ranks_by_process:
+                for process in files_by_process:
                     of_cell[process] = of_cell.get(process, 0) + size
         return elements_by_cell
 
@@ -536,7 +536,7 @@ def transfer_groups(
 ) -> Iterator[TransferGroup]:
     """Yield what moves where process p writes ``assignment[p]``."""
     groups_by_key: dict[
-        object, tuple[IdsByCell, ProcessRankPairs, list[tuple[int, Parameter]], Layout]
+        object, tuple[IdsByCell, ProcessFilePairs, list[tuple[int, Parameter]], Layout]
     ] = {}
     numbers = count()
     for (name, layout), all_pairs in planner.receivers_by_tensor(assignment).items():

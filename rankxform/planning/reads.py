@@ -364,8 +364,8 @@ def estimate_io(
     src, dst, item = transfers.src, transfers.grid, transfers.item
     cells_of: dict[int, list[Cell]] = {}
     elements_by_cell: dict[Cell, dict[int, int]] = {}
-    for cell, ranks_by_process in transfers.receivers.items():
-        nodes = {node[process] for process in ranks_by_process}
+    for cell, files_by_process in transfers.receivers.items():
+        nodes = {node[process] for process in files_by_process}
         for node_number in nodes:
             cells_of.setdefault(node_number, []).append(cell)
         for src_cell, box in overlaps(src, dst, cell):

@@ -175,20 +175,20 @@ def _local(
         )
     for names, first in groups_by_receivers.values():
         cells_by_process: Cells = {}
-        for cell, ranks_by_process in transfers.receivers.items():
-            for process, ranks in ranks_by_process.items():
-                if not exchanged.covers(first, transfers.grid, cell, process, ranks[0]):
+        for cell, files_by_process in transfers.receivers.items():
+            for process, files in files_by_process.items():
+                if not exchanged.covers(first, transfers.grid, cell, process, files[0]):
                     cells_by_process.setdefault(process, []).append(cell)
         yield names, cells_by_process
 
 
 def _add_written(transfers: TransferGroup, workloads: Sequence[Workload]) -> None:
     number, item = len(transfers.parameters), item_size(transfers.first.dtype)
-    for cell, ranks_by_process in transfers.receivers.items():
+    for cell, files_by_process in transfers.receivers.items():
         nbytes = transfers.grid.box(cell).size * item * number
-        for process, ranks in ranks_by_process.items():
-            workloads[process].written += nbytes * len(ranks)
-            workloads[process].slices += number * len(ranks)
+        for process, files in files_by_process.items():
+            workloads[process].written += nbytes * len(files)
+            workloads[process].slices += number * len(files)
 
 
 def _add_local(

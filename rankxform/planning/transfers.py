@@ -16,7 +16,7 @@ from rankxform.values import dataclass
 from .catalog import IdentityDict, IdsByCell, Parameter
 
 Receivers = IdentityDict[Cell, "Mapping[int, tuple[int, ...]]"]
-"""By destination cell the processes that put it into files, each with its global ranks."""
+"""By destination cell the processes that put it into files, each with its files."""
 
 Senders = IdentityDict[Cell, "dict[int, tuple[int, int]]"]
 """By source cell, for each process that wants of it: (process that reads it, id of the file)."""
@@ -24,9 +24,9 @@ Senders = IdentityDict[Cell, "dict[int, tuple[int, int]]"]
 
 @dataclass(frozen=True)
 class SliceRange:
-    """Consecutive slices of one destination rank's file: those from `first` to `stop` - 1."""
+    """Consecutive slices of one destination file: those from `first` to `stop` - 1."""
 
-    rank: int
+    file: int
     first: int
     stop: int
 
@@ -69,7 +69,7 @@ class Transfer:
 
     parameter: Parameter
     grid: Grid
-    targets: IdsByCell  # by cell of the destination's grid the global ranks that this process makes
+    targets: IdsByCell  # by cell of the destination's grid the ids of the files of this process
     readers: Mapping[Cell, int]  # by cell of the source's grid the id of the file to read it from
     # All processes' part, if any takes part beside this one; `process` is this one's number there.
     exchange: Exchange | None = None
@@ -83,7 +83,7 @@ class Transfer:
         """Return the exchange that this is part of; a local transfer has one of its own."""
         if self.exchange is not None:
             return self.exchange
-        receivers = {cell: {0: ranks} for cell, ranks in self.targets.items()}
+        receivers = {cell: {0: files} for cell, files in self.targets.items()}
         senders = {cell: {0: (0, file)} for cell, file in self.readers.items()}
         return Exchange(
             self.parameter, self.grid, IdentityDict(receivers), IdentityDict(senders), (0,)
@@ -97,7 +97,7 @@ def bytes_to_write(transfers: Iterable[Transfer]) -> int:
     for transfer in transfers:
         grid, targets = transfer.grid, transfer.targets
         if (grid, targets) not in elements:
-            sizes = (grid.box(cell).size * len(ranks) for cell, ranks in targets.items())
+            sizes = (grid.box(cell).size * len(files) for cell, files in targets.items())
             elements[grid, targets] = sum(sizes)
         total += elements[grid, targets] * item_size(transfer.parameter.dtype)
     return total

@@ -160,10 +160,10 @@ class FolderRecords:
         complete_files = frozenset(
             r for r, f in self._finals.items() if self._is_kept(f, listed, overwrite)
         )
-        for rank, final in self._finals.items():
+        for file, final in self._finals.items():
             name = self._name(final)
-            if rank not in complete_files:
-                self._files[name] = {"rank": rank}
+            if file not in complete_files:
+                self._files[name] = {"rank": file}
             elif "inode" not in self._files.get(name, {"inode": 0}):  # the manifest's, after all
                 remove_if_possible(part_of(final))
                 del self._files[name]
@@ -172,7 +172,7 @@ class FolderRecords:
             self._folder, random_hex(4), seed, complete_files, CompletedSlices()
         )
         self._write_job()
-        completed = self._completed().only(r for r in self._finals if r not in complete_files)
+        completed = self._completed().limited_to(r for r in self._finals if r not in complete_files)
         self.state = replace(self.state, completed=completed)
 
     def _is_kept(self, final: Path, listed: Mapping[str, Any], overwrite: bool) -> bool:
@@ -257,12 +257,12 @@ class FolderRecords:
         """
         old = self._journals()
         completed = merge_journals({path.name: _read_record(path) for path in old}, boot_id())
-        parts_by_rank = {f["rank"]: part_of(self._folder / n) for n, f in self._files.items()}
-        completed = completed.only(
-            rank
-            for rank, part in parts_by_rank.items()
-            if rank in completed.names_by_rank
-            and is_noted_part_file(part, completed.parts.get(rank), completed.sizes.get(rank, 0))
+        parts_by_file = {f["rank"]: part_of(self._folder / n) for n, f in self._files.items()}
+        completed = completed.limited_to(
+            file
+            for file, part in parts_by_file.items()
+            if file in completed.names_of_file
+            and is_noted_part_file(part, completed.parts.get(file), completed.sizes.get(file, 0))
         )
         if old:
             self._consolidate(completed, old)
@@ -270,7 +270,7 @@ class FolderRecords:
 
     def _consolidate(self, completed: CompletedSlices, old: Sequence[Path]) -> None:
         """Write down what is on the device in place of `old` journals."""
-        moved_names = [((rank,), sorted(names)) for rank, names in completed.names_by_rank.items()]
+        moved_names = [((file,), sorted(names)) for file, names in completed.names_of_file.items()]
         first = format_start(
             completed.parts, completed.durable, boot_id(), [path.name for path in old]
         )
@@ -280,14 +280,14 @@ class FolderRecords:
         for path in old:
             remove_if_possible(path)
 
-    def forget_all_but(self, ranks: Iterable[int]) -> None:
-        """Drop from the journals what they say of other ranks than `ranks`: those start over.
+    def forget_all_but(self, files: Iterable[int]) -> None:
+        """Drop from the journals what they say of other files than `files`: those start over.
 
         Call this before any part file is created: a new one may get the inode of an old one that
         the journals list.
         """
-        completed = self.state.completed.only(ranks)
-        if completed.names_by_rank.keys() != self.state.completed.names_by_rank.keys():
+        completed = self.state.completed.limited_to(files)
+        if completed.names_of_file.keys() != self.state.completed.names_of_file.keys():
             self.state = replace(self.state, completed=completed)
             self._consolidate(completed, self._journals())
 

@@ -53,8 +53,8 @@ class Journal:
     """What one process has written: an entry every half minute.
 
     durable: whether what it says is synced. parts: the part files that this process created, by
-    rank. seconds: what syncing took. sums:
-    fingerprints of all that it says is moved, by rank.
+    file. seconds: what syncing took. sums:
+    fingerprints of all that it says is moved, by file.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class Journal:
     ) -> None:
         """Begin a journal.
 
-        `owned` are, by rank, the part files that this process created, and digests of their
+        `owned` are, by file, the part files that this process created, and digests of their
         layouts; `spare`, in bytes, is what it may take of the device beyond them.
         """
         self._spare = spare
@@ -78,11 +78,11 @@ class Journal:
         self._fresh: dict[tuple[int, ...], list[str]] = {}
         self._fresh_sums: dict[int, int] = {}
         self._failed = False
-        self._ranks: dict[IdsByCell, tuple[int, ...]] = {}
+        self._files_of_targets: dict[IdsByCell, tuple[int, ...]] = {}
         create(self._path)
         self._end = 0
         self.parts = {
-            rank: PartFile(path.stat().st_ino, layout) for rank, (path, layout) in owned.items()
+            file: PartFile(path.stat().st_ino, layout) for file, (path, layout) in owned.items()
         }
         self._append(format_start(self.parts, durable, boot_id(), ()))
         if durable:
@@ -90,10 +90,10 @@ class Journal:
 
     def moved(self, name: str, targets: IdsByCell) -> None:
         """Take note that the slices of `name` in the files of `targets` are put."""
-        if targets not in self._ranks:
-            ranks = (rank for cell_ranks in targets.values() for rank in cell_ranks)
-            self._ranks[targets] = tuple(sorted(ranks))
-        self._fresh.setdefault(self._ranks[targets], []).append(name)
+        if targets not in self._files_of_targets:
+            files = (file for cell_files in targets.values() for file in cell_files)
+            self._files_of_targets[targets] = tuple(sorted(files))
+        self._fresh.setdefault(self._files_of_targets[targets], []).append(name)
 
     def take_room(self, nbytes: int) -> None:
         """Take room, behind what is written, for what is held back when the device is full.
@@ -123,13 +123,13 @@ class Journal:
     ) -> None:
         """Sync `parts`, which hold all that was moved, and write down what that is.
 
-        parts: by rank. sums: fingerprints of what was moved since the last time, by rank. A commit
+        parts: by file. sums: fingerprints of what was moved since the last time, by file. A commit
         that `on_progress` interrupts can be repeated. A failed sync cannot: after an error the
         kernel treats pages that it could not write as clean, and the next sync succeeds; so nothing
         more is recorded.
         """
-        for rank, value in sums.items():
-            self._fresh_sums[rank] = (self._fresh_sums.get(rank, 0) + value) % MODULUS
+        for file, value in sums.items():
+            self._fresh_sums[file] = (self._fresh_sums.get(file, 0) + value) % MODULUS
         if self._failed:
             return
         began = monotonic()
@@ -139,14 +139,14 @@ class Journal:
                     sync(part)
                     on_progress(0)
             if self._fresh:
-                sizes = {rank: size_of(part) for rank, part in parts.items()}
+                sizes = {file: size_of(part) for file, part in parts.items()}
                 moved_names = list(self._fresh.items())
                 self._append(format_moved(moved_names, self._fresh_sums, sizes))
         except StorageError:
             self._failed = True
             raise
-        for rank, value in self._fresh_sums.items():
-            self.sums[rank] = (self.sums.get(rank, 0) + value) % MODULUS
+        for file, value in self._fresh_sums.items():
+            self.sums[file] = (self.sums.get(file, 0) + value) % MODULUS
         self._fresh, self._fresh_sums = {}, {}
         self._last = monotonic()
         self.seconds += self._last - began
@@ -167,7 +167,7 @@ def write_parts(
     journal: Journal | None = None,
     checker: IntegrityChecker | None = None,
 ) -> Traffic:
-    """Carry out `work`; write into the existing part files of `outputs`, by destination rank.
+    """Carry out `work`; write into the existing part files of `outputs`, by destination file.
 
     What is complete is noted in the `journal`, also when the work ends early; on a device that is
     full what is in buffers by then takes the room that the journal held. With one that is durable
@@ -186,7 +186,7 @@ def write_parts(
         if journal:
             sums = checker.take() if checker else {}
             journal.commit(
-                {rank: output.part for rank, output in outputs.items()}, sums, on_progress
+                {file: output.part for file, output in outputs.items()}, sums, on_progress
             )
 
     def complete(transfer: Transfer) -> None:

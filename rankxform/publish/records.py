@@ -166,22 +166,22 @@ class PartFile(NamedTuple):
 class CompletedSlices:
     """What journals say is on the device."""
 
-    parts: dict[int, PartFile] = field(default_factory=dict)  # rank -> its part file
-    # Rank -> names whose slices are complete.
-    names_by_rank: dict[int, set[str]] = field(default_factory=dict)
-    # Rank -> sum of their fingerprints, modulo 2**64.
+    parts: dict[int, PartFile] = field(default_factory=dict)  # file -> its part file
+    # File -> names whose slices are complete.
+    names_of_file: dict[int, set[str]] = field(default_factory=dict)
+    # File -> sum of their fingerprints, modulo 2**64.
     sums: dict[int, int] = field(default_factory=dict)
-    sizes: dict[int, int] = field(default_factory=dict)  # rank -> least bytes of its part file
+    sizes: dict[int, int] = field(default_factory=dict)  # file -> least bytes of its part file
     durable: bool = True  # whether all of it was synced
 
-    def only(self, ranks: Iterable[int]) -> CompletedSlices:
-        """Return what is said of `ranks`."""
-        rank_set = set(ranks)
+    def limited_to(self, files: Iterable[int]) -> CompletedSlices:
+        """Return what is said of `files`."""
+        file_set = set(files)
         return CompletedSlices(
-            {rank: part for rank, part in self.parts.items() if rank in rank_set},
-            {rank: names for rank, names in self.names_by_rank.items() if rank in rank_set},
-            {rank: value for rank, value in self.sums.items() if rank in rank_set},
-            {rank: size for rank, size in self.sizes.items() if rank in rank_set},
+            {file: part for file, part in self.parts.items() if file in file_set},
+            {file: names for file, names in self.names_of_file.items() if file in file_set},
+            {file: value for file, value in self.sums.items() if file in file_set},
+            {file: size for file, size in self.sizes.items() if file in file_set},
             self.durable,
         )
 
@@ -189,12 +189,12 @@ class CompletedSlices:
         """Take what another says too."""
         self.durable &= completed_slices.durable
         self.parts.update(completed_slices.parts)
-        for rank, names in completed_slices.names_by_rank.items():
-            self.names_by_rank.setdefault(rank, set()).update(names)
-        for rank, value in completed_slices.sums.items():
-            self.sums[rank] = (self.sums.get(rank, 0) + value) % MODULUS
-        for rank, size in completed_slices.sizes.items():
-            self.sizes[rank] = max(size, self.sizes.get(rank, 0))
+        for file, names in completed_slices.names_of_file.items():
+            self.names_of_file.setdefault(file, set()).update(names)
+        for file, value in completed_slices.sums.items():
+            self.sums[file] = (self.sums.get(file, 0) + value) % MODULUS
+        for file, size in completed_slices.sizes.items():
+            self.sizes[file] = max(size, self.sizes.get(file, 0))
 
 
 def format_start(
@@ -213,9 +213,9 @@ def format_moved(
     sums: Mapping[int, int],
     sizes: Mapping[int, int],
 ) -> bytes:
-    """Return a line that says which slices have come to be complete: (ranks, names) of each.
+    """Return a line that says which slices have come to be complete: (files, names) of each.
 
-    sizes: bytes of the part files, by rank.
+    sizes: bytes of the part files, by file.
     """
     return _line(
         {"done": [[list(r), list(n)] for r, n in moved_names], "sums": sums, "sizes": sizes}
@@ -261,12 +261,12 @@ def _journal(data: bytes) -> tuple[str, list[str], CompletedSlices] | None:
                 journal = str(facts["boot"]), list(map(str, facts["replaces"])), first
                 continue
             line_slices = CompletedSlices(
-                sums={int(rank): int(value) for rank, value in facts["sums"].items()},
-                sizes={int(rank): int(size) for rank, size in facts["sizes"].items()},
+                sums={int(file): int(value) for file, value in facts["sums"].items()},
+                sizes={int(file): int(size) for file, size in facts["sizes"].items()},
             )
-            for ranks, names in facts["done"]:
-                for rank in ranks:
-                    line_slices.names_by_rank.setdefault(int(rank), set()).update(map(str, names))
+            for files, names in facts["done"]:
+                for file in files:
+                    line_slices.names_of_file.setdefault(int(file), set()).update(map(str, names))
         except (ValueError, TypeError, KeyError, AttributeError):
             break
         journal[2].add(line_slices)

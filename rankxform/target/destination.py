@@ -327,7 +327,7 @@ def _slices_of_names(planner: Planner, rank_request: RankRequest) -> list[SliceR
 
 
 class FileLayoutCache:
-    """The layouts of destination files; ranks with slices of one shape share one.
+    """The layouts of destination files; those with slices of one shape share one.
 
     What is in a file depends on the source files of its pipeline stage, not on which other
     files are made in the same run.
@@ -340,36 +340,36 @@ class FileLayoutCache:
         self._target, self._checksum = target, checksum
         self._known: dict[int, FileLayout] = {}
 
-    def of(self, rank: int) -> FileLayout:
-        """Return the layout of the file of a destination rank."""
-        slices = self._planner.slices(rank)  # one list for all ranks with the same
+    def of(self, file: int) -> FileLayout:
+        """Return the layout of a destination file."""
+        slices = self._planner.slices(file)  # one list for all ranks with the same
         if id(slices) not in self._known:
-            name, tensors = self._target.arrangement.names[rank], self._planner.tensors(rank)
-            source = self._source(rank)
+            name, tensors = self._target.arrangement.names[file], self._planner.tensors(file)
+            source = self._source(file)
             begins = min(source.offsets, default=0) % BLOCK
-            metadata = self._metadata(rank, source)
+            metadata = self._metadata(file, source)
             container = container_of(splitext(name)[1])  # some forms have two
             layout = container.lay_out(tensors, metadata, self._checksum, begins)
             self._known[id(slices)] = layout
         return self._known[id(slices)]
 
-    def _source(self, rank: int) -> Index:
-        """Return the file of the lowest source rank of a destination rank's stage."""
+    def _source(self, file: int) -> Index:
+        """Return the file of the lowest source rank of a destination file's stage."""
         planner = self._planner
         return next(
             index
-            for stage in planner.source_stages(planner.dst.stage_of(planner.part(rank).rank))
-            for file, index in self._indexes.items()
-            if planner.catalog.stage_of(file) == stage
+            for stage in planner.source_stages(planner.dst.stage_of(planner.part(file).rank))
+            for src_file, index in self._indexes.items()
+            if planner.catalog.stage_of(src_file) == stage
         )
 
-    def _metadata(self, rank: int, source: Index) -> Mapping[str, str]:
-        """Return a source file's metadata for the file of a destination rank.
+    def _metadata(self, file: int, source: Index) -> Mapping[str, str]:
+        """Return a source file's metadata for a destination file.
 
         Entries named after a source tensor that is not in the destination's file are left out.
         """
         omitted_names = set(source.schema.names).difference(
-            t.name for t in self._planner.tensors(rank)
+            t.name for t in self._planner.tensors(file)
         )
         metadata = {key: text for key, text in source.metadata.items() if key not in omitted_names}
         return self._target.form.metadata(metadata)

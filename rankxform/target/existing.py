@@ -79,7 +79,7 @@ class ExistingDestination(Destination):
             files, reach = list(self.existing.indexes), self.existing.reach
             self.left = team.agree(lambda: assign_within_nodes(target.planner, files, reach))
         self._expected = {
-            slice_range.rank: _expected_of_file(target.planner, slice_range.rank)
+            slice_range.file: _expected_of_file(target.planner, slice_range.file)
             for slice_range in self.left[team.rank]
         }
         yield conversion._replace(target=target)
@@ -130,18 +130,18 @@ def _expected_of_file(planner: Planner, file: int) -> Mapping[str, ExpectedSlice
 def wrong_checksums(
     paths: Mapping[int, str],
     indexes: Mapping[int, Index],
-    ranks: Sequence[int],
+    files: Sequence[int],
     on_progress: OnProgress,
     required: bool = False,
 ) -> list[Difference]:
-    """Compare the files of `ranks` with the checksums that they carry, and that may be required."""
-    wrong = {r: describe_wrong_crc(paths[r], indexes[r], on_progress) for r in ranks}
-    for rank in ranks:
-        if required and container_of_path(paths[rank]).alone and not indexes[rank].has_checksum:
-            wrong[rank] = "carries no checksum (--crc)"
+    """Compare `files` with the checksums that they carry, and that may be required."""
+    wrong = {file: describe_wrong_crc(paths[file], indexes[file], on_progress) for file in files}
+    for file in files:
+        if required and container_of_path(paths[file]).alone and not indexes[file].has_checksum:
+            wrong[file] = "carries no checksum (--crc)"
     return [
-        Difference(basename(paths[rank]), rank, reason, whole_file=True)
-        for rank, reason in wrong.items()
+        Difference(basename(paths[file]), file, reason, whole_file=True)
+        for file, reason in wrong.items()
         if reason
     ]
 

@@ -83,17 +83,17 @@ from .target import Conversion, Target
 
 
 def equal_files(
-    request: Request, planner: Planner, placement: Placement, ranks: Iterable[int], team: Team
+    request: Request, planner: Planner, placement: Placement, files: Iterable[int], team: Team
 ) -> dict[int, list[int]]:
-    """Return which files of `ranks` are written, each with the ranks that get its bytes."""
-    single_groups = {rank: [rank] for rank in ranks}
+    """Return which files of `files` are written, each with the files that get its bytes."""
+    single_groups = {file: [file] for file in files}
     if request.link == LINK_NONE:
         return single_groups
-    ranks_by_root = [[rank for rank in single_groups if rank in r.ranks] for r in placement.roots]
+    files_by_root = [[file for file in single_groups if file in r.files] for r in placement.roots]
     groups = {
         first: group
-        for root_ranks in ranks_by_root
-        for first, group in planner.equal_files(root_ranks).items()
+        for root_files in files_by_root
+        for first, group in planner.equal_files(root_files).items()
     }
     if len(groups) == len(single_groups) or request.dst is None:
         return single_groups
@@ -110,13 +110,13 @@ def plan_output_files(
     groups: Mapping[int, Sequence[int]],
     layouts: FileLayoutCache,
 ) -> dict[int, OutputFile]:
-    """Plan the files of this process's part; `groups` are ranks whose files are equal."""
+    """Plan the files of this process's part; `groups` are equal files, by the first."""
     outputs_by_file = {}
     for slice_range in slice_ranges:
-        final, *equal_paths = map(target.path, groups[slice_range.rank])
-        outputs_by_file[slice_range.rank] = OutputFile(
+        final, *equal_paths = map(target.path, groups[slice_range.file])
+        outputs_by_file[slice_range.file] = OutputFile(
             final,
-            layouts.of(slice_range.rank),
+            layouts.of(slice_range.file),
             is_created_here=slice_range.first == 0,
             equal=tuple(equal_paths),
         )
@@ -150,7 +150,7 @@ class FolderDestination(Destination):
 
     @property
     def stored(self) -> StoredFiles:
-        completed, planner, nbytes = self.state.completed.names_by_rank, self.target.planner, 0
+        completed, planner, nbytes = self.state.completed.names_of_file, self.target.planner, 0
         for file, names in completed.items():
             slices = zip(planner.names(file), planner.slices(file))
             nbytes += sum(content_bytes(p.dtype, s) for name, (p, s) in slices if name in names)
@@ -225,7 +225,7 @@ class FolderDestination(Destination):
         files = [file for file in self.target.files if file not in self.state.complete_files]
         self.groups = groups = equal_files(self.request, planner, placement, files, team)
         self._keep_same_layouts(layouts, team)
-        done = self.state.completed.names_by_rank
+        done = self.state.completed.names_of_file
 
         def assign() -> tuple[Assignment, Assignment]:
             assignment = placement.assign(planner, list(groups), done)
@@ -244,7 +244,7 @@ class FolderDestination(Destination):
         unchanged_by_process = team.allgather(
             lambda: [r for r in local_files if layouts.of(r).digest == parts[r].layout]
         )
-        completed = self.state.completed.only(
+        completed = self.state.completed.limited_to(
             rank for ranks in unchanged_by_process for rank in ranks
         )
         self.state = replace(self.state, completed=completed)
@@ -262,13 +262,13 @@ class FolderDestination(Destination):
         if self.folder is None:
             return 0
         spare = self.folder.check_room(sizes)
-        self.folder.forget_all_but(self.state.completed.names_by_rank)
+        self.folder.forget_all_but(self.state.completed.names_of_file)
         return spare
 
     def _create_parts(self, process: int, spare: int) -> Journal:
         """Create the part files that are not there yet, and a journal of all."""
         for file, output in self._owned.items():
-            if file not in self.state.completed.names_by_rank:
+            if file not in self.state.completed.names_of_file:
                 make_folder(output.final.parent)
                 create(output.part)
         parts = {file: (output.part, output.layout.digest) for file, output in self._owned.items()}
@@ -392,7 +392,7 @@ class FolderDestination(Destination):
             ): f"{sum(file_sums.get(first, 0) for file_sums in all_sums) % MODULUS:016x}"
             for first, files in self.groups.items()
             for file in files
-            if self.request.verify and file in self.root.ranks
+            if self.request.verify and file in self.root.files
         }
         self.folder.complete(facts, digests, stale(self.conversion))
 
@@ -463,7 +463,7 @@ def _lock_folder(conversion: Conversion, root: NodeFolder) -> FolderRecords:
     return FolderRecords(
         target.folder,
         {**conversion_identity(conversion), "continued_by": transform_command(conversion)},
-        {file: final for file, final in target.paths.items() if file in root.ranks},
+        {file: final for file, final in target.paths.items() if file in root.files},
         form=target.form.name,
         mark=None if mark is None else (Path(target.dst or "") / mark[0], mark[1]),
         overwrite=request.overwrite,

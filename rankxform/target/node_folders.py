@@ -39,7 +39,7 @@ class NodeFolder:
     """A destination folder as some nodes have it."""
 
     processes: tuple[int, ...]  # those of these nodes; the first one keeps the folder's records
-    ranks: frozenset[int]  # whose files are made there
+    files: frozenset[int]  # that are made there
     hosts: tuple[str, ...]  # the nodes' names
 
 
@@ -58,29 +58,28 @@ class Placement:
         """Return the folder that `process` has."""
         return next(root for root in self.roots if process in root.processes)
 
-    def assign(self, planner: Planner, ranks: Sequence[int], done: Done) -> Assignment:
-        """Return what each process writes of the files of `ranks`."""
-        files: list[frozenset[int]] = [frozenset()] * self.nodes.count
+    def assign(self, planner: Planner, files: Sequence[int], done: Done) -> Assignment:
+        """Return what each process writes of `files`."""
+        files_by_node: list[frozenset[int]] = [frozenset()] * self.nodes.count
         for root in self.roots:
-            root_ranks = [rank for rank in ranks if rank in root.ranks]
-            root_rank_set = frozenset(root_ranks)
+            root_files = [file for file in files if file in root.files]
             root_nodes = sorted({self.nodes.node_of[process] for process in root.processes})
+            for node in root_nodes:
+                files_by_node[node] = frozenset(root_files)
             if self.one_node:
                 number = [root_nodes.index(self.nodes.node_of[p]) for p in root.processes]
-                writer = share_among_nodes(planner, root_ranks, number, done)
+                writer = share_among_nodes(planner, root_files, number, done)
                 for position, node in enumerate(root_nodes):
-                    files[node] = frozenset(rank for rank in root_ranks if writer[rank] == position)
-            else:
-                for node in root_nodes:
-                    files[node] = root_rank_set
-        return assign_within_nodes(planner, ranks, Reach(self.nodes.node_of, tuple(files)), done)
+                    files_by_node[node] = frozenset(f for f in root_files if writer[f] == position)
+        reach = Reach(self.nodes.node_of, tuple(files_by_node))
+        return assign_within_nodes(planner, files, reach, done)
 
     def describe(self) -> str | None:
         """Say which ranks are where, if nodes have folders of their own, or who writes a file."""
         if len(self.roots) == 1:
             return "one node writes each file" if self.one_node else None
         parts = [
-            f"{format_ranges(sorted(root.ranks)) or 'none'} on {', '.join(root.hosts)}"
+            f"{format_ranges(sorted(root.files)) or 'none'} on {', '.join(root.hosts)}"
             for root in self.roots
         ]
         return f"on several nodes, a folder of each: ranks {'; '.join(parts)}"
@@ -123,9 +122,9 @@ def find_placement(request: Request, target: Target, team: Team) -> Placement:
     roots = []
     for group in groups:
         processes = sorted(p for node in group for p in nodes.processes[node])
-        ranks = frozenset(r for r in paths if len(groups) == 1 or node_of[r] in group)
+        files = frozenset(f for f in paths if len(groups) == 1 or node_of[f] in group)
         roots.append(
-            NodeFolder(tuple(processes), ranks, tuple(nodes.names[node] for node in group))
+            NodeFolder(tuple(processes), files, tuple(nodes.names[node] for node in group))
         )
     one_node = team.bcast(lambda: writers_of(request, target) == PLACEMENT_NODE)
     return Placement(tuple(roots), nodes, one_node and len(groups) < nodes.count)

@@ -165,7 +165,8 @@ def _find_differing_ties(conversion: Conversion, sources: SourceReader) -> Itera
         rows = min(a.shape[:1] + b.shape[:1], default=1)  # a number is one row
         is_equal = (a.shape, a.src_dtype) == (b.shape, b.src_dtype)
         is_small = sum(content_bytes(p.src_dtype, p.shape) for p in (a, b)) <= _ALL
-        many = _rows_at_once(a) if is_small else _BLOCK
+        row_bytes = content_bytes(a.src_dtype, a.shape[1:])
+        many = max(2, _AT_ONCE // max(1, row_bytes)) if is_small else _BLOCK
         stride = many if is_small else max(many, rows // _PLACES)
         for first in range(0, rows, stride) if is_equal else ():
             duplicate_rows, original_rows = (
@@ -216,11 +217,6 @@ def _rows(parameter: Parameter, sources: SourceReader, first: int, stop: int) ->
     shape = parameter.shape
     box = Box((first, *(0 for _ in shape[1:])), (stop, *shape[1:])) if shape else Box((), ())
     return read_box(parameter, box, sources)
-
-
-def _rows_at_once(parameter: Parameter) -> int:
-    nbytes = content_bytes(parameter.src_dtype, parameter.shape)
-    return max(2, _AT_ONCE * (*parameter.shape, 1)[0] // max(1, nbytes))
 
 
 _SHOWN = 3

@@ -612,7 +612,7 @@ def summarize(conversion: Conversion, simulation: Simulation, policy: ReadPolicy
     writers: dict[int, list[int]] = {}
     for process, slice_ranges in enumerate(assignment):
         for slice_range in slice_ranges:
-            writers.setdefault(slice_range.rank, []).append(process)
+            writers.setdefault(slice_range.file, []).append(process)
     method, latency = policy.method, None
     if isinstance(method, AutoReadMethod) and not method.fixed and isfinite(method.latency):
         latency = round(method.latency)

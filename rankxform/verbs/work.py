@@ -5,7 +5,7 @@ The costs of reading, sending and copying are measured briefly, if a choice depe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from time import perf_counter
@@ -154,7 +154,7 @@ def _file_by_file(conversion: Conversion, slice_ranges: Sequence[SliceRange]) ->
     planner, order = conversion.planner, file_order(conversion.target.container)
     of_file: dict[int, list[SliceRange]] = {}
     for slice_range in slice_ranges:
-        of_file.setdefault(slice_range.rank, []).append(slice_range)
+        of_file.setdefault(slice_range.file, []).append(slice_range)
     return [
         transfer
         for file_ranges in of_file.values()
@@ -234,7 +234,9 @@ def measure_costs(source: Source, team: Team, *, network: bool = True) -> tuple[
     With `network`, all processes must see all of the source. Also how fast each process reads, in
     bytes a second; 0 if it sees no file.
     """
-    path, place = _sample_of(source.paths, sorted(source.reach.of(team.rank)), team)
+    files = sorted(source.reach.of(team.rank))
+    number = team.rank * len(files) / team.size  # a file, and a place in it: no other process's
+    path, place = (source.paths[files[int(number)]] if files else None), number % 1
     team.barrier()  # so that all read at the same time
     with ReadTimer(path, place) if path else nullcontext() as timer:
         costs_by_process = team.allgather(
@@ -252,14 +254,6 @@ def measure_costs(source: Source, team: Team, *, network: bool = True) -> tuple[
         copy = min(team.allgather(measure_copying))
         costs = Costs(read, copy=copy, read_latency=latency)
         return _network(costs, timer, speeds[team.rank], team), speeds
-
-
-def _sample_of(
-    paths: Mapping[int, str], visible_files: Sequence[int], team: Team
-) -> tuple[str | None, float]:
-    """Return a file and a place in it, as a part of the whole, that no other process samples."""
-    number = team.rank * len(visible_files) / team.size
-    return (paths[visible_files[int(number)]] if visible_files else None), number % 1
 
 
 def _network(costs: Costs, timer: ReadTimer, speed: float, team: Team) -> Costs:

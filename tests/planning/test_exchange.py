@@ -205,7 +205,7 @@ def test_a_process_makes_transfers_for_itself_alone(exchanged, tmp_path, monkeyp
     work = order_transfers(1, plan.transfers(assignment[1]), exchanges)
     slices = sum(one.stop - one.first for one in assignment[1])
     assert sum(len(one.targets) for one in work) == slices < 24
-    own = {plan.slices(one.rank)[at][0].name for one in assignment[1]
+    own = {plan.slices(one.file)[at][0].name for one in assignment[1]
            for at in range(one.first, one.stop)}  # fmt: skip
     in_exchanges = sum(exchange.part(1) is not None for exchange in exchanges)
     assert len(made) == len(own) + 2 * in_exchanges, "each by itself, and as a part, here too"

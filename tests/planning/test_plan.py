@@ -178,7 +178,7 @@ def test_every_slice_is_written_by_one_process(processes, tmp_path):
     assignment = assign(plan, range(4), processes)
     assert len(assignment) == processes
     written = [
-        (p.rank, i)
+        (p.file, i)
         for slice_ranges in assignment
         for p in slice_ranges
         for i in range(p.first, p.stop)
@@ -202,7 +202,7 @@ def test_parameters_are_assigned_where_files_would_read_everything_often(tmp_pat
         params,
     )
     assignment = assign(plan, range(8), 2)
-    assert [[(p.rank, p.first, p.stop) for p in slice_ranges] for slice_ranges in assignment] == [
+    assert [[(p.file, p.first, p.stop) for p in slice_ranges] for slice_ranges in assignment] == [
         [(rank, 0, 2) for rank in range(8)],
         [(rank, 2, 4) for rank in range(8)],
     ]
@@ -220,7 +220,7 @@ def test_ranks_with_equal_boxes_are_written_by_one_process(tmp_path):
     params = {"w": ((8, 1024), "Float32")}
     stages = [dict.fromkeys(params, ([2, 2], [0, -1], 0, 0))]
     assignment = assign(planner(tmp_path, stages, stages, params), range(4), 2)
-    assert [[p.rank for p in slice_ranges] for slice_ranges in assignment] == [[0, 2], [1, 3]]
+    assert [[p.file for p in slice_ranges] for slice_ranges in assignment] == [[0, 2], [1, 3]]
 
 
 def test_names_are_summed_up_by_pattern():

@@ -174,7 +174,7 @@ def test_nothing_is_kept_of_a_part_that_is_begun_anew(place, monkeypatch):
         known = records.merge_journals(
             {p.name: p.read_bytes() for p in files}, folder_records.boot_id()
         )
-        seen.append((path.name, set(known.names_by_rank)))
+        seen.append((path.name, set(known.names_of_file)))
         raise rankxform.StoppedError("stopped by a test")
 
     monkeypatch.setattr(destination, "create", create)
