@@ -74,7 +74,9 @@ def plan():
     began = time.perf_counter()
     source = catalog_of(Description(src.label, src), schemas, paths, schemas)
     planner = Planner(source, dst, select_parameters(source, dst))
-    everything = [SliceRange(rank, 0, len(planner.names(rank))) for rank in range(dst.ranks)]
+    everything = [
+        SliceRange(rank, 0, len(planner.layouts_of_file(rank))) for rank in range(dst.ranks)
+    ]
     transfers = planner.transfers(everything)
     seconds = time.perf_counter() - began
     memory = rss() - before

@@ -85,21 +85,21 @@ def _with_options(names: Callable[[], frozenset[str]]) -> Callable[[F], F]:
     return documented
 
 
-def _all() -> frozenset[str]:
+def _option_names() -> frozenset[str]:
     return frozenset(option.name for option in all_options()) | {"files"}
 
 
-def _loading() -> frozenset[str]:
+def _loading_names() -> frozenset[str]:
     return frozenset(options_affecting(AFFECTS_LOAD)) | {"files"}
 
 
 def resharding_names() -> frozenset[str]:
     """Return the options of `load` that mean something where there are no files."""
     of_files = {"files", "src_pattern", "src_form", "fallback", "step", "suffix", "check_crc"}
-    return _loading() - of_files
+    return _loading_names() - of_files
 
 
-@_with_options(_all)
+@_with_options(_option_names)
 def transform(
     src: PathLike,
     dst: PathLike,
@@ -121,7 +121,7 @@ def transform(
     both are 0, "move", "load", "compare" or "check") on process 0, and ends the call if it raises.
     """
 
-    ask = partial(_request, src, dst, src_strategy, dst_strategy, options, _all())
+    ask = partial(_request, src, dst, src_strategy, dst_strategy, options, _option_names())
 
     def run(request: Request, processes: Team, begin: Begin) -> Report:
         return transforming.transform(request, processes, lambda _, total: begin("move", total))
@@ -151,7 +151,7 @@ def follow(
     values: dict[str, Any] = {**options}
     how = {name: values.pop(name) for name in FollowSettings._fields if name in values}
     settings = FollowSettings(**how)
-    ask = partial(_request, src, dst, src_strategy, dst_strategy, values, _all())
+    ask = partial(_request, src, dst, src_strategy, dst_strategy, values, _option_names())
 
     def run(request: Request, processes: Team, begin: Begin) -> Followed:
         return following.follow(request, settings, processes, lambda _, total: begin("move", total))
@@ -159,7 +159,7 @@ def follow(
     return _collective(comm, progress, ask, run)
 
 
-@_with_options(_loading)
+@_with_options(_loading_names)
 def load(
     src: PathLike,
     src_strategy: PathLike | Strategy | None = None,
@@ -182,7 +182,7 @@ def load(
     Processes may differ in `rank`, `into` and `include` only.
     """
 
-    ask = partial(_request, src, None, src_strategy, dst_strategy, options, _loading())
+    ask = partial(_request, src, None, src_strategy, dst_strategy, options, _loading_names())
 
     def run(request: Request, processes: Team, begin: Begin) -> Parameters:
         dst_rank, arrays = processes.agree(
@@ -223,13 +223,13 @@ def reshard(
     ask, find_own = _resharding(slices, src_strategy, dst_strategy, options)
     is_apart = (src_strategy, dst_strategy) == (None, None) and not {*options} - {"into"}
 
-    def own(processes: Team) -> tuple[HeldSlices, int]:
+    def check_plan_and_find(processes: Team) -> tuple[HeldSlices, int]:
         if plan is not None and not isinstance(plan, loading.ReshardPlan):
             raise UsageError(f"plan is a {type(plan).__name__}; expected what plan_reshard returns")
         return find_own(processes)
 
     def run(request: Request, processes: Team, begin: Begin) -> Parameters:
-        held_slices, dst_rank = processes.agree(lambda: own(processes))
+        held_slices, dst_rank = processes.agree(lambda: check_plan_and_find(processes))
         planned = processes.allgather(lambda: (plan is not None, is_apart))
         if any(has_plan and not alone for has_plan, alone in planned):
             raise UsageError("plan= stands for strategies and options", "leave them out")
@@ -263,7 +263,7 @@ def plan_reshard(
     """
     ask, find_own = _resharding(slices, src_strategy, dst_strategy, options)
 
-    def own(processes: Team) -> tuple[HeldSlices, int]:
+    def describe_slices(processes: Team) -> tuple[HeldSlices, int]:
         held_slices, dst_rank = find_own(processes)
         if held_slices.into:
             raise UsageError("a plan fills no arrays", "into= of reshard")
@@ -274,7 +274,7 @@ def plan_reshard(
         return held_slices._replace(slices=stand_ins(shapes), has_values=False), dst_rank
 
     def run(request: Request, processes: Team, begin: Begin) -> ReshardPlan:
-        held_slices, dst_rank = processes.agree(lambda: own(processes))
+        held_slices, dst_rank = processes.agree(lambda: describe_slices(processes))
         return loading.plan_reshard(request, held_slices, dst_rank, processes)
 
     return _collective(comm, False, ask, run)
@@ -319,7 +319,7 @@ def _own_rank(rank: int | None, request: Request, processes: Team) -> int:
     return _number("rank", rank)
 
 
-@_with_options(_all)
+@_with_options(_option_names)
 def verify(
     src: PathLike,
     dst: PathLike | None = None,
@@ -337,7 +337,7 @@ def verify(
     `same` is None if not every byte was compared.
     """
 
-    ask = partial(_request, src, dst, src_strategy, dst_strategy, options, _all())
+    ask = partial(_request, src, dst, src_strategy, dst_strategy, options, _option_names())
 
     def run(request: Request, processes: Team, begin: Begin) -> Verdict:
         if dst is None:
@@ -349,7 +349,7 @@ def verify(
     return _collective(comm, progress, ask, run)
 
 
-@_with_options(_all)
+@_with_options(_option_names)
 def plan(
     src: PathLike,
     src_strategy: PathLike | Strategy | None = None,
@@ -369,7 +369,7 @@ def plan(
     def ask() -> Request:
         if processes is not None and _number("processes", processes) < 1:
             raise UsageError(f"processes is {processes!r}; expected a number from 1 on")
-        return _request(src, None, src_strategy, dst_strategy, options, _all())
+        return _request(src, None, src_strategy, dst_strategy, options, _option_names())
 
     def run(request: Request, members: Team, begin: Begin) -> Plan:
         return planning.plan(request, members, processes and index(processes))[1]
@@ -434,7 +434,9 @@ def derive(
     }
     pairs = list(rules.items()) if isinstance(rules, Mapping) else rules
     with raising_storage_errors():
-        request = derive_request(_request("", None, None, None, {**options, **texts}, _all()))
+        request = derive_request(
+            _request("", None, None, None, {**options, **texts}, _option_names())
+        )
         assert request is not None
         sizes = (parallel if isinstance(parallel, Parallel) else None for parallel in (src, dst))
         strategy = load_strategy(_strategy("source", source))
@@ -540,7 +542,7 @@ def _say_keywords(error: RankxformError | RankxformWarning) -> None:
     message = str(error.parts) if isinstance(error, RankxformError) else ""
     flags = dict.fromkeys(re.findall(r"(?<![\w-])--[a-z][a-z-]+", message))
     names = ((flag, flag[2:].replace("-", "_")) for flag in flags)
-    keywords = [f"{flag} is {name}=" for flag, name in names if name in {*_all(), *_GIVEN}]
+    keywords = [f"{flag} is {name}=" for flag, name in names if name in {*_option_names(), *_GIVEN}]
     if keywords and isinstance(error, RankxformError):
         details = filter(None, (error.details, f"in Python: {', '.join(keywords)}"))
         error.say(error.parts._replace(details="\n".join(details)))

@@ -364,7 +364,7 @@ def _destination(place: str, pattern: str) -> Found:
     except StorageError as error:
         return {**unfinished, "unclear": str(error)} if has_manifest else unfinished
     files = sorted(record["files"].items(), key=lambda item: item[1]["rank"])
-    rows = [_written(path / name, facts) for name, facts in files]
+    rows = [_describe_written(path / name, facts) for name, facts in files]
     options = record.get("verify")
     form = FORMS[record.get("form", DEFAULT_FORM)]
     return {
@@ -395,7 +395,7 @@ def _begun_at(path: Path) -> Path | None:
     return None
 
 
-def _written(path: Path, facts: Mapping[str, Any]) -> dict[str, Any]:
+def _describe_written(path: Path, facts: Mapping[str, Any]) -> dict[str, Any]:
     """Describe a file that a manifest lists; an error where it is not of the size written."""
     if path.is_file() and path.stat().st_size == facts["size"]:
         return {"rank": facts["rank"], **_facts(str(path))}

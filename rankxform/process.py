@@ -150,12 +150,12 @@ class Signals:
         self._names = {getattr(signal, name): name for name in NAMES}
         for number in self._names:
             if signal.getsignal(number) != signal.SIG_IGN:  # as nohup has it
-                signal.signal(number, self._take)
+                signal.signal(number, self._note_signal)
 
-    def _take(self, number: int, frame: FrameType | None) -> None:
+    def _note_signal(self, number: int, frame: FrameType | None) -> None:
         again, self.reason = self.reason, f"stopped by {self._names[number]}"
         if not self._waiting and not (self.at_work and again is None):
-            self._end(again is None)
+            self._exit_soon(again is None)
 
     def ready(self, leave: Callable[[int], object]) -> None:
         """Say that MPI has started, if it does; end the process if it was asked to stop before.
@@ -164,14 +164,14 @@ class Signals:
         """
         self._waiting, self._leave = False, leave
         if self.reason is not None:
-            self._end(True)
+            self._exit_soon(True)
 
-    def done(self) -> None:
+    def ignore_signals(self) -> None:
         """Say that nothing is left to be stopped: MPI and the interpreter end, in a while."""
         for number in self._names:
             signal.signal(number, signal.SIG_IGN)
 
-    def _end(self, is_first: bool) -> None:
+    def _exit_soon(self, is_first: bool) -> None:
         rank = max(int(os.environ.get(name, "0")) for name in _RANKS)
         if rank:  # process 0, which mostly got the signal too, ends all, or else the next one
             time.sleep(_FIRST_SPEAKS + 2 * _FORWARDED * min(rank, _NEXT))

@@ -284,7 +284,7 @@ class Contradiction(NamedTuple):
     def finding(self) -> Finding:
         """What differs, and what may be the reason: an error or a warning, by the kind."""
         kind, subject = STATEMENT_KINDS[self.id], self.first.subject
-        first, second = (_written(fact.value) for fact in self)
+        first, second = (_value_text(fact.value) for fact in self)
         text = f"{kind.words.format(of=subject)} {first}, and {second} by {self.second.where}"
         message = Message(text, (kind.remedy,), self.first.where)
         return Finding(message, ERROR if kind.refused else WARNING, self.id, need=HEADERS)
@@ -309,9 +309,9 @@ def contradictions(facts: Iterable[Statement]) -> Iterator[Contradiction]:
             yield Contradiction(earlier, fact)
 
 
-def _written(value: Any) -> str:
+def _value_text(value: Any) -> str:
     if isinstance(value, int):
         return f"{value:,}"
     if isinstance(value, frozenset):
-        return " or ".join(map(_written, sorted(value)))
+        return " or ".join(map(_value_text, sorted(value)))
     return str(list(value) if isinstance(value, tuple) else value)

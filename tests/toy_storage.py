@@ -102,7 +102,7 @@ class MemoryRanges(RangeReader):
     def version(self, path, sparse=False):
         return FileVersion(len(self._memory.get(path)), 1)
 
-    def named(self, path):
+    def version_now(self, path):
         return FileVersion(len(self._memory.files[path]), 1) if path in self._memory.files else None
 
     def _get(self, path, offset, nbytes):

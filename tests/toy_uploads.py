@@ -97,7 +97,7 @@ class Upload(Destination):
         return self._name(self.target.arrangement.names[file])
 
     @property
-    def stored(self):
+    def stored_before(self):
         sent = self._sent.values()
         return StoredFiles(
             kept=len(self.target.files) - len(self._sent),
@@ -144,7 +144,7 @@ class PartSink:
     def __init__(self, server, name, layout, sent):
         self._server, self._name, self._layout = server, name, layout
         self._number, self._first = sent
-        self._end, self._buffer, self.written = None, b"", 0
+        self._end, self._buffer, self.bytes_put = None, b"", 0
 
     def put(self, name, start, data):
         spans, done = self._layout.spans[name], 0
@@ -176,7 +176,7 @@ class PartSink:
         )
         self._server.send(self._name, self._number, data)
         self._number += 1
-        self.written += len(data)
+        self.bytes_put += len(data)
 
     def finish(self):
         if self._buffer:

@@ -127,7 +127,7 @@ class Checkpoint2Form(Form):
         names, parts = {}, {}
         prefix = f"{naming.prefix}-" if naming.prefix else ""
         for rank in range(ranks):
-            layouts = planner.names(rank)
+            layouts = planner.layouts_of_file(rank)
             if naming.options["dedup"]:
                 first = [
                     n

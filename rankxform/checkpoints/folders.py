@@ -608,7 +608,7 @@ def parts_of(planner: Planner, max_bytes: int) -> list[FileContent]:
     slice_keys: set[object] = set()
     parts = []
     for rank in range(planner.dst.ranks):
-        layouts = planner.names(rank)
+        layouts = planner.layouts_of_file(rank)
         first = [
             n for n in layouts if not is_repeated_slice(planner, n, layouts[n], rank, slice_keys)
         ]
@@ -640,7 +640,7 @@ def table_of(planner: Planner, names: Mapping[int, str], *, places: bool) -> Dcp
         container = CONTAINERS[name.rpartition(".")[2]]
         layout = container.lay_out(tensors, {}, False)
         spans = items_of(layout)
-        layouts = planner.names(file)
+        layouts = planner.layouts_of_file(file)
         for tensor in tensors:
             shape, place = planner.parameter(tensor.name).shape, spans[tensor.name]
             if tensor.dtype == BYTES:

@@ -43,13 +43,13 @@ def run(options: Parsed, team: Team) -> int:
     from rankxform.inspection import inspect
     from rankxform.verbs.contents import Inspection
 
-    def look() -> Inspection:
+    def inspect_path() -> Inspection:
         refuse_given_options(
             options, "is for --check, --replicas, --page, --src-strategy or --map", ("src_pattern",)
         )
         return Inspection(inspect(options.path, options.src_pattern), is_raw=options.raw)
 
-    return screen.show("inspect", look)
+    return screen.show("inspect", inspect_path)
 
 
 def _request(options: Parsed, dst: str | None) -> Request:
@@ -75,7 +75,7 @@ def _write_page(options: Parsed, team: Team, screen: Screen) -> int:
 
     from .page import check_page_path, save_page
 
-    def asked() -> list[Request]:
+    def make_requests() -> list[Request]:
         first = _request(options, "none")
         requests = [first]
         if options.beside is not None:
@@ -84,7 +84,7 @@ def _write_page(options: Parsed, team: Team, screen: Screen) -> int:
             check_page_path(options.page, request, "--page")
         return requests
 
-    checkpoints = [contents(request, team) for request in team.bcast(asked)]
+    checkpoints = [contents(request, team) for request in team.bcast(make_requests)]
     faults = [text for checkpoint in checkpoints for text in checkpoint.faults]
     warnings = [text for checkpoint in checkpoints for text in checkpoint.warnings]
     head: dict[str, Any] = {

@@ -82,7 +82,7 @@ def main(argv: Sequence[str] | None = None, signals: Signals | None = None) -> i
     gc.freeze()  # what is there now is not looked through again when the interpreter ends
     if isinstance(outcome, int):
         if is_ours:
-            signals.done()
+            signals.ignore_signals()
         return processes.finish(outcome)
     signals.ready(os._exit)  # from here on there is no MPI that could end the others
     processes.finish(0)

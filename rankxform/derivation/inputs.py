@@ -418,7 +418,7 @@ def _places(options: DeriveOptions, preset: Preset | None, config: JobConfig | N
         offset,
         interleave or 1,
         config is not None,
-        preset.placed if preset else (),
+        preset.stage_rules if preset else (),
     )
 
 

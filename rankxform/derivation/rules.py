@@ -144,7 +144,7 @@ class Preset:
     own_rule_count: int = 0  # how many of the rules, the first ones, are a file's own
 
     @property
-    def placed(self) -> tuple[ShardingRule, ...]:
+    def stage_rules(self) -> tuple[ShardingRule, ...]:
         """The file's own rules that say on which stages parameters are."""
         return tuple(r for r in self.rules[: self.own_rule_count] if r.stage not in (None, LAYER))
 

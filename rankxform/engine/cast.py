@@ -98,12 +98,12 @@ def blockwise(convert: CastFunction | None) -> CastFunction:
     Squares of the two last axes are first copied into the cache as they lie in memory.
     """
 
-    def done(dst_words: Words, src_words: Words) -> None:
+    def convert_blocks(dst_words: Words, src_words: Words) -> None:
         inner = src_words.ndim >= 2 and min(src_words.shape[-2:]) > 1
         if inner and abs(src_words.strides[-2]) < abs(src_words.strides[-1]):
             if src_words.ndim > 2:
                 for dst_row, src_row in zip(dst_words, src_words):
-                    done(dst_row, src_row)
+                    convert_blocks(dst_row, src_row)
                 return
             rows, columns = src_words.shape
             for i in range(0, rows, _SQUARE):
@@ -116,7 +116,7 @@ def blockwise(convert: CastFunction | None) -> CastFunction:
         else:
             dst_words[...] = src_words
 
-    return done
+    return convert_blocks
 
 
 def _copy(dst_words: Words, src_words: Words) -> None:
@@ -151,12 +151,12 @@ def _in_blocks(
     It is given room for as many 32-bit words as there are elements in the block.
     """
 
-    def done(dst_words: Words, src_words: Words) -> None:
+    def convert_blocks(dst_words: Words, src_words: Words) -> None:
         if dst_words.flags.c_contiguous and src_words.flags.c_contiguous:
             dst_words, src_words = dst_words.reshape(-1), src_words.reshape(-1)
         elif dst_words.ndim > 1 and dst_words[0].size * 2 > _BLOCK:
             for dst_row, src_row in zip(dst_words, src_words):
-                done(dst_row, src_row)
+                convert_blocks(dst_row, src_row)
             return
         rows = max(1, _BLOCK // max(1, dst_words[:1].size)) if dst_words.ndim else 1
         if not dst_words.ndim:
@@ -174,7 +174,7 @@ def _in_blocks(
                 convert(cast_block.reshape(-1), block.reshape(-1), room[: block.size])
                 then(target, cast_block)
 
-    return done
+    return convert_blocks
 
 
 def _to_bfloat16(dst_words: Words, src_words: Words, room: Words) -> None:

@@ -86,7 +86,7 @@ class Fingerprint:
         if not part.size:
             return 0
         if part.size * item <= _SMALL:
-            return _weighted_sum(*self.may_exchange(shape, item, data_box, data, part))
+            return _weighted_sum(*self.words_and_keys(shape, item, data_box, data, part))
         word = _word(shape, item, data_box, part)
         view = _view(data, data_box, part, item, word)
         axis = _row_axis(shape, item)
@@ -105,7 +105,7 @@ class Fingerprint:
         row = data.view(f"u{word}").reshape(1, -1)
         return self._long_rows(row, np.ones(1, np.uint64), 0, word)
 
-    def may_exchange(
+    def words_and_keys(
         self, shape: Shape, item: int, data_box: Box, data: Bytes, part: Box
     ) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
         """Return the words of a small region, as a view of `data`, and the key of each."""
@@ -294,7 +294,7 @@ class IntegrityChecker:
             data_box, data = part, converted.reshape(-1).view(np.uint8)
         if converts or not 0 < part.size * item <= _SMALL:
             return self._prints.of(shape, item, data_box, data, part)
-        words, keys = self._prints.may_exchange(shape, item, data_box, data, part)
+        words, keys = self._prints.words_and_keys(shape, item, data_box, data, part)
         if self._kept > _KEPT:
             self._ready.clear()
             self._kept = 0

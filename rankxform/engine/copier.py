@@ -43,12 +43,12 @@ class Operands:
         """`tensors`: by the name that steps use, with the files that hold them; `brought`: whole
         ones that are in memory."""
         self._tensors, self._brought = tensors, brought
-        self.get = lru_cache(maxsize=_KEPT)(self._get)
+        self.get = lru_cache(maxsize=_KEPT)(self._read_box)
 
     def shape(self, name: str) -> Shape:
         return self._tensors[name][0].shape
 
-    def _get(self, name: str, box: Box) -> Any:
+    def _read_box(self, name: str, box: Box) -> Any:
         """Return a box of a tensor, as Float64."""
         parameter, sources = self._tensors[name]
         if name in self._brought:
@@ -87,7 +87,7 @@ def read_as_float64(parameter: Parameter, box: Box, sources: SourceReader) -> An
     pieces = parameter.composed_sharding.pieces
     exact_values = np.zeros(box.shape)
     for number, piece in enumerate(pieces.assembly.pieces):
-        inside = piece.inside(box)
+        inside = piece.part_in(box)
         if inside is None:
             continue
         for cell, files in parameter.sharding.files.items():

@@ -54,7 +54,7 @@ class InMemory:
         """Whether slices of both sides lie in memory; the same on all processes."""
         return self._sources.is_memory and _is_moved_in_memory(transfer)
 
-    def takes(self, transfer: Transfer) -> Iterator[TensorRead]:
+    def reads_of(self, transfer: Transfer) -> Iterator[TensorRead]:
         """Yield of which source slices `slices` takes the content."""
         for cell, file in transfer.readers.items():
             yield self._sources.whole(file, transfer.parameter.entry(cell, file))

@@ -55,9 +55,9 @@ class PieceRegion(Region):
 
     def values(self, kind: np.dtype[Any]) -> Words:
         """Return the part's elements, along the axes of the tensor that is made."""
-        return self.some(self.part, kind)
+        return self.elements_of(self.part, kind)
 
-    def some(self, part: Box, kind: np.dtype[Any]) -> Words:
+    def elements_of(self, part: Box, kind: np.dtype[Any]) -> Words:
         """Return the elements of `part`, a box of the piece."""
         piece = self.piece
         assert piece is not None
@@ -96,7 +96,7 @@ class PieceRowIndex(RowIndex[T], Generic[T]):
         """
         for number in self._numbers.touching(tile):
             box_key, piece, box = self._things[number]
-            inside = piece.inside(tile)
+            inside = piece.part_in(tile)
             part = box.intersect(inside) if inside is not None else None
             if part is not None:
                 yield box_key, part
@@ -134,7 +134,7 @@ class PieceSchedule(Schedule):
     def _rows(self, keyed_boxes: Iterable[tuple[T, Cell, Box]]) -> RowIndex[T]:
         return PieceRowIndex(self._pieces_of, keyed_boxes)
 
-    def _group(self, routes: Routes, exchange: Exchange, process: int) -> list[Box]:
+    def _boxes_in_arena(self, routes: Routes, exchange: Exchange, process: int) -> list[Box]:
         """Return the boxes, in the made tensor, of all that a process has in its arena."""
         grid = self._pieces_of
         dst_boxes = [box for cell, box in self._all.items() if process in exchange.receivers[cell]]
@@ -191,7 +191,7 @@ class PieceSchedule(Schedule):
         factor = -(-rows.size // max(1, need.size))
         return max(stride_factor, factor if factor <= _MOST_SIEVED else 1)
 
-    def _around(self, cell: Cell, need: Box) -> Box:
+    def _box_around(self, cell: Cell, need: Box) -> Box:
         """Return the box of the source with `need`; strides are filled up, so that the pieces that
         lie in between are read by the same read."""
         piece, source_box = self._pieces_of.piece(cell), self._pieces_of.source_box(cell)
@@ -206,15 +206,15 @@ class PieceSchedule(Schedule):
 
     def _block(self, cell: Cell, need: Box) -> Box:
         """Return the whole rows of the source with `need`, which lie in one piece in the file."""
-        box, source_box = self._around(cell, need), self._pieces_of.source_box(cell)
+        box, source_box = self._box_around(cell, need), self._pieces_of.source_box(cell)
         return Box(box.start[:1] + source_box.start[1:], box.stop[:1] + source_box.stop[1:])
 
     def _fetch(self, cell: Cell, need: Box, tile_run: TileRun, fetches: list[TileRead]) -> Region:
         source_box, item = self._pieces_of.source_box(cell), self._src_item
-        box, block = self._around(cell, need), self._block(cell, need)
+        box, block = self._box_around(cell, need), self._block(cell, need)
         if block.size <= self._factors[cell] * need.size:
             box = self._method.box(box, block, item)
-        data, position = self._take(box.size * item), 0
+        data, position = self._reserve(box.size * item), 0
         sparse, part = box != block, box.relative_to(source_box)
         first, run, stride, count = strided_runs(part, source_box.shape)
         if count > 1:
@@ -227,7 +227,9 @@ class PieceSchedule(Schedule):
             position += run * item
         return PieceRegion(box, data, need, True, self._pieces_of.piece(cell))
 
-    def _stored(self, tile: Box, regions: Mapping[Any, Region]) -> Iterator[tuple[Cell, Box]]:
+    def _parts_to_store(
+        self, tile: Box, regions: Mapping[Any, Region]
+    ) -> Iterator[tuple[Cell, Box]]:
         """Yield parts that stay in the cache until they are written, where they are copies."""
         for cell, target in self._wanting.over(tile):
             parts = list(self._regions(cell, target, regions))
@@ -257,7 +259,7 @@ class PieceSchedule(Schedule):
         sources = list(self._regions(cell, target, regions))
         if len(sources) == 1 and self._is_made(sources[0], target):
             return Region(target, sources[0].data, target, raw=False), [], [], sources
-        data = self._take(target.size * self._item)
+        data = self._reserve(target.size * self._item)
         values = data.view(self._target_type).reshape(target.shape)
         copies: list[View] = []
         places: list[SourceIndices] = []
@@ -289,9 +291,9 @@ class PieceSchedule(Schedule):
     def _packed(self, place: Region, source: Region) -> View:
         assert isinstance(place, PieceRegion)
         assert isinstance(source, PieceRegion)
-        return place.values(self._source_type), source.some(place.part, self._source_type)
+        return place.values(self._source_type), source.elements_of(place.part, self._source_type)
 
-    def _placed(self, src_cell: Cell, box: Box, data: Bytes) -> Region:
+    def _region_in_message(self, src_cell: Cell, box: Box, data: Bytes) -> Region:
         return PieceRegion(box, data, box, True, self._pieces_of.piece(src_cell), False)
 
     def _run(self, region: Region, box: Box) -> Bytes | None:

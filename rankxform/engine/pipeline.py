@@ -66,7 +66,7 @@ class LazyTileWork:
             self._made[arena] = self._schedule.work(self._alike, self._arenas[arena])
         return self._made[arena]
 
-    def between(self, slices: SlicesInMemory, repeat: int, arena: int) -> TileWork:
+    def work_in_memory(self, slices: SlicesInMemory, repeat: int, arena: int) -> TileWork:
         """Return the work for one of the tiles, between slices that lie in memory."""
         if arena not in self._in_memory:
             from .in_memory import WorkInMemory
@@ -111,7 +111,7 @@ class StepInMemory:
     def on(self, arena: int) -> TileWork:
         """Return the work; messages are packed in the arena of this number."""
         slices = self._in_memory.slices(self._transfer)
-        return self._step.between(slices, self._repeat, arena)
+        return self._step.work_in_memory(slices, self._repeat, arena)
 
 
 Step = LazyTileWork | MovedStep | StepInMemory
@@ -163,7 +163,7 @@ class ScheduleCache:
         if key in self._kept:
             cached_steps, cached_start = self._kept[key]
             if start == cached_start:
-                return self._placed(transfer, cached_steps)
+                return self._with_steps_in_memory(transfer, cached_steps)
             return [(MovedStep(s, start - cached_start), r) for s, r in cached_steps]
         if parameter.composed_sharding:
             schedule: Schedule = PieceSchedule(transfer, self._method, checked=self._checked)
@@ -175,13 +175,13 @@ class ScheduleCache:
         for step in steps:
             first.append(step)
             if len(first) > _MANY_TILES:
-                return self._placed(transfer, chain(first, steps))
+                return self._with_steps_in_memory(transfer, chain(first, steps))
         if len(self._kept) >= _MANY_SCHEDULES:
             self._kept.clear()
         self._kept[key] = first, start
-        return self._placed(transfer, first)
+        return self._with_steps_in_memory(transfer, first)
 
-    def _placed(
+    def _with_steps_in_memory(
         self, transfer: Transfer, steps: Iterable[tuple[LazyTileWork, int]]
     ) -> Iterable[tuple[Step, int]]:
         """Return steps as they are done where slices of the transfer lie in memory, if any do."""
@@ -315,7 +315,7 @@ def coming_reads(turns: Iterable[Turn], in_memory: InMemory | None) -> Iterator[
             continue
         if in_memory is not None and in_memory.is_between(transfer):
             if transfer is not taken:
-                yield from in_memory.takes(transfer)
+                yield from in_memory.reads_of(transfer)
             taken = transfer
             continue
         work = step.on(arena_number)
@@ -362,7 +362,7 @@ class Sink(Protocol):
     """
 
     @property
-    def written(self) -> int:
+    def bytes_put(self) -> int:
         """Bytes put so far."""
 
     def put(self, name: str, start: int, data: Buffer) -> None:
@@ -457,7 +457,7 @@ def execute(
         pipeline.complete()
     pipeline.finish()
     notices = sources.check_unchanged()
-    written = pipeline.placed + sum(sink.written for sink in sinks.values())
+    written = pipeline.placed + sum(sink.bytes_put for sink in sinks.values())
     return operand_traffic + Traffic(
         sources.nbytes,
         written,
@@ -626,7 +626,7 @@ class Pipeline:
         else:
             self._store(tile.transfer, tile.work, tile.repeat)
         for transfer in tile.ended:
-            self._end(transfer)
+            self._complete_transfer(transfer)
 
     def _receive(
         self, name: str, requests: Sequence[Any], messages: Sequence[tuple[int, Buffer]]
@@ -672,9 +672,9 @@ class Pipeline:
         if self.in_flight:
             self.in_flight[-1].ended.append(transfer)
         else:
-            self._end(transfer)
+            self._complete_transfer(transfer)
 
-    def _end(self, transfer: Transfer) -> None:
+    def _complete_transfer(self, transfer: Transfer) -> None:
         if self._checker:
             self._checker.check(transfer)
         self._on_complete(transfer)

@@ -272,7 +272,7 @@ class Schedule:
             if p not in routes
         }
         all_routes = {**routes, **idle}  # those that only write what nobody reads, such as padding
-        self._groups = [self._group(r, exchange, p) for p, r in all_routes.items()]
+        self._groups = [self._boxes_in_arena(r, exchange, p) for p, r in all_routes.items()]
         self._wanted: dict[Cell, Box] = {}  # of a source cell, the bounding box of what is wanted
         for src_cell, cell in local_routes.read:
             box = self._boxes[src_cell, cell]
@@ -288,7 +288,7 @@ class Schedule:
                 local_routes.forwarded,
             )
         )
-        self._passing = self._pieces(local_routes.every)
+        self._passing = self._pieces(local_routes.passing_pieces)
         local_pairs = set(local_routes.read_here)
         self._parts = {
             cell: self._rows(
@@ -305,7 +305,7 @@ class Schedule:
     def _pieces(self, pieces: Iterable[CellPair]) -> RowIndex[CellPair]:
         return self._rows((piece, piece[0], self._boxes[piece]) for piece in pieces)
 
-    def _group(self, routes: Routes, exchange: Exchange, process: int) -> list[Box]:
+    def _boxes_in_arena(self, routes: Routes, exchange: Exchange, process: int) -> list[Box]:
         """Return the boxes that a process has in its arena, each as often as it may be there."""
         read = [
             self._grid.box(src_cell)
@@ -421,7 +421,7 @@ class Schedule:
         writes, targets = [], []
         read: list[Region] = []
         assembly_start = self._used
-        for cell, target in self._stored(tile_run.first, regions):
+        for cell, target in self._parts_to_store(tile_run.first, regions):
             self._used = assembly_start
             region, copies, places, sources = self._assemble(cell, target, regions)
             box = self._targets[cell]
@@ -440,7 +440,9 @@ class Schedule:
             self._taken,
         )  # fmt: skip
 
-    def _stored(self, tile: Box, regions: Mapping[Any, Region]) -> Iterator[tuple[Cell, Box]]:
+    def _parts_to_store(
+        self, tile: Box, regions: Mapping[Any, Region]
+    ) -> Iterator[tuple[Cell, Box]]:
         """Yield what is stored of a tile: the destination cell, and which part of it at a time."""
         return self._wanting.over(tile)
 
@@ -484,7 +486,7 @@ class Schedule:
         if in_place is not None:
             region, data = in_place
         else:
-            data = self._take(box.size * item)
+            data = self._reserve(box.size * item)
             region = Region(box, data, need)
         for first, count in contiguous_runs(box.relative_to(block), block.shape):
             room = data[position : position + count * item].data
@@ -508,7 +510,7 @@ class Schedule:
             return region, copies, [], sources
         if len(parts) == 1 and sources[0].box == target and not self._types:
             return sources[0], [], [], sources
-        region = Region(target, self._take(target.size * self._item), target, raw=False)
+        region = Region(target, self._reserve(target.size * self._item), target, raw=False)
         return region, [self._view(region, source, source.part) for source in sources], [], sources
 
     def _view(self, target: Region, source: Region, part: Box) -> View:
@@ -516,7 +518,7 @@ class Schedule:
             return typed(target, part, self._types[0]), typed(source, part, self._types[1])
         return copy_views(target, source, part, self._item)
 
-    def _take(self, nbytes: int, trailer_bytes: int = 0) -> Bytes:
+    def _reserve(self, nbytes: int, trailer_bytes: int = 0) -> Bytes:
         """Return aligned room for `nbytes + trailer_bytes` bytes; each tile uses the arena anew."""
         start = -(-self._used // ALIGN) * ALIGN
         self._used = start + nbytes + trailer_bytes
@@ -528,13 +530,13 @@ class Schedule:
     def _messages(self, tile: Box, regions: dict[Any, Region]) -> TileMessages:
         packs: list[View] = []
         repacks: list[View] = []
-        sends = self._pack(self._sends, tile, regions, packs)
-        recvs = self._expect(self._recvs, tile, regions)
-        forwards = self._pack(self._forwards, tile, regions, repacks)
-        forwarded = self._expect(self._forwarded, tile, regions)
+        sends = self._plan_sends(self._sends, tile, regions, packs)
+        recvs = self._plan_receives(self._recvs, tile, regions)
+        forwards = self._plan_sends(self._forwards, tile, regions, repacks)
+        forwarded = self._plan_receives(self._forwarded, tile, regions)
         return TileMessages(packs, sends, recvs, repacks, forwards, forwarded)
 
-    def _pack(
+    def _plan_sends(
         self,
         peers: Mapping[int, RowIndex[CellPair]],
         tile: Box,
@@ -560,7 +562,7 @@ class Schedule:
         """Return what of a region in the arena goes to a place in a message."""
         return copy_views(place, source, place.box, self._src_item)
 
-    def _expect(
+    def _plan_receives(
         self, peers: Mapping[int, RowIndex[CellPair]], tile: Box, regions: dict[Any, Region]
     ) -> list[tuple[int, Buffer]]:
         """Plan room for messages, and take note where their pieces will be."""
@@ -591,15 +593,19 @@ class Schedule:
     def _message(self, parts: Iterable[tuple[Cell, Box]]) -> tuple[Buffer, list[Region]]:
         """Plan a message, with its pieces one after another."""
         cell_boxes = list(parts)
-        message = self._take(sum(box.size for _, box in cell_boxes) * self._src_item, self._trailer)
+        message = self._reserve(
+            sum(box.size for _, box in cell_boxes) * self._src_item, self._trailer
+        )
         position, places = 0, []
         for src_cell, box in cell_boxes:
             nbytes = box.size * self._src_item
-            places.append(self._placed(src_cell, box, message[position : position + nbytes]))
+            places.append(
+                self._region_in_message(src_cell, box, message[position : position + nbytes])
+            )
             position += nbytes
         return message.data, places
 
-    def _placed(self, src_cell: Cell, box: Box, data: Bytes) -> Region:
+    def _region_in_message(self, src_cell: Cell, box: Box, data: Bytes) -> Region:
         """Return the region of a message that holds a part of source cell `src_cell`."""
         return Region(box, data, box)
 

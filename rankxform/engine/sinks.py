@@ -190,7 +190,7 @@ class FileSink:
         self._writer = PageWriter(output.part, parts, buffer, is_write_behind)
 
     @property
-    def written(self) -> int:
+    def bytes_put(self) -> int:
         return self._writer.written
 
     @property
@@ -278,12 +278,12 @@ class ArraySink:
         _check_arrays(into, {tensor.name: tensor for tensor in self._tensors})
         self._sizes = {name: content_bytes(dtype, shape) for name, dtype, shape in self._tensors}
         self._bytes = {name: array.reshape(-1).view("u1") for name, array in into.items()}
-        self.written = 0
+        self.bytes_put = 0
 
     def put(self, name: str, start: int, data: Buffer) -> None:
         """Take content of `name` from its content byte `start` on."""
         self.memory_of(name).data[start : start + len(data)] = data
-        self.written += len(data)
+        self.bytes_put += len(data)
 
     def memory_of(self, name: str) -> Any:
         """Return the bytes of a slice, where its content may be put without `put`."""
@@ -425,7 +425,7 @@ class ComparingSink:
         """`slices` are what the file should hold; its headers are compared with them at once."""
         self._rank, self._file, self._slices = rank, file, slices
         self.differences: dict[str, Difference] = {}
-        self.written = 0
+        self.bytes_put = 0
         self._room = memoryview(bytearray(_BLOCK))
         for difference in header_differences(index, rank, slices):
             self.differences[difference.name] = difference
@@ -439,7 +439,7 @@ class ComparingSink:
             part = data[offset : offset + _BLOCK]
             room = self._room[: len(part)]
             self._file.read(self._rank, name, start + offset, room)
-            self.written += len(part)
+            self.bytes_put += len(part)
             if not _equal(part, room):
                 self._note(name, start + offset, part, room)
 

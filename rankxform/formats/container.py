@@ -201,7 +201,7 @@ class Index:
         pieces = self.pieces.get(i)
         return sum(p.nbytes for p in pieces) if pieces else self.schema.nbytes(i)
 
-    def only(self, schema: Schema) -> Index:
+    def with_schema(self, schema: Schema) -> Index:
         """Return the table of contents without what is not in `schema`, which has no pieces."""
         offsets = array("q", (self.offsets[self.schema.position[name]] for name in schema.names))
         return replace(self, schema=schema, offsets=offsets, pieces={})

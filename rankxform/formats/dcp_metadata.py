@@ -259,7 +259,7 @@ HYPER_FLAVOR = MetadataDialect(
 def format_dcp_metadata(table: DcpMetadata, flavor: MetadataDialect) -> Iterator[bytes]:
     """Yield a ``.metadata`` in parts of some size."""
     writer = PickleWriter()
-    writer.made(f"{flavor.metadata}.Metadata", None)
+    writer.push_object(f"{flavor.metadata}.Metadata", None)
     writer.begin_dict()
     writer.values("state_dict_metadata")
     writer.begin_dict()
@@ -268,7 +268,7 @@ def format_dcp_metadata(table: DcpMetadata, flavor: MetadataDialect) -> Iterator
         if name in table.tensors:
             _write_tensor(writer, flavor, *table.tensors[name], items)
         else:
-            writer.made(f"{flavor.metadata}.BytesStorageMetadata", {})
+            writer.push_object(f"{flavor.metadata}.BytesStorageMetadata", {})
         yield from _large(writer)
     writer.end_dict()
     writer.values("planner_data")
@@ -302,10 +302,10 @@ def _write_tensor(
     shape: Shape,
     items: Iterable[StoredItem],
 ) -> None:
-    writer.made(f"{flavor.metadata}.TensorStorageMetadata", None)
+    writer.push_object(f"{flavor.metadata}.TensorStorageMetadata", None)
     writer.begin_dict()
     writer.values("properties")
-    writer.made(f"{flavor.metadata}.TensorProperties", None)
+    writer.push_object(f"{flavor.metadata}.TensorProperties", None)
     if flavor.torch:
         writer.mark()
         writer.name(f"torch.{TORCH_NAMES[dtype]}")
@@ -326,7 +326,7 @@ def _write_tensor(
     writer.begin_list()
     for item in items:
         assert item.box is not None
-        writer.made(f"{flavor.metadata}.ChunkStorageMetadata", None)
+        writer.push_object(f"{flavor.metadata}.ChunkStorageMetadata", None)
         writer.begin_dict()
         writer.values("offsets")
         _size(writer, flavor, item.box.start)
@@ -342,7 +342,7 @@ def _write_tensor(
 def _write_place(
     writer: PickleWriter, flavor: MetadataDialect, name: str, number: int, item: StoredItem
 ) -> None:
-    writer.made(f"{flavor.metadata}.MetadataIndex", None)
+    writer.push_object(f"{flavor.metadata}.MetadataIndex", None)
     writer.begin_dict()
     writer.values("fqn", name, "offset")
     if item.box is not None:
@@ -355,7 +355,7 @@ def _write_place(
     place = {"relative_path": item.file, "offset": item.offset, "length": item.nbytes}
     if not flavor.torch:
         place["tensor_key"] = item.key if item.box is not None else None
-    writer.made(f"{flavor.storage}.{flavor.info}", place)
+    writer.push_object(f"{flavor.storage}.{flavor.info}", place)
 
 
 def _size(writer: PickleWriter, flavor: MetadataDialect, shape: Shape) -> None:

@@ -84,7 +84,7 @@ class _Text:
         self._offset, self._ended = 0, False
         self._buffer, self._at = "", 0
 
-    def _more(self) -> bool:
+    def _read_on(self) -> bool:
         """Read on; twice as much if the buffer did not suffice. Return whether there was more."""
         if self._ended:
             return False
@@ -108,7 +108,7 @@ class _Text:
                 self._at += 1
             if self._at < len(self._buffer):
                 return self._buffer[self._at]
-            if not self._more():
+            if not self._read_on():
                 return ""
 
     def take(self, expected: str) -> None:
@@ -129,14 +129,14 @@ class _Text:
             try:
                 decoded, end = self._decode(self._buffer, self._at)
             except json.JSONDecodeError as error:
-                if len(self._buffer) - self._at > MOST_OF_ONE or not self._more():
+                if len(self._buffer) - self._at > MOST_OF_ONE or not self._read_on():
                     raise FormatError(f"is not JSON: {error.msg}") from None
                 continue
             except ValueError:
                 raise FormatError("has a number of too many digits") from None
             except RecursionError:
                 raise FormatError("is not JSON: nested too deeply") from None
-            if end < len(self._buffer) or self._ended or not self._more():
+            if end < len(self._buffer) or self._ended or not self._read_on():
                 self._at = end
                 return decoded
 
@@ -167,7 +167,7 @@ class _Text:
             if names:
                 self.take(",")
                 self.peek()
-            for name, value in self._many(mark) or [self._one()]:
+            for name, value in self._many(mark) or [self._next_member()]:
                 if name in names:
                     raise FormatError(f"names {name!r} twice")
                 names.add(name)
@@ -186,7 +186,7 @@ class _Text:
         self._at = end + len(mark) - 1
         return list(members.items())
 
-    def _one(self) -> tuple[str, Any]:
+    def _next_member(self) -> tuple[str, Any]:
         name = self.value()
         if not isinstance(name, str):
             raise FormatError(f"names {name!r}, which is no text")

@@ -163,9 +163,9 @@ class _PickleReader:
             key, size, tuple_words, made_size, number, ref = groups[first_group : first_group + 6]
             if key is None:
                 break
-            keys.append(refs[key] if key in refs else self.known(key))
+            keys.append(refs[key] if key in refs else self.memoized_value(key))
             if ref is not None:
-                values.append(refs[ref] if ref in refs else self.known(ref))
+                values.append(refs[ref] if ref in refs else self.memoized_value(ref))
                 continue
             if number is not None:
                 if number not in ones:
@@ -182,12 +182,12 @@ class _PickleReader:
                 memo += (_GONE, found_sizes)
             if (size is None) != (made_size is None):
                 raise TypeError
-            if size and (refs[size] if size in refs else self.known(size)) != _SIZE:
+            if size and (refs[size] if size in refs else self.memoized_value(size)) != _SIZE:
                 raise TypeError
         unbuilt.keys = self._keys.setdefault(tuple(keys), tuple(keys))
         unbuilt.state = tuple(values)
 
-    def known(self, words: bytes) -> Any:
+    def memoized_value(self, words: bytes) -> Any:
         """Return what is remembered under a number."""
         memoized = self.memo[int.from_bytes(words[1:], "little")]
         if memoized is _GONE:
@@ -465,7 +465,7 @@ class PickleWriter:
     def persistent(self) -> None:
         self._words += b"Q"
 
-    def made(self, name: str, state: Mapping[str, object] | None) -> None:
+    def push_object(self, name: str, state: Mapping[str, object] | None) -> None:
         """Push an object of a class; a state of values alone is given, else `build` follows."""
         self.name(name)
         self._words += b")\x81"

@@ -30,7 +30,7 @@ class Piece:
     """A strided box of one source tensor, and the strided box of the composed tensor it becomes.
 
     >>> evens = Piece(0, (2,), (0,), (2,), (0,), (1,), (0,))
-    >>> evens.inside(Box((1,), (4,))), evens.src_box(Box((0,), (2,)))
+    >>> evens.part_in(Box((1,), (4,))), evens.src_box(Box((0,), (2,)))
     (Box(start=(1,), stop=(2,)), Box(start=(0,), stop=(2,)))
     """
 
@@ -59,7 +59,7 @@ class Piece:
         moving = [a for a, n in zip(self.axes, self.shape) if n > 1 and a != BROADCAST_AXIS]
         return moving == sorted(moving)
 
-    def inside(self, box: Box) -> Box | None:
+    def part_in(self, box: Box) -> Box | None:
         """Return the elements that lie in a box of the composed tensor. None: there are none."""
         return _within(self.shape, self.dst_start, self.dst_step, box)
 
@@ -178,7 +178,7 @@ class Assembly:
         box = Box((start, *(0 for _ in self.shape[1:])), (stop, *self.shape[1:]))
         pieces = []
         for piece in self.pieces:
-            inside = piece.inside(box)
+            inside = piece.part_in(box)
             if inside is not None:
                 pieces.append(_move_by_rows(_crop(piece, inside), -start))
         return Assembly((stop - start, *self.shape[1:]), tuple(pieces))
@@ -189,7 +189,7 @@ class Assembly:
         if repeat_last:
             last_row = Box((old_rows - 1, *(0 for _ in self.shape[1:])), self.shape)
             for piece in self.pieces:
-                inside = piece.inside(last_row)
+                inside = piece.part_in(last_row)
                 if inside is not None:
                     row = _crop(piece, inside)
                     added.append(
@@ -329,7 +329,7 @@ class PieceTiling:
         overlaps = []
         box = dst.box(cell)
         for number, piece in enumerate(self.assembly.pieces if box.size else ()):
-            inside = piece.inside(box)
+            inside = piece.part_in(box)
             if inside is None:
                 continue
             grid = self.grids[piece.source]

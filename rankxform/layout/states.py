@@ -148,12 +148,13 @@ class State(NamedTuple):
         """
         return f"{self.before}*{self.after}" if self.before or self.after else self.parameter
 
-    def named(self, parameter: str) -> str:
+    def name_for(self, parameter: str) -> str:
         """Return the name of the same state of another parameter.
 
-        >>> State("adam_m", "a.w", "adam_m.").named("b.w")
+        >>> State("adam_m", "a.w", "adam_m.").name_for("b.w")
         'adam_m.b.w'
-        >>> State("exp_avg", "model.a.w", "optimizer.state.", ".exp_avg", "model.").named("model.b")
+        >>> state = State("exp_avg", "model.a.w", "optimizer.state.", ".exp_avg", "model.")
+        >>> state.name_for("model.b")
         'optimizer.state.b.exp_avg'
         """
         if not self.before and not self.after:

@@ -343,12 +343,12 @@ def _choice(
     if choice_func is not None and left_out is None and taken_prefixes is None:
         return choice_func
 
-    def wanted(name: str) -> bool:
+    def has_chosen_prefix(name: str) -> bool:
         if left_out is not None and name.startswith(left_out):
             return False
         return taken_prefixes is None or name.startswith(taken_prefixes)
 
-    return wanted
+    return has_chosen_prefix
 
 
 def _prefixes(name: str, value: Any) -> tuple[str, ...] | None:

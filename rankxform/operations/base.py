@@ -279,7 +279,7 @@ class OperationChain:
 
     def without(self, src_names: Collection[str]) -> OperationChain:
         """Return the same operations for a source of which tensors of these names were not read."""
-        tensors = [*map(self.named, src_names)]
+        tensors = [*map(self.tensor_by_name, src_names)]
         return OperationChain(
             (o.without(tensors) if isinstance(o, ModelOperation) else o for o in self._operations),
             self._states,
@@ -308,7 +308,7 @@ class OperationChain:
             _check_names(new_tensors)
         return new_tensors
 
-    def named(self, src_name: str) -> Tensor:
+    def tensor_by_name(self, src_name: str) -> Tensor:
         """Return what becomes of a source tensor as far as its name alone tells."""
         if src_name not in self._named:  # the same names are asked for again with every stage
             tensor = Tensor.of(src_name, states=self._states)
@@ -319,11 +319,11 @@ class OperationChain:
 
     def name_of(self, src_name: str) -> str:
         """Return the name that a source tensor gets before tensors are composed, written or not."""
-        return self.named(src_name).name if self._of_names else src_name
+        return self.tensor_by_name(src_name).name if self._of_names else src_name
 
     def drops(self, src_name: str) -> bool:
         """Tell whether a source tensor of this name is not written."""
-        return bool(self.named(src_name).dropped)
+        return bool(self.tensor_by_name(src_name).dropped)
 
     def strategy(self, src: Strategy) -> Strategy:
         """Return a source strategy under the names that its parameters get. Raises RequestError."""

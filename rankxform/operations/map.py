@@ -444,7 +444,7 @@ class NameMap(ModelOperation):
                     names[side][name] = link
         return names
 
-    def told(self, axes: Mapping[str, int]) -> dict[str, str]:
+    def variants_by_names(self, axes: Mapping[str, int]) -> dict[str, str]:
         """Return by variant which way MindFormers' names tell, and how many axes the tensors have.
 
         axes: of each tensor, by name. What is told by none, or by several alike, is not in it.
@@ -492,7 +492,7 @@ class NameMap(ModelOperation):
         all_names = {*names}
         return any(2 * len(all_names & {*self._names[side]}) >= len(all_names) for side in NAMINGS)
 
-    def _lacking(self, names: Iterable[str]) -> list[str]:
+    def _entries_without_blocks(self, names: Iterable[str]) -> list[str]:
         """Return the entries of the configuration of whose blocks a checkpoint has no tensor."""
         if all(block.unless is None for block in self.table.blocks.values()):
             return []
@@ -538,14 +538,14 @@ class NameMap(ModelOperation):
 
     def compose(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         tensors_by_name = {tensor.name: tensor for tensor in tensors if not tensor.dropped}
-        self._absent = self._lacking(tensors_by_name)
+        self._absent = self._entries_without_blocks(tensors_by_name)
         if self._absent:
             sizes = self.sizes
             for entry in self._absent:
                 sizes = sizes.without(entry)
             choices = {**self.choices, **self.variants}
             reduced = NameMap(sizes, choices, self._excluded, free_rows=self._free_rows)
-            if reduced._lacking(tensors_by_name):
+            if reduced._entries_without_blocks(tensors_by_name):
                 raise UsageError(
                     f"unless {self._absent[0]!r}: a block is there even where that is 0; expected "
                     "an entry of the configuration that says so",
@@ -590,11 +590,11 @@ class NameMap(ModelOperation):
                 [*states_by_weight.values()], states_by_weight, side, allow_missing=True
             ):
                 related = State(kind, state.name, before, after)
-                original_name = related.named(state.same_as) if state.same_as else ""
+                original_name = related.name_for(state.same_as) if state.same_as else ""
                 new_tensors.append(
                     replace(
-                        state, name=related.named(state.name), keeps_dtype=False, related=related,
-                        is_weight=related.is_copy, same_as=original_name,
+                        state, name=related.name_for(state.name), keeps_dtype=False,
+                        related=related, is_weight=related.is_copy, same_as=original_name,
                     )
                 )  # fmt: skip
         return new_tensors
@@ -613,13 +613,13 @@ class NameMap(ModelOperation):
         for links in self._rules(side, tensors_by_name, allow_missing=allow_missing):
             for link in links:
                 link_names = link.names(side)
-                new_tensors += self._made(
+                new_tensors += self._tensors_of_link(
                     link, [tensors_by_name[name] for name in link_names], side
                 )
                 mapped_names.update(link_names)
         new_tensors += self._copied(side, tensors_by_name, new_tensors, mapped_names)
         remaining_tensors = [t for t in tensors if t.name not in mapped_names or t.dropped]
-        return [*new_tensors, *self._left(side, remaining_tensors)]
+        return [*new_tensors, *self._tensors_without_link(side, remaining_tensors)]
 
     def _rules(
         self, side: str, tensors_by_name: Mapping[str, Tensor], *, allow_missing: bool
@@ -647,7 +647,7 @@ class NameMap(ModelOperation):
                 optional = self.sizes.holds(optional) or is_left_out
             if missing and not (optional and len(missing) == len(names)):
                 self._check_model(tensors_by_name, side)
-                raise self._missing(missing, len(names), rule)
+                raise self._missing_tensors_error(missing, len(names), rule)
             if names and not missing:
                 yield links
 
@@ -662,7 +662,9 @@ class NameMap(ModelOperation):
                 "choose another map (`rankxform maps`)",
             )
 
-    def _missing(self, missing: Sequence[str], count: int, rule: MapRule) -> CheckpointError:
+    def _missing_tensors_error(
+        self, missing: Sequence[str], count: int, rule: MapRule
+    ) -> CheckpointError:
         names = [name for name in rule.blocks if name in self.table.blocks]
         stops = [self.table.blocks[name].range.stop for name in names]
         stops += [variable_range.stop for variable_range in rule.ranges]
@@ -677,7 +679,9 @@ class NameMap(ModelOperation):
             details=f"{self.table.label} needs it by {self.sizes.label}{sizes}",
         )
 
-    def _made(self, link: MappedGroup, tensors: Sequence[Tensor], side: str) -> list[Tensor]:
+    def _tensors_of_link(
+        self, link: MappedGroup, tensors: Sequence[Tensor], side: str
+    ) -> list[Tensor]:
         """Return what the tensors of a link become. Raises CheckpointError for wrong shapes."""
         rule = link.rule
         to_parts = side == rule.side
@@ -768,7 +772,7 @@ class NameMap(ModelOperation):
         """Return what a tensor is a copy of that is not made itself."""
         return next((copy.tied_to for copy in self.copies if copy.name == name), name)
 
-    def _left(self, side: str, remaining_tensors: Sequence[Tensor]) -> list[Tensor]:
+    def _tensors_without_link(self, side: str, remaining_tensors: Sequence[Tensor]) -> list[Tensor]:
         dropped_tensors = []
         for tensor in remaining_tensors:
             if not tensor.dropped and tensor.name in self._ignored[side]:

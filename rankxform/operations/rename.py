@@ -44,7 +44,7 @@ def rename(options: Mapping[str, Any]) -> TensorOperation | None:
         if name == base and tensor.state is None and tensor.related is not None:
             # A copy that no rule names goes where its parameter goes.
             parameter = _apply_rules(rules, tensor.related.parameter)
-            return tensor.renamed(tensor.related.named(parameter), parameter)
+            return tensor.renamed(tensor.related.name_for(parameter), parameter)
         if not name or "\0" in name:
             defect_text = "a NUL in the" if name else "no"
             raise UsageError(
@@ -56,7 +56,7 @@ def rename(options: Mapping[str, Any]) -> TensorOperation | None:
             return tensor.renamed(name, _apply_rules(rules, tensor.related.parameter))
         if tensor.state is None:
             return tensor.renamed(name)
-        return tensor.renamed(tensor.state.named(name), name)
+        return tensor.renamed(tensor.state.name_for(name), name)
 
     return renamed
 
@@ -154,7 +154,7 @@ class RenameToMindSpore(ModelOperation):
                 new_tensors.append(tensor.renamed(base))
             else:
                 state = State(kind, base, f"{kind}.")
-                new_tensors.append(replace(tensor, name=state.named(base), related=state))
+                new_tensors.append(replace(tensor, name=state.name_for(base), related=state))
         if (
             steps
             and not self._keeps_steps

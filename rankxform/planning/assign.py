@@ -118,7 +118,7 @@ def remaining(
         if not complete_names.get(slice_range.file):
             remaining_ranges.append(slice_range)
             continue
-        names = list(planner.names(slice_range.file))
+        names = list(planner.layouts_of_file(slice_range.file))
         positions = [
             i
             for i in range(slice_range.first, slice_range.stop)
@@ -143,7 +143,7 @@ def _sizes(planner: Planner, files: Sequence[int], complete_names: Done) -> dict
         if not sizes_by_file[file]:
             sizes_by_file[file] += [content_bytes(p.dtype, s) + _SLICE_COST for p, s in slices]
     for file in set(complete_names).intersection(sizes_by_file):
-        names = planner.names(file)
+        names = planner.layouts_of_file(file)
         sizes_by_file[file] = [
             0 if n in complete_names[file] else size for n, size in zip(names, sizes_by_file[file])
         ]
@@ -170,14 +170,14 @@ class _Costs:
     def __call__(self, slice_ranges: Sequence[SliceRange]) -> float:
         ranges_by_names: dict[int, list[SliceRange]] = {}
         for slice_range in remaining(self._planner, slice_ranges, self._done):
-            ranges_by_names.setdefault(id(self._planner.names(slice_range.file)), []).append(
-                slice_range
-            )
+            ranges_by_names.setdefault(
+                id(self._planner.layouts_of_file(slice_range.file)), []
+            ).append(slice_range)
         return sum(map(self._cost, ranges_by_names.values()))
 
     def _cost(self, slice_ranges: Sequence[SliceRange]) -> float:
         """Return the cost of parts of files that hold the same tensors."""
-        names = id(self._planner.names(slice_ranges[0].file))
+        names = id(self._planner.layouts_of_file(slice_ranges[0].file))
         edges = sorted(
             {edge for slice_range in slice_ranges for edge in (slice_range.first, slice_range.stop)}
         )
@@ -191,7 +191,7 @@ class _Costs:
         return total
 
     def _kinds_of(self, file: int) -> list[int]:
-        names = self._planner.names(file)
+        names = self._planner.layouts_of_file(file)
         if id(names) not in self._kinds:
             kind_numbers = []
             for name, layout in names.items():
@@ -254,7 +254,7 @@ def _by_parameter(
     """Give each process a run of the parameters, in all files of a pipeline stage."""
     files_by_names: dict[tuple[str, ...], list[int]] = {}
     for file in sorted(files):
-        files_by_names.setdefault(tuple(planner.names(file)), []).append(file)
+        files_by_names.setdefault(tuple(planner.layouts_of_file(file)), []).append(file)
     pieces = [(group, i) for names, group in files_by_names.items() for i in range(len(names))]
     weights = [sum(sizes[file][i] for file in group) for group, i in pieces]
     return [

@@ -221,7 +221,9 @@ def _group(
         ]
         for cell, elements_by_process in needs.items()
     }
-    return ExchangeGroup(transfers, _only(transfers.receivers, members), local_readers, required)
+    return ExchangeGroup(
+        transfers, _receivers_among(transfers.receivers, members), local_readers, required
+    )
 
 
 def _find_shared_reads(transfers: TransferGroup, cell: Cell, reach: Reach) -> Iterator[SharedRead]:
@@ -257,7 +259,7 @@ def _find_shared_reads(transfers: TransferGroup, cell: Cell, reach: Reach) -> It
         yield SharedRead(tuple(processes), files, reach.processes_on(node))
 
 
-def _only(receivers: Receivers, members: set[int]) -> Receivers:
+def _receivers_among(receivers: Receivers, members: set[int]) -> Receivers:
     """Return the part of `receivers` that is for some processes."""
     member_receivers: Receivers = IdentityDict()
     for cell, files_by_process in receivers.items():
@@ -353,11 +355,14 @@ def _with_readers(
         return group.receivers, senders
     for cell, elements_by_process in transfers.needs.items():
         for process in extra_members.intersection(elements_by_process):
-            files, cell_senders = reach.seen(process, transfers.files[cell]), senders.get(cell, {})
+            files, cell_senders = (
+                reach.files_in_reach(process, transfers.files[cell]),
+                senders.get(cell, {}),
+            )
             read = {file for reader, file in cell_senders.values() if reader == process}
             file = min(read) if read else files[request.replica % len(files)]
             senders[cell] = {**cell_senders, process: (process, file)}
-    return _only(transfers.receivers, members | extra_members), senders
+    return _receivers_among(transfers.receivers, members | extra_members), senders
 
 
 def _senders(request: PendingExchange, readers: Sequence[int], reach: Reach) -> Senders:
@@ -368,10 +373,10 @@ def _senders(request: PendingExchange, readers: Sequence[int], reach: Reach) -> 
         if processes:
             cell_senders = senders[cell] = {}
             for process in processes:
-                files = reach.seen(process, holders)
+                files = reach.files_in_reach(process, holders)
                 cell_senders[process] = process, files[request.replica % len(files)]
     for number, ((cell, requirement), reader) in enumerate(zip(request.group.required, readers)):
-        files = reach.seen(reader, requirement.files)
+        files = reach.files_in_reach(reader, requirement.files)
         sender = reader, files[request.replica % len(files)]
         key = number, sender  # what many tensors have in common is kept once
         if key not in request.group.sender_cache:
@@ -519,7 +524,7 @@ class Routes:
         return [piece for peers in all_peers for pieces in peers.values() for piece in pieces]
 
     @cached_property
-    def every(self) -> list[CellPair]:
+    def passing_pieces(self) -> list[CellPair]:
         """All that passes through this process."""
         return [*dict.fromkeys([*self.read_here, *self.in_messages])]
 
@@ -619,7 +624,7 @@ def operand_moves(
         parameters_by_name, {}, (), (), {name: (name,) for name in parameters_by_name}
     )
     operand_planner = Planner(catalog, WholeStrategy(), selection)
-    positions = {name: position for position, name in enumerate(operand_planner.names(0))}
+    positions = {name: position for position, name in enumerate(operand_planner.layouts_of_file(0))}
     runs = [runs_of(0, sorted(positions[name] for name in names)) for names in names_by_process]
     requests = find_exchanges(operand_planner, runs, reach, ReadPolicy(method))
     return OperandPlan(operand_planner, runs, assign_readers(requests, reach))

@@ -142,7 +142,7 @@ class Planner:
         """Return the planner of the same conversion for other files."""
         return Planner(self.catalog, self.dst, self.selection, parts, self.per_rank_tensors)
 
-    def with_own(self, per_rank_tensors: frozenset[str]) -> Planner:
+    def with_per_rank_tensors(self, per_rank_tensors: frozenset[str]) -> Planner:
         """Return the planner of the same conversion where these source tensors are ranks' own."""
         return Planner(self.catalog, self.dst, self.selection, self.parts, per_rank_tensors)
 
@@ -170,31 +170,31 @@ class Planner:
         )
         return Planner(self.catalog, self.dst, selection, self.parts, self.per_rank_tensors)
 
-    def part(self, file: int) -> FileContent:
+    def content_of_file(self, file: int) -> FileContent:
         """Return whose slices a file holds, and of which parameters."""
         part = self._parts.get(file)
         if part is None:
             part = self._parts[file] = self.parts.get(file) or FileContent(file)
         return part
 
-    def names(self, file: int) -> Mapping[str, Layout]:
+    def layouts_of_file(self, file: int) -> Mapping[str, Layout]:
         """Return the layouts of the parameters of a destination file, in file order.
 
         MindSpore writes first what both strategies list and then the rest, each in the order of
         the source files that it loads for the stage, highest rank first. Raises RequestError
         if the file's rank gets nothing.
         """
-        part = self.part(file)
+        part = self.content_of_file(file)
         stage = self.dst.stage_of(part.rank)
         key = stage, part.names
         if key not in self._files:
-            layouts = self.names_of(part.rank)
+            layouts = self.layouts_of_rank(part.rank)
             if part.names is not None:
                 layouts = {name: layout for name, layout in layouts.items() if name in part.names}
             self._files[key] = layouts
         return self._files[key]
 
-    def names_of(self, rank: int) -> dict[str, Layout]:
+    def layouts_of_rank(self, rank: int) -> dict[str, Layout]:
         """Return the layouts of all parameters that a destination rank gets, in whatever files."""
         stage = self.dst.stage_of(rank)
         if stage not in self._stages:
@@ -208,9 +208,9 @@ class Planner:
 
     def slices(self, file: int) -> list[tuple[Parameter, Shape]]:
         """Return the parameters of a file and the shapes of its slices, in file order."""
-        part = self.part(file)
+        part = self.content_of_file(file)
         stage, local = self.dst.stage_of(part.rank), part.rank % self.dst.stage_size
-        layouts = self.names(file)
+        layouts = self.layouts_of_file(file)
         uneven = any(layout.split_rows for layout in layouts.values())
         # even shards give all ranks of a stage one shape
         key = stage, local if uneven else None, part.names
@@ -232,7 +232,7 @@ class Planner:
 
     def cell(self, layout: Layout, file: int) -> Cell:
         """Return the cell of a destination layout that a file holds."""
-        return layout.cell(self.part(file).rank % self.dst.stage_size)
+        return layout.cell(self.content_of_file(file).rank % self.dst.stage_size)
 
     def equal_files(self, files: Iterable[int]) -> dict[int, list[int]]:
         """Return `files` by the first one that has the same boxes."""
@@ -247,7 +247,7 @@ class Planner:
     def replica_key(self, file: int) -> tuple[int, int, tuple[Cell, ...], tuple[int, ...]]:
         """Return stage, names as a number, cells, and which ranks' own values a file gets: they are
         equal for files that hold the same bytes."""
-        part, names = self.part(file), self.names(file)
+        part, names = self.content_of_file(file), self.layouts_of_file(file)
         stage = self.dst.stage_of(part.rank)
         number = self._numbers.setdefault((stage, part.names), len(self._numbers))
         per_rank_files: tuple[int, ...] = ()
@@ -291,7 +291,7 @@ class Planner:
 
     def whole_file(self, file: int) -> SliceRange:
         """Return all slices of a file."""
-        return SliceRange(file, 0, len(self.names(file)))
+        return SliceRange(file, 0, len(self.layouts_of_file(file)))
 
     def transfers(self, slice_ranges: Iterable[SliceRange], visible: Visible = None) -> Transfers:
         """Plan parts of some destination files, parameter by parameter in file order.
@@ -327,19 +327,23 @@ class Planner:
         pairs_by_content: dict[tuple[int, int, int], list[tuple[int, int]]] = {}
         for process, slice_ranges in enumerate(assignment):
             for slice_range in slice_ranges:
-                key = id(self.names(slice_range.file)), slice_range.first, slice_range.stop
+                key = (
+                    id(self.layouts_of_file(slice_range.file)),
+                    slice_range.first,
+                    slice_range.stop,
+                )
                 pairs_by_content.setdefault(key, []).append((process, slice_range.file))
         pairs_by_tensor: dict[tuple[str, Layout], ProcessFilePairs] = {}
         for (_, first, stop), content_pairs in pairs_by_content.items():
             pairs = tuple(content_pairs)
-            for entry in list(self.names(pairs[0][1]).items())[first:stop]:
+            for entry in list(self.layouts_of_file(pairs[0][1]).items())[first:stop]:
                 pairs_by_tensor[entry] = (
                     pairs_by_tensor[entry] + pairs if entry in pairs_by_tensor else pairs
                 )
         files = sorted(
             {slice_range.file for slice_ranges in assignment for slice_range in slice_ranges}
         )
-        stages = {id(self.names(file)): self.names(file) for file in files}
+        stages = {id(self.layouts_of_file(file)): self.layouts_of_file(file) for file in files}
         order = dict.fromkeys(key for names in stages.values() for key in names.items())
         return {key: pairs_by_tensor[key] for key in order if key in pairs_by_tensor}
 
@@ -435,7 +439,7 @@ class Planner:
         It is that of the rank that is congruent to the destination's stage-local rank, in the
         lowest stage that MindSpore loads for the destination's stage.
         """
-        src, dst_rank = self.catalog.strategy, self.part(file).rank
+        src, dst_rank = self.catalog.strategy, self.content_of_file(file).rank
         if src is None:
             return parameter.holders[0]
         stages = self.source_stages(self.dst.stage_of(dst_rank))

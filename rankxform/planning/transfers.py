@@ -131,7 +131,7 @@ class Reach:
         """Return whether a process can read one of `files`."""
         return self.is_full or not self.of(process).isdisjoint(files)
 
-    def seen(self, process: int, files: Sequence[int]) -> Sequence[int]:
+    def files_in_reach(self, process: int, files: Sequence[int]) -> Sequence[int]:
         """Return those of `files` that a process can read."""
         if self.is_full:
             return files

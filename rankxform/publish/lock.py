@@ -61,7 +61,7 @@ class FolderLock:
         self._mine = {**_this_process(), "token": random_hex(8)}
         self._ended = threading.Event()
         first: tuple[Any, float] | None = None
-        while (lock_state := self._take()) is not None:
+        while (lock_state := self._take_if_free()) is not None:
             holder, seconds, renewed = lock_state
             if seconds == _FOREVER or (first is not None and first != (holder, renewed)):
                 raise StorageError(
@@ -81,7 +81,7 @@ class FolderLock:
             time.sleep(min(_LOOK_SECONDS, seconds))
         threading.Thread(target=self._beat, daemon=True).start()
 
-    def _take(self) -> tuple[dict[str, Any], float, float] | None:
+    def _take_if_free(self) -> tuple[dict[str, Any], float, float] | None:
         """Take the lock if nobody has it, and return None.
 
         Or else return the holder, the seconds after which it counts as dead, and when it last

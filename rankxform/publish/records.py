@@ -305,23 +305,23 @@ def manifest_contents(planner: Planner, files: tuple[int, ...]) -> dict[str, Any
     """
     dst = planner.dst
     stages: dict[str, Any] = {}
-    for rank in dict.fromkeys(planner.part(file).rank for file in files):
+    for rank in dict.fromkeys(planner.content_of_file(file).rank for file in files):
         stage = str(dst.stage_of(rank))
         if stage in stages:
             continue
         layouts: dict[Layout, int] = {}
         kinds: dict[tuple[str, Shape, int], int] = {}
         parameters: dict[str, int] = {}
-        for name, layout in planner.names_of(rank).items():
+        for name, layout in planner.layouts_of_rank(rank).items():
             p = planner.parameter(name)
             kind = p.dtype, p.shape, layouts.setdefault(layout, len(layouts))
             parameters[p.name] = kinds.setdefault(kind, len(kinds))
         written = [asdict(layout) for layout in layouts]
         stages[stage] = {"layouts": written, "kinds": list(kinds), "parameters": parameters}
     parts = {
-        str(file): [planner.part(file).rank, list(planner.names(file))]
+        str(file): [planner.content_of_file(file).rank, list(planner.layouts_of_file(file))]
         for file in files
-        if planner.part(file).names is not None
+        if planner.content_of_file(file).names is not None
     }
     document: dict[str, Any] = {"stage size": dst.stage_size, "stage count": len(dst.stages)}
     document["stages"] = stages

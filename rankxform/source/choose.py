@@ -234,7 +234,7 @@ def choose_files(
     """Choose the files, on process 0. Returns also the listing, where it is known."""
     listings: list[Listing] = [] if listing is None else [listing]
 
-    def found() -> ChosenFiles:
+    def list_and_choose() -> ChosenFiles:
         store = _store_of(where)
         if where.files is None and not listings:
             listings.append(store.list(form.pattern(where)))
@@ -243,7 +243,7 @@ def choose_files(
             return _choose_described(where, form, src_listing, store, narrow)
         return _choose_of_ranks(where, form, src_listing, store, narrow)
 
-    chosen_files = team.bcast(found)
+    chosen_files = team.bcast(list_and_choose)
     return chosen_files, (listings[0] if listings else None)
 
 

@@ -61,12 +61,12 @@ def list_on_all_nodes(team: Team, path: str, pattern: str) -> tuple[Listing | No
     folders = team.allgather(lambda: identity.network_folder(Path(path)) if leader else None)
     same_as_process0 = {p for p, f in enumerate(folders) if f is not None and f == folders[0]} - {0}
 
-    def own() -> Listing:
+    def list_here() -> Listing:
         if leader and team.rank not in same_as_process0:
             return store_at(path).list(pattern)
         return Listing(path)
 
-    listing = reduce(Listing.joined, team.allgather(own))
+    listing = reduce(Listing.joined, team.allgather(list_here))
     searched = searched_nodes(team)
     return replace(listing, searched=searched), frozenset(
         nodes.node_of[process] for process in same_as_process0
@@ -88,7 +88,7 @@ def find_reach(
     if nodes.count == 1 or not any(is_path(path) for path in paths.values()):
         return Reach.full(nodes.node_of, paths), []
 
-    def mine() -> dict[int, FileIdentity]:
+    def identify_files() -> dict[int, FileIdentity]:
         if not nodes.is_leader(team.rank) or nodes.node_of[team.rank] in same_as_node0:
             return {}
         return {
@@ -97,7 +97,7 @@ def find_reach(
             if (file_identity := identity.file_identity(Path(path)))
         }
 
-    by_process = team.allgather(mine)
+    by_process = team.allgather(identify_files)
     identities_by_node = [
         dict(by_process[p[0]] if n not in same_as_node0 else by_process[0])
         for n, p in enumerate(nodes.processes)
@@ -467,7 +467,7 @@ def index_all(
     """
     manifest_entries = _manifest_entries(paths, manifest)
 
-    def mine() -> tuple[dict[int, Index], list[Finding]]:
+    def index_local_files() -> tuple[dict[int, Index], list[Finding]]:
         local_indexes, wrong, indexer = {}, list[Finding](), Indexer()
         for file in reach.partition(paths)[team.rank]:
             message = (
@@ -485,7 +485,7 @@ def index_all(
         wait_for_newer_mtime(local_indexes.values())
         return local_indexes, wrong
 
-    parts = team.allgather(mine)
+    parts = team.allgather(index_local_files)
     indexes = {file: index for part, _ in parts for file, index in part.items()}
     wrong = sorted(
         (finding for _, local_findings in parts for finding in local_findings),

@@ -180,7 +180,7 @@ def open_arrays(
     """
     by_process = team.allgather(lambda: index_by_rank)
 
-    def own() -> Source:
+    def assemble_source() -> Source:
         pairs = sorted((r, p) for p, held_indexes in enumerate(by_process) for r in held_indexes)
         holders = dict(pairs)
         if len(holders) < len(pairs):
@@ -200,7 +200,7 @@ def open_arrays(
         chosen_files = ChosenFiles(selected, names, needed, strategy)
         return _with_catalog(source, chosen_files, SourceScope(accepts=accepts)).require()
 
-    return team.agree(own)
+    return team.agree(assemble_source)
 
 
 def arrays_name(rank: int) -> str:

@@ -138,7 +138,7 @@ class ArrayRangeReader(RangeReader):
         assert self._file is not None
         return FileVersion(self._file.table.size, 0)
 
-    def named(self, path: str) -> FileVersion | None:
+    def version_now(self, path: str) -> FileVersion | None:
         return self.version(path)
 
     def announce(self, path: str, offset: int, nbytes: int) -> None:

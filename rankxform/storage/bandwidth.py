@@ -62,14 +62,14 @@ class ReadTimer:
         paces: list[float] = []
         while self._next < size and passed < (least if self._next - first >= _SAMPLE else most):
             nbytes = min(SYSCALL_BYTES, size - self._next)
-            seconds = self.more(nbytes)
+            seconds = self.read_more(nbytes)
             passed += seconds
             paces.append(seconds / nbytes)
         read = max(1, self._next - first) / max(passed, 1e-9)
         latency = _median(runs) - run * _median(paces)
         return Costs(read, read_latency=max(0.0, latency) + _BESIDE)
 
-    def more(self, nbytes: int) -> float:
+    def read_more(self, nbytes: int) -> float:
         """Read so much more in a row, and from the start again if the file ends; return the
         seconds that took."""
         size = self.size
@@ -115,7 +115,7 @@ def reading(path: str) -> float:
     """Read from the start of a file; return bytes a second."""
     with ReadTimer(path) as timer:
         nbytes = min(MEASURED_BYTES, timer.size)
-        return max(1, nbytes) / max(timer.more(nbytes), 1e-9)
+        return max(1, nbytes) / max(timer.read_more(nbytes), 1e-9)
 
 
 def measure_reading(path: str, seconds: float) -> float:
@@ -125,7 +125,7 @@ def measure_reading(path: str, seconds: float) -> float:
     """
     done, began, passed = 0, perf_counter(), 0.0
     with ReadTimer(path) as timer:
-        while passed < seconds and timer.more(SYSCALL_BYTES):
+        while passed < seconds and timer.read_more(SYSCALL_BYTES):
             done += SYSCALL_BYTES
             passed = perf_counter() - began
     return max(1, done) / max(passed, 1e-9)

@@ -206,7 +206,7 @@ class Checkpoint2Writer:
         parameters: dict[str, Written] = {}
         holders: dict[tuple[str, int], list[tuple[str, int]]] = {}
         groups: dict[tuple[str, int], list[int]] = {}
-        files = {(planner.part(file).rank, file): name for file, name in names.items()}
+        files = {(planner.content_of_file(file).rank, file): name for file, name in names.items()}
         by_rank: dict[int, list[tuple[int, str]]] = {}
         for (rank, file), name in sorted(files.items()):
             by_rank.setdefault(rank, []).append((file, name))
@@ -228,7 +228,9 @@ class Checkpoint2Writer:
             numbers = {layout: slice_number(layout, local) for layout in layouts}
             rank_files = by_rank.get(rank, [])
             of_state = next((name for file, name in rank_files if file % 2), None)
-            file_names = {n: name for file, name in rank_files for n in planner.names(file)}
+            file_names = {
+                n: name for file, name in rank_files for n in planner.layouts_of_file(file)
+            }
             for name, written in by_stage[stage]:
                 key = name, numbers[written.layout]
                 groups.setdefault(key, []).append(rank)
@@ -248,7 +250,8 @@ class Checkpoint2Writer:
 def _stores_once(planner: Planner, by_rank: Mapping[int, list[tuple[int, str]]]) -> bool:
     """Tell whether some rank's files lack what another's hold."""
     return any(
-        sum(len(planner.names(file)) for file, _ in by_rank.get(r, ())) < len(planner.names_of(r))
+        sum(len(planner.layouts_of_file(file)) for file, _ in by_rank.get(r, ()))
+        < len(planner.layouts_of_rank(r))
         for r in range(planner.dst.ranks)
     )
 
@@ -257,7 +260,7 @@ def _in_stage(planner: Planner, stage: int, rank: int) -> list[tuple[str, Writte
     """Return what the ranks of a stage hold: the network's parameters, then the optimizer's."""
     size = planner.dst.stage_size
     ranks = range(stage * size, (stage + 1) * size)
-    layouts = planner.names_of(rank)
+    layouts = planner.layouts_of_rank(rank)
     listed = [
         n for n in planner.dst.stages[stage] if n in layouts or _follows(planner.dst, n, layouts)
     ]

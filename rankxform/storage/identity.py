@@ -156,7 +156,7 @@ class FolderMarker:
     def _path(self, node: int) -> Path:
         return self._folder / f".rankxform-{self._token}-{node}.part"
 
-    def seen(self, nodes: int) -> tuple[int, ...]:
+    def nodes_with_marker(self, nodes: int) -> tuple[int, ...]:
         """Return the nodes whose markers are here.
 
         Where caches are not coherent, another's may be seen a moment after it was made.

@@ -285,7 +285,7 @@ class SourceReader:
         touched = []
         opened_files = {file: opened for (file, _), opened in self._open.items()}
         for file, (ranges, path, index) in opened_files.items():
-            named = ranges.named(path)
+            named = ranges.version_now(path)
             if named is None:
                 touched.append(f"{path}: was removed while it was read")
                 continue

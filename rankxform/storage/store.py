@@ -176,7 +176,7 @@ class RangeReader(ABC):
         """Return which version of a file `read` reads. Raises StorageError."""
 
     @abstractmethod
-    def named(self, path: str) -> FileVersion | None:
+    def version_now(self, path: str) -> FileVersion | None:
         """Return which version has this name now; None if nothing has it any more."""
 
     def announce(self, path: str, offset: int, nbytes: int) -> None:  # noqa: B027
@@ -328,7 +328,7 @@ class PosixRangeReader(RangeReader):
     def version(self, path: str, sparse: bool = False) -> FileVersion:
         return _version(status_of(self._descriptor(path, sparse), path))
 
-    def named(self, path: str) -> FileVersion | None:
+    def version_now(self, path: str) -> FileVersion | None:
         try:
             return _version(os.stat(path))
         except FileNotFoundError:

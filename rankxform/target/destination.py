@@ -126,7 +126,7 @@ class Destination(ABC):
         return ()
 
     @property
-    def stored(self) -> StoredFiles:
+    def stored_before(self) -> StoredFiles:
         """What was there already. Local."""
         return StoredFiles()
 
@@ -358,7 +358,9 @@ class FileLayoutCache:
         planner = self._planner
         return next(
             index
-            for stage in planner.source_stages(planner.dst.stage_of(planner.part(file).rank))
+            for stage in planner.source_stages(
+                planner.dst.stage_of(planner.content_of_file(file).rank)
+            )
             for src_file, index in self._indexes.items()
             if planner.catalog.stage_of(src_file) == stage
         )
@@ -516,13 +518,13 @@ def _foreign_files(target: Target, dst_paths: Iterable[Path | str], team: Team) 
     form, folder = target.form, target.folder
     names = [*(relpath(path, folder) for path in dst_paths), *target.arrangement.names.values()]
 
-    def look() -> list[str]:
+    def find_here() -> list[str]:
         if not team.nodes.is_leader(team.rank) or not folder.is_dir():
             return []
         listing = listing_at(folder, form)
         return [str(folder / name) for name in form.foreign_files(listing, names)]
 
-    paths_by_process = team.allgather(look)
+    paths_by_process = team.allgather(find_here)
     return sorted({path for paths in paths_by_process for path in paths})
 
 

@@ -120,7 +120,7 @@ class ExistingDestination(Destination):
 
 
 def _expected_of_file(planner: Planner, file: int) -> Mapping[str, ExpectedSlice]:
-    layouts = planner.names(file).values()
+    layouts = planner.layouts_of_file(file).values()
     return {
         p.name: ExpectedSlice(p.dtype, layout.grid(p.shape).box(planner.cell(layout, file)))
         for (p, _), layout in zip(planner.slices(file), layouts)
@@ -212,7 +212,7 @@ def check_apart(source: Source, dst_source: Source, team: Team) -> None:
     Raises UsageError.
     """
 
-    def mine() -> None:
+    def compare_inodes() -> None:
         paths_by_inode = {inode(Path(p)): p for p in source.paths.values() if is_path(p)}
         paths_by_inode.pop(None, None)
         for file in dst_source.reach.partition(dst_source.indexes)[team.rank]:
@@ -224,7 +224,7 @@ def check_apart(source: Source, dst_source: Source, team: Team) -> None:
                     where=dst_source.paths[file],
                 )
 
-    team.agree(mine)
+    team.agree(compare_inodes)
 
 
 def _match_files(
@@ -240,7 +240,7 @@ def _match_files(
     schemas = schemas_without_repeats(description, indexes)
     for file, schema in schemas.items():
         if schema is not indexes[file].schema:
-            indexes[file] = indexes[file].only(schema)
+            indexes[file] = indexes[file].with_schema(schema)
     planner, faults = _compare(target, dst_source, description, schemas)
     dst_source = replace(dst_source, indexes=indexes)
     return dst_source, replace(target, planner=planner, files=tuple(indexes)), differences + faults
@@ -276,7 +276,7 @@ def _ranks_of(planner: Planner, description: Description) -> dict[int, int]:
 
     def box_of(rank: int, name: str) -> Box | None:
         if (rank, name) not in box_cache:
-            layout = planner.names_of(rank).get(name)
+            layout = planner.layouts_of_rank(rank).get(name)
             shape = planner.parameter(name).shape if layout is not None else ()
             local = rank % planner.dst.stage_size
             box_cache[rank, name] = layout.grid(shape).box(layout.cell(local)) if layout else None
@@ -296,7 +296,7 @@ def _extra_ranks(planner: Planner, dst_source: Source, team: Team) -> list[Diffe
     last = planner.dst.ranks - 1
     reason = f"should not be here: {planner.dst.label} has rank{f's 0 to {last}' if last else ' 0'}"
 
-    def look() -> list[Difference]:
+    def find_extra_ranks() -> list[Difference]:
         if dst_source.listing is None:
             return []
         return [
@@ -306,7 +306,7 @@ def _extra_ranks(planner: Planner, dst_source: Source, team: Team) -> list[Diffe
             if rank > last
         ]
 
-    return team.bcast(look)
+    return team.bcast(find_extra_ranks)
 
 
 def _open_ranks(target: Target, team: Team) -> Source:
@@ -371,7 +371,7 @@ def _compare(
             continue
         names = frozenset(schema.names)
         parts[file] = FileContent(rank, shared_names.setdefault(names, names))
-        layouts_by_name = planner.names_of(rank)
+        layouts_by_name = planner.layouts_of_rank(rank)
         differences += [
             Difference(name, file, "should not be here")
             for name in schema.names
@@ -381,12 +381,12 @@ def _compare(
     for file in schemas:
         present_cells |= {
             (name, dst_planner.cell(file_layout, file))
-            for name, file_layout in dst_planner.names(file).items()
+            for name, file_layout in dst_planner.layouts_of_file(file).items()
         }
     missing: dict[str, None] = {}
     for rank in ranks:
         local = rank % planner.dst.stage_size
-        for name, layout in planner.names_of(rank).items():
+        for name, layout in planner.layouts_of_rank(rank).items():
             cell = layout.cell(local)
             if (name, cell) in present_cells:
                 continue
@@ -419,7 +419,7 @@ def _find_misstated(
     assert description.strategy is not None
     declared_strategy, stating = description.strategy, Path(description.source).name
     for stage in range(len(planner.dst.stages)):
-        for name, layout in planner.names_of(stage * planner.dst.stage_size).items():
+        for name, layout in planner.layouts_of_rank(stage * planner.dst.stage_size).items():
             shape = planner.parameter(name).shape
             if name in missing or not shape or not is_in_metadata(planner, name):
                 continue

@@ -94,7 +94,7 @@ class TargetDraft(NamedTuple):
         return self.source.require_catalog()
 
     @property
-    def written(self) -> list[Tensor]:
+    def tensors_written(self) -> list[Tensor]:
         """The tensors that are not dropped."""
         return [tensor for tensor in self.tensors if not tensor.dropped]
 
@@ -232,7 +232,7 @@ def new_weights_are_meant(draft: TargetDraft) -> Iterator[Finding]:
 def states_are_no_weights(draft: TargetDraft) -> Iterator[Finding]:
     """With --weights-only no state is taken for a weight because its name has a number alone."""
     states = draft.catalog.states
-    names = [tensor.name for tensor in draft.written if tensor.name in states.numbered]
+    names = [tensor.name for tensor in draft.tensors_written if tensor.name in states.numbered]
     weights = [name for name in names if states.is_weight(name)]
     if draft.request.weights_only and weights:
         family_patterns = dict.fromkeys(map(_family_expression, weights))
@@ -282,7 +282,7 @@ def a_model_has_its_configuration(draft: TargetDraft) -> Iterator[Finding]:
 @rule(PLAN)
 def options_have_an_effect(draft: TargetDraft) -> Iterator[Finding]:
     """Options change something, and leave no copy alone that they seem to mean."""
-    request, written = draft.request, draft.written
+    request, written = draft.request, draft.tensors_written
     if request.weights_only and not any(t.dropped == NOT_WEIGHTS for t in draft.tensors):
         yield as_notice(
             "--weights-only leaves nothing out: there is no optimizer state and no counter"
@@ -317,8 +317,8 @@ def _matchless(draft: TargetDraft) -> Iterator[tuple[str, str]]:
     request, catalog, derivation = draft.request, draft.catalog, draft.derivation
     if request.keep_dtype or request.cast_states:
         unread_names = [*map(derivation.name_of, catalog.unread_names)]
-        names_written = [*(tensor.name for tensor in draft.written), *unread_names]
-        states = [t.name for t in draft.written if t.related or not t.is_weight]
+        names_written = [*(tensor.name for tensor in draft.tensors_written), *unread_names]
+        states = [t.name for t in draft.tensors_written if t.related or not t.is_weight]
         states += [name for name in unread_names if not catalog.states.is_weight(name)]
         for option, names, kind_text in (
             ("keep_dtype", names_written, "parameter"),
@@ -348,7 +348,7 @@ def _matchless(draft: TargetDraft) -> Iterator[tuple[str, str]]:
 @rule(PLAN)
 def operations_fit(draft: TargetDraft) -> Iterator[Finding]:
     """Adapters and maps fit what they are applied to."""
-    names = [*dict.fromkeys(s.name for tensor in draft.written for s in tensor.sources)]
+    names = [*dict.fromkeys(s.name for tensor in draft.tensors_written for s in tensor.sources)]
     for operation in draft.derivation.compositions:
         yield from operation.findings(names)
 
@@ -357,7 +357,7 @@ def operations_fit(draft: TargetDraft) -> Iterator[Finding]:
 def states_belong_to_parameters(draft: TargetDraft) -> Iterator[Finding]:
     """Tensors that are named like states belong to parameters."""
     states = draft.catalog.states
-    src_names = {source.name for tensor in draft.written for source in tensor.sources}
+    src_names = {source.name for tensor in draft.tensors_written for source in tensor.sources}
     for family, names in states.unrelated.items():
         unrelated_names = [name for name in names if name in src_names]
         if unrelated_names:
@@ -376,7 +376,7 @@ def states_belong_to_parameters(draft: TargetDraft) -> Iterator[Finding]:
 @rule(PLAN)
 def weights_are_usual(draft: TargetDraft) -> Iterator[Finding]:
     """Weights have the shapes and types of weights."""
-    written = [tensor for tensor in draft.written if tensor.is_weight]
+    written = [tensor for tensor in draft.tensors_written if tensor.is_weight]
     sources = {source.name for tensor in written for source in tensor.sources}
     parameters = draft.catalog.parameters
     shapes = {p.name: p.shape for p in parameters if p.name in sources and p.is_weight}

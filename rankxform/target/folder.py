@@ -149,10 +149,10 @@ class FolderDestination(Destination):
         return self._journal
 
     @property
-    def stored(self) -> StoredFiles:
+    def stored_before(self) -> StoredFiles:
         completed, planner, nbytes = self.state.completed.names_of_file, self.target.planner, 0
         for file, names in completed.items():
-            slices = zip(planner.names(file), planner.slices(file))
+            slices = zip(planner.layouts_of_file(file), planner.slices(file))
             nbytes += sum(content_bytes(p.dtype, s) for name, (p, s) in slices if name in names)
         return StoredFiles(
             linked=sum(len(ranks) - 1 for ranks in self.groups.values()),
@@ -163,7 +163,7 @@ class FolderDestination(Destination):
         )
 
     @property
-    def _owned(self) -> dict[int, OutputFile]:
+    def _files_created_here(self) -> dict[int, OutputFile]:
         """The outputs that this process creates, finishes and publishes."""
         return {file: output for file, output in self.outputs.items() if output.is_created_here}
 
@@ -253,7 +253,9 @@ class FolderDestination(Destination):
         """See that there is room, and create part files and a journal. Collective."""
         first = self.folder is not None
         team.agree(lambda: check_strategy_file(self.request, self.target) if first else None)
-        sizes = team.allgather(lambda: {o.part: o.layout.size for o in self._owned.values()})
+        sizes = team.allgather(
+            lambda: {o.part: o.layout.size for o in self._files_created_here.values()}
+        )
         spare = team.allgather(lambda: self._make_room(self._in_root(sizes)))
         journal_spare = spare[self.root.processes[0]] // (2 * len(self.root.processes))
         self._journal = team.agree(lambda: self._create_parts(team.rank, journal_spare))
@@ -267,11 +269,14 @@ class FolderDestination(Destination):
 
     def _create_parts(self, process: int, spare: int) -> Journal:
         """Create the part files that are not there yet, and a journal of all."""
-        for file, output in self._owned.items():
+        for file, output in self._files_created_here.items():
             if file not in self.state.completed.names_of_file:
                 make_folder(output.final.parent)
                 create(output.part)
-        parts = {file: (output.part, output.layout.digest) for file, output in self._owned.items()}
+        parts = {
+            file: (output.part, output.layout.digest)
+            for file, output in self._files_created_here.items()
+        }
         return Journal(self.state, process, parts, durable=self.request.fsync, spare=spare)
 
     # -- filled -----------------------------------------------------------------------------------
@@ -292,12 +297,12 @@ class FolderDestination(Destination):
         if self.request.crc:
             team.work(self._add_checksums, show_nothing)
         sums = team.allgather(lambda: self.journal.sums) if self.request.verify else []
-        part_stats = self._seen(team)
+        part_stats = self._stats_of_parts(team)
         facts = team.allgather(lambda: self._link(part_stats))
         parts = [{part_of(final): stat for final, stat in p.items()} for p in facts]
         self._read_back(parts, team)
         team.agree(lambda: self._note_complete(self._in_root(facts), sums))
-        now = self._seen(team)
+        now = self._stats_of_parts(team)
         published = team.allgather(lambda: self._rename(facts[team.rank], now))
         self._read_back(published, team)
         published_stats = self._in_root(published)
@@ -323,14 +328,14 @@ class FolderDestination(Destination):
         """Add what needs the complete file, once every process has written its slices."""
         parts = part_descriptors()
         try:
-            for output in self._owned.values():
+            for output in self._files_created_here.values():
                 add_checksum(output, self.target.container, parts, on_progress)
                 if self.request.fsync:
                     sync(output.part)
         finally:
             parts.close()
 
-    def _seen(self, team: Team) -> dict[int, FileStat]:
+    def _stats_of_parts(self, team: Team) -> dict[int, FileStat]:
         """Return size and time of the part files, as the last to write has them. Collective.
 
         In bytes and nanoseconds; a file that no process sees is left out.
@@ -339,12 +344,12 @@ class FolderDestination(Destination):
         it sees it shorter, and older.
         """
 
-        def mine() -> dict[int, FileStat]:
+        def stat_parts() -> dict[int, FileStat]:
             stats_by_file = {f: stat_or_none(o.part) for f, o in self.outputs.items()}
             return {file: facts for file, facts in stats_by_file.items() if facts is not None}
 
         part_stats: dict[int, FileStat] = {}
-        for local_stats in team.allgather(mine):
+        for local_stats in team.allgather(stat_parts):
             for file, facts in local_stats.items():
                 part_stat = part_stats.setdefault(file, {"size": 0, "modified": 0})
                 part_stat.update((key, max(part_stat[key], facts[key])) for key in part_stat)
@@ -361,7 +366,7 @@ class FolderDestination(Destination):
         Raises StorageError where a part file is not the one that was made, or not of its size.
         """
         request, stats_by_path = self.request, {}
-        for file, output in self._owned.items():
+        for file, output in self._files_created_here.items():
             nbytes = output.layout.size
             facts = {
                 **stat_file(output.part),
@@ -404,14 +409,15 @@ class FolderDestination(Destination):
         Returns the facts of each file under its name, as the node that wrote it has them.
         """
         published, replaced = dict[Path, FileStat](), set[Path]()
-        for file, output in self._owned.items():
+        for file, output in self._files_created_here.items():
             for final in output.output_paths:
                 part_stat, noted_stat = self._facts(output, final, part_stats[file]), facts[final]
                 _check_part(part_of(final), part_stat, noted_stat["inode"], noted_stat["size"])
                 if stat_or_none(final) is not None:  # what another node may still see
                     replaced.add(final)
                 publish_file(part_of(final), final, durable=self.request.fsync)
-        for output in self._owned.values():  # renaming a link changes the times of the others
+        # renaming a link changes the times of the others
+        for output in self._files_created_here.values():
             for final in output.output_paths:
                 sample = facts[final]["sample"] if final in replaced else ""
                 published[final] = {**stat_file(final), "sample": sample}

@@ -93,7 +93,10 @@ def _told_variants(resolved: ResolvedRequest, tensors: Sequence[Tensor]) -> tupl
     axes = {tensor.name: len(tensor.shape) for tensor in tensors}
     for layouts in resolved.dst.stages if isinstance(resolved.dst, Strategy) else ():
         axes |= {n: len(d.tensor_map) for n, d in layouts.items() if not d.may_be_nested}
-    ways = {**_map_of(resolved).told(axes), **requested_variants(vars(resolved.request))}
+    ways = {
+        **_map_of(resolved).variants_by_names(axes),
+        **requested_variants(vars(resolved.request)),
+    }
     return tuple(f"{name}={way}" for name, way in ways.items())
 
 

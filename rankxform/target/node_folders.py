@@ -170,17 +170,17 @@ def _begun(paths: Mapping[int, Path], team: Team) -> Mapping[int, int]:
     """Return the nodes that have files of ranks from an earlier run, where only one has."""
     nodes = team.nodes
 
-    def mine() -> list[int]:
+    def list_begun_files() -> list[int]:
         if not nodes.is_leader(team.rank):
             return []
         return [r for r, path in paths.items() if path.exists() or part_of(path).exists()]
 
-    ranks_by_process = team.allgather(mine)
-    nodes_by_rank: dict[int, list[int]] = {}
+    files_by_process = team.allgather(list_begun_files)
+    nodes_by_file: dict[int, list[int]] = {}
     for node, processes in enumerate(nodes.processes):
-        for rank in ranks_by_process[processes[0]]:
-            nodes_by_rank.setdefault(rank, []).append(node)
-    return {r: n[0] for r, n in nodes_by_rank.items() if len(n) == 1}
+        for rank in files_by_process[processes[0]]:
+            nodes_by_file.setdefault(rank, []).append(node)
+    return {r: n[0] for r, n in nodes_by_file.items() if len(n) == 1}
 
 
 def _groups(team: Team, folder: Path) -> list[list[int]]:
@@ -191,7 +191,9 @@ def _groups(team: Team, folder: Path) -> list[list[int]]:
     leader, node = nodes.is_leader(team.rank), nodes.node_of[team.rank]
     try:
         team.agree(lambda: markers.append(FolderMarker(folder, token, node)) if leader else None)
-        nodes_by_process = team.allgather(lambda: markers[0].seen(nodes.count) if markers else ())
+        nodes_by_process = team.allgather(
+            lambda: markers[0].nodes_with_marker(nodes.count) if markers else ()
+        )
         team.barrier()  # nobody removes a marker that another looks for
     finally:
         for marker in markers:
@@ -228,12 +230,12 @@ def _by_host(team: Team, hosts: Sequence[str]) -> Mapping[int, int]:
     nodes = team.nodes
     name = nodes.names[nodes.node_of[team.rank]]
 
-    def own() -> Iterable[str]:
+    def find_addresses() -> Iterable[str]:
         return addresses_of_this_host(set(hosts), name) if nodes.is_leader(team.rank) else ()
 
     nodes_by_host = {
         host: nodes.node_of[p]
-        for p, local_hosts in enumerate(team.allgather(own))
+        for p, local_hosts in enumerate(team.allgather(find_addresses))
         for host in local_hosts
     }
     for rank, host in enumerate(hosts):

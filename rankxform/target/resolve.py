@@ -265,7 +265,9 @@ def _make_target(
     planner = Planner(catalog, dst, selection)
     try:
         for rank in ranks:
-            planner.names(rank)  # raises if a shape does not divide, or the rank gets nothing
+            planner.layouts_of_file(
+                rank
+            )  # raises if a shape does not divide, or the rank gets nothing
     except RequestError as error:
         raise _with_vocabulary(error, tensors, dst) from error
     form, written, arrangement = _arrange_files(request, planner, source, training)
@@ -277,7 +279,7 @@ def _make_target(
     return Target(
         planner=planner,
         ranks=ranks,
-        files=tuple(f for f in arrangement.names if planner.part(f).rank in set(ranks)),
+        files=tuple(f for f in arrangement.names if planner.content_of_file(f).rank in set(ranks)),
         dst=request.dst,
         place=address_of(dst_place, folder) if is_address else str(Path(dst_place) / folder),
         form=form,

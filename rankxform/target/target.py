@@ -90,7 +90,7 @@ class Target(HasFindings):
         place_of: source file -> number of its place, the best first, if there are several.
         """
         names = evidence.per_rank_tensors
-        planner = self.planner.with_own(names) if names else self.planner
+        planner = self.planner.with_per_rank_tensors(names) if names else self.planner
         planner = planner.preferring(place_of)
         target = replace(self, planner=planner, evidence=evidence)
         return target.with_findings((*findings, *evidence.findings))

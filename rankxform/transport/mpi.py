@@ -388,7 +388,7 @@ class _ProgressRounds:
         now = time.monotonic()
         if self._request is None:
             if now - self._last >= _ROUND_SECONDS:
-                self._start(ended=0, failed=0)
+                self._start_sum(ended=0, failed=0)
         elif self._request.Test():
             self._complete()
             if self._failure is not None:
@@ -407,7 +407,7 @@ class _ProgressRounds:
             if self._request is None:
                 stopped = self._team.stopping.reason() is not None
                 bad = failed or stopped or self._failure is not None
-                self._start(ended=1, failed=int(bad))
+                self._start_sum(ended=1, failed=int(bad))
             self._team._wait(self._request)
             self._complete()
             if self._total[1] == self._team.size:
@@ -418,7 +418,7 @@ class _ProgressRounds:
         if self._failure is not None:
             raise self._failure
 
-    def _start(self, ended: int, failed: int) -> None:
+    def _start_sum(self, ended: int, failed: int) -> None:
         mine = np.array([self._done, ended, failed], np.int64)
         self._mine, self._begun = mine, time.monotonic()  # the buffer must outlive the request
         self._request = self._team._comm.Iallreduce(mine, self._total, self._team._mpi.SUM)

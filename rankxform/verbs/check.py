@@ -184,14 +184,14 @@ def scan_all(
     all_indexes = {**source.indexes, **source.extra_rank_index}
     total = sum(index.size if full else bytes_to_scan(index) for index in all_indexes.values())
 
-    def mine(on_progress: OnProgress) -> list[tuple[int, FileScan]]:
+    def scan_local_files(on_progress: OnProgress) -> list[tuple[int, FileScan]]:
         return [
             (file, scan(path, all_indexes[file], full, on_progress, {*compared.get(file, ())}))
             for file in source.reach.partition(all_indexes)[team.rank]
             for path in (source.paths[file],)
         ]
 
-    local_scans = team.work(mine, begin(total))
+    local_scans = team.work(scan_local_files, begin(total))
     return dict(chain.from_iterable(team.allgather(lambda: local_scans)))
 
 

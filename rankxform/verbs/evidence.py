@@ -382,7 +382,9 @@ def read_samples(
     all_indexes = {**source.indexes, **source.extra_rank_index}
     holes: dict[int, dict[str, int]] = {}
 
-    def own(on_progress: OnProgress) -> dict[bool, dict[int, dict[str, ContentDigest]]]:
+    def digest_local_files(
+        on_progress: OnProgress,
+    ) -> dict[bool, dict[int, dict[str, ContentDigest]]]:
         digests_by_whole: dict[bool, dict[int, dict[str, ContentDigest]]] = {True: {}, False: {}}
         for file in source.reach.partition(all_indexes)[team.rank]:
             path, index = source.paths[file], all_indexes[file]
@@ -400,7 +402,7 @@ def read_samples(
             on_progress(0)
         return digests_by_whole
 
-    local_digests = team.work(own, show)
+    local_digests = team.work(digest_local_files, show)
     by_process = team.allgather(lambda: (local_digests, holes))
     whole, sampled, all_holes = (
         dict(sorted((file, content) for by_file in parts for file, content in by_file.items()))

@@ -128,7 +128,7 @@ class _Watcher:
         self._is_watching = bool(settings.watch)
         self._pause = _POLL_SECONDS  # until the next look
 
-    def look(self) -> _Look:
+    def look_for_steps(self) -> _Look:
         """Raises UsageError where there are no steps."""
         began = time.monotonic()
         if self._settings.watch and self._is_ahead():
@@ -139,7 +139,7 @@ class _Watcher:
             if not self._settings.watch:
                 raise
             return _Look((), (), (), error.parts.line)
-        steps = self._wanted(steps)
+        steps = self._steps_asked_for(steps)
         done = [step for step in steps if _manifest_folder(self.dst / step) is not None]
         ready = [step for step in steps if step not in done and self._is_ready(step, files_of)]
         waiting = [step for step in steps if step not in done and step not in ready]
@@ -148,7 +148,7 @@ class _Watcher:
         self._pause = min(max(_POLL_SECONDS, _SHARE * (time.monotonic() - began)), _LONGEST_PAUSE)
         return _Look(tuple(s for s in ready if s in newest), tuple(waiting), tuple(done))
 
-    def _wanted(self, steps: list[str]) -> list[str]:
+    def _steps_asked_for(self, steps: list[str]) -> list[str]:
         """Return those of the steps that --step names, as 1_100 or as 100; all if it names none."""
         if self._wanted_steps is None:
             return steps
@@ -201,7 +201,7 @@ class _Watcher:
         number = self._settings.keep
         if number is None:
             return []
-        steps = self._noted()
+        steps = self._recorded_steps()
         ordered = sorted(steps, key=lambda step: [*map(int, step.split("_"))])  # late ones too
         complete = [step for step in ordered if _manifest_folder(self.dst / step) is not None]
         if len(complete) < number:
@@ -218,7 +218,7 @@ class _Watcher:
                 noted.pop(step, None)
         return removed
 
-    def _noted(self) -> dict[str, str | None]:
+    def _recorded_steps(self) -> dict[str, str | None]:
         """Return the steps that are noted, with the names of their strategies' files."""
         try:
             noted = json.loads((self.dst / RECORD_NAME).read_bytes())
@@ -234,7 +234,7 @@ class _Watcher:
     def _noting(self) -> Iterator[dict[str, str | None]]:
         """Yield the steps that are noted, to be changed; other runs may note some, too."""
         with taking_turns(self.dst / FOLDER_NAME / "lock"):
-            steps = self._noted()
+            steps = self._recorded_steps()
             yield steps
             if not steps:
                 remove_if_possible(self.dst / RECORD_NAME)
@@ -265,7 +265,7 @@ class _Watcher:
     def _versions(self, names: Mapping[int, str]) -> Iterator[FileVersion | None]:
         ranges = storage_of(self._where.path).ranges()
         for name in names.values():
-            yield ranges.named(address_of(self._where.path, name))
+            yield ranges.version_now(address_of(self._where.path, name))
         ranges.close()
 
 
@@ -289,7 +289,7 @@ def follow(
     announced, is_watching = "", team.bcast(lambda: bool(settings.watch))
     is_asked_once = not is_watching
     while True:
-        look, has_failed = team.bcast(watcher.look), False
+        look, has_failed = team.bcast(watcher.look_for_steps), False
         if complete_before is None:
             complete_before = look.done
             removed += team.bcast(watcher.keep)

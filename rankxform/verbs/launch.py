@@ -78,7 +78,9 @@ def _same_slices(planner: Planner) -> bool:
     fits_by_key: dict[object, bool] = {}
     for rank in range(0, dst.ranks, dst.stage_size):  # all ranks of a stage hold the same names
         ranks = dst.ranks_in(rank // dst.stage_size)
-        for (parameter, _), layout in zip(planner.slices(rank), planner.names(rank).values()):
+        for (parameter, _), layout in zip(
+            planner.slices(rank), planner.layouts_of_file(rank).values()
+        ):
             sharding = parameter.sharding
             if not isinstance(sharding, Sharding):
                 return False
@@ -211,7 +213,7 @@ class StrategyFolder:
         if not self.files or strategy_path is None:
             return
         src_inodes = {inode(path) for path in strategy_files_at(strategy_path)}
-        for old in self._others():
+        for old in self._other_strategy_files():
             if inode(old) in src_inodes:
                 raise StorageError(
                     f"is the source's strategy, and another belongs in {self.folder} now",
@@ -223,7 +225,7 @@ class StrategyFolder:
         """Refuse a folder that holds another strategy than what is wanted there."""
         dst_strategy = request.dst_strategy
         name = dst_strategy.label if isinstance(dst_strategy, Strategy) else str(dst_strategy)
-        for old in self._others() if self.files else ():
+        for old in self._other_strategy_files() if self.files else ():
             raise StorageError(
                 f"is of another strategy than {name}, which belongs here now",
                 "remove it",
@@ -232,7 +234,7 @@ class StrategyFolder:
                 where=old,
             )
 
-    def _others(self) -> list[Path]:
+    def _other_strategy_files(self) -> list[Path]:
         candidates = strategy_candidates(self.folder) if self.folder.is_dir() else []
         strategy_paths = [path for path in candidates if is_strategy(path)]
         return [old for old in strategy_paths if read_bytes(old) != self.files.get(old)]
@@ -253,7 +255,7 @@ class StrategyFolder:
             raise StorageError(
                 "is a link, through which nothing is removed", "remove it", where=self.folder
             )
-        for old in self._others():
+        for old in self._other_strategy_files():
             remove_if_possible(old)
         for path, data in self.files.items():
             if not path.exists():

@@ -211,7 +211,9 @@ def kinds(target: Target) -> list[TensorKind]:
     for transfer in planner.transfers(files):
         parameter = transfer.parameter
         cells = islice(transfer.targets.items(), 8)
-        first = [(cell, planner.part(r[0]).rank % planner.dst.stage_size) for cell, r in cells]
+        first = [
+            (cell, planner.content_of_file(r[0]).rank % planner.dst.stage_size) for cell, r in cells
+        ]
         key = parameter.sharding, transfer.grid, tuple(first)
         transfers_by_key.setdefault(key, []).append(transfer)
     all_kinds = [_kind(planner, transfers) for transfers in transfers_by_key.values()]
@@ -247,7 +249,7 @@ def _kind(planner: Planner, transfers: Sequence[Transfer]) -> TensorKind:
     for transfer in transfers:
         if transfer.parameter is parameter:
             for cell, files in transfer.targets.items():
-                ranks = (planner.part(file).rank for file in files)
+                ranks = (planner.content_of_file(file).rank for file in files)
                 ranks_by_cell[cell] = tuple(sorted({*ranks_by_cell.get(cell, ()), *ranks}))
     dst = DrawnSharding(
         tuple((grid.box(cell), ranks) for cell, ranks in sorted(ranks_by_cell.items()))
@@ -260,7 +262,7 @@ def _kind(planner: Planner, transfers: Sequence[Transfer]) -> TensorKind:
     return TensorKind(
         name, states, len(names), nbytes, parameter.dtype, parameter.shape, src, dst,
         _src_words(planner, parameter, src),
-        describe_layout(planner.names_of(dst.boxes[0][1][0])[parameter.name]), runs,
+        describe_layout(planner.layouts_of_rank(dst.boxes[0][1][0])[parameter.name]), runs,
     )  # fmt: skip
 
 

@@ -634,7 +634,7 @@ def summarize(conversion: Conversion, simulation: Simulation, policy: ReadPolicy
         buffer_bytes=request.memory,
         shards=tuple(
             FileSummary(
-                planner.part(file).rank,
+                planner.content_of_file(file).rank,
                 arrangement.names[file] if arrangement.parts else None,
                 tuple(writers[file]),
                 total.slices,

@@ -218,7 +218,7 @@ def compare_words(conversion: Conversion, processes: int) -> tuple[str, ...]:
 
 def report_of(outcome: Outcome, team: Team) -> Report:
     """Return the report of a conversion. Collective."""
-    conversion, stored = outcome.conversion, outcome.destination.stored
+    conversion, stored = outcome.conversion, outcome.destination.stored_before
     _, source, target = conversion
     planner, slice_ranges = target.planner, [*chain.from_iterable(outcome.destination.left)]
     fetched = [process.bytes_fetched for process in outcome.processes]

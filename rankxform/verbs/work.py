@@ -70,11 +70,11 @@ def plan_work(
     reach, order = source.reach, file_order(conversion.target.container)
     visible = None if reach.is_full else reach.of(team.rank)
 
-    def own() -> tuple[WorkPlan | None, list[Transfer]]:
+    def plan_transfers() -> tuple[WorkPlan | None, list[Transfer]]:
         first = _plan_operands(conversion, assignment, team.rank)
         return first, planner.transfers(assignment[team.rank], visible)
 
-    first, separate = team.agree(own)
+    first, separate = team.agree(plan_transfers)
     memory = conversion.request.memory
     if first is not None:
         # The tiles of an exchange follow from memory, and must be the same on all of its processes.
@@ -285,25 +285,25 @@ def _network(costs: Costs, timer: ReadTimer, speed: float, team: Team) -> Costs:
                 p2p.send(after, send_buffer[:nbytes]),
             ]
             for _ in range(0, extra_read_bytes if number >= 0 else 0, _TILE):
-                timer.more(_TILE)
+                timer.read_more(_TILE)
                 p2p.progress()
             p2p.wait_all(messages, on_progress)
         return (perf_counter() - began) / rounds
 
-    def sending(on_progress: OnProgress) -> tuple[float, float] | None:
+    def time_messages(on_progress: OnProgress) -> tuple[float, float] | None:
         return (exchange(_MESSAGE, on_progress), exchange(1, on_progress)) if leader else None
 
-    def both(on_progress: OnProgress) -> float | None:
+    def measure_overlap(on_progress: OnProgress) -> float | None:
         """Return how much of the shorter of reading and sending the longer hides."""
         if not leader:
-            timer.more(rounds * _MESSAGE)
+            timer.read_more(rounds * _MESSAGE)
             return None
         reading = _MESSAGE / speed
         seconds = exchange(_MESSAGE, on_progress, _MESSAGE, rounds)
         return min(1.0, max(-1.0, (reading + full - seconds) / min(reading, full)))
 
-    sent = [timing for timing in team.allgather_work(sending) if timing is not None]
+    sent = [timing for timing in team.allgather_work(time_messages) if timing is not None]
     full, empty = max(timing[0] for timing in sent), max(timing[1] for timing in sent)
     rounds = max(1, min(_ROUNDS, int(_BOTH_SECONDS / (_MESSAGE / costs.read + full))))
-    hidden = [overlap for overlap in team.allgather_work(both) if overlap is not None]
+    hidden = [overlap for overlap in team.allgather_work(measure_overlap) if overlap is not None]
     return replace(costs, network=_MESSAGE / full, latency=empty, overlap=sum(hidden) / len(hidden))

@@ -60,11 +60,11 @@ class StoreTests:
     def test_a_file_that_is_replaced_has_another_version(self, store, tmp_path):
         address = self.place(tmp_path) + "/rank_1/a.ckpt"
         ranges = storage_of(address).ranges()
-        before = ranges.named(address)
+        before = ranges.version_now(address)
         assert before == ranges.version(address)
         self.put(tmp_path, "rank_1/a.ckpt", b"another")
-        assert ranges.named(address) != before
-        assert ranges.named(address + "x") is None
+        assert ranges.version_now(address) != before
+        assert ranges.version_now(address + "x") is None
         ranges.close()
 
 

@@ -547,7 +547,7 @@ class TestRulesFiles:
         assert own.rules[1:] == llama.rules and own.requires == llama.requires
         assert (own.layers, own.complete, own.proven) == (llama.layers, True, llama.proven)
         assert (own.offset, own.interleave) == ((0, 1, 0), 2)
-        assert [rule.stage for rule in own.placed] == ["last"] and llama.placed == ()
+        assert [rule.stage for rule in own.stage_rules] == ["last"] and llama.stage_rules == ()
 
     def test_the_layers_alone(self):
         own = rules.parse_rules(b"[preset]\nlayers = 'net.h'\n", "own.toml", rules.load_preset)

@@ -79,7 +79,7 @@ def test_all_that_an_optimizer_of_mindspore_saves_is_found(name):
     assert {n: found.base_name(n) for n in states} == states
     assert found.counters == {"global_step", *counters}
     assert not found.copies and not found.unrelated and not found.numbered
-    renamed = {found.of(n).named("new." + weight) for n, weight in states.items()}
+    renamed = {found.of(n).name_for("new." + weight) for n, weight in states.items()}
     assert renamed == {t.format("new." + w) for t in families for w in WEIGHTS}
 
 
@@ -247,7 +247,7 @@ def test_below_a_root_a_states_word_tells():
     found = find_states({"net.w": (8, 4), "optimizer.exp_avg.w": (8, 4)})
     assert not found.is_weight("optimizer.exp_avg.w")
     found = find_states({"module.w": (8, 4), "optimizer.exp_avg.w": (8, 4)})
-    assert found.of("optimizer.exp_avg.w").named("module.v") == "optimizer.exp_avg.v"
+    assert found.of("optimizer.exp_avg.w").name_for("module.v") == "optimizer.exp_avg.v"
 
 
 def test_the_parameter_of_the_states_shape_comes_first():

@@ -181,7 +181,7 @@ def test_the_work_of_all_processes_makes_every_slice_once(seed, tmp_path):
     wanted = [
         (name, plan.cell(layout, rank), rank)
         for rank in range(plan.dst.ranks)
-        for name, layout in plan.names(rank).items()
+        for name, layout in plan.layouts_of_file(rank).items()
     ]
     assert sorted(made) == sorted(wanted)
 

@@ -132,7 +132,9 @@ def test_ranks_own_values_come_from_the_congruent_rank(tmp_path):
     """All of them from one rank, so that no file mixes the statistics of several."""
     params = dict.fromkeys(("mean", "variance", "w"), ((8,), "Float32"))
     src, dst = ([dict.fromkeys(params, ([n], [-1], 0, 0))] for n in (4, 2))
-    plan = planner(tmp_path, src, dst, params).with_own(frozenset({"mean", "variance"}))
+    plan = planner(tmp_path, src, dst, params).with_per_rank_tensors(
+        frozenset({"mean", "variance"})
+    )
     for rank in range(2):
         mean, variance, _ = slices(plan, rank)
         assert [src_rank for src_rank, _ in mean[2] + variance[2]] == [rank, rank]
@@ -251,7 +253,7 @@ def test_deepseek_v3_reads_what_it_needs_once(deepseek):
     _, dst, params, plan = deepseek
     assert dst.ranks == 512
     total = sum(int(np.prod(shape, dtype=object)) * item_size(t) for shape, t in params.values())
-    everything = [SliceRange(rank, 0, len(plan.names(rank))) for rank in range(512)]
+    everything = [SliceRange(rank, 0, len(plan.layouts_of_file(rank))) for rank in range(512)]
     transfers = plan.transfers(everything)
     assert needed_bytes(plan, everything) == sum(read_by_rank(transfers).values()) == total
     assert 8.1e12 < total < 8.3e12

@@ -52,8 +52,8 @@ def test_a_timer_ends_when_it_takes_long(path, reads):
 
 def test_reading_on_starts_again_where_the_file_ends(path, reads):
     with ReadTimer(str(path)) as timer:
-        assert timer.more(3 << 20) == 4.0
-        timer.more(1 << 20)
+        assert timer.read_more(3 << 20) == 4.0
+        timer.read_more(1 << 20)
     half = 1 << 19
     assert reads == [(0, 2 * half), (2 * half, 4 * half), (4 * half, 5 * half), (0, half),
                      (half, 3 * half)]  # fmt: skip
@@ -64,6 +64,6 @@ def test_an_empty_file_is_no_trouble(tmp_path):
     path.touch()
     with ReadTimer(str(path)) as timer:
         assert timer.speed().read > 0
-        assert timer.more(1) == 0.0
+        assert timer.read_more(1) == 0.0
     assert speed.reading(str(path)) > 0
     assert speed.measure_reading(str(path), 1e9) > 0
