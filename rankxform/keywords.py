@@ -68,8 +68,6 @@ class ArrayKeywords(DeriveKeywords, total=False):
     preset: str | None
     rule: str | Sequence[str]
     accept: str | Sequence[str]
-    allow_extra_ranks: bool
-    allow_equal_slices: bool
     read_method: str
     costs: Costs | None
     memory: int

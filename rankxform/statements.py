@@ -1,7 +1,7 @@
 """What files declare, and what is noticed about it: two statements of one fact must agree.
 
 Whoever reads a statement, in a file's name, a header, metadata, an option, makes a `Statement` of
-it, with its origin. `contradictions` is the only place where statements are compared.
+it. `contradictions` is the only place where statements are compared.
 
 Whatever is noticed is a `Finding`: an error refuses, a warning is printed first and last, a notice
 once. Findings are collected, and `require` is the only place where one is raised.
@@ -174,19 +174,6 @@ def run_rules(
             yield noticed._replace(need=need, rule=name) if is_finding else noticed
 
 
-FILE_NAME, FOLDER, HEADER, SCALAR, METADATA, INDEX, TRACKER = (
-    "file name", "folder", "header", "scalar", "metadata", "index", "tracker",
-)  # fmt: skip
-MANIFEST, CONFIGURATION, STRATEGY, ADAPTER, OPTION = (
-    "manifest", "configuration", "strategy", "adapter", "option",
-)  # fmt: skip
-ORIGINS = (
-    FILE_NAME, FOLDER, HEADER, SCALAR, METADATA, INDEX, TRACKER, MANIFEST, CONFIGURATION, STRATEGY,
-    ADAPTER, OPTION,
-)  # fmt: skip
-"""What states facts."""
-
-
 def _same_shape(a: tuple[int, ...], b: tuple[int, ...]) -> bool:
     """Tell whether shapes agree; JSON lists an axis for each device axis of a nested map."""
     return a == b if len(a) == len(b) else prod(a) == prod(b)
@@ -265,7 +252,6 @@ class Statement(NamedTuple):
     kind: str
     subject: str
     value: Any
-    origin: str
     where: str
 
 

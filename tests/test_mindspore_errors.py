@@ -243,7 +243,7 @@ def test_a_folder_of_complete_parameters_is_not_multiplied(tmp_path):
     with pytest.raises(rankxform.CheckpointError, match="every rank holds the same bytes"):
         rankxform.transform(tmp_path / "src", tmp_path / "dst", a, None)
     with pytest.warns(rankxform.RankxformWarning, match="every rank holds the same bytes"):
-        rankxform.transform(tmp_path / "src", tmp_path / "dst", a, None, allow_equal_slices=True)
+        rankxform.transform(tmp_path / "src", tmp_path / "dst", a, None, accept=("equal-slices",))
 
 
 def test_types_that_differ_between_ranks_are_not_promoted(tmp_path):

@@ -120,7 +120,7 @@ def test_a_strategy_of_fewer_ranks_is_another_checkpoints(allow, tmp_path):
     a = write_strategy(tmp_path / "a.ckpt", [{"w": ([2], [0, -1], 0, 0)}])
     if allow:
         with pytest.warns(rankxform.RankxformWarning, match="rank_3.*none of the ranks 0 to 1 has"):
-            report = rankxform.transform(source, tmp_path / "dst", a, a, allow_extra_ranks=True)
+            report = rankxform.transform(source, tmp_path / "dst", a, a, accept=("extra-ranks",))
         assert sum("holds a slice" in text for text in report.warnings) == 1, "said once"
         return
     with pytest.raises(rankxform.CheckpointError, match="rank_3.*none of the ranks 0 to 1 has"):

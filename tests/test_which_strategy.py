@@ -76,7 +76,7 @@ def test_lost_ranks_are_no_exchange(place):
 def test_ranks_that_are_left_over_on_purpose_are_no_reason(place):
     Path("four.ckpt").rename("strategy.ckpt")
     reference.write_strategy(place / "odd.ckpt", rows(3))
-    said = refused("src", "dst", "two.ckpt", "odd.ckpt", allow_extra_ranks=True)
+    said = refused("src", "dst", "two.ckpt", "odd.ckpt", accept=("extra-ranks",))
     assert "cannot be split into 3" in said and "strategy.ckpt" not in said
 
 

@@ -18,7 +18,6 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from rankxform import statements
 from rankxform.checkpoints import folders
 from rankxform.errors import CheckpointError, UsageError
 from rankxform.formats.checkpoint2_metadata import MOST_STEPS, format_common
@@ -225,8 +224,8 @@ def _facts(iteration: SelectedIteration, training: Mapping[str, Any]) -> tuple[S
     counted = frozenset(fact.value for fact in step_statements if fact.subject != "epoch_num")
     if counted and iteration.number is not None:
         number = frozenset({iteration.number})
-        step_statements.append(Statement(ITERATION, "", counted, statements.METADATA, common))
-        step_statements.append(Statement(ITERATION, "", number, statements.FOLDER, iteration.path))
+        step_statements.append(Statement(ITERATION, "", counted, common))
+        step_statements.append(Statement(ITERATION, "", number, iteration.path))
     return tuple(step_statements)
 
 

@@ -30,7 +30,6 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from rankxform import statements
 from rankxform.checkpoints import folders
 from rankxform.errors import CheckpointError, FormatError, RankxformError, UsageError
 from rankxform.formats.container import BLOCK, BYTES, Index
@@ -49,7 +48,7 @@ from rankxform.geometry.box import Box, Shape
 from rankxform.layout.names import format_ranges
 from rankxform.planning.catalog import Description
 from rankxform.planning.plan import FileContent, Planner
-from rankxform.statements import HEADER, SHAPE, TYPE, Statement, as_notice, as_warning
+from rankxform.statements import SHAPE, TYPE, Statement, as_notice, as_warning
 from rankxform.storage.store import FOLDER, Listing, Store
 from rankxform.values import pattern_on_use
 
@@ -276,8 +275,8 @@ def _table(
         for name, (dtype, box) in tensors.items():
             first_dtype = types.setdefault(name, dtype)
             if dtype != first_dtype:
-                differing.append(Statement(TYPE, name, first_dtype, HEADER, "other files"))
-                differing.append(Statement(TYPE, name, dtype, HEADER, file))
+                differing.append(Statement(TYPE, name, first_dtype, "other files"))
+                differing.append(Statement(TYPE, name, dtype, file))
             stored_items = lying.setdefault(name, [])
             if box not in (i.box for i in stored_items if box.size):  # a replica
                 stored_items.append(StoredItem(file, 0, -1, name, box))
@@ -457,7 +456,7 @@ def _join(
         for source, (dtype, shape) in zip(
             sources, typed_shapes if len({*typed_shapes}) > 1 else ()
         ):
-            yield Statement(TYPE, name, dtype, statements.METADATA, source)
-            yield Statement(SHAPE, name, shape, statements.METADATA, source)
+            yield Statement(TYPE, name, dtype, source)
+            yield Statement(SHAPE, name, shape, source)
     for name, stored_items in added_table.items.items():
         merged_table.items[name] = (*merged_table.items.get(name, ()), *stored_items)

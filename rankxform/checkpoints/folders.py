@@ -35,8 +35,6 @@ from rankxform.planning.catalog import DeclaredBox, Description
 from rankxform.planning.plan import FileContent, Planner
 from rankxform.statements import (
     ALL_TENSORS,
-    INDEX,
-    METADATA,
     STEP,
     TOTAL_BYTES,
     Finding,
@@ -91,9 +89,7 @@ def training(store: Store, name: str, path: str, searched: str = "") -> dict[str
 def steps(members: Mapping[str, Any], path: str) -> list[Statement]:
     """Return how far a training was, as a common.json states it."""
     numbers_by_name = {name: members[name] for name in STEPS if members.get(name) is not None}
-    return [
-        Statement(STEP, name, number, METADATA, path) for name, number in numbers_by_name.items()
-    ]
+    return [Statement(STEP, name, number, path) for name, number in numbers_by_name.items()]
 
 
 def weight_map(store: Store, listing: Listing, name: str) -> tuple[dict[str, str], Any]:
@@ -140,7 +136,7 @@ def whole_tensors(
         for parameter, file in files_by_parameter.items():
             listed.setdefault(file, []).append(parameter)
         if type(total) is int:
-            facts = (Statement(TOTAL_BYTES, ALL_TENSORS, total, INDEX, listing.at(index)),)
+            facts = (Statement(TOTAL_BYTES, ALL_TENSORS, total, listing.at(index)),)
         names = sorted(listed, key=natural_sort_key)
     if not names:
         raise CheckpointError(

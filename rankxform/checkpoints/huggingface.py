@@ -16,7 +16,6 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from rankxform import statements as statement_names
 from rankxform.checkpoints import folders
 from rankxform.errors import CheckpointError, RankxformError, UsageError
 from rankxform.layout.names import format_ranges
@@ -140,7 +139,7 @@ def _commits(selected: SelectedFiles, store: Store) -> Iterator[Statement]:
                 commit = (
                     store.read(metadata_name).partition(b"\n")[0].decode(errors="replace").strip()
                 )
-                yield Statement(COMMIT, "", commit, statement_names.METADATA, name)
+                yield Statement(COMMIT, "", commit, name)
 
 
 def _check_clear(listing: Listing, indexed: bool) -> None:

@@ -198,12 +198,6 @@ _ONCE = (
 )  # fmt: skip
 """Options that name what is read or written; of others the last one holds, as wrappers rely on."""
 
-_REMOVED = {
-    "--check-replicas": ("rankxform inspect --replicas SRC --src-strategy A, before it",),
-    "--log": ("> FILE 2>&1, which keeps the exit code",),
-}
-"""Options that there were, and what takes their place."""
-
 _SCRIPT = (
     "--src-ckpt-strategy", "--dst-ckpt-strategy", "--src-ckpt-dir", "--dst-ckpt-dir", "--prefix",
 )  # fmt: skip
@@ -417,8 +411,6 @@ def _refuse_flag(command: Command, flag: str, flags: Iterable[str], word: str) -
 
 def refuse_unknown(word: str, known_words: Iterable[str], message: str, see: str) -> NoReturn:
     """Raise UsageError for what is not known, with the nearest that is."""
-    if word in _REMOVED:
-        raise UsageError(f"{message} {word} any more", *_REMOVED[word])
     suggestion = did_you_mean(word, known_words)
     if word in ("--src", "--dst"):
         suggestion += " SRC and DST themselves are given without an option"

@@ -39,7 +39,6 @@ from rankxform.layout.names import compile_regex, summarize_names
 from rankxform.layout.states import COUNTERS, State
 from rankxform.options import flag_of
 from rankxform.statements import (
-    CONFIGURATION,
     MODEL_SIZE,
     Finding,
     Statement,
@@ -145,7 +144,7 @@ def read(context: OperationContext) -> ModelSizes | None:
     config, label = context.config
     configs_by_label = {label: config, **{place: other for other, place in context.other_configs()}}
     facts = (
-        Statement(MODEL_SIZE, key, value, CONFIGURATION, place)
+        Statement(MODEL_SIZE, key, value, place)
         for place, stated_config in configs_by_label.items()
         for key, value in stated_config.items()
         if type(value) is int and _IS_SIZE().fullmatch(key)

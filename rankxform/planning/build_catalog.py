@@ -37,10 +37,8 @@ from rankxform.layout.strategy import PatternStrategy, Strategy, WholeStrategy
 from rankxform.statements import (
     ALL_TENSORS,
     BIAS_LENGTH,
-    HEADER,
     LAYER_SHAPE,
     SHAPE,
-    STRATEGY,
     TOTAL_BYTES,
     TYPE,
     Statement,
@@ -98,14 +96,14 @@ def catalog_statements(catalog: Catalog) -> Iterator[Statement]:
         listed = {name for names in catalog.description.listed.values() for name in names}
         listed_parameters = (p for p in catalog.parameters if p.name in listed)
         total = sum(content_bytes(p.dtype, p.shape) for p in listed_parameters)
-        yield Statement(TOTAL_BYTES, ALL_TENSORS, total, HEADER, "the files' headers")
+        yield Statement(TOTAL_BYTES, ALL_TENSORS, total, "the files' headers")
     for name, shape in strategy.shapes.items() if strategy is not None else ():
         parameter = catalog.declared.get(name)
         if parameter is not None and parameter.holders:
             slices = f"its slices, as in {catalog.paths[parameter.holders[0]]}"
-            yield Statement(SHAPE, name, shape, STRATEGY, catalog.declared_by)
-            yield Statement(SHAPE, name, parameter.shape, HEADER, slices)
-            yield Statement(TYPE, name, parameter.dtype, HEADER, slices)
+            yield Statement(SHAPE, name, shape, catalog.declared_by)
+            yield Statement(SHAPE, name, parameter.shape, slices)
+            yield Statement(TYPE, name, parameter.dtype, slices)
     if not catalog.is_whole and strategy is not None:
         yield from _shape_statements(catalog)
     for name, parameter in catalog.declared.items() if not catalog.is_whole else ():
@@ -116,10 +114,8 @@ def catalog_statements(catalog: Catalog) -> Iterator[Statement]:
             continue  # of an optimizer that keeps sums of rows and columns
         if base.shape != parameter.shape and base.holders and parameter.holders:
             slices = f"its slices and {catalog.declared_by}"
-            yield Statement(SHAPE, base.name, base.shape, HEADER, slices)
-            yield Statement(
-                SHAPE, base.name, parameter.shape, HEADER, f"those of its state {name!r}"
-            )
+            yield Statement(SHAPE, base.name, base.shape, slices)
+            yield Statement(SHAPE, base.name, parameter.shape, f"those of its state {name!r}")
 
 
 def _shape_statements(catalog: Catalog) -> Iterator[Statement]:
@@ -147,18 +143,14 @@ def _shape_statements(catalog: Catalog) -> Iterator[Statement]:
         of_kind.setdefault(parameter.shape, []).append(name)
         weight = catalog.declared.get(name.removesuffix("bias") + "weight")
         if name.endswith(".bias") and weight and weight.holders and len(parameter.shape) == 1:
-            yield Statement(BIAS_LENGTH, weight.name, weight.shape, HEADER, catalog.declared_by)
-            yield Statement(BIAS_LENGTH, weight.name, parameter.shape, HEADER, "its bias")
+            yield Statement(BIAS_LENGTH, weight.name, weight.shape, catalog.declared_by)
+            yield Statement(BIAS_LENGTH, weight.name, parameter.shape, "its bias")
     for (kind, _), shapes in shapes_by_kind.items():
         usual, *other_shapes = sorted(shapes, key=lambda shape: -len(shapes[shape]))
         if other_shapes and len(shapes[usual]) > _MOST_LAYERS * sum(map(len, shapes.values())):
-            yield Statement(LAYER_SHAPE, kind, usual, HEADER, catalog.declared_by)
+            yield Statement(LAYER_SHAPE, kind, usual, catalog.declared_by)
             yield Statement(
-                LAYER_SHAPE,
-                kind,
-                other_shapes[0],
-                HEADER,
-                f"those of {shapes[other_shapes[0]][0]!r}",
+                LAYER_SHAPE, kind, other_shapes[0], f"those of {shapes[other_shapes[0]][0]!r}"
             )
 
 

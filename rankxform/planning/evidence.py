@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from .sampling import SampledSource
 
 _SAMPLED = 12
-ALLOW_EQUAL = "say --allow-equal-slices if the slices really are equal"
+ALLOW_EQUAL = "--accept equal-slices if the slices really are equal"
 _LARGEST_OWN = 64 << 10
 """Bytes of values that are compared whole, where each rank may have its own."""
 
@@ -310,7 +310,7 @@ def extra_ranks_are_left_over(sample: SampledSource) -> Iterator[Finding]:
                         f"{catalog.ranks - 1} has",
                         (
                             "give the right strategy",
-                            "say --allow-extra-ranks if these ranks are left over from another run",
+                            "--accept extra-ranks if these ranks are left over from another run",
                         ),
                         path,
                         f"{catalog.declared_by} describes only {catalog.ranks} ranks and is not "

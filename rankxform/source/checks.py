@@ -33,7 +33,6 @@ from rankxform.publish.records import manifest_sharding
 from rankxform.statements import (
     CATALOG,
     HEADERS,
-    MANIFEST,
     STEP,
     TYPE,
     Finding,
@@ -403,9 +402,9 @@ class SourceManifest:
     def facts(self) -> Iterator[Statement]:
         """What it states that files may contradict."""
         for name, dtype in self.dtypes.items():
-            yield Statement(TYPE, name, dtype, MANIFEST, self.label)
+            yield Statement(TYPE, name, dtype, self.label)
         for name, value in self.steps.items():
-            yield Statement(STEP, name, value, MANIFEST, self.label)
+            yield Statement(STEP, name, value, self.label)
 
 
 def read_source_manifest(

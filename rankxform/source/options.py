@@ -99,34 +99,11 @@ class SourceOptions:
         + "; of the names that match alone; repeatable",
         AFFECTS_COMPARISON, AFFECTS_LOAD, kind=DOUBT, metavar="DOUBT[:REGEX]",
     )  # fmt: skip
-    allow_extra_ranks: bool = option(
-        False, GROUP_SOURCE, "ignore ranks beyond the strategy's, whatever they hold",
-        AFFECTS_COMPARISON, AFFECTS_LOAD, kind=TYPE_FLAG,
-    )  # fmt: skip
-    allow_equal_slices: bool = option(
-        False, GROUP_SOURCE, "accept that every rank holds the same bytes of sharded parameters",
-        AFFECTS_COMPARISON, AFFECTS_LOAD, kind=TYPE_FLAG,
-    )  # fmt: skip
 
     def accepts(self, doubt: str, name: str | None = None) -> bool:
         """Tell whether a doubt does not refuse a source: of a tensor, or of all that it is of."""
-        spelled = {
-            ACCEPT_EQUAL_SLICES: self.allow_equal_slices,
-            ACCEPT_EXTRA_RANKS: self.allow_extra_ranks,
-        }
-        if spelled.get(doubt):
-            return True
         for text in self.accept:
             accepted_doubt, _, pattern = text.partition(":")
             if accepted_doubt == doubt and (not pattern or (name and re.search(pattern, name))):
                 return True
         return False
-
-    @property
-    def accepted(self) -> tuple[str, ...]:
-        """What is accepted, as `accept` spells it."""
-        spelled = {
-            ACCEPT_EQUAL_SLICES: self.allow_equal_slices,
-            ACCEPT_EXTRA_RANKS: self.allow_extra_ranks,
-        }
-        return (*self.accept, *(doubt for doubt, is_accepted in spelled.items() if is_accepted))

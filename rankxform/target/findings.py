@@ -42,13 +42,9 @@ from rankxform.statements import (
     ACCEPT_ABSENT,
     ACCEPT_EXTRA_RANKS,
     ACCEPT_NEW,
-    HEADER,
     ITERATION,
-    OPTION,
     PLAN,
-    SCALAR,
     SHAPE,
-    STRATEGY,
     Finding,
     Statement,
     as_notice,
@@ -147,8 +143,8 @@ def shapes_agree(draft: TargetDraft) -> Iterator[Finding]:
         for name, parameter in draft.selection.sharded.items()
         if name in dst.shapes
         for statement in (
-            Statement(SHAPE, name, parameter.shape, HEADER, where),
-            Statement(SHAPE, name, dst.shapes[name], STRATEGY, dst.label),
+            Statement(SHAPE, name, parameter.shape, where),
+            Statement(SHAPE, name, dst.shapes[name], dst.label),
         )
     )
     for contradiction in contradictions(statements):
@@ -399,8 +395,8 @@ def iteration_findings(
         return
     number = int(arrangement.mark[1])
     statements = (
-        Statement(ITERATION, "", frozenset({step}), SCALAR, source.where.path),
-        Statement(ITERATION, "", frozenset({number}), OPTION, f"--iteration {number}"),
+        Statement(ITERATION, "", frozenset({step}), source.where.path),
+        Statement(ITERATION, "", frozenset({number}), f"--iteration {number}"),
     )
     yield from (contradiction.finding for contradiction in contradictions(statements))
 

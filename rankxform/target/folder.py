@@ -439,7 +439,7 @@ class FolderDestination(Destination):
         steps |= {fact.subject: fact.value for fact in target.evidence.steps}
         copied_names = write_companions_near(target)
         names = target.arrangement.names
-        accepted = request.accepted
+        accepted = request.accept
         manifest_fields = {
             "ranks": len(names),
             "verify": options,

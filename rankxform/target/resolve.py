@@ -296,7 +296,7 @@ def _make_target(
         ),
         tied_duplicates=_tied_duplicates(tensors),
         map_in_words=next(filter(None, (o.in_words() for o in derivation.compositions)), None),
-        accepted=request.accepted,
+        accepted=request.accept,
         findings=tuple(findings),
     )
 

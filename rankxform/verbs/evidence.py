@@ -51,10 +51,8 @@ from rankxform.statements import (
     ACCEPT_EXTRA_RANKS,
     ACCEPT_STEP,
     ERROR,
-    FILE_NAME,
     NAMED_STEP,
     SAMPLES,
-    SCALAR,
     STEP,
     WARNING,
     Finding,
@@ -512,12 +510,12 @@ def files_are_of_one_step(sample: SourceSamples) -> Iterator[Finding | Evidence]
             and "Int" in schema.dtypes[schema.position[name]]
         }
         path = source.paths[file]
-        facts += (Statement(STEP, name, value, SCALAR, path) for name, value in counters.items())
+        facts += (Statement(STEP, name, value, path) for name, value in counters.items())
         if len(step) > 1 and {"epoch_num", "step_num"} <= {*counters}:
             subject = f"epoch and step of {basename(path)}"
             declared_steps = counters["epoch_num"], counters["step_num"]
-            facts.append(Statement(NAMED_STEP, subject, step, FILE_NAME, path))
-            facts.append(Statement(NAMED_STEP, subject, declared_steps, SCALAR, "what it holds"))
+            facts.append(Statement(NAMED_STEP, subject, step, path))
+            facts.append(Statement(NAMED_STEP, subject, declared_steps, "what it holds"))
     findings = list[Finding]()
     for contradiction in contradictions(facts):
         finding, subject = contradiction.finding, contradiction.first.subject

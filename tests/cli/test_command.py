@@ -233,8 +233,6 @@ def test_what_means_nothing_here_is_ignored_with_a_note(place):
         (["transform"], 2, "name SRC, the checkpoint"),
         (["transform", "{src}"], 2, "name DST, the folder"),
         (["transform", "{src}", "{dst}", "--frobnicate"], 2, "transform has no option --frobnicate (see"),
-        (["transform", "{src}", "{dst}", "--check-replicas", "warn"], 2, "has no option --check-replicas any more"),
-        (["transform", "{src}", "{dst}", "--log", "run.log"], 2, "> FILE 2>&1, which keeps the exit code"),
         (["transform", "{src}", "{dst}", "--ranks", "x"], 2, "0,2-5"),
         (["transform", "{src}", "{dst}", "--memory", "much"], 2, "256M"),
         (["transform", "{src}", "{dst}", "--costs", "read=1G,speed=1"], 2, "'speed=1': expected one =VALUE each of read, write"),

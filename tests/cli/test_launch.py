@@ -101,7 +101,9 @@ def test_what_fits_is_not_copied(place):
 def test_a_rank_beyond_the_strategy_does_not_matter(place):
     (place / "src/rank_9").mkdir()
     shutil.copy(place / "src/rank_0/checkpoint_0.ckpt", place / "src/rank_9/checkpoint_9.ckpt")
-    code, output, told = launch(place, None, "plain", dst="a.ckpt", options=["--allow-extra-ranks"])
+    code, output, told = launch(
+        place, None, "plain", dst="a.ckpt", options=["--accept", "extra-ranks"]
+    )
     assert code == 0 and len(told) == 1, output
     assert "nothing is converted" in output
 

@@ -97,11 +97,6 @@ class TestAbsent:
         with pytest.raises(rankxform.UsageError, match="expected"):
             rankxform.plan(tmp_path, accept=[text])
 
-    def test_the_old_spellings(self):
-        request = Request("a", None, allow_equal_slices=True)
-        assert request.accepted == ("equal-slices",) and request.accepts("equal-slices")
-        assert not request.accepts("extra-ranks") and not request.accepts("absent", "x")
-
 
 class TestAsked:
     def test_nothing_is_compared_with_itself(self, tmp_path):

@@ -125,7 +125,7 @@ def test_what_stands_in_a_file_does_not_depend_on_the_other_files_of_a_run(tmp_p
         reference.write_safetensors(path, entries, {"stage": name})
     strategy = tmp_path / "s"
     reference.write_stage_files(strategy, stages)
-    options = {"allow_equal_slices": True}
+    options = {"accept": ("equal-slices",)}
     rankxform.transform(src, tmp_path / "all", strategy, strategy, **options)
     for rank in range(4):
         rankxform.transform(src, tmp_path / "one", strategy, strategy, ranks=(rank,), **options)

@@ -280,10 +280,10 @@ SHARDED = [{"w": ([4], [0, -1], 0, 0)}]
 @pytest.mark.filterwarnings("ignore:2 of 3 ranks were made:rankxform.RankxformWarning")
 @pytest.mark.parametrize(
     ("options", "words"),
-    [({"ranks": (0, 2)}, "--ranks 0,2"), ({"allow_equal_slices": True}, "--allow-equal-slices")],
+    [({"ranks": (0, 2)}, "--ranks 0,2"), ({"accept": ("equal-slices",)}, "--accept equal-slices")],
 )
 def test_the_command_that_compares_says_all_that_matters(options, words, tmp_path):
-    equal = "allow_equal_slices" in options
+    equal = "accept" in options
     place = Place(
         tmp_path, SHARDED, [{"w": ([3], [0, -1], 0, 0)}], {"w": ((12, 2), "Float32")},
         make=(lambda n, s, d: np.tile(np.arange(6, dtype="<u4").reshape(3, 2), (4, 1)))
