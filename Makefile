@@ -23,22 +23,22 @@ PIP     = bin/python -m pip install --quiet --disable-pip-version-check
 ALONE  := $(shell command -v flock > /dev/null && echo flock $(VENV))
 FAST    = -m "not slow" rankxform $(addprefix tests/,geometry layout formats operations planning derivation storage \
           checkpoints engine publish source) $(addprefix tests/conformance/test_,forms.py containers.py stores.py destinations.py) \
-          $(addprefix tests/test_,architecture.py bad_input.py derived.py docs.py inspection.py load.py maps.py operations.py sources.py which_strategy.py)
+          $(addprefix tests/test_,architecture.py docs.py errors.py inspection.py values.py) tests/verbs/test_load.py
 
 # The tests that start mpirun, one after another. The others run beside each other; what processes share is
 # tested by forked ones there, and what is left to ask of an MPI library here.
-REAL     = --worlds real tests/conformance/test_team.py tests/mpi $(addprefix tests/cli/test_,command.py hosts.py launch.py) \
+REAL     = --worlds real tests/conformance/test_team.py tests/mpi tests/cli/test_command.py tests/transport/test_mpirun.py tests/verbs/test_launch.py \
           $(addprefix tests/trust/,test_random_signals.py test_signals.py test_kills.py)
 # What is asked of an MPI library, and of its launcher.
-ASKED    = --worlds real tests/conformance/test_team.py tests/mpi $(addprefix tests/cli/test_,hosts.py launch.py)
+ASKED    = --worlds real tests/conformance/test_team.py tests/mpi tests/transport/test_mpirun.py tests/verbs/test_launch.py
 # What does not depend on which library it is: alone, and between emulated hosts.
-ANY_MPI  = tests/cli/test_progress.py tests/trust/test_writer.py
+ANY_MPI  = tests/display/test_progress.py tests/trust/test_writer.py
 ANY_MPI_HOSTS = $(addprefix tests/hosts/test_exchange.py::test_,spread_shards_become_spread_shards \
           each_remote_byte_crosses_once a_network_file_system_is_asked_for_each_byte_once)
 # MindSpore's tests run by themselves: a process that has loaded it takes 31 ms to fork, others 7.
 ORACLE   = -m oracle $(shell grep -rl 'mark\.oracle' tests --include='test_*.py')
 SINGLE   = --worlds local -m "not oracle" --ignore=tests/oracle --ignore=tests/hosts \
-          $(addprefix --ignore=,$(ANY_MPI) $(filter tests/cli/% tests/trust/%signals.py,$(REAL))) \
+          $(addprefix --ignore=,$(ANY_MPI) $(filter tests/cli/% tests/transport/% tests/verbs/% tests/trust/%signals.py,$(REAL))) \
           --deselect tests/trust/test_kills.py::test_random_kills_under_mpirun
 JOBS    ?= 2
 BESIDE   = $(VENV)/bin/python -m pytest -q -n $(JOBS) --dist worksteal
@@ -127,7 +127,7 @@ night: export RANKXFORM_SIGNALS = 200
 night: export RANKXFORM_WRITERS = 36
 night: $(VENV)/test-installed $(TORCH_VENV)/installed $(MINDFORMERS_VENV)/installed
 	$(VENV)/bin/python -m pytest -q -n $(JOBS) tests/checkpoints/test_dcp.py $(addprefix tests/conformance/test_,forms.py operations.py) \
-	    $(addprefix tests/test_,check.py follow.py places.py) \
+	    $(addprefix tests/verbs/test_,check.py follow.py) tests/source/test_copies.py \
 	    $(addprefix tests/oracle/test_,healthy.py transform.py) \
 	    $(addprefix tests/mpi/test_,maps.py reshard.py) \
 	    $(addprefix tests/trust/test_,lies.py chains.py crashes.py faults.py kills.py)

@@ -243,9 +243,9 @@ ALL_TENSORS = "all tensors"
 
 
 class Statement(NamedTuple):
-    """One statement: the kind of fact, of what, the value, what states it, and where, for messages.
+    """One statement: the kind of fact, of what, the value, and where it stands, for messages.
 
-    >>> Statement(STEP, "global_step", 100, METADATA, "common.json").value
+    >>> Statement(STEP, "global_step", 100, "common.json").value
     100
     """
 
@@ -279,7 +279,7 @@ class Contradiction(NamedTuple):
 def contradictions(facts: Iterable[Statement]) -> Iterator[Contradiction]:
     """Yield for each property whose statements differ the first statement and the first other one.
 
-    >>> a = Statement(STEP, "global_step", 100, METADATA, "common.json")
+    >>> a = Statement(STEP, "global_step", 100, "common.json")
     >>> b = a._replace(value=90, where="iteration_00000090")
     >>> [one.finding.text for one in contradictions([a, b])]
     ... # doctest: +ELLIPSIS

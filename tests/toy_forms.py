@@ -20,7 +20,7 @@ from rankxform.planning.catalog import DeclaredBox, Description
 from rankxform.values import dataclass
 from tests import reference
 from tests.cases import Case
-from tests.geometry.test_boxes import split
+from tests.geometry.test_tiling import split
 
 ROW, COLUMN = [0, -1], [-1, 0]
 CASE = Case(

@@ -20,7 +20,7 @@ from rankxform.storage import user_files
 from rankxform.transport import SerialTeam
 from rankxform.verbs.launch import launch
 from tests import reference
-from tests.test_derived import COMPILED_FILE, CONFIG, full, llama
+from tests.derivation.test_inputs import COMPILED_FILE, CONFIG, full, llama
 
 __all__ = ["full"]
 

@@ -12,7 +12,7 @@ import pytest
 import rankxform
 from tests import reference
 from tests.cases import random_case
-from tests.test_load import prepare
+from tests.verbs.test_load import prepare
 
 ms = pytest.importorskip("mindspore", reason="MindSpore has no wheel for this Python")
 ours = pytest.importorskip("rankxform.mindspore")

@@ -16,7 +16,7 @@ from tests import reference, reference_dcp, reference_forms
 from tests.cases import random_case
 from tests.reference_dcp import write_dcp
 
-DATA = Path(__file__).parent / "data" / "formats"
+DATA = Path(__file__).parents[1] / "data" / "formats"
 HEALTHY = int(os.environ.get("RANKXFORM_HEALTHY", "3"))
 """Checkpoints of each form: 100 at night."""
 

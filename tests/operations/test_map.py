@@ -27,7 +27,7 @@ from tests.toy_uploads import Server
 
 # Values are random bits, of which some are no numbers.
 pytestmark = pytest.mark.filterwarnings("ignore:.*infinite or no numbers")
-DATA = Path(__file__).parent / "data" / "formats"
+DATA = Path(__file__).parents[1] / "data" / "formats"
 ALSO = {"telechat3": "llama", "telechat3_moe": "deepseek_v3"}
 """Tables of models that have the names of another."""
 SAMPLES = {"qwen3": DATA / "hf_qwen3", "qwen3_moe": DATA / "hf_qwen3_moe"}

@@ -109,7 +109,7 @@ def test_what_one_mpirun_does_not_read_is_given_as_options(data, tmp_path):
     assert mpirun._as_options("hosts", b"a:2\n", hosts, rb"(:\d+)?", "-f", "") == ["-f", "hosts"]
 
 
-HOSTFILES = Path(__file__).parents[1] / "hostfiles"
+HOSTFILES = Path(__file__).parents[2] / "hostfiles"
 SHAPES = [(style, hosts) for style in ("openmpi", "mpich") for hosts in (1, 2, 16)]
 
 

@@ -17,7 +17,7 @@ from rankxform.planning.build_catalog import catalog_of
 from rankxform.planning.catalog import DeclaredBox, Description
 from rankxform.planning.plan import Planner
 from rankxform.planning.selection import select_parameters
-from tests.geometry.test_boxes import split
+from tests.geometry.test_tiling import split
 
 SHAPES = {"a": (12, 10), "b": (7,), "c": (6, 4, 5)}
 
