@@ -19,16 +19,16 @@ from .errors import (
 if TYPE_CHECKING:
     from rankxform.derivation.mesh import Parallel
     from rankxform.derivation.request import Derived, ShardingRow
-    from rankxform.engine.sinks import Difference
     from rankxform.layout.strategy import Strategy
     from rankxform.planning.reads import Costs
+    from rankxform.statements import Finding, Where
     from rankxform.verbs.check import Check
     from rankxform.verbs.contents import Contents, Inspection
     from rankxform.verbs.follow import Followed
     from rankxform.verbs.load import Parameters
     from rankxform.verbs.plan import Plan
     from rankxform.verbs.transform import Report
-    from rankxform.verbs.verify import Verdict
+    from rankxform.verbs.verdict import Verdict
 
     from .api import (
         check,
@@ -49,14 +49,14 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _MODULES = {
-    "engine.sinks": ("Difference",),
     "verbs.check": ("Check",),
     "verbs.contents": ("Contents", "Inspection"),
     "verbs.follow": ("Followed",),
     "verbs.load": ("Parameters",),
     "verbs.plan": ("Plan",),
     "verbs.transform": ("Report",),
-    "verbs.verify": ("Verdict",),
+    "verbs.verdict": ("Verdict",),
+    "statements": ("Finding", "Where"),
     "derivation.request": ("Derived", "ShardingRow"),
     "derivation.mesh": ("Parallel",),
     "layout.strategy": ("Strategy",),
@@ -97,7 +97,7 @@ __all__ = [
     "Contents",
     "Costs",
     "Derived",
-    "Difference",
+    "Finding",
     "Followed",
     "Inspection",
     "Parallel",
@@ -107,6 +107,7 @@ __all__ = [
     "ShardingRow",
     "Strategy",
     "Verdict",
+    "Where",
     "CheckpointError",
     "DerivationError",
     "DifferenceError",

@@ -31,7 +31,8 @@ from rankxform.verbs.follow import Followed, FollowSettings
 from rankxform.verbs.load import HeldSlices, Parameters, ReshardPlan
 from rankxform.verbs.plan import Plan
 from rankxform.verbs.transform import Report
-from rankxform.verbs.verify import Verdict, verify_alone
+from rankxform.verbs.verdict import Verdict
+from rankxform.verbs.verify_folder import verify_folder
 
 from .errors import (
     RankxformError,
@@ -343,7 +344,7 @@ def verify(
         if dst is None:
             if src_strategy is not None or dst_strategy is not None or options:
                 raise UsageError("one folder is compared with its manifest, which has all options")
-            return verify_alone(request.src, processes, lambda total: begin("compare", total))
+            return verify_folder(request.src, processes, lambda total: begin("compare", total))
         return verifying.verify(request, processes, lambda _, total: begin("compare", total))
 
     return _collective(comm, progress, ask, run)

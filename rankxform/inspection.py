@@ -127,7 +127,11 @@ def _rows(place: str, source: Source) -> dict[int, dict[str, Any]]:
     return {
         file: {
             "file": address_of(place, name),
-            **(_totals(indexes[file]) if file in indexes else {"error": wrong.get(file)}),
+            **(
+                _totals(indexes[file])
+                if file in indexes
+                else {"error": wrong.get(source.paths[file])}
+            ),
         }
         for file, name in source.selected.names.items()
         if file in source.paths
@@ -355,15 +359,16 @@ def _destination(place: str, pattern: str) -> Found:
     if not (has_manifest or begun):
         begun_at = _begun_at(path)
         return None if begun_at is None else _destination(str(begun_at), pattern)
-    common_fields: dict[str, Any] = {
-        "kind": "destination", "path": place, "continued_by": begun_command(path) if begun else [],
-    }  # fmt: skip
+    common_fields: dict[str, Any] = {"kind": "destination", "path": place, "continued_by": []}
     unfinished = {**common_fields, "complete": False, "src": None, "shards": []}
     try:
+        common_fields["continued_by"] = begun_command(path) if begun else []
+        if not has_manifest:
+            return {**unfinished, **common_fields}
         record = read_manifest(path)
     except StorageError as error:
-        return {**unfinished, "unclear": str(error)} if has_manifest else unfinished
-    files = sorted(record["files"].items(), key=lambda item: item[1]["rank"])
+        return {**unfinished, "unclear": str(error)}
+    files = sorted(record["files"].items(), key=lambda item: item[1]["id"])
     rows = [_describe_written(path / name, facts) for name, facts in files]
     options = record.get("verify")
     form = FORMS[record.get("form", DEFAULT_FORM)]
@@ -372,7 +377,7 @@ def _destination(place: str, pattern: str) -> Found:
         "form": form.name,
         "form_title": form.title if form.described else None,
         "faults": [
-            f"{path / name}: {reason}" for name, reason in wrong_companions(path, record).items()
+            f"{companion}: {text}" for companion, text in wrong_companions(path, record).items()
         ],
         "complete": not begun and not any("error" in file_row for file_row in rows),
         "src": record["identity"].get("source") or "-",
@@ -398,6 +403,6 @@ def _begun_at(path: Path) -> Path | None:
 def _describe_written(path: Path, facts: Mapping[str, Any]) -> dict[str, Any]:
     """Describe a file that a manifest lists; an error where it is not of the size written."""
     if path.is_file() and path.stat().st_size == facts["size"]:
-        return {"rank": facts["rank"], **_facts(str(path))}
+        return {"rank": facts["id"], **_facts(str(path))}
     error = f"is not the file of {facts['size']:,} bytes that was written"
-    return {"rank": facts["rank"], "file": str(path), "error": error}
+    return {"rank": facts["id"], "file": str(path), "error": error}

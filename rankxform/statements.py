@@ -20,13 +20,13 @@ from math import prod
 from operator import eq
 from typing import Any, TypeVar
 
-from rankxform.values import NamedTuple
+from rankxform.values import NamedTuple, dataclass
 
-from .errors import CheckpointError, Message, RankxformError
+from .errors import CheckpointError, DifferenceError, Message, RankxformError
 
 ERROR, WARNING, NOTICE = "error", "warning", "notice"
-NAMES, HEADERS, CATALOG, SAMPLES, PLAN, CONTENT = (
-    "names", "headers", "catalog", "samples", "plan", "content",
+NAMES, HEADERS, CATALOG, SAMPLES, PLAN, CONTENT, WRITTEN = (
+    "names", "headers", "catalog", "samples", "plan", "content", "written",
 )  # fmt: skip
 """What has to be known before something can be noticed."""
 UNFIT = "unfit"
@@ -35,21 +35,39 @@ ACCEPT_EQUAL_SLICES, ACCEPT_EXTRA_RANKS, ACCEPT_NEW = "equal-slices", "extra-ran
 """Values of --accept: doubts that do not refuse a source."""
 
 
+@dataclass(frozen=True)
+class Where:
+    """Which elements of a tensor a finding is about."""
+
+    tensor: str  # its name
+    # Of the first, in the full tensor; None: no element was compared.
+    index: tuple[int, ...] | None = None
+    count: int = 0  # how many elements are meant
+    size: int = 0  # of so many that were compared
+
+
 class Finding(NamedTuple):
     """Something noticed: an error refuses, a warning is printed first and last, a notice once."""
 
-    message: Message
-    severity: str = ERROR
+    message: Message  # what was expected and found, and what to try
+    severity: str = ERROR  # "error", "warning" or "notice"
     id: str = UNFIT  # the kind of statement that is contradicted; JSON's `fault`
     error: type[RankxformError] = CheckpointError  # what is raised if it refuses
-    file: int | None = None  # id of the file that it is about; None: the checkpoint, or the target
+    file: str | None = None  # address of the file that it is about; None: it is of no single file
     need: str = NAMES  # what had to be known to notice it
     rule: str = ""  # the name of its rule; JSON's `rule`
+    group: str = ""  # of its rule: what a check calls it; "": by `need`
+    elements: Where | None = None  # None: it is of the file as a whole
 
     @property
     def text(self) -> str:
         """The message, with what can be tried."""
         return str(self.message)
+
+    @property
+    def group_name(self) -> str:
+        """What a check calls what it is about."""
+        return self.group or ("copies" if self.need == SAMPLES else "statements")
 
     @classmethod
     def of_error(cls, error: RankxformError, need: str = HEADERS) -> Finding:
@@ -65,6 +83,15 @@ def as_warning(text: str, need: str = NAMES) -> Finding:
 def as_notice(text: str, need: str = NAMES) -> Finding:
     """Return a finding that is printed once: what was assumed."""
     return Finding(Message(text), NOTICE, need=need)
+
+
+def as_difference(
+    text: str, file: str | None, elements: Where | None = None, rule: str = ""
+) -> Finding:
+    """Return what makes a destination another than it should be."""
+    return Finding(
+        Message(text), error=DifferenceError, file=file, need=WRITTEN, rule=rule, elements=elements
+    )
 
 
 def as_accepted(noticed: Any) -> Any:
@@ -125,6 +152,7 @@ class Rule(NamedTuple):
     need: str
     check: Callable[..., Iterator[Any]]
     accept: str  # the value of --accept by which its errors are warnings; "": there is none
+    group: str  # what a check calls what it is about; "": by `need`
 
 
 RULES: Mapping[str, tuple[str, ...]] = {
@@ -134,15 +162,16 @@ RULES: Mapping[str, tuple[str, ...]] = {
     SAMPLES: ("verbs.evidence", "planning.sampling", "planning.evidence"),
     PLAN: ("target.findings",),
     CONTENT: ("verbs.check",),
+    WRITTEN: ("source.written",),
 }
 """What rules need to know -> the modules with these rules, which are run in their order."""
 
 
-def rule(need: str, accept: str = "") -> Callable[[Check], Check]:
+def rule(need: str, accept: str = "", *, group: str = "") -> Callable[[Check], Check]:
     """Register a generator of findings."""
 
     def register(check: Check) -> Check:
-        check.rule = Rule(check.__name__, need, check, accept)  # type: ignore[attr-defined]
+        check.rule = Rule(check.__name__, need, check, accept, group)  # type: ignore[attr-defined]
         return check
 
     return register
@@ -167,11 +196,11 @@ def run_rules(
 
     accepts: tells which values of --accept are given for all names, by which errors are warnings.
     """
-    for name, _, check, accept in rules_of(need):
+    for name, _, check, accept, group in rules_of(need):
         is_accepted = accept and accepts(accept)
         for noticed in map(as_accepted, check(subject)) if is_accepted else check(subject):
             is_finding = isinstance(noticed, Finding)
-            yield noticed._replace(need=need, rule=name) if is_finding else noticed
+            yield noticed._replace(need=need, rule=name, group=group) if is_finding else noticed
 
 
 def _same_shape(a: tuple[int, ...], b: tuple[int, ...]) -> bool:

@@ -712,7 +712,10 @@ class TestBeside:
 
     def verified(self, src, dst, **options):
         options.setdefault("dst_form", "huggingface")
-        return {one.name: one.why for one in rankxform.verify(src, dst, **options).differences}
+        return {
+            one.elements.tensor if one.elements else Path(one.file).name: one.text
+            for one in rankxform.verify(src, dst, **options).differences
+        }
 
     @pytest.mark.parametrize("with_manifest", [True, False])
     def test_an_index(self, with_manifest, model, dst):

@@ -123,7 +123,7 @@ def test_what_cannot_be_read_hides_nothing_else(job, tmp_path):
 
 def test_a_manifest_of_somebody_elses_making(tmp_path):
     record = {
-        "kind": "rankxform manifest", "version": 3, "seed": 1, "files": {}, "verify": [1, 2],
+        "kind": "rankxform manifest", "version": 4, "seed": 1, "files": {}, "verify": [1, 2],
         "identity": {"options": {}, "source files": {}},
     }  # fmt: skip
     (tmp_path / "rankxform.json").write_text(json.dumps(record))

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from rankxform.target.target import Conversion, Target
     from rankxform.verbs.plan import Plan, SimulationResult
     from rankxform.verbs.transform import Report
-    from rankxform.verbs.verify import Verdict
+    from rankxform.verbs.verdict import Verdict
 
 
 _MOST_BARS = 16

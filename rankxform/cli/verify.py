@@ -10,11 +10,12 @@ from .screen import Screen
 
 
 def run(options: Parsed, team: Team) -> int:
-    from rankxform.verbs.verify import verify, verify_alone
+    from rankxform.verbs.verify import verify
+    from rankxform.verbs.verify_folder import verify_folder
 
     screen = Screen(options, team)
     if team.bcast(lambda: _means_manifest(options)):
-        request, verdict = None, verify_alone(options.src, team, screen.progress)
+        request, verdict = None, verify_folder(options.src, team, screen.progress)
     else:
         request = screen.request()
         verdict = verify(request, team, screen.begin)

@@ -25,6 +25,7 @@ from rankxform.formats.container import (
     spans_of_range,
 )
 from rankxform.geometry.box import Box
+from rankxform.statements import Finding, Where, as_difference
 from rankxform.storage.posix import (
     Buffer,
     Descriptors,
@@ -391,21 +392,8 @@ def numpy_type(dtype: str) -> np.dtype[Any]:
     return transport_dtype(dtype)
 
 
-_BLOCK = 1 << 20
-
-
-@dataclass
-class Difference:
-    """Where one rank's slice is not what it should be."""
-
-    name: str  # the parameter, or the file
-    rank: int  # rank or file id of the slice
-    why: str  # what is different, for people
-    # Of the first element that differs, in the full parameter; None: nothing was compared.
-    index: tuple[int, ...] | None = None
-    count: int = 0  # number of elements that differ
-    size: int = 0  # number of elements of the slice
-    whole_file: bool = False  # the difference is of the file `name` as a whole
+COMPARED_BYTES = 1 << 20
+"""Bytes of existing files that a process holds beside what they are compared with."""
 
 
 @dataclass(frozen=True)
@@ -420,25 +408,48 @@ class ComparingSink:
     """One destination file, compared with what is put."""
 
     def __init__(
-        self, rank: int, file: SourceReader, index: Index, slices: Mapping[str, ExpectedSlice]
-    ):
-        """`slices` are what the file should hold; its headers are compared with them at once."""
-        self._rank, self._file, self._slices = rank, file, slices
-        self.differences: dict[str, Difference] = {}
+        self,
+        file: int,
+        path: str,
+        reader: SourceReader,
+        index: Index,
+        slices: Mapping[str, ExpectedSlice],
+        block: Buffer,
+    ) -> None:
+        """`slices` are what the file should hold; its headers are compared with them at once.
+
+        block: room for what is read of the file; sinks that are used in turn share one.
+        """
+        self._file, self._path, self._reader, self._slices = file, path, reader, slices
+        self._header = header_findings(index, path, slices)
+        self._unfit_names = {f.elements.tensor for f in self._header if f.elements}
+        # Tensor -> index of its first element that differs, in the full tensor, and how many do.
+        self._differing: dict[str, tuple[tuple[int, ...], int]] = {}
         self.bytes_put = 0
-        self._room = memoryview(bytearray(_BLOCK))
-        for difference in header_differences(index, rank, slices):
-            self.differences[difference.name] = difference
+        self._block = block
+
+    @property
+    def findings(self) -> list[Finding]:
+        """What differs, so far: in headers, and in content."""
+        return [
+            *self._header,
+            *(
+                as_difference("differs", self._path, Where(name, index, count, self._size_of(name)))
+                for name, (index, count) in self._differing.items()
+            ),
+        ]
+
+    def _size_of(self, name: str) -> int:
+        return prod(self._slices[name].box.shape)
 
     def put(self, name: str, start: int, data: Buffer) -> None:
         """Compare content of `name` from its content byte `start` on."""
-        difference = self.differences.get(name)
-        if difference is not None and difference.index is None:
+        if name in self._unfit_names:
             return
-        for offset in range(0, len(data), _BLOCK):
-            part = data[offset : offset + _BLOCK]
-            room = self._room[: len(part)]
-            self._file.read(self._rank, name, start + offset, room)
+        for offset in range(0, len(data), len(self._block)):
+            part = data[offset : offset + len(self._block)]
+            room = self._block[: len(part)]
+            self._reader.read(self._file, name, start + offset, room)
             self.bytes_put += len(part)
             if not _equal(part, room):
                 self._note(name, start + offset, part, room)
@@ -457,18 +468,15 @@ class ComparingSink:
             np.frombuffer(data, np.uint8) != np.frombuffer(file_content, np.uint8)
         )
         elements = np.unique((differ + first) // item)
-        difference = self.differences.get(name)
-        if difference is None:
+        if name not in self._differing:
             place = np.unravel_index(start // item + int(elements[0]), expected.box.shape or (1,))
-            index = tuple(int(i) + o for i, o in zip(place, expected.box.start))
-            difference = Difference(name, self._rank, "differs", index, 0, prod(expected.box.shape))
-            self.differences[name] = difference
-        difference.count += len(elements)
+            first_index = tuple(int(i) + o for i, o in zip(place, expected.box.start))
+            self._differing[name] = first_index, 0
+        first_index, count = self._differing[name]
+        self._differing[name] = first_index, count + len(elements)
 
 
-def header_differences(
-    index: Index, rank: int, slices: Mapping[str, ExpectedSlice]
-) -> list[Difference]:
+def header_findings(index: Index, path: str, slices: Mapping[str, ExpectedSlice]) -> list[Finding]:
     """Return the parameters that are missing, unexpected, or of a wrong type or shape."""
     file_schema = index.schema
     schema = {
@@ -476,7 +484,7 @@ def header_differences(
     }
     reasons = {name: _mismatch(schema.get(name), expected) for name, expected in slices.items()}
     reasons.update((name, "should not be here") for name in schema if name not in slices)
-    return [Difference(name, rank, reason) for name, reason in reasons.items() if reason]
+    return [as_difference(text, path, Where(name)) for name, text in reasons.items() if text]
 
 
 def _mismatch(header_entry: tuple[str, tuple[int, ...]] | None, expected: ExpectedSlice) -> str:

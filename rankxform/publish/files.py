@@ -377,16 +377,16 @@ def changed_model_files(folder: Path, record: Mapping[str, Any]) -> list[str]:
 
 
 def wrong_companions(folder: Path, record: Mapping[str, Any]) -> dict[str, str]:
-    """Return what is wrong with companion files that a manifest lists, by name."""
+    """Return what is wrong with companion files that a manifest lists, by address."""
     digests_by_name = record.get("companions", {})
     names = FORMS[record.get("form", DEFAULT_FORM)].companion_names(list(record["files"]))
-    reasons_by_name = {}
+    reasons = {}
     for name in names:
         path = folder / name
         if name in digests_by_name and not path.is_file():
-            reasons_by_name[name] = "is missing"
+            reasons[str(path)] = "is missing"
         elif name in digests_by_name and _digest_of(path) != digests_by_name[name]:
-            reasons_by_name[name] = "was changed since it was written"
+            reasons[str(path)] = "was changed since it was written"
         elif name not in digests_by_name and path.exists():
-            reasons_by_name[name] = "is not listed in the manifest"
-    return reasons_by_name
+            reasons[str(path)] = "is not listed in the manifest"
+    return reasons

@@ -163,7 +163,7 @@ class FolderRecords:
         for file, final in self._finals.items():
             name = self._name(final)
             if file not in complete_files:
-                self._files[name] = {"rank": file}
+                self._files[name] = {"id": file}
             elif "inode" not in self._files.get(name, {"inode": 0}):  # the manifest's, after all
                 remove_if_possible(part_of(final))
                 del self._files[name]
@@ -206,11 +206,9 @@ class FolderRecords:
                 refuse_link((self._folder / name).parent)
             return record
         except FormatError as error:
-            raise StorageError(
-                f"{error}; cannot tell what this folder contains",
-                "choose another folder or remove this file",
-                where=path,
-            ) from error
+            tries = error.tries or ("choose another folder", "remove this file")
+            problem = f"{error.what}; cannot tell what this folder contains"
+            raise StorageError(problem, *tries, where=path) from error
 
     def _changed(self, record: Mapping[str, Any], allowed: bool, *, is_begun: bool) -> bool:
         """Tell whether a record is of another conversion. Raises StorageError if not `allowed`."""
@@ -257,7 +255,7 @@ class FolderRecords:
         """
         old = self._journals()
         completed = merge_journals({path.name: _read_record(path) for path in old}, boot_id())
-        parts_by_file = {f["rank"]: part_of(self._folder / n) for n, f in self._files.items()}
+        parts_by_file = {f["id"]: part_of(self._folder / n) for n, f in self._files.items()}
         completed = completed.limited_to(
             file
             for file, part in parts_by_file.items()
@@ -421,7 +419,7 @@ class FolderRecords:
             if name in own_names or is_same_file(
                 file_entry, file_stat, "inode", "size", "modified"
             ):
-                facts = ("rank", "size", "sample", "digest")
+                facts = ("id", "size", "sample", "digest")
                 now = {
                     key: (file_stat or file_entry)[key] for key in ("inode", "modified", "changed")
                 }
@@ -432,9 +430,10 @@ class FolderRecords:
                 finished_names.append(name)
         if files.keys() >= set(complete):
             self._add_companions(make_companions())
-        self._identity.pop("continued_by", None)  # it is done
+        command = self._identity.pop("continued_by", None)  # it is done
         content = {
             "form": self._form,
+            "command": command or [],  # by which it can be made again
             "identity": self._identity,
             "seed": self.state.seed,
             "files": files,
@@ -524,9 +523,18 @@ def remove_unfinished(folder: Path) -> bool:
 
 
 def begun_command(folder: Path) -> list[str]:
-    """Return the words of the command that was begun in a folder; [] where none is recorded."""
-    with suppress(FormatError, StorageError):
-        job = parse_document(JOB, read_bytes(folder / FOLDER_NAME / JOB_NAME))
-        words = job["identity"].get("continued_by")
-        return words if isinstance(words, list) and all(isinstance(w, str) for w in words) else []
-    return []
+    """Return the words of the command that was begun in a folder; [] where none is recorded.
+
+    Raises StorageError for a job that cannot be read.
+    """
+    path = folder / FOLDER_NAME / JOB_NAME
+    try:
+        return words_of(parse_document(JOB, read_bytes(path))["identity"].get("continued_by"))
+    except FormatError as error:
+        raise StorageError.of_parts(error.at(path)) from error
+
+
+def words_of(command: object) -> list[str]:
+    """Return a command that a document states; [] if it is no list of texts."""
+    is_command = isinstance(command, list) and all(isinstance(word, str) for word in command)
+    return command if is_command else []  # type: ignore[return-value]

@@ -1,4 +1,8 @@
-"""Job, manifest and journal lines as documents."""
+"""Job, manifest and journal lines as documents.
+
+Keys that a reader does not know are passed over, so that later versions may add some. VERSION
+counts up when a key goes or changes its meaning; documents of another version are refused.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +22,7 @@ from rankxform.layout.strategy import Strategy
 from rankxform.planning.plan import Planner
 from rankxform.values import NamedTuple, blake2b, dataclass
 
-VERSION = 3
+VERSION = 4
 MANIFEST, JOB = "rankxform manifest", "rankxform job"
 
 
@@ -48,8 +52,10 @@ def parse_document(kind: str, data: bytes) -> dict[str, Any]:
         raise FormatError(f"not a {kind}")
     if content.get("version") != VERSION:
         raise FormatError(
-            f"written by another version of rankxform ({content.get('version')!r}, this is "
-            f"{VERSION})"
+            f"expected version {VERSION}, found {content.get('version')!r}, of another rankxform",
+            "use that rankxform to complete or to verify it",
+            "choose another folder",
+            "say --overwrite once this file is moved away",
         )
     _check(content, {"identity": dict, "seed": int, "files": dict}, "it")
     _check(content["identity"], dict.fromkeys(("options", "source files"), dict), "its identity")
@@ -62,22 +68,22 @@ def parse_document(kind: str, data: bytes) -> dict[str, Any]:
     stale = content.setdefault("stale", {})
     if not isinstance(stale, dict) or not all(map(_is_stale, stale, stale.values())):
         raise FormatError("damaged: what it calls stale are no files of a checkpoint")
-    key_types = {"rank": int, "size": int, "modified": int} if kind == MANIFEST else {"rank": int}
+    key_types = {"id": int, "size": int, "modified": int} if kind == MANIFEST else {"id": int}
     for name, facts in content["files"].items():
         if not isinstance(facts, dict):
             raise FormatError(f"damaged: {name!r} is no file of this folder")
         _check(facts, key_types, repr(name))
-        if not form.owns(name, facts["rank"]):
-            raise FormatError(f"damaged: {name!r} is no file of rank {facts['rank']}'s folder")
+        if not form.owns(name, facts["id"]):
+            raise FormatError(f"damaged: {name!r} is no file of rank {facts['id']}'s folder")
     return content
 
 
 def _is_stale(name: str, facts: Any) -> bool:
     """Tell whether a record speaks of a file that some form may have made in a destination."""
     is_file_entry = isinstance(facts, dict) and all(
-        isinstance(facts.get(key), int) for key in ("rank", "size", "modified")
+        isinstance(facts.get(key), int) for key in ("id", "size", "modified")
     )
-    return is_file_entry and any(form.owns(name, facts["rank"]) for form in FORMS.values())
+    return is_file_entry and any(form.owns(name, facts["id"]) for form in FORMS.values())
 
 
 def _check(members: Mapping[str, Any], keys: Mapping[str, type], title: str) -> None:

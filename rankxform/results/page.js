@@ -203,7 +203,7 @@ const rankxformPage = (() => {
   const told = (results, what) => [...new Set(Object.values(results).flatMap((one) => one[what] ?? []))];
   const known = (results) => told(results, "notices").length ? [section("What to know", list(told(results, "notices")))] : [];
   function different({ verify }) {
-    const rows = (verify?.differences ?? []).map((one) => [one.rank ?? one.file, one.name, one.why, one.count, one.size, one.index ? one.index.join(", ") : null]);
+    const rows = (verify?.differences ?? []).map((one) => [one.rank ?? one.file, one.tensor, one.text, one.count, one.size, one.index ? one.index.join(", ") : null]);
     return rows.length ? [section("Different", table(["rank or file", "tensor", "why", "elements that differ", "of", "first at"], rows))] : [];
   }
   function notWritten({ plan }) {

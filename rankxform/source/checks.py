@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import field, replace
 from math import prod
 from pathlib import Path
-from posixpath import basename
+from posixpath import basename, dirname
 from types import MappingProxyType
 from typing import Any
 
@@ -398,6 +398,12 @@ class SourceManifest:
     doubts: tuple[str, ...] = ()  # a model's small files that are not as they were copied
     notice: str = ""  # why the manifest could not be read
 
+    def entries(self, paths: Mapping[int, str]) -> dict[int, Mapping[str, Any]]:
+        """Return what is noted of each file, by id."""
+        folder = dirname(self.label)
+        entries_by_path = {address_of(folder, name): f for name, f in self.files.items()}
+        return {f: entries_by_path[path] for f, path in paths.items() if path in entries_by_path}
+
     @property
     def facts(self) -> Iterator[Statement]:
         """What it states that files may contradict."""
@@ -472,9 +478,7 @@ def _read(folder: Path, form: Form, listing: Listing) -> SourceManifest | None:
         record["files"],
         {n: v for n, v in steps.items() if isinstance(v, int)} if isinstance(steps, dict) else {},
         tuple(digest for digest in record.get("applied", ()) if isinstance(digest, str)),
-        tuple(
-            Message(r, where=str(folder / n)) for n, r in wrong_companions(folder, record).items()
-        ),
+        tuple(Message(text, where=path) for path, text in wrong_companions(folder, record).items()),
         tuple(_find_missing(label, names, present_names)),
         tuple(changed_model_files(folder, record)),
     )
@@ -484,7 +488,7 @@ def missing_manifest_files(
     src_manifest: SourceManifest, present_names: Collection[str], ranks: Collection[int] | None
 ) -> Iterator[Message]:
     """Yield what a manifest lists and is not there. ranks: those that are needed."""
-    needed_names = [n for n, f in src_manifest.files.items() if ranks is None or f["rank"] in ranks]
+    needed_names = [n for n, f in src_manifest.files.items() if ranks is None or f["id"] in ranks]
     yield from _find_missing(src_manifest.label, needed_names, present_names)
 
 
@@ -510,6 +514,11 @@ def changed_manifest_file(
     with suppress(RankxformError):
         if facts is None or is_unchanged(Path(path), manifest_entry, facts):
             return None
+    return changed_file_message(path, label)
+
+
+def changed_file_message(path: str, label: str) -> Message:
+    """Return that a file is not the one that a manifest lists."""
     return Message(
         f"is not the file that {label} lists: it was changed or replaced since",
         ("bring the right one", "remove the manifest if it is meant"),

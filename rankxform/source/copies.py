@@ -24,9 +24,7 @@ from dataclasses import replace
 from functools import reduce
 from itertools import product
 from pathlib import Path
-from posixpath import dirname
 from types import MappingProxyType
-from typing import Any
 
 from rankxform.checkpoints.base import CheckpointRef, SelectedFiles
 from rankxform.checkpoints.rank_folders import LATEST
@@ -329,20 +327,21 @@ def choose_copies(
         indexes, wrong = index_all(paths, reach, team, None, declared_files, faults)
         copies.append(_PlaceCopies(paths, reach, indexes))
         findings += noticed
-        for finding in wrong:
-            unreadable.setdefault(finding.file or 0, []).append(finding)
+        for file, finding in wrong.items():
+            unreadable.setdefault(file, []).append(finding)
     findings += _drop_unwritten(team, copies)
     place_of = {
         file: next((n for n, copy in enumerate(copies) if file in copy.indexes), 0)
         for file in names
     }
-    for file, wrong in unreadable.items():
+    for file, faults_of_file in unreadable.items():
         copy = copies[place_of[file]]
         if file in copy.indexes:
-            texts = [f"{w.message.line}; {copy.paths[file]} is read instead" for w in wrong]
+            lines = [fault.message.line for fault in faults_of_file]
+            texts = [f"{line}; {copy.paths[file]} is read instead" for line in lines]
             findings += map(as_warning, texts)
         else:
-            findings.append(wrong[0])
+            findings.append(faults_of_file[0])
     nodes = team.nodes
     files_by_node: list[set[int]] = [set() for _ in range(nodes.count)]
     for number, copy in enumerate(copies):
@@ -433,7 +432,8 @@ def _drop_unwritten(team: Team, copies: Sequence[_PlaceCopies]) -> list[Finding]
                 copies[first].paths[file],
                 f"the other: {copies[second].paths[file]}",
             )
-            findings.append(Finding(message, id=FILE_IDENTITY, file=file, need=HEADERS))
+            path = copies[first].paths[file]
+            findings.append(Finding(message, id=FILE_IDENTITY, file=path, need=HEADERS))
     return findings
 
 
@@ -458,43 +458,41 @@ def index_all(
     manifest: SourceManifest | None = None,
     declared_files: Mapping[int, DeclaredFile] = MappingProxyType({}),
     faults: tuple[type[RankxformError], ...] = (CheckpointError,),
-) -> tuple[dict[int, Index], list[Finding]]:
+) -> tuple[dict[int, Index], dict[int, Finding]]:
     """Index the files, each process its part, and give every process all of them. Collective.
 
     faults: errors that are noted of a file; others are raised.
 
-    What cannot be read as a checkpoint is an error, and what is not as rankxform wrote it.
+    Returns also by file why it cannot be read as a checkpoint, or is not as rankxform wrote it.
     """
-    manifest_entries = _manifest_entries(paths, manifest)
+    manifest_entries = manifest.entries(paths) if manifest is not None else {}
 
-    def index_local_files() -> tuple[dict[int, Index], list[Finding]]:
-        local_indexes, wrong, indexer = {}, list[Finding](), Indexer()
+    def index_local_files() -> tuple[dict[int, Index], dict[int, Finding]]:
+        local_indexes, wrong, indexer = {}, dict[int, Finding](), Indexer()
         for file in reach.partition(paths)[team.rank]:
+            path = paths[file]
             message = (
-                changed_manifest_file(paths[file], manifest_entries[file], manifest.label)
+                changed_manifest_file(path, manifest_entries[file], manifest.label)
                 if manifest and file in manifest_entries
                 else None
             )
             if message is not None:
-                wrong.append(Finding(message, id=FILE_IDENTITY, file=file, need=HEADERS))
+                wrong[file] = Finding(message, id=FILE_IDENTITY, file=path, need=HEADERS)
                 continue
             try:
-                local_indexes[file] = indexer.index(paths[file], declared_files.get(file, _NOTHING))
+                local_indexes[file] = indexer.index(path, declared_files.get(file, _NOTHING))
             except faults as error:
-                wrong.append(Finding(error.parts, error=type(error), file=file, need=HEADERS))
+                wrong[file] = Finding(error.parts, error=type(error), file=path, need=HEADERS)
         wait_for_newer_mtime(local_indexes.values())
         return local_indexes, wrong
 
     parts = team.allgather(index_local_files)
     indexes = {file: index for part, _ in parts for file, index in part.items()}
-    wrong = sorted(
-        (finding for _, local_findings in parts for finding in local_findings),
-        key=lambda finding: finding.file or 0,
-    )
+    wrong = {file: finding for _, part in parts for file, finding in part.items()}
     schema_cache: dict[Schema, Schema] = {}  # what several processes found is kept once
     for index in indexes.values():
         index.schema = schema_cache.setdefault(index.schema, index.schema)
-    return dict(sorted(indexes.items())), wrong
+    return dict(sorted(indexes.items())), dict(sorted(wrong.items()))
 
 
 def schemas_elsewhere(
@@ -550,13 +548,3 @@ def schemas_elsewhere(
     text = f"no file of pipeline stage {format_ranges(missing)} can be read; which tensors are "
     text += "optimizer states, or copies, is told by the other stages"
     return schemas, [as_notice(f"{where.path}: {text}")] if missing else []
-
-
-def _manifest_entries(
-    paths: Mapping[int, str], manifest: SourceManifest | None
-) -> dict[int, Mapping[str, Any]]:
-    """Return what a manifest says of each file, by id."""
-    if manifest is None:
-        return {}
-    entries_by_path = {address_of(dirname(manifest.label), n): f for n, f in manifest.files.items()}
-    return {file: entries_by_path[path] for file, path in paths.items() if path in entries_by_path}

@@ -154,7 +154,7 @@ def open_source(where: CheckpointRef, team: Team, narrow: SourceScope | None = N
         reach, noticed = find_reach(team, paths, declared_files, same_as_node0)
         manifest = chosen_files.manifest
         indexes, unreadable = index_all(paths, reach, team, manifest, declared_files)
-        copies = ChosenCopies(paths, reach, indexes, (*unreadable, *noticed))
+        copies = ChosenCopies(paths, reach, indexes, (*unreadable.values(), *noticed))
     elsewhere, noticed = schemas_elsewhere(where, chosen_files, copies.indexes, team)
     source = Source(
         where, form, chosen_files.selected, copies.paths, copies.indexes, {}, None, copies.reach,
@@ -163,7 +163,28 @@ def open_source(where: CheckpointRef, team: Team, narrow: SourceScope | None = N
          *noticed),
         listing.searched if listing else "", chosen_files.manifest, src_listing, copies.place_of,
     )  # fmt: skip
+    if touched := _touched_files(source):
+        from .written import compare_fingerprints
+
+        changed = compare_fingerprints(source, touched, team)
+        source = replace(source, findings=(*source.findings, *changed))
     return team.agree(lambda: _with_catalog(source, chosen_files, narrow, elsewhere))
+
+
+def _touched_files(source: Source) -> list[int]:
+    """Return the files with another time than their manifest states, and a fingerprint there.
+
+    Samples do not see a change of few bytes, and such a file is read whole. A time is kept where a
+    file is copied with its times (cp -p, rsync -t) or moved, and changed where it is written.
+    """
+    if source.manifest is None:
+        return []
+    entries = source.manifest.entries(source.paths)
+    return [
+        file
+        for file, index in source.indexes.items()
+        if "digest" in entries.get(file, {}) and index.modified != entries[file].get("modified")
+    ]
 
 
 def open_arrays(

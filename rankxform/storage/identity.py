@@ -10,6 +10,7 @@ import os
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from functools import cache, partial
+from itertools import pairwise
 from pathlib import Path
 from time import monotonic, sleep
 
@@ -126,12 +127,27 @@ def sample_digest(path: Path, most: int = _SAMPLES) -> str:
 def digest_of_samples(size: int, read_at: ReadAt, most: int = _SAMPLES) -> str:
     """Return the digest of a file of so many bytes, as `sample_digest` does."""
     state = blake2b(f"{size}".encode(), digest_size=16)
+    for start in _sample_starts(size, most):
+        state.update(read_at(start, _SAMPLE_BYTES))
+    return state.hexdigest()
+
+
+def _sample_starts(size: int, most: int = _SAMPLES) -> tuple[int, ...]:
+    """Return the bytes at which the samples of a file of so many bytes begin."""
     last = max(0, size - _SAMPLE_BYTES)
     count = min(most, max(_FEWEST, size // _EACH))
     places = {last * number // (count - 1) // _SAMPLE_BYTES for number in range(count - 1)}
-    for start in (*sorted(place * _SAMPLE_BYTES for place in places), last):  # whole pages
-        state.update(read_at(start, _SAMPLE_BYTES))
-    return state.hexdigest()
+    return (*sorted(place * _SAMPLE_BYTES for place in places), last)  # whole pages, and the end
+
+
+def sampled_bytes(size: int) -> int:
+    """Return how many different bytes of a file of so many bytes `sample_digest` looks at.
+
+    >>> sampled_bytes(100), sampled_bytes(300 << 20)
+    (100, 262144)
+    """
+    starts = (*_sample_starts(size), size)
+    return sum(min(_SAMPLE_BYTES, stop - start) for start, stop in pairwise(starts))
 
 
 def file_digest(path: Path, on_progress: OnProgress = lambda nbytes: None) -> bytes:

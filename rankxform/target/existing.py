@@ -11,12 +11,12 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
-from posixpath import basename, relpath
+from posixpath import relpath
 
 from rankxform.checkpoints.base import DEFAULT_PATTERN, FORMS, CheckpointRef
 from rankxform.checkpoints.rank_folders import by_rank
 from rankxform.engine.pipeline import Traffic, WorkInputs, execute
-from rankxform.engine.sinks import ComparingSink, Difference, ExpectedSlice
+from rankxform.engine.sinks import COMPARED_BYTES, ComparingSink, ExpectedSlice
 from rankxform.errors import CheckpointError, StorageError, UsageError
 from rankxform.formats.container import Index, Schema
 from rankxform.geometry.box import Box
@@ -33,7 +33,17 @@ from rankxform.request import Request
 from rankxform.source.checks import HeadersRead, schemas_without_repeats
 from rankxform.source.choose import SourceScope, form_at
 from rankxform.source.open import Source, open_source
-from rankxform.statements import HEADERS, NAMES, Finding, as_notice, errors_of, require, run_rules
+from rankxform.statements import (
+    HEADERS,
+    NAMES,
+    Finding,
+    Where,
+    as_difference,
+    as_notice,
+    errors_of,
+    require,
+    run_rules,
+)
 from rankxform.storage.checkpoint2_metadata import is_in_metadata
 from rankxform.storage.posix import OnProgress, inode, read_bytes
 from rankxform.storage.source_reader import SourceReader, container_of_path, describe_wrong_crc
@@ -47,25 +57,15 @@ from rankxform.transport.team import show_nothing
 
 
 class ExistingDestination(Destination):
-    """A destination that exists, in whatever files: its content is compared with what is put.
+    """A destination that exists, in whatever files: its content is compared with what is put."""
 
-    existing: the files, opened; only what is to be compared is left in its indexes. differences: by
-    parameter and rank, once they are published.
-    """
-
-    existing: Source
-    differences: Sequence[Difference] = ()
+    existing: Source  # the files, opened; its indexes have only what is to be compared
+    differences: Sequence[Finding] = ()  # by file and tensor, once they are published
+    ranks: Mapping[str, int]  # address of a file in a rank folder -> its rank
 
     def prepare(self, request: Request, team: Team) -> Request:
         request, self._described = open_described(request, team)
         return request
-
-    @property
-    def names(self) -> dict[int, str]:
-        """The names of files by id, of a form whose ids are no ranks."""
-        if self._described is None:
-            return {}
-        return {file: basename(path) for file, path in self.existing.paths.items()}
 
     @contextmanager
     def claim(self, conversion: Conversion, team: Team) -> Iterator[Conversion]:
@@ -73,6 +73,14 @@ class ExistingDestination(Destination):
         self.existing, target, self.differences = open_existing_files(
             conversion.target, described, team
         )
+        self.ranks = {}
+        if described is None:
+            dst = target.planner.dst
+            extra = team.bcast(lambda: _extra_ranks(target.planner, self.existing))
+            numbers = f"ranks 0 to {dst.ranks - 1}" if dst.ranks > 1 else "rank 0"
+            text = f"should not be here: {dst.label} has {numbers} only"
+            self.differences = [*self.differences, *(as_difference(text, p) for p in extra)]
+            self.ranks = {path: rank for rank, path in self.existing.paths.items()} | extra
         check_apart(conversion.source, self.existing, team)
         self.left = [[] for _ in self.existing.reach.node]
         if self.existing.indexes:
@@ -87,13 +95,15 @@ class ExistingDestination(Destination):
     def fill(self, work: WorkPlan, inputs: WorkInputs, on_progress: OnProgress) -> Traffic:
         indexes = self.existing.indexes
         with SourceReader(self.existing.paths, indexes) as files:
+            block = memoryview(bytearray(COMPARED_BYTES))
+            paths = self.existing.paths
             sinks = {
-                file: ComparingSink(file, files, indexes[file], expected)
+                file: ComparingSink(file, paths[file], files, indexes[file], expected, block)
                 for file, expected in self._expected.items()
             }
             traffic = execute(work, inputs, sinks, on_progress)
             files.check_unchanged()
-        self._differing = [d for sink in sinks.values() for d in sink.differences.values()]
+        self._differing = [finding for sink in sinks.values() for finding in sink.findings]
         return traffic
 
     def publish(self, team: Team) -> None:
@@ -107,16 +117,22 @@ class ExistingDestination(Destination):
         by_process = team.allgather(lambda: self._differing)
         lacking, self._notices = team.bcast(lambda: _compare_companions(self._asked, self.existing))
         differences = [*self.differences, *lacking, *chain.from_iterable(by_process)]
-        once_each = {(d.name, d.rank): d for d in differences}
+        once_each = {_order(difference): difference for difference in differences}
         self.differences = [once_each[key] for key in sorted(once_each)]
 
     def findings(self, team: Team) -> Sequence[Finding]:
         described = self._described
         notices = (*(described.notices if described else ()), *self._notices)
-        whole_files = (d.name for d in self.differences if d.whole_file)
+        whole_files = (d.file for d in self.differences if d.file and d.elements is None)
         named = [*self.existing.paths.values(), *whole_files]
         foreign = foreign_files(self._asked.target, named, team)
         return [*map(as_notice, notices), *foreign]
+
+
+def _order(difference: Finding) -> tuple[str, str, str]:
+    """Return the file and the tensor that a difference is of, and what it is; each is told once."""
+    tensor = difference.elements.tensor if difference.elements else ""
+    return difference.file or "", tensor, difference.text
 
 
 def _expected_of_file(planner: Planner, file: int) -> Mapping[str, ExpectedSlice]:
@@ -133,21 +149,13 @@ def wrong_checksums(
     files: Sequence[int],
     on_progress: OnProgress,
     required: bool = False,
-) -> list[Difference]:
+) -> list[Finding]:
     """Compare `files` with the checksums that they carry, and that may be required."""
     wrong = {file: describe_wrong_crc(paths[file], indexes[file], on_progress) for file in files}
     for file in files:
         if required and container_of_path(paths[file]).alone and not indexes[file].has_checksum:
             wrong[file] = "carries no checksum (--crc)"
-    return [
-        Difference(basename(paths[file]), file, reason, whole_file=True)
-        for file, reason in wrong.items()
-        if reason
-    ]
-
-
-def unreadable_file(path: str, rank: int, reason: str) -> Difference:
-    return Difference(basename(path), rank, f"cannot be read: {reason}", whole_file=True)
+    return [as_difference(reason, paths[file]) for file, reason in wrong.items() if reason]
 
 
 _AS_WHOLE = "convert both to whole tensors and compare these"
@@ -187,7 +195,7 @@ def open_described(request: Request, team: Team) -> tuple[Request, Source | None
 
 def open_existing_files(
     target: Target, described: Source | None, team: Team
-) -> tuple[Source, Target, list[Difference]]:
+) -> tuple[Source, Target, list[Finding]]:
     """Return the destination that is there, what of the target its files hold, and what is wrong
     with the files as such. Collective.
 
@@ -196,13 +204,14 @@ def open_existing_files(
     dst_source = described or _open_ranks(target, team)
     needed_paths = {f: p for f, p in dst_source.paths.items() if f in dst_source.needed_files}
     dst_source = replace(dst_source, paths=needed_paths)
+    present_paths = {*needed_paths.values()}
     differences = [
-        unreadable_file(needed_paths[error.file], error.file, error.text)
+        as_difference(f"cannot be read: {error.text}", error.file)
         for error in dst_source.errors
-        if error.file is not None and error.file in needed_paths
+        if error.file in present_paths
     ]
     if described is None:
-        return dst_source, target, differences + _extra_ranks(target.planner, dst_source, team)
+        return dst_source, target, differences
     return team.agree(lambda: _match_files(target, dst_source, differences))
 
 
@@ -228,8 +237,8 @@ def check_apart(source: Source, dst_source: Source, team: Team) -> None:
 
 
 def _match_files(
-    target: Target, dst_source: Source, differences: list[Difference]
-) -> tuple[Source, Target, list[Difference]]:
+    target: Target, dst_source: Source, differences: list[Finding]
+) -> tuple[Source, Target, list[Finding]]:
     """Compare which files a self-describing destination has, and what they hold; pure."""
     indexes = dict(dst_source.indexes)
     description = dst_source.selected.description
@@ -291,22 +300,17 @@ def _ranks_of(planner: Planner, description: Description) -> dict[int, int]:
     }
 
 
-def _extra_ranks(planner: Planner, dst_source: Source, team: Team) -> list[Difference]:
-    """Return what is wrong with rank folders beyond the destination's ranks. Collective."""
-    last = planner.dst.ranks - 1
-    reason = f"should not be here: {planner.dst.label} has rank{f's 0 to {last}' if last else ' 0'}"
-
-    def find_extra_ranks() -> list[Difference]:
-        if dst_source.listing is None:
-            return []
-        return [
-            Difference(dst_source.listing.at(name), rank, f"{reason} only", whole_file=True)
-            for rank, names in by_rank(dst_source.listing, DEFAULT_PATTERN).items()
-            for name in names
-            if rank > last
-        ]
-
-    return team.bcast(find_extra_ranks)
+def _extra_ranks(planner: Planner, dst_source: Source) -> dict[str, int]:
+    """Return the files in rank folders beyond the destination's ranks: address -> rank."""
+    listing = dst_source.listing
+    if listing is None:
+        return {}
+    return {
+        listing.at(name): rank
+        for rank, names in by_rank(listing, DEFAULT_PATTERN).items()
+        for name in names
+        if rank >= planner.dst.ranks
+    }
 
 
 def _open_ranks(target: Target, team: Team) -> Source:
@@ -342,20 +346,19 @@ def _require_files(dst_source: Source) -> None:
 
 def _compare(
     target: Target, dst_source: Source, description: Description, schemas: Mapping[int, Schema]
-) -> tuple[Planner, list[Difference]]:
-    planner = target.planner
-    differences: list[Difference] = []
-    source = Path(description.source).name
+) -> tuple[Planner, list[Finding]]:
+    planner, source = target.planner, description.source
     read = HeadersRead(replace(description, refused={}), schemas, dst_source.paths)
-    faults = [(source, finding.message.line) for finding in errors_of(run_rules(HEADERS, read))]
-    faults += (
-        (Path(path).name, f"is missing, though {source} lists it")
+    differences = [
+        as_difference(finding.message.line, source, rule=finding.rule)
+        for finding in errors_of(run_rules(HEADERS, read))
+    ]
+    differences += (
+        as_difference(f"is missing, though {Path(source).name} lists it", path)
         for path in description.missing_files.values()
     )
-    faults += ((target.form.training or "", text) for text in _training_faults(target, description))
-    differences += (
-        Difference(n, -number, text, whole_file=True) for number, (n, text) in enumerate(faults, 1)
-    )
+    training = str(Path(dst_source.folder) / (target.form.training or ""))
+    differences += (as_difference(t, training) for t in _training_faults(target, description))
     parts: dict[int, FileContent] = {}
     ranks = set(target.ranks)
     shared_names: dict[frozenset[str], frozenset[str]] = {}
@@ -364,16 +367,14 @@ def _compare(
         rank = description.ranks.get(file, 0)
         if rank >= planner.dst.ranks:
             reason = f"is rank {rank}'s, and {planner.dst.label} has {planner.dst.ranks}"
-            differences.append(
-                Difference(basename(dst_source.paths[file]), file, reason, whole_file=True)
-            )
+            differences.append(as_difference(reason, dst_source.paths[file]))
             parts[file] = FileContent(0, frozenset())
             continue
         names = frozenset(schema.names)
         parts[file] = FileContent(rank, shared_names.setdefault(names, names))
         layouts_by_name = planner.layouts_of_rank(rank)
         differences += [
-            Difference(name, file, "should not be here")
+            as_difference("should not be here", dst_source.paths[file], Where(name))
             for name in schema.names
             if name not in layouts_by_name
         ]
@@ -393,7 +394,8 @@ def _compare(
             if layout.split_rows and not layout.grid(planner.parameter(name).shape).box(cell).size:
                 continue  # some forms store no slice without elements
             missing[name] = None
-    differences += [Difference(n, -1, "is missing, or some of its slices are") for n in missing]
+    text = "is missing, or some of its slices are"
+    differences += [as_difference(text, None, Where(name)) for name in missing]
     if description.strategy is not None:
         differences += _find_misstated(planner, description, missing)
     return dst_planner, differences
@@ -414,17 +416,17 @@ def _training_faults(target: Target, description: Description) -> Iterator[str]:
 
 def _find_misstated(
     planner: Planner, description: Description, missing: Mapping[str, None]
-) -> Iterator[Difference]:
+) -> Iterator[Finding]:
     """Yield parameters that metadata does not state, or states otherwise: loaders believe it."""
     assert description.strategy is not None
-    declared_strategy, stating = description.strategy, Path(description.source).name
+    declared_strategy, source = description.strategy, description.source
     for stage in range(len(planner.dst.stages)):
         for name, layout in planner.layouts_of_rank(stage * planner.dst.stage_size).items():
             shape = planner.parameter(name).shape
             if name in missing or not shape or not is_in_metadata(planner, name):
                 continue
             if name not in declared_strategy.stages_of:
-                yield Difference(name, -1, f"is not stated in {stating}")
+                yield as_difference(f"is not stated in {Path(source).name}", source, Where(name))
                 continue
             declared = declared_strategy.stages[declared_strategy.stages_of[name][0]][name]
             ranks = range(planner.dst.stage_size)
@@ -432,12 +434,13 @@ def _find_misstated(
                 declared.grid(shape).box(declared.cell(r)) != layout.grid(shape).box(layout.cell(r))
                 for r in ranks
             ):
-                yield Difference(name, -1, f"is stated otherwise in {stating}")
+                text = f"is stated otherwise in {Path(source).name}"
+                yield as_difference(text, source, Where(name))
 
 
 def _compare_companions(
     conversion: Conversion, dst_source: Source
-) -> tuple[list[Difference], list[str]]:
+) -> tuple[list[Finding], list[str]]:
     """Compare what a destination consists of beside its tensors; return differences, and notices.
 
     What another tool wrote is asked for what its form needs, and no more.
@@ -449,30 +452,30 @@ def _compare_companions(
     with suppress(StorageError):
         record = read_manifest(folder) if (folder / MANIFEST_NAME).is_file() else None
     if record is not None and record.get("form") == target.form.name:
-        wrong = list(wrong_companions(folder, record).items())
+        wrong = wrong_companions(folder, record)
         if target.arrangement.mark is not None and target.dst is not None:
-            wrong += wrong_tracker(Path(target.dst), *target.arrangement.mark, folder)
+            wrong |= wrong_tracker(Path(target.dst), *target.arrangement.mark, folder)
         notices += changed_model_files(folder, record)
     else:
-        wrong = [*_without_record(target, dst_source, folder)]
+        wrong = dict(_without_record(target, dst_source, folder))
     if target.form.configured:
         shapes = {
             name: shape
             for index in dst_source.indexes.values()
             for name, shape in zip(index.schema.names, index.schema.shapes)
         }
+        config = str(folder / CONFIG)
         if (folder / CONFIG).is_file():
             model_config = own_config(conversion)
             is_part = bool(request.include or request.exclude)
             mismatch = of_another(folder, model_config, shapes, is_part=is_part)
-            wrong += [(CONFIG, f"is of another model: {mismatch}")] if mismatch else []
-        wrong_names = {name for name, _ in wrong}
+            wrong |= {config: f"is of another model: {mismatch}"} if mismatch else {}
         for name, content in target.companions.items():
             path = folder / name
-            if name not in wrong_names and not (path.is_file() and read_bytes(path) == content):
+            if str(path) not in wrong and not (path.is_file() and read_bytes(path) == content):
                 state = "is not what it would be" if path.is_file() else "is not there"
                 notices.append(f"{path}: {state}, by --like or --config")
-    return [Difference(name, -1, reason, whole_file=True) for name, reason in wrong], notices
+    return [as_difference(text, path) for path, text in wrong.items()], notices
 
 
 def _without_record(target: Target, dst_source: Source, folder: Path) -> Iterator[tuple[str, str]]:
@@ -484,20 +487,21 @@ def _without_record(target: Target, dst_source: Source, folder: Path) -> Iterato
     if target.form.configured and len(names) > 1:
         for name in target.form.companion_names(names):
             if not (folder / name).is_file():
-                yield name, "is missing, and readers find the files by it"
+                yield str(folder / name), "is missing, and readers find the files by it"
 
 
-def wrong_tracker(
-    root: Path, name: str, content: bytes, step_folder: Path
-) -> Iterator[tuple[str, str]]:
-    """Yield that the file by which readers find a destination is missing or means another.
+def wrong_tracker(root: Path, name: str, content: bytes, step_folder: Path) -> dict[str, str]:
+    """Return what is wrong with the file by which readers find a destination, by its address: it is
+    missing, or means another.
 
     content: what it would say; nothing is asked of it where the step's folder was named itself.
     """
     path = root / name
     if step_folder.resolve() == root.resolve():
-        return
+        return {}
     if not path.is_file():
-        yield name, "is missing, and readers find the newest checkpoint by it"
-    elif not means(read_bytes(path), content, step_folder):
-        yield name, f"does not say {content.decode().strip()}, and readers find the newest by it"
+        return {str(path): "is missing, and readers find the newest checkpoint by it"}
+    if means(read_bytes(path), content, step_folder):
+        return {}
+    step = content.decode().strip()
+    return {str(path): f"does not say {step}, and readers find the newest by it"}

@@ -16,11 +16,9 @@ from typing import Any
 
 from rankxform.errors import CheckpointError, RankxformError, StorageError, UsageError
 from rankxform.formats.container import Schema
-from rankxform.geometry.pieces import Assembly, Piece
-from rankxform.layout.layout import Layout, same_boxes
+from rankxform.layout.layout import same_boxes
 from rankxform.layout.names import format_ranges
 from rankxform.layout.strategy import Strategy
-from rankxform.operations.base import BlockScale, Computation, LowRankUpdate
 from rankxform.options import (
     AFFECTS_BYTES,
     AFFECTS_COMPARISON,
@@ -29,7 +27,7 @@ from rankxform.options import (
     flags_of,
     option_info,
 )
-from rankxform.planning.catalog import Catalog, ComposedSharding, DeclaredBox, Parameter
+from rankxform.planning.catalog import Catalog, ComposedSharding, Parameter
 from rankxform.planning.evidence import ContentDigest, DigestsByFile
 from rankxform.request import Request, all_options, options_affecting
 from rankxform.source.open import Source
@@ -161,7 +159,7 @@ def _sample_digests(
 
 def _tensors(parameters: Iterable[Parameter]) -> str | None:
     """Return a digest of how tensors are made of others, whatever said so; None if none is."""
-    state, assembly_digests = blake2b(digest_size=16), dict[ComposedSharding, bytes]()
+    state, pieces_digests = blake2b(digest_size=16), dict[ComposedSharding, bytes]()
     changed_parameters = [
         p
         for p in parameters
@@ -169,12 +167,12 @@ def _tensors(parameters: Iterable[Parameter]) -> str | None:
     ]
     for parameter in changed_parameters:
         composed, names = parameter.composed_sharding, parameter.src_names or (parameter.src_name,)
-        if composed is not None and composed not in assembly_digests:
-            encoded_assembly = _assembly_text(composed.pieces.assembly).encode()
-            assembly_digests[composed] = blake2b(encoded_assembly, digest_size=16).digest()
-        steps = _tuple_text(map(_step_text, parameter.steps))
-        state.update(f"\n{parameter.name!r} {parameter.dtype} {names!r} {steps}".encode())
-        state.update(assembly_digests[composed] if composed is not None else b"")
+        if composed is not None and composed not in pieces_digests:
+            encoded_pieces = repr(_plain(composed.pieces.assembly)).encode()
+            pieces_digests[composed] = blake2b(encoded_pieces, digest_size=16).digest()
+        facts = parameter.name, parameter.dtype, names, _plain(parameter.steps)
+        state.update(f"\n{facts!r}".encode())
+        state.update(pieces_digests[composed] if composed is not None else b"")
     return state.hexdigest() if changed_parameters else None
 
 
@@ -184,13 +182,13 @@ def description_digest(catalog: Catalog) -> str:
         return strategy_digest(catalog.strategy)
     state = blake2b(digest_size=16)
     for name, boxes in sorted(catalog.description.boxes.items()):
-        state.update(f"\n{name!r} {_tuple_text(map(_box_text, boxes))}".encode())
+        state.update(f"\n{name!r} {_plain(boxes)!r}".encode())
     return state.hexdigest()
 
 
 def strategy_digest(strategy: Strategy) -> str:
     """Return a digest of what a strategy says, whatever file said it."""
-    written = cache(_layout_text)
+    written = cache(lambda layout: repr(_plain(layout)))
     state = blake2b(f"{strategy.stage_size}".encode(), digest_size=16)
     for stage, layouts in enumerate(strategy.stages):
         for name in sorted(layouts):
@@ -198,53 +196,12 @@ def strategy_digest(strategy: Strategy) -> str:
     return state.hexdigest()
 
 
-# The texts of which the digests are made. Folders of earlier versions hold such digests, so that no
-# text changes with the name of a class or a field here: they are the words of version 0.1.
-
-
-def _tuple_text(texts: Iterable[str]) -> str:
-    """Write a tuple of values whose texts are given, as Python does."""
-    all_texts = [*texts]
-    return f"({all_texts[0]},)" if len(all_texts) == 1 else f"({', '.join(all_texts)})"
-
-
-def _layout_text(layout: Layout) -> str:
-    return (
-        f"Layout(device_matrix={layout.device_matrix!r}, tensor_map={layout.tensor_map!r}, "
-        f"opt_step={layout.opt_step!r}, opt_size={layout.opt_size!r}, field={layout.field!r}, "
-        f"split_rows={layout.split_rows!r}, split_offsets={layout.split_offsets!r}, "
-        f"expanded_shape={layout.expanded_shape!r})"
-    )
-
-
-def _box_text(declared_box: DeclaredBox) -> str:
-    box = f"Box(start={declared_box.box.start!r}, stop={declared_box.box.stop!r})"
-    return f"StatedBox(file={declared_box.file!r}, box={box}, suffix={declared_box.suffix!r})"
-
-
-def _assembly_text(assembly: Assembly) -> str:
-    pieces = _tuple_text(map(_piece_text, assembly.pieces))
-    value = f", value={assembly.value!r}" if assembly.value else ""
-    return f"Assembly(shape={assembly.shape!r}, pieces={pieces}{value})"
-
-
-def _piece_text(piece: Piece) -> str:
-    return (
-        f"Piece(source={piece.source!r}, shape={piece.shape!r}, dst_start={piece.dst_start!r}, "
-        f"dst_step={piece.dst_step!r}, src_start={piece.src_start!r}, "
-        f"src_step={piece.src_step!r}, axes={piece.axes!r})"
-    )
-
-
-def _step_text(step: Computation | None) -> str:
-    if isinstance(step, LowRankUpdate):
-        return (
-            f"LowRank(a={step.a!r}, b={step.b!r}, scale={step.scale!r}, "
-            f"transposed={step.transposed!r}, each={step.is_stacked!r})"
-        )
-    if isinstance(step, BlockScale):
-        return f"Dequantize(scales={step.scales!r}, block={step.block!r})"
-    return repr(step)
+def _plain(value: Any) -> Any:
+    """Return a value as tuples of its fields: its text has no name of a class or a field."""
+    if isinstance(value, tuple):
+        return tuple(map(_plain, value))
+    names = getattr(value, "__dataclass_fields__", None)
+    return value if names is None else tuple(_plain(getattr(value, name)) for name in names)
 
 
 def _below(path: str, folder: str) -> str:
@@ -345,7 +302,7 @@ def verify_command(manifest: Mapping[str, Any], folder: str) -> str:
     options = manifest.get("verify")
     if not isinstance(options, list) or not all(isinstance(word, str) for word in options):
         options = ["--src-strategy", "A", "--dst-strategy", "B"]
-    ranks = sorted({file_entry["rank"] for file_entry in manifest["files"].values()})
+    ranks = sorted({file_entry["id"] for file_entry in manifest["files"].values()})
     total = manifest.get("ranks")
     if isinstance(total, int) and total != len(ranks):
         options = [*options, "--ranks", format_ranges(ranks).replace(" ", "")]

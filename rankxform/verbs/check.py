@@ -1,11 +1,12 @@
-"""`inspect --check`, `inspect --replicas`."""
+"""`inspect --check`, `inspect --replicas`, `inspect --src-strategy`."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
 from itertools import chain
+from typing import Any, ClassVar
 
 from rankxform.checkpoints.base import FORMS
 from rankxform.display.text import (
@@ -19,7 +20,7 @@ from rankxform.engine.checksum import FileScan, bytes_to_scan, scan
 from rankxform.errors import CheckpointError, DifferenceError, Message, RankxformError, UsageError
 from rankxform.formats.container import BOX_MARK
 from rankxform.layout.names import first_texts, format_ranges, summarize_names
-from rankxform.planning.catalog import Catalog, catalog_text
+from rankxform.planning.catalog import catalog_text
 from rankxform.planning.evidence import (
     Evidence,
     ReplicaDifference,
@@ -30,9 +31,21 @@ from rankxform.planning.evidence import (
 )
 from rankxform.planning.selection import missing_slices, types_by_file, unusual_tensors
 from rankxform.request import Request
-from rankxform.results import NORMAL, Result, Section, Table, lines
+from rankxform.results import NORMAL, Result, Section, Table, lines, plain
 from rankxform.source.open import Source, open_source
-from rankxform.statements import CONTENT, ERROR, SAMPLES, Finding, as_warning, rule, run_rules
+from rankxform.source.written import compare_fingerprints, with_fingerprint
+from rankxform.statements import (
+    CONTENT,
+    ERROR,
+    NOTICE,
+    SAMPLES,
+    WARNING,
+    Finding,
+    as_warning,
+    errors_of,
+    rule,
+    run_rules,
+)
 from rankxform.storage.posix import OnProgress
 from rankxform.target.inputs import resolve_request, source_ref_with_strategy
 from rankxform.target.resolve import open_resolved_source, resolve, resolve_target
@@ -42,54 +55,83 @@ from rankxform.transport.team import ShowProgress, show_nothing
 from rankxform.values import NamedTuple, dataclass
 
 from .evidence import examine, read_samples, require_evidence, with_evidence
+from .verdict import Comparison
 
 RIGHT, DOUBTFUL, WRONG, NOT_CHECKED = "right", "doubtful", "wrong", "not checked"
 _SHOWN = 20
 _ORDER = (WRONG, DOUBTFUL, RIGHT, NOT_CHECKED)
 _LEFT_OVER = (".part", ".tmp")
+_STATEMENTS, _BOXES, _RANKS, _STRATEGY, _COPIES, _TENSORS, _REPLICAS, _CHECKSUMS, _VALUES = (
+    "statements", "boxes", "ranks", "strategy", "copies", "tensors", "replicas", "checksums",
+    "values",
+)  # fmt: skip
+"""Groups of rules: what a check calls what it looked at."""
 
 
-class CheckRow(NamedTuple):
-    """What was checked, how that ended (right, doubtful, wrong, not checked), and more words."""
+class Passed(NamedTuple):
+    """A group of rules that found nothing."""
 
-    check: str
-    state: str
+    group: str
+    is_checked: bool  # False: there was nothing to compare, or it was not asked for
     text: str
 
 
+class CheckRow(NamedTuple):
+    """What was checked, and how that ended."""
+
+    check: str  # the group of what was looked at
+    state: str  # right, doubtful, wrong, not checked
+    text: str
+    rule: str | None = None  # that found it; None: no rule did, or nothing is wrong
+    file: str | None = None  # address of the file that it is of; None: it is of no single file
+
+
 @dataclass(frozen=True, repr=False)
-class Check(Result):
+class Check(Comparison):
     """What a check of a checkpoint found."""
 
     src: str  # the checkpoint, as it was named
     form: str  # its form
     full: bool  # whether every byte was read
     files_compared: int  # number of files
-    # What was checked, each with its state: right, doubtful, wrong, or not checked.
-    rows: tuple[CheckRow, ...]
+    findings: tuple[Finding, ...]  # errors are wrong, warnings doubtful
+    passed: tuple[Passed, ...]  # what was found right, and what was not checked
     reads: int  # number of reads of content, by all processes
     bytes_read: int  # content read, by all processes
     seconds: float  # of the whole call
 
+    difference_code = CheckpointError.exit_code
+    unknown: ClassVar[tuple[str, ...]] = (
+        "nothing could be compared with anything",
+        "look at `same` and `rows`",
+    )
+    json_without = ("findings", "passed")
+
     @property
     def same(self) -> bool | None:
         """Whether nothing is wrong; None where nothing could be compared with anything."""
-        if any(row.state == WRONG for row in self.rows):
+        if errors_of(self.findings):
             return False
-        return True if any(row.state == RIGHT for row in self.rows) else None
+        return True if any(passed.is_checked for passed in self.passed) else None
 
-    def __bool__(self) -> bool:
-        """Whether something was compared and nothing is wrong.
-
-        Raises DifferenceError where nothing could be compared with anything.
-        """
-        if self.same is None:
-            raise DifferenceError(
-                "nothing could be compared with anything",
-                "look at `same` and `rows`",
-                where=self.src,
+    @property
+    def rows(self) -> tuple[CheckRow, ...]:
+        """What was checked, each with its state; first what is wrong or doubtful."""
+        findings = (
+            CheckRow(
+                finding.group_name,
+                WRONG if finding.severity == ERROR else DOUBTFUL,
+                finding.text.replace("\n", "; "),
+                finding.rule or None,
+                finding.file,
             )
-        return self.same
+            for finding in self.findings
+        )
+        passed = (CheckRow(g, RIGHT if ok else NOT_CHECKED, text) for g, ok, text in self.passed)
+        return (*findings, *passed)
+
+    def as_dict(self) -> dict[str, Any]:
+        return {**super().as_dict(), "rows": plain(self.rows)}
 
     def in_short(self) -> str:
         text_by_verdict = {
@@ -100,19 +142,10 @@ class Check(Result):
         read = (
             f"{format_count(self.files_compared, 'file')}, {format_size(self.bytes_read)} looked at"
         )
-        doubts = sum(row.state == DOUBTFUL for row in self.rows)
+        doubts = len(self.findings) - len(errors_of(self.findings))
         also = f", {format_count(doubts, 'doubt')}" if doubts else ""
         verdict = text_by_verdict[self.same] + also
         return f"{self.form}: {verdict}; {read}, {format_seconds(self.seconds)}"
-
-    json_first = ("same",)
-
-    @property
-    def exit_code(self) -> int:
-        """Exit code of the command that shows it."""
-        if self.same is None:
-            return DifferenceError.exit_code
-        return 0 if self.same else CheckpointError.exit_code
 
     def sections(self, level: int = NORMAL) -> Iterator[Section]:
         """Yield what was found, what is wrong first."""
@@ -144,28 +177,31 @@ def check(
     asked_amiss = where.strategy is not None and any(e.error is UsageError for e in source.errors)
     if not source.paths or asked_amiss:
         source.require()
-    rows, evidence, compared = [*_statements(source), *_ranks(source)], Evidence(), {}
+    evidence: Evidence | None = None
+    compared: Mapping[int, Collection[str]] = {}
     if not source.errors:
         evidence = _examine_or_finding(request, source, team)
-        rows += [*_rows_of_samples(evidence), *_rows_of_tensors(source.require_catalog())]
         if full and not evidence.errors:
             compared = replicas_to_compare(source.require_catalog(), source.indexes)
-    scans_by_file = scan_all(source, full, compared, team, begin)
-    scans = [*scans_by_file.values()]
-    rows += team.bcast(
-        lambda: [
-            *_rows_of_replicas(source, compared, scans_by_file, evidence),
-            *rows_of_content(ContentRead(source, scans, full)),
-        ]
-    )
+    scans = scan_all(source, full, compared, team, begin)
+    findings, fingerprints = [*_findings_of_source(source)], 0
+    if full and not source.errors and source.manifest is not None:
+        files = with_fingerprint(source.paths, source.manifest)
+        total = sum(source.indexes[file].size for file in files)
+        findings += compare_fingerprints(source, files, team, begin(total))
+        fingerprints = len(files)
+    read = ContentRead(source, scans, full, compared, evidence, fingerprints)
+    findings += [f for f in evidence.findings if f.severity != NOTICE] if evidence else []
+    findings += team.bcast(lambda: [*run_rules(CONTENT, read)])
     return Check(
         source.where.path,
         source.form.name,
         full,
         len(source.paths),
-        tuple(rows),
-        evidence.reads + sum(file_scan.reads for file_scan in scans),
-        evidence.bytes_read + sum(file_scan.nbytes for file_scan in scans),
+        tuple(findings),
+        tuple(_find_passed(read, findings)),
+        (evidence.reads if evidence else 0) + sum(s.reads for s in scans.values()),
+        (evidence.bytes_read if evidence else 0) + sum(s.nbytes for s in scans.values()),
         time.monotonic() - began,
     )
 
@@ -195,71 +231,26 @@ def scan_all(
     return dict(chain.from_iterable(team.allgather(lambda: local_scans)))
 
 
-def _statements(source: Source) -> Iterator[CheckRow]:
-    """Yield what files, headers and tables say of each other."""
-    described = source.form.described
-    for error in source.errors[:_SHOWN]:
-        is_question = not described and source.where.strategy is None and error.error is UsageError
-        if is_question and len(source.indexes) == len(source.paths):
-            text = "how its ranks shard tensors is not known; give --src-strategy"
-            yield CheckRow("strategy", NOT_CHECKED, text)
-        else:
-            yield CheckRow("statements", WRONG, error.text.replace("\n", "; "))
-    if source.errors[_SHOWN:]:
-        yield CheckRow("statements", WRONG, f"and {len(source.errors) - _SHOWN} more faults")
-    for text in source.warnings:
-        yield CheckRow("statements", DOUBTFUL, text)
-    description, number = source.description, len(source.paths)
-    for path in description.missing_files.values():
-        yield CheckRow(
-            "statements", WRONG, f"{path}: is not there, and {description.source} lists it"
-        )
-    if source.errors or description.missing_files:
-        return
-    if description.boxes:
-        boxes = format_count(sum(map(len, description.boxes.values())), "box")
-        tensors = format_count(len(description.boxes), "tensor")
-        text = f"{boxes} of {tensors} cover each, and none twice"
-        yield CheckRow("boxes", RIGHT, text)
-    if described:
-        yield CheckRow(
-            "statements", RIGHT, f"{format_count(number, 'file')}: they hold what is said of them"
-        )
-    elif source.manifest is not None:
-        yield CheckRow(
-            "statements", RIGHT, f"{format_count(number, 'file')}, as rankxform wrote them"
-        )
+def _errors_without_strategy(source: Source) -> tuple[Finding, ...]:
+    """Return the errors that are no fault of the files: that no strategy is given."""
+    if source.form.described or source.where.strategy is not None:
+        return ()
+    if len(source.indexes) < len(source.paths):
+        return ()
+    return tuple(error for error in source.errors if error.error is UsageError)
 
 
-def _ranks(source: Source) -> Iterator[CheckRow]:
-    """Yield which ranks have no file, and whether other files hold what theirs should."""
-    if source.form.described or not source.paths:
-        return
-    if source.where.strategy is None:
-        missing_ranks = sorted({*range(max(source.paths))} - {*source.paths})
-        if missing_ranks:
-            yield CheckRow(
-                "ranks",
-                DOUBTFUL,
-                f"rank {format_ranges(missing_ranks)} has no file, and later ones have",
-            )
-        return
-    missing_ranks = [rank for rank in source.needed_files if rank not in source.paths]
-    if not missing_ranks:
-        return
-    message = f"rank {format_ranges(missing_ranks)} of {source.where.strategy.label} has no file"
-    if source.catalog is None:
-        yield CheckRow("ranks", WRONG, message)
-        return
-    losses_by_ranks = missing_slices(source.catalog.parameters)
-    names = [parameter.name for losses in losses_by_ranks.values() for parameter, _ in losses]
-    names += source.catalog.unreachable
-    if names:
-        yield CheckRow(
-            "ranks", WRONG, f"{message}, and no other holds slices of {summarize_names(names, 3)}"
-        )
-    else:
-        yield CheckRow("ranks", DOUBTFUL, f"{message}; others hold all that it should")
+def _findings_of_source(source: Source) -> Iterator[Finding]:
+    """Yield what is wrong or doubtful in names, headers and tables; of many errors the first."""
+    missing_strategy = _errors_without_strategy(source)
+    errors = [error for error in source.errors if error not in missing_strategy]
+    yield from errors[:_SHOWN]
+    if errors[_SHOWN:]:
+        yield Finding(Message(f"and {len(errors) - _SHOWN} more faults"))
+    yield from (finding for finding in source.findings if finding.severity == WARNING)
+    for path in source.description.missing_files.values():
+        text = f"is not there, and {source.description.source} lists it"
+        yield Finding(Message(text, where=path), file=path)
 
 
 def _examine_or_finding(request: Request, source: Source, team: Team) -> Evidence:
@@ -276,83 +267,100 @@ def _examine_or_finding(request: Request, source: Source, team: Team) -> Evidenc
     return evidence
 
 
-def _rows_of_samples(evidence: Evidence) -> Iterator[CheckRow]:
-    """Yield whether what files hold of the same elements agrees."""
-    for error in evidence.errors:
-        yield CheckRow("copies", WRONG, error.text.replace("\n", "; "))
-    for text in evidence.warnings:
-        yield CheckRow("copies", DOUBTFUL, text)
-    if evidence.errors:
-        return
-    if evidence.samples:
-        text = f"{format_count(evidence.samples, 'comparison')} of what several files hold"
-        yield CheckRow("copies", RIGHT, text)
-    else:
-        text = "no two files hold bytes that must be the same, or must not be"
-        yield CheckRow("copies", NOT_CHECKED, text)
+# -- the files' content ----------------------------------------------------------------------------
 
 
-def _rows_of_replicas(
-    source: Source,
-    compared: Mapping[int, Collection[str]],
-    scans: Mapping[int, FileScan],
-    evidence: Evidence,
-) -> list[CheckRow]:
-    """Say whether all bytes that several ranks should hold are the same."""
-    nbytes = _content_bytes(source, compared)
-    if not nbytes:
-        return []
-    digests = {file: file_scan.digests for file, file_scan in scans.items()}
-    differences = [*unequal_replicas(source.require_catalog(), digests)]
-    differing = [d for d in differences if d.name not in evidence.per_rank_tensors]
-    if differing:
-        groups = " and ".join(f"rank {format_ranges(ranks)}" for ranks in differing[0].groups)
-        text = f"{differing[0].name!r}: {groups} hold other bytes of the same elements"
-        text += f", and so for {len(differing) - 1} more" if differing[1:] else ""
-        return [CheckRow("replicas", WRONG, f"{text}; `inspect --replicas` lists all")]
-    text = f"all bytes that several ranks hold are the same, {format_size(nbytes)} read"
-    return [CheckRow("replicas", RIGHT, text)]
+class ContentRead(NamedTuple):
+    """What was read of a checkpoint's files; the subject of rules over content. On process 0."""
+
+    source: Source
+    scans: Mapping[int, FileScan]  # by file
+    full: bool  # whether every byte was read
+    replicas: Mapping[int, Collection[str]]  # file -> its tensors of which others hold replicas
+    evidence: Evidence | None  # None: the source has errors, and samples say nothing
+    fingerprints: int  # files of which a fingerprint was compared with the manifest's
+
+    def totals(self, kind: str) -> dict[str, int]:
+        """Return the number of such values, or bytes, by tensor: "nans", "infinite", "holes"."""
+        by_tensor: dict[str, int] = {}
+        for file_scan in self.scans.values():
+            for box, number in getattr(file_scan, kind).items():
+                name = box.partition(BOX_MARK)[0]
+                by_tensor[name] = by_tensor.get(name, 0) + number
+        return by_tensor
+
+    @property
+    def replica_bytes(self) -> int:
+        """Bytes of which several ranks hold replicas, and that were compared."""
+        return _content_bytes(self.source, self.replicas)
 
 
 def _content_bytes(source: Source, tensors: Mapping[int, Collection[str]]) -> int:
     return sum(source.indexes[file].nbytes(n) for file, names in tensors.items() for n in names)
 
 
-def _rows_of_tensors(catalog: Catalog) -> Iterator[CheckRow]:
-    shapes = {p.name: p.shape for p in catalog.parameters if p.is_weight}
-    for text in (*unusual_tensors(shapes, [*shapes]), *types_by_file(catalog)):
-        yield CheckRow("tensors", DOUBTFUL, text)
+@rule(CONTENT, group=_RANKS)
+def ranks_have_files(read: ContentRead) -> Iterator[Finding]:
+    """Each rank has a file, or others hold what its file should."""
+    source = read.source
+    if source.form.described or not source.paths:
+        return
+    if source.where.strategy is None:
+        missing = sorted({*range(max(source.paths))} - {*source.paths})
+        if missing:
+            yield as_warning(f"rank {format_ranges(missing)} has no file, and later ones have")
+        return
+    missing = [rank for rank in source.needed_files if rank not in source.paths]
+    if not missing:
+        return
+    message = f"rank {format_ranges(missing)} of {source.where.strategy.label} has no file"
+    if source.catalog is None:
+        yield Finding(Message(message))
+        return
+    losses_by_ranks = missing_slices(source.catalog.parameters)
+    names = [parameter.name for losses in losses_by_ranks.values() for parameter, _ in losses]
+    names += source.catalog.unreachable
+    if names:
+        lost = f"no other holds slices of {summarize_names(names, 3)}"
+        yield Finding(Message(f"{message}, and {lost}"))
+    else:
+        yield as_warning(f"{message}; others hold all that it should")
 
 
-# -- the files' content ----------------------------------------------------------------------------
+@rule(CONTENT, group=_TENSORS)
+def tensors_are_usual(read: ContentRead) -> Iterator[Finding]:
+    """Weights are neither empty nor flattened, and a tensor has one type."""
+    catalog = read.source.catalog
+    if catalog is not None and not read.source.errors:
+        shapes = {p.name: p.shape for p in catalog.parameters if p.is_weight}
+        yield from map(as_warning, unusual_tensors(shapes, [*shapes]))
+        yield from map(as_warning, types_by_file(catalog))
 
 
-class ContentRead(NamedTuple):
-    """What files hold; the subject of rules over content. On process 0."""
-
-    source: Source
-    scans: Sequence[FileScan]
-    full: bool  # whether every byte was read
-
-    def totals(self, kind: str) -> dict[str, int]:
-        """Return the number of such values, or bytes, by tensor: "nans", "infinite", "holes"."""
-        by_tensor: dict[str, int] = {}
-        for file_scan in self.scans:
-            for box, number in getattr(file_scan, kind).items():
-                name = box.partition(BOX_MARK)[0]
-                by_tensor[name] = by_tensor.get(name, 0) + number
-        return by_tensor
+@rule(CONTENT, group=_REPLICAS)
+def all_replicas_are_equal(read: ContentRead) -> Iterator[Finding]:
+    """All bytes that several ranks should hold are the same."""
+    if not read.replica_bytes or read.evidence is None:
+        return
+    digests = {file: file_scan.digests for file, file_scan in read.scans.items()}
+    differences = [*unequal_replicas(read.source.require_catalog(), digests)]
+    differing = [d for d in differences if d.name not in read.evidence.per_rank_tensors]
+    if differing:
+        groups = " and ".join(f"rank {format_ranges(ranks)}" for ranks in differing[0].groups)
+        text = f"{differing[0].name!r}: {groups} hold other bytes of the same elements"
+        text += f", and so for {len(differing) - 1} more" if differing[1:] else ""
+        yield Finding(Message(f"{text}; `inspect --replicas` lists all"))
 
 
-@rule(CONTENT)
+@rule(CONTENT, group=_CHECKSUMS)
 def checksums_match(read: ContentRead) -> Iterator[Finding]:
     """Content is what the checksums are of that files carry."""
-    wrong = [text for file_scan in read.scans for text in file_scan.wrong_sums]
+    wrong = [text for file_scan in read.scans.values() for text in file_scan.wrong_sums]
     and_more = [f"and {len(wrong) - _SHOWN} more"] if wrong[_SHOWN:] else []
     yield from (Finding(Message(text)) for text in (*wrong[:_SHOWN], *and_more))
 
 
-@rule(CONTENT)
+@rule(CONTENT, group=_VALUES)
 def values_are_numbers(read: ContentRead) -> Iterator[Finding]:
     """No float is NaN."""
     if nans := read.totals("nans"):
@@ -360,7 +368,7 @@ def values_are_numbers(read: ContentRead) -> Iterator[Finding]:
         yield Finding(Message(f"{values} of {summarize_names(nans, 3)}: no number (NaN)"))
 
 
-@rule(CONTENT)
+@rule(CONTENT, group=_VALUES)
 def values_are_finite(read: ContentRead) -> Iterator[Finding]:
     """No float is infinite."""
     if infinite := read.totals("infinite"):
@@ -368,7 +376,7 @@ def values_are_finite(read: ContentRead) -> Iterator[Finding]:
         yield as_warning(f"{values} of {summarize_names(infinite, 3)}: infinite")
 
 
-@rule(CONTENT)
+@rule(CONTENT, group="holes")
 def all_parts_were_written(read: ContentRead) -> Iterator[Finding]:
     """Files have no long parts that were never written."""
     if holes := read.totals("holes"):
@@ -376,7 +384,7 @@ def all_parts_were_written(read: ContentRead) -> Iterator[Finding]:
         yield as_warning(f"{nbytes:,} bytes of {summarize_names(holes, 3)} were never written")
 
 
-@rule(CONTENT)
+@rule(CONTENT, group="leftovers")
 def nothing_is_left_over(read: ContentRead) -> Iterator[Finding]:
     """No file is there that an interrupted save left behind."""
     listing = read.source.listing
@@ -385,48 +393,81 @@ def nothing_is_left_over(read: ContentRead) -> Iterator[Finding]:
         yield as_warning(f"{first_texts(names)}: left by a save that was interrupted")
 
 
-_ROW_OF_RULE = {
-    "checksums_match": "checksums",
-    "values_are_numbers": "values",
-    "values_are_finite": "values",
-    "all_parts_were_written": "holes",
-    "nothing_is_left_over": "leftovers",
-}
-"""What rows call what is checked by a rule."""
+# -- what was found right --------------------------------------------------------------------------
 
 
-def rows_of_content(read: ContentRead) -> list[CheckRow]:
-    """Return what was found in the files' content, and what was found right."""
-    by_check: dict[str, list[CheckRow]] = {"checksums": [], "values": []}
-    for finding in run_rules(CONTENT, read):
-        check, state = _ROW_OF_RULE[finding.rule], WRONG if finding.severity == ERROR else DOUBTFUL
-        by_check.setdefault(check, []).append(CheckRow(check, state, finding.text))
-    for check, passed in (("checksums", _sums_passed(read)), ("values", _values_passed(read))):
-        by_check[check] = by_check[check] or [CheckRow(check, *passed)]
-    return [row for rows in by_check.values() for row in rows]
+def _find_passed(read: ContentRead, findings: Collection[Finding]) -> Iterator[Passed]:
+    """Yield of each group that found nothing what was compared; in the order of the groups."""
+    groups = {finding.group_name for finding in findings}
+    if _errors_without_strategy(read.source):
+        text = "how its ranks shard tensors is not known; give --src-strategy"
+        yield Passed(_STRATEGY, False, text)
+    is_sound = not read.source.errors and not read.source.description.missing_files
+    if is_sound:
+        yield from _statements_passed(read)
+    if read.evidence is not None and not read.evidence.errors:
+        yield _samples_passed(read.evidence)
+    if read.replica_bytes and _REPLICAS not in groups:
+        size = format_size(read.replica_bytes)
+        yield Passed(
+            _REPLICAS, True, f"all bytes that several ranks hold are the same, {size} read"
+        )
+    if _CHECKSUMS not in groups:
+        yield _checksums_passed(read)
+    if _VALUES not in groups:
+        tensors = format_count(sum(s.tensors for s in read.scans.values()), "tensor")
+        text = f"finite in {tensors}" + ("" if read.full else " looked at; --full looks at all")
+        yield Passed(_VALUES, read.full, text)
 
 
-def _sums_passed(read: ContentRead) -> tuple[str, str]:
-    """Return the state of checksums of which none is wrong, in words."""
-    sums = sum(file_scan.sums for file_scan in read.scans)
-    unchecked = sum(file_scan.unchecked_sums for file_scan in read.scans)
+def _statements_passed(read: ContentRead) -> Iterator[Passed]:
+    """Yield that boxes and files are as they are declared, and as far as that was compared."""
+    source, description = read.source, read.source.description
+    if description.boxes:
+        boxes = format_count(sum(map(len, description.boxes.values())), "box")
+        tensors = format_count(len(description.boxes), "tensor")
+        yield Passed(_BOXES, True, f"{boxes} of {tensors} cover each, and none twice")
+    files = format_count(len(source.paths), "file")
+    if source.form.described:
+        yield Passed(_STATEMENTS, True, f"{files}: they hold what is said of them")
+    if source.manifest is None:
+        return
+    how = "by sizes, and by times or samples"
+    if read.fingerprints:
+        how = f"{format_count(read.fingerprints, 'fingerprint')} compared with all bytes"
+    elif read.full:
+        how += "; the manifest has no fingerprints"
+    if not source.form.described or read.fingerprints:
+        yield Passed(_STATEMENTS, True, f"{files}, as rankxform wrote them: {how}")
+
+
+def _samples_passed(evidence: Evidence) -> Passed:
+    if evidence.samples:
+        text = f"{format_count(evidence.samples, 'comparison')} of what several files hold"
+        return Passed(_COPIES, True, text)
+    text = "no two files hold bytes that must be the same, or must not be"
+    return Passed(_COPIES, False, text)
+
+
+def _checksums_passed(read: ContentRead) -> Passed:
+    """Return what was compared with checksums that files carry, of which none is wrong."""
+    sums = sum(file_scan.sums for file_scan in read.scans.values())
+    unchecked = sum(file_scan.unchecked_sums for file_scan in read.scans.values())
     if sums:
-        return RIGHT, f"{format_count(sums, 'checksum')} compared with the content"
+        return Passed(
+            _CHECKSUMS, True, f"{format_count(sums, 'checksum')} compared with the content"
+        )
     if unchecked:
-        return NOT_CHECKED, f"{format_count(unchecked, 'checksum')}; --full compares them"
-    return NOT_CHECKED, "the files carry none"
+        text = f"{format_count(unchecked, 'checksum')}; --full compares them"
+        return Passed(_CHECKSUMS, False, text)
+    return Passed(_CHECKSUMS, False, "the files carry none")
 
 
-def _values_passed(read: ContentRead) -> tuple[str, str]:
-    """Return the state of values of which all are finite, in words."""
-    tensors_text = format_count(sum(file_scan.tensors for file_scan in read.scans), "tensor")
-    if read.full:
-        return RIGHT, f"finite in {tensors_text}"
-    return NOT_CHECKED, f"finite in {tensors_text} looked at; --full looks at all"
+# -- replicas and samples alone --------------------------------------------------------------------
 
 
 @dataclass(frozen=True, repr=False)
-class ReplicaVerdict(Result):
+class ReplicaVerdict(Comparison):
     """What a comparison of replicas found."""
 
     # Replicas of which not all ranks hold the same bytes.
@@ -436,23 +477,14 @@ class ReplicaVerdict(Result):
     seconds: float  # of the whole call
     warnings: tuple[str, ...]  # what may be wrong
 
+    unknown: ClassVar[tuple[str, ...]] = (
+        "no bytes are held by several ranks; nothing was compared",
+    )
+
     @property
     def same(self) -> bool | None:
         """Whether all copies are the same; None where nothing is held by several ranks."""
         return not self.differences if self.bytes_compared else None
-
-    def __bool__(self) -> bool:
-        """Whether all copies are the same. Raises DifferenceError where there are none."""
-        if self.same is None:
-            raise DifferenceError("no bytes are held by several ranks; nothing was compared")
-        return self.same
-
-    json_first = ("same",)
-
-    @property
-    def exit_code(self) -> int:
-        """Exit code of the command that shows it."""
-        return 0 if self.same else DifferenceError.exit_code
 
     def in_short(self) -> str:
         compared = f"{format_size(self.bytes_compared)} compared"

@@ -109,7 +109,7 @@ def test_verify_exchanges_too(tmp):
             file.write(b"another")
     world().Barrier()
     verdict = rankxform.verify(src, tmp / "dst", a, b, comm=world(), read_method="two-phase")
-    assert [one.rank for one in verdict.differences] == [4]
+    assert [verdict.ranks[one.file] for one in verdict.differences] == [4]
 
 
 @pytest.mark.world(sizes=SIZES, real=(3,))

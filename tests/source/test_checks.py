@@ -185,7 +185,7 @@ def damaged(path):
 
 
 def of_a_later_version(path):
-    path.write_text(path.read_text().replace('"version": 3', '"version": 9'))
+    path.write_text(path.read_text().replace('"version": 4', '"version": 9'))
 
 
 def without_sense(path):

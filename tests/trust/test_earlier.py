@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -16,6 +17,12 @@ from tests.corpus import digests
 ROOT = Path(__file__).parents[2]
 NAMES = [f"w{i}" for i in range(40)]
 COMMITS = {"cd52c59": "before the names of the package changed", "HEAD~1": "the commit before"}
+
+
+def records_version(package):
+    """Return the version of the records that a package writes."""
+    text = (package / "rankxform/publish/records.py").read_text()
+    return int(re.search(r"^VERSION = (\d+)$", text, re.M)[1])
 
 
 def git(*words):
@@ -46,7 +53,7 @@ def test_an_earlier_commit_begins_and_this_one_ends(suffix, earlier, tmp_path):
 
     def run(package, *command, seconds=0):
         return subprocess.Popen(
-            [sys.executable, *command], cwd=here, stdout=subprocess.PIPE,
+            [sys.executable, *command], cwd=here, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
             env={**os.environ, "PYTHONPATH": str(package), "SLOW_SECONDS": str(seconds)},
         )  # fmt: skip
 
@@ -58,8 +65,17 @@ def test_an_earlier_commit_begins_and_this_one_ends(suffix, earlier, tmp_path):
         begun.communicate()
     assert begun.returncode == 75
     assert (here / "out" / ".rankxform" / "job.json").is_file()
+    package = ROOT
+    if records_version(earlier) != records_version(ROOT):
+        before = digests(here / "out")
+        with run(ROOT, "-m", "rankxform", "transform", "src", "out", *words) as refused:
+            _, told = refused.communicate()
+        assert refused.returncode == 4
+        assert b"job.json: expected version 4, found 3" in told and b"use that rankxform" in told
+        assert digests(here / "out") == before, "nothing is lost"
+        package = earlier
     for folder in ("out", "whole"):
-        with run(ROOT, "-m", "rankxform", "transform", "src", folder, *words) as ended:
+        with run(package, "-m", "rankxform", "transform", "src", folder, *words) as ended:
             ended.communicate()
         assert ended.returncode == 0
     assert digests(here / "out") == digests(here / "whole")

@@ -89,7 +89,11 @@ def test_the_manifest_tells_what_was_changed(kind, tmp_path):
     place = make_place(tmp_path, kind)
     place.transform(verify=True)
     verdict = rankxform.verify(place.dst)
-    assert verdict.differences == () and not verdict.sizes_only and verdict.files_compared == 3
+    assert (
+        verdict.differences == ()
+        and verdict.checked == "fingerprints"
+        and verdict.files_compared == 3
+    )
     rng = random.Random(3)
     for _ in range(50):
         path = place.final(rng.randrange(3))
@@ -98,21 +102,23 @@ def test_the_manifest_tells_what_was_changed(kind, tmp_path):
         data[-1 - rng.randrange(200)] ^= 1 << rng.randrange(8)
         path.write_bytes(data)
         (found,) = rankxform.verify(place.dst).differences
-        assert found.why == "was changed since it was written" and found.name == path.name
+        assert found.text == "was changed since it was written" and found.file == str(path)
         path.write_bytes(before)
     place.final(2).write_bytes(before[:-1])
     place.final(0).unlink()
-    assert [(one.rank, one.why) for one in rankxform.verify(place.dst).differences] == [
-        (0, "is missing"),
-        (2, f"is not of the {len(before)} bytes written"),
+    assert [(one.file, one.text) for one in rankxform.verify(place.dst).differences] == [
+        (str(place.final(0)), "is missing"),
+        (str(place.final(2)), f"has {len(before) - 1:,} bytes, and {len(before):,} were written"),
     ]
 
 
-def test_without_fingerprints_only_sizes_are_compared(tmp_path):
+def test_without_fingerprints_samples_alone_are_compared(tmp_path):
     place = make_place(tmp_path)
     place.transform()
     verdict = rankxform.verify(place.dst)
-    assert verdict.sizes_only and verdict.differences == () and verdict.bytes_compared == 0
+    assert (
+        verdict.checked == "samples" and verdict.differences == () and verdict.bytes_compared == 0
+    )
     with pytest.raises(rankxform.UsageError, match="rankxform.json: there is no manifest"):
         rankxform.verify(tmp_path / "src")
 
@@ -135,7 +141,7 @@ def test_the_fingerprints_of_a_continued_run_are_whole(link, tmp_path, monkeypat
     assert real is folder_records.FolderRecords.finish
     assert place.transform(verify=True, link=link).files_kept == 3
     verdict = rankxform.verify(place.dst)
-    assert verdict.differences == () and not verdict.sizes_only
+    assert verdict.differences == () and verdict.checked == "fingerprints"
     with pytest.raises(rankxform.StorageError, match="--verify was given and is not given"):
         place.transform()
 

@@ -114,7 +114,7 @@ def test_a_record_that_names_a_file_through_a_link(record, place, monkeypatch):
     path = place.dst / record
     facts = json.loads(path.read_text())
     facts["files"]["rank_2/checkpoint_2.ckpt"] = {
-        "rank": 2, "size": 8, "modified": victim.stat().st_mtime_ns,
+        "id": 2, "size": 8, "modified": victim.stat().st_mtime_ns,
     }  # fmt: skip
     path.write_text(json.dumps(facts))
     with pytest.raises(rankxform.StorageError, match="rank_2: is a link"):
@@ -130,7 +130,7 @@ def test_a_record_that_names_no_file_of_a_rank(name, place, monkeypatch):
     stopped(place)
     path = place.dst / ".rankxform/job.json"
     facts = json.loads(path.read_text())
-    facts["files"][name] = {"rank": 0}
+    facts["files"][name] = {"id": 0}
     path.write_text(json.dumps(facts))
     (place.tmp / "dst.part").write_bytes(b"precious")  # the part file of a file called "."
     with pytest.raises(rankxform.StorageError, match="is no file of rank 0's folder"):

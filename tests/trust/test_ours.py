@@ -60,7 +60,7 @@ def test_what_was_named_before_the_stop_is_kept(place, monkeypatch):
     report = place.transform()
     assert (report.files_kept, report.files_continued, report.bytes_read) == (2, 1, 0)
     assert place.good
-    assert sorted(f["rank"] for f in place.manifest["files"].values()) == [0, 1, 2]
+    assert sorted(f["id"] for f in place.manifest["files"].values()) == [0, 1, 2]
 
 
 def test_old_files_are_replaced_whatever_happens_to_their_times(place, monkeypatch):
@@ -283,7 +283,7 @@ def test_files_named_before_a_stop_come_into_the_next_manifest(place, monkeypatc
     stop_publishing(monkeypatch, 1)
     stopped(place, ranks=(0, 1))
     place.transform(ranks=(2,))
-    assert [f["rank"] for f in place.manifest["files"].values()] == [0, 2]
+    assert [f["id"] for f in place.manifest["files"].values()] == [0, 2]
     assert (place.dst / ".rankxform").exists(), "rank 1 is still to come"
     assert place.transform(ranks=(1,)).files_continued == 1
     assert place.good and not (place.dst / ".rankxform").exists()
@@ -325,10 +325,10 @@ def test_a_run_that_did_not_get_the_folder_promises_nothing(place, monkeypatch):
         (lambda record: record["identity"].pop("source files"), "lacks 'source files'"),
         (lambda record: record["files"].update(a=3), "'a' is no file of this folder"),
         (
-            lambda record: record["files"].update({"../a": {"rank": 0, "size": 1, "modified": 1}}),
+            lambda record: record["files"].update({"../a": {"id": 0, "size": 1, "modified": 1}}),
             "'../a' is no file",
         ),
-        (lambda record: next(iter(record["files"].values())).pop("rank"), "lacks 'rank'"),
+        (lambda record: next(iter(record["files"].values())).pop("id"), "lacks 'id'"),
     ],
 )
 @pytest.mark.parametrize("which", ["rankxform.json", ".rankxform/job.json"])
@@ -380,4 +380,4 @@ def test_another_conversion_removes_what_the_first_made_and_nobody_changed(place
         rankxform.transform(place.src, place.dst, place.a, None, overwrite=True)
     assert sorted(p.name for p in place.dst.glob("rank_*")) == ["rank_0", "rank_1"]
     assert place.final(1).read_bytes() == b"changed by somebody"
-    assert [f["rank"] for f in place.manifest["files"].values()] == [0]
+    assert [f["id"] for f in place.manifest["files"].values()] == [0]

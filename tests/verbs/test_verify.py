@@ -63,7 +63,10 @@ def place(tmp_path, request):
 
 
 def told(verdict):
-    return [(one.name, one.rank, one.why, one.index) for one in verdict.differences]
+    return [
+        (one.elements.tensor, verdict.ranks[one.file], one.text, one.elements.index)
+        for one in verdict.differences
+    ]
 
 
 def test_what_is_right_passes(place):
@@ -130,7 +133,8 @@ def test_many_blocks_in_little_memory(tmp_path):
         data[at] ^= 255
     path.write_bytes(data)
     (found,) = rankxform.verify(folder, tmp_path / "dst", a, b, memory=1 << 20).differences
-    assert (found.index, found.count, found.size) == ((4096 - 1001, 255), 2, 4096 * 128)
+    where = found.elements
+    assert (where.index, where.count, where.size) == ((4096 - 1001, 255), 2, 4096 * 128)
 
 
 @pytest.mark.sampled
@@ -179,7 +183,8 @@ def test_mindspores_own_outputs(tmp_path):
         a = reference.write_strategy(tmp / "a.ckpt", before)
         b = after and reference.write_strategy(tmp / "b.ckpt", after)
         ms.transform_checkpoints(src, str(tmp / "ms"), "checkpoint_", a, b, output_format=kind)
-        assert {one.name for one in rankxform.verify(src, tmp / "ms", a, b).differences} == {"w"}
+        verdict = rankxform.verify(src, tmp / "ms", a, b)
+        assert {one.elements.tensor for one in verdict.differences} == {"w"}
         rankxform.transform(src, tmp / "rx", a, b)
         assert rankxform.verify(src, tmp / "rx", a, b).differences == ()
 
@@ -197,25 +202,25 @@ def test_a_file_that_cannot_be_read_is_a_difference_and_the_others_are_compared(
     flipped.flat[0] ^= 1
     place.rewrite(other, {**entries, "w": (kind, flipped)})
     verdict = place.verify()
-    assert [(one.rank, one.why.partition(":")[0]) for one in verdict.differences] == [
-        (2, "cannot be read"),
-        (1, "differs"),
+    assert [(one.file, one.text.partition(":")[0]) for one in verdict.differences] == [
+        (str(other), "differs"),
+        (str(path), "cannot be read"),
     ]
     alone = rankxform.verify(place.dst)
-    assert [(one.rank, one.why.partition(":")[0]) for one in alone.differences][-1] == (
-        2,
-        "cannot be read",
-    )
+    assert [(one.file, one.text.partition(":")[0]) for one in alone.differences] == [
+        (str(path), "cannot be read"),
+        (str(other), "was changed since it was written"),
+    ]
 
 
 def test_sizes_alone_are_no_proof(place):
     """Without fingerprints no byte is compared, and nobody is told that all is the same."""
     verdict = rankxform.verify(place.dst)
-    assert (verdict.same, verdict.checked, verdict.bytes_compared) == (None, "sizes", 0)
+    assert (verdict.same, verdict.checked, verdict.bytes_compared) == (None, "samples", 0)
     code, output = run(
         [sys.executable, "-m", "rankxform", "verify", str(place.dst)], 60, env=environment()
     )
-    assert code == 6 and output.startswith("NOT VERIFIED: samples alone were compared. 4 files")
+    assert code == 6 and output.startswith("NOT VERIFIED: samples alone were compared (")
     line = output.splitlines()[1].removeprefix("to compare every byte: rankxform ")
     code, output = run(
         [sys.executable, "-m", "rankxform", *shlex.split(line)], 60, env=environment()
@@ -227,14 +232,14 @@ def test_sizes_alone_are_no_proof(place):
         env=environment(),
     )
     facts = json.loads(output)
-    assert (facts["same"], facts["checked"], facts["bytes_compared"]) == (None, "sizes", 0)
+    assert (facts["same"], facts["checked"], facts["bytes_compared"]) == (None, "samples", 0)
     path, _ = place.entries(1)
     os.truncate(path, path.stat().st_size - 1)
     assert rankxform.verify(place.dst).same is False
 
 
 def test_headers_are_compared_with_what_the_manifest_says(tmp_path):
-    """Also without fingerprints; a manifest that does not say it is read as before."""
+    """Also without fingerprints; where the manifest does not say it, samples see the change."""
     src = reference.write_checkpoint(tmp_path / "src", SRC, PARAMS)
     a = reference.write_strategy(tmp_path / "a.ckpt", SRC)
     b = reference.write_strategy(tmp_path / "b.ckpt", DST)
@@ -243,15 +248,12 @@ def test_headers_are_compared_with_what_the_manifest_says(tmp_path):
     path = dst / "rank_2" / "checkpoint_2.safetensors"
     path.write_bytes(path.read_bytes().replace(b'"w"', b'"x"'))
     found = rankxform.verify(dst)
-    assert found.same is False and found.checked == "sizes"
-    assert {(one.name, one.rank, one.why) for one in found.differences} == {
-        ("w", 2, "is missing"),
-        ("x", 2, "should not be here"),
-    }
+    assert found.same is False and found.checked == "samples"
+    assert {t[:3] for t in told(found)} == {("w", 2, "is missing"), ("x", 2, "should not be here")}
     record = json.loads((dst / "rankxform.json").read_text())
     del record["stages"]
     (dst / "rankxform.json").write_text(json.dumps(record))
-    assert rankxform.verify(dst).same is None
+    assert rankxform.verify(dst).same is False
 
 
 def test_the_command_that_compares_says_what_was_chosen(place):
@@ -352,7 +354,7 @@ def test_a_record_names_no_file_to_be_removed(place):
     place.transform(overwrite=True, exclude="^b$")
     assert place.shard(3).exists()
     facts = place.shard(3).stat()
-    stale = {name: {"rank": 3, "size": facts.st_size, "modified": facts.st_mtime_ns}}
+    stale = {name: {"id": 3, "size": facts.st_size, "modified": facts.st_mtime_ns}}
     (place.dst / "rankxform.json").write_text(json.dumps({**place.manifest, "stale": stale}))
     with pytest.raises(rankxform.StorageError, match="stale"):
         place.transform(overwrite=True)
@@ -372,7 +374,7 @@ def test_a_checksum_that_is_not_the_files_own_is_found(alone, place):
     data[at] ^= 1  # the last byte of one, the first digit of the other
     path.write_bytes(data)
     (found,) = verify().differences
-    assert (found.rank, found.whole_file) == (2, True) and "the file says" in found.why
+    assert (found.file, found.elements) == (str(path), None) and "the file says" in found.text
 
 
 def test_a_checksum_that_is_no_more_to_be_found_is_missed(place):
@@ -385,7 +387,7 @@ def test_a_checksum_that_is_no_more_to_be_found_is_missed(place):
     path.write_bytes(path.read_bytes().replace(b"crc_num", b"cbc_num"))
     (found,) = place.verify(crc=True).differences
     told_why = "the file is damaged" if place.kind == "ckpt" else "carries no checksum (--crc)"
-    assert (found.rank, found.whole_file) == (2, True) and told_why in found.why
+    assert (found.file, found.elements) == (str(path), None) and told_why in found.text
 
 
 def test_what_no_reader_of_a_dcp_can_open_is_different(tmp_path):
@@ -415,10 +417,10 @@ def test_a_tracker_that_leads_elsewhere_is_different(tmp_path):
     assert rankxform.verify(place.dst).differences == ()
     tracker.write_text("6")
     (found,) = rankxform.verify(place.dst).differences
-    assert found.name == tracker.name and "does not say 7" in found.why
+    assert found.file == str(tracker) and "does not say 7" in found.text
     tracker.unlink()
     (found,) = rankxform.verify(place.dst).differences
-    assert found.name == tracker.name and "is missing" in found.why
+    assert found.file == str(tracker) and "is missing" in found.text
 
 
 def test_folders_and_files_that_do_not_belong_there_are_named(place):
@@ -426,10 +428,12 @@ def test_folders_and_files_that_do_not_belong_there_are_named(place):
     extra = place.dst / f"rank_4/old.{place.kind}"
     extra.parent.mkdir()
     extra.write_bytes(path.read_bytes())
-    (found,) = place.verify().differences
-    assert (found.name, found.rank) == (str(extra), 4) and "ranks 0 to 3 only" in found.why
+    verdict = place.verify()
+    (found,) = verdict.differences
+    assert (found.file, verdict.ranks[found.file]) == (str(extra), 4)
+    assert "ranks 0 to 3 only" in found.text
     (found,) = rankxform.verify(place.dst).differences
-    assert found.why == "is not listed in the manifest"
+    assert found.text == "is not listed in the manifest"
     extra.unlink()
     beside = path.with_name(f"other.{place.kind}")
     beside.write_bytes(path.read_bytes())
@@ -438,7 +442,7 @@ def test_folders_and_files_that_do_not_belong_there_are_named(place):
     with pytest.warns(rankxform.RankxformWarning, match=f"{beside}: another checkpoint file"):
         rankxform.transform(place.src, place.dst, place.a, place.b)
     (found,) = rankxform.verify(place.dst).differences
-    assert found.name == f"rank_1/other.{place.kind}"
+    assert found.file == str(beside)
 
 
 def test_parameters_without_elements(tmp_path):

@@ -1,0 +1,237 @@
+"""What a manifest says of the files of a destination, and what is read of them.
+
+A process reads a file once, and completely (`read_listed_file`): headers, samples, fingerprint.
+What all processes read is one value, `WrittenRead`, and the rules below find in it what differs. So
+no comparison depends on which other one came before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rankxform.checkpoints.base import DEFAULT_FORM, FORMS
+from rankxform.engine.checksum import Fingerprint, file_fingerprint
+from rankxform.engine.sinks import header_findings
+from rankxform.errors import CheckpointError, FormatError, StorageError
+from rankxform.formats.container import DeclaredFile, EntryView
+from rankxform.publish.folder_records import MANIFEST_NAME, read_manifest
+from rankxform.publish.records import expected_slices
+from rankxform.statements import (
+    FILE_IDENTITY,
+    HEADERS,
+    WRITTEN,
+    Finding,
+    as_difference,
+    as_warning,
+    rule,
+)
+from rankxform.storage.identity import sample_digest
+from rankxform.storage.posix import OnProgress
+from rankxform.storage.source_reader import Indexer, SourceReader, describe_wrong_crc
+from rankxform.transport import Team
+from rankxform.transport.team import ShowProgress, show_nothing
+from rankxform.values import NamedTuple
+
+from .checks import SourceManifest, changed_file_message
+
+if TYPE_CHECKING:
+    from .open import Source
+
+HEADERS_ALONE, SAMPLES_ALONE, FINGERPRINTS, BYTES = CHECKED = (
+    "headers", "samples", "fingerprints", "bytes",
+)  # fmt: skip
+"""What of files was compared, the weakest comparison first; "bytes" with a source."""
+_MOST_FILES = 1 << 24
+_CHANGED = "was changed since it was written"
+
+
+class FileRead(NamedTuple):
+    """A file that a manifest lists, and what was read of it.
+
+    None, or "": it could not be read, or the manifest has nothing to compare it with.
+    """
+
+    path: str
+    entry: Mapping[str, Any]  # what the manifest says of it
+    size: int | None = None  # in bytes; None: there is no such file
+    samples: str | None = None
+    fingerprint: str | None = None
+    fault: str = ""  # why it is no checkpoint
+    header: tuple[Finding, ...] = ()  # where types, shapes and names are others
+    wrong_checksum: str = ""  # that the file carries
+
+    @property
+    def compared(self) -> str:
+        """What there is to compare its content with, if it can be read."""
+        return (
+            FINGERPRINTS
+            if "digest" in self.entry
+            else (SAMPLES_ALONE if "sample" in self.entry else HEADERS_ALONE)
+        )
+
+    @property
+    def is_as_listed(self) -> bool:
+        """Whether it has the size and the headers that the manifest states."""
+        return self.size == self.entry["size"] and not self.fault and not self.header
+
+    @property
+    def is_changed(self) -> bool:
+        """Whether its content is not what was written, as far as it was read."""
+        was, entry = (self.fingerprint, self.samples), self.entry
+        compared = zip(was, (entry.get("digest"), entry.get("sample")))
+        return any(now is not None and now != then for now, then in compared)
+
+
+class WrittenRead(NamedTuple):
+    """What manifests say of a destination, and what lies there; the subject of WRITTEN rules."""
+
+    record: Mapping[str, Any]  # the manifest, with the files of all nodes
+    files: Sequence[FileRead]
+    strays: Sequence[str] = ()  # addresses of checkpoint files that no manifest lists
+    companions: Mapping[str, str] = {}  # address of an index or the like -> what is wrong with it
+    tracker: Sequence[tuple[str, str]] = ()  # its address, and what is wrong with it
+    model_files: Sequence[str] = ()  # what is wrong with a model's small files, in words
+
+
+def read_listed_file(
+    folder: Path,
+    name: str,
+    record: Mapping[str, Any],
+    declared: DeclaredFile | None,
+    on_progress: OnProgress,
+) -> FileRead:
+    """Read all of a file that a manifest, `record`, has something to compare with.
+
+    declared: what the form's own table says of the file; None: nothing. Raises StorageError for a
+    manifest that makes no sense.
+    """
+    path, entry = folder / name, record["files"][name]
+    size = path.stat().st_size if path.is_file() else None
+    if size != entry["size"]:
+        return FileRead(str(path), entry, size)
+    samples = sample_digest(path) if "sample" in entry else None
+    try:
+        index = Indexer().index(str(path), declared or DeclaredFile())
+    except CheckpointError as error:
+        return FileRead(str(path), entry, size, samples, fault=str(error))
+    try:
+        slices = expected_slices(record, entry["id"])
+    except FormatError as error:
+        raise StorageError(
+            f"damaged: {path}: {error}",
+            "compare with the source instead (verify SRC DST)",
+            where=MANIFEST_NAME,
+        ) from error
+    if slices is None:  # a form that describes itself, without fingerprints
+        return FileRead(str(path), entry, size, samples)
+    header = header_findings(index, str(path), {name: box for name, (_, box) in slices.items()})
+    if header or "digest" not in entry:
+        return FileRead(str(path), entry, size, samples, header=(*header,))
+    with SourceReader({0: str(path)}, {0: index}) as sources:
+        prints = Fingerprint(record["seed"])
+        fingerprint = f"{file_fingerprint(prints, sources, 0, slices, on_progress):016x}"
+    wrong = describe_wrong_crc(str(path), index, on_progress) or ""
+    return FileRead(str(path), entry, size, samples, fingerprint, wrong_checksum=wrong)
+
+
+def with_fingerprint(paths: Mapping[int, str], manifest: SourceManifest) -> list[int]:
+    """Return the files of which a manifest has a fingerprint."""
+    return [file for file, entry in manifest.entries(paths).items() if "digest" in entry]
+
+
+def compare_fingerprints(
+    source: Source, files: Sequence[int], team: Team, show: ShowProgress = show_nothing
+) -> list[Finding]:
+    """Read all bytes of some files of a source, and compare them with its manifest. Collective."""
+    manifest = source.manifest
+    assert manifest is not None
+    folder, description = Path(manifest.label).parent, source.selected.description
+    declared_files = description.declared_files if description is not None else {}
+
+    def find_changed(on_progress: OnProgress) -> list[Finding]:
+        record, findings = read_manifest(folder), []
+        for file in source.reach.partition(files)[team.rank]:
+            path, declared = source.paths[file], declared_files.get(file)
+            views = tuple(map(EntryView.unplaced, declared.views)) if declared else ()
+            declared = declared._replace(views=views) if declared else None
+            name = str(Path(path).relative_to(folder))
+            read = read_listed_file(folder, name, record, declared, on_progress)
+            if read.is_changed or not read.is_as_listed:
+                message = changed_file_message(path, manifest.label)
+                findings.append(Finding(message, id=FILE_IDENTITY, file=path, need=HEADERS))
+        return findings
+
+    local_findings = team.work(find_changed, show)
+    return [*chain.from_iterable(team.allgather(lambda: local_findings))]
+
+
+@rule(WRITTEN)
+def listed_files_are_there(read: WrittenRead) -> Iterator[Finding]:
+    """Each file that the manifest lists is there."""
+    yield from (as_difference("is missing", f.path) for f in read.files if f.size is None)
+
+
+@rule(WRITTEN)
+def files_have_their_size(read: WrittenRead) -> Iterator[Finding]:
+    """A file has as many bytes as were written."""
+    for file in read.files:
+        if file.size not in (None, file.entry["size"]):
+            text = f"has {file.size:,} bytes, and {file.entry['size']:,} were written"
+            yield as_difference(text, file.path)
+
+
+@rule(WRITTEN)
+def headers_are_as_written(read: WrittenRead) -> Iterator[Finding]:
+    """A file can be read, and has the tensors, types and shapes that were written."""
+    for file in read.files:
+        if file.fault:
+            yield as_difference(f"cannot be read: {file.fault}", file.path)
+        yield from file.header
+
+
+@rule(WRITTEN)
+def content_is_unchanged(read: WrittenRead) -> Iterator[Finding]:
+    """Fingerprints and samples are those of what was written."""
+    for file in read.files:
+        if file.is_as_listed and file.is_changed and not file.wrong_checksum:
+            yield as_difference(_CHANGED, file.path)
+
+
+@rule(WRITTEN)
+def carried_checksums_match(read: WrittenRead) -> Iterator[Finding]:
+    """The checksums that a file carries are those of its content."""
+    for file in read.files:
+        if file.wrong_checksum:
+            yield as_difference(file.wrong_checksum, file.path)
+
+
+@rule(WRITTEN)
+def nothing_else_is_there(read: WrittenRead) -> Iterator[Finding]:
+    """No checkpoint file is there that the manifest does not list."""
+    yield from (as_difference("is not listed in the manifest", path) for path in read.strays)
+
+
+@rule(WRITTEN)
+def companions_are_as_written(read: WrittenRead) -> Iterator[Finding]:
+    """Indexes, tables and trackers, by which readers find the files, are as they were written."""
+    for path, text in (*read.companions.items(), *read.tracker):
+        yield as_difference(text, path)
+
+
+@rule(WRITTEN)
+def all_files_were_made(read: WrittenRead) -> Iterator[Finding]:
+    """The destination has all files of its strategy, and not only those of --ranks."""
+    total, file_count = read.record.get("ranks"), len(read.files)
+    if isinstance(total, int) and file_count < total < _MOST_FILES:
+        is_described = FORMS[read.record.get("form", DEFAULT_FORM)].described
+        unit = "files" if is_described else "ranks"
+        yield as_warning(f"{file_count} of {total} {unit} were made; what was compared is these")
+
+
+@rule(WRITTEN)
+def model_files_are_as_copied(read: WrittenRead) -> Iterator[Finding]:
+    """A model's small files are as they were copied; people change config.json, and may mean it."""
+    yield from map(as_warning, read.model_files)

@@ -1,0 +1,241 @@
+"""`verify DST`: a destination compared with its own manifest.
+
+Each process reads its share of the files (`rankxform.source.written`); what all have read is
+gathered, and the rules over it are run on every process. Collective, in this order: process 0 looks
+where the manifest is; each node says which manifest it has; process 0 reads the form's own table;
+the first process of each manifest looks for what it does not list (all three gathered or
+broadcast); all read; all that was read is gathered.
+"""
+
+from __future__ import annotations
+
+import shlex
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from rankxform.checkpoints.base import DEFAULT_FORM, DEFAULT_PATTERN, FORMS, CheckpointRef
+from rankxform.checkpoints.folders import tensor_files
+from rankxform.checkpoints.rank_folders import by_rank
+from rankxform.errors import CheckpointError, RankxformError, StorageError, UsageError
+from rankxform.formats.container import DeclaredFile, EntryView
+from rankxform.publish.files import changed_model_files, wrong_companions
+from rankxform.publish.folder_records import (
+    FOLDER_NAME,
+    JOB_NAME,
+    MANIFEST_NAME,
+    read_manifest,
+    words_of,
+)
+from rankxform.source.choose import form_at, list_and_select, listing_at
+from rankxform.source.written import CHECKED, FileRead, WrittenRead, read_listed_file
+from rankxform.statements import ERROR, WARNING, WRITTEN, Finding, run_rules
+from rankxform.storage.identity import file_digest, sampled_bytes
+from rankxform.storage.posix import OnProgress
+from rankxform.target.existing import wrong_tracker
+from rankxform.target.manifest import verify_command
+from rankxform.transport import Team
+from rankxform.transport.team import ShowProgress, show_nothing
+from rankxform.values import NamedTuple
+
+from .verdict import Verdict
+
+_FEW_FILES = 4
+
+
+class ManifestPlace(NamedTuple):
+    """Where the records of a destination are: in it, or with the files that readers find."""
+
+    folder: Path
+    warnings: tuple[Finding, ...] = ()  # what may be wrong with the way there
+    tracker: tuple[tuple[str, str], ...] = ()  # address of a tracker -> what is wrong with it
+
+
+def folder_with_manifest(folder: Path) -> ManifestPlace:
+    """Return where a destination's manifest is, and what is wrong with the way there."""
+    if (folder / MANIFEST_NAME).exists() or not folder.is_dir():
+        return ManifestPlace(folder)
+    where = CheckpointRef(str(folder))
+    form = form_at(where, "--dst-form")
+    if not form.described:
+        return ManifestPlace(folder)
+    _, _, selected = list_and_select(replace(where, form=form.name))
+    assert selected.description is not None
+    record_folder = (folder / next(iter(selected.names.values()), "")).parent
+    if record_folder == folder:
+        return ManifestPlace(folder)
+    warnings = (f for f in selected.description.findings if f.severity == WARNING)
+    place = ManifestPlace(record_folder, (*warnings,))
+    if form.tracker is None or selected.step is None:
+        return place
+    wrong = wrong_tracker(folder, form.tracker, str(selected.step[0]).encode(), record_folder)
+    return place._replace(tracker=(*wrong.items(),))
+
+
+def verify_folder(
+    folder: str, team: Team, begin: Callable[[int], ShowProgress] = lambda total: show_nothing
+) -> Verdict:
+    """Compare a destination with its own manifest: sizes, headers, samples, and fingerprints if it
+    has them. Collective.
+
+    Where nodes have folders of their own, each is compared with its own manifest.
+    """
+    began = time.monotonic()
+    place = team.bcast(lambda: folder_with_manifest(Path(folder).absolute()))
+    where = place.folder
+    manifests, leaders = manifests_of_nodes(where, team)
+    is_begun = team.bcast((where / FOLDER_NAME / JOB_NAME).exists)
+    refuse_begun(where, is_begun, StorageError)
+    declared_by_name = team.bcast(lambda: _declared_files(where, manifests[0]))
+    local_files: list[tuple[str, Mapping[str, Any]]] = []
+    led_manifest: Mapping[str, Any] | None = None  # of which this process is the first
+    for record, processes in zip(manifests, leaders):
+        names = sorted(record["files"], key=lambda name, r=record: r["files"][name]["id"])  # type: ignore[misc]
+        if team.rank in processes:
+            local_names = names[processes.index(team.rank) :: len(processes)]
+            local_files += [(name, record) for name in local_names]
+        if team.rank == processes[0]:
+            led_manifest = record
+
+    led = led_manifest  # what lies beside a manifest's files, the first process with it looks for
+    beside_files = team.allgather(
+        lambda: (_find_strays(where, led), wrong_companions(where, led)) if led else ({}, {})
+    )
+    merged = merge_manifests(manifests)
+    entries = [*merged["files"].values()]
+    bytes_to_read = sum(entry["size"] for entry in entries if "digest" in entry)
+    show = begin(bytes_to_read) if team.rank == 0 else show_nothing
+
+    def read_local_files(on_progress: OnProgress) -> list[FileRead]:
+        return [
+            read_listed_file(where, name, record, declared_by_name.get(name), on_progress)
+            for name, record in local_files
+        ]
+
+    local_reads = team.work(read_local_files, show)
+    reads = [*chain.from_iterable(team.allgather(lambda: local_reads))]
+    strays = {path: rank for part, _ in beside_files for path, rank in part.items()}
+    companions = {path: text for _, part in beside_files for path, text in part.items()}
+    model_files = team.bcast(lambda: changed_model_files(where, manifests[0]))
+    read = WrittenRead(
+        merged, sorted(reads, key=lambda r: r.path), sorted(strays), companions, place.tracker,
+        model_files,
+    )  # fmt: skip
+    findings = (*run_rules(WRITTEN, read), *place.warnings)
+    errors = [finding for finding in findings if finding.severity == ERROR]
+    is_of_ranks = not FORMS[merged.get("form", DEFAULT_FORM)].described
+    ranks = {r.path: r.entry["id"] for r in reads} | strays if is_of_ranks else {}
+    return Verdict(
+        None,
+        str(where),
+        min((r.compared for r in reads), key=CHECKED.index, default=None),
+        findings,
+        ranks,
+        files_compared=len(entries),
+        bytes_compared=sum(r.size or 0 for r in reads if r.fingerprint is not None),
+        bytes_sampled=sum(sampled_bytes(r.size or 0) for r in reads if r.samples is not None),
+        total_bytes=sum(entry["size"] for entry in entries),
+        seconds=time.monotonic() - began,
+        processes=team.size,
+        command=verify_command(merged, folder),
+        repair=_repair_command(merged, read, errors) if errors else None,
+    )
+
+
+def _repair_command(
+    record: Mapping[str, Any], read: WrittenRead, errors: Sequence[Finding]
+) -> str | None:
+    """Return the command that writes again what differs; None if the manifest states none.
+
+    A conversion keeps complete files, and so makes those again that are removed before.
+    """
+    command = words_of(record.get("command"))
+    if not command or read.strays:
+        return None
+    paths = sorted({error.file for error in errors if error.file is not None})
+    missing = {file.path for file in read.files if file.size is None}
+    is_few = len(paths) <= _FEW_FILES and all(error.file for error in errors)
+    if not is_few or read.tracker:
+        return shlex.join([*command, "--overwrite"])
+    removed = [path for path in paths if path not in missing and Path(path).exists()]
+    return " && ".join(map(shlex.join, filter(None, [removed and ["rm", *removed], command])))
+
+
+def _declared_files(folder: Path, record: Mapping[str, Any]) -> dict[str, DeclaredFile]:
+    """Return what a destination's own table says of its files, of a form that has one.
+
+    Each of them has one box of a tensor at most, which the manifest calls as the tensor.
+    """
+    form = FORMS[record.get("form", DEFAULT_FORM)]
+    if not form.items:
+        return {}
+    with suppress(CheckpointError, UsageError):  # that it was changed, its digest tells
+        _, _, selected = list_and_select(CheckpointRef(str(folder), form.name))
+        assert selected.description is not None
+        return {
+            selected.names[f]: d._replace(views=tuple(map(EntryView.unplaced, d.views)))
+            for f, d in selected.description.declared_files.items()
+        }
+    return {}
+
+
+def _find_strays(folder: Path, record: Mapping[str, Any]) -> dict[str, int]:
+    """Return the checkpoint files that a manifest does not list: address -> rank, if any."""
+    form = FORMS[record.get("form", DEFAULT_FORM)]
+    listing = listing_at(folder, form)
+    ranked = {} if form.described else by_rank(listing, DEFAULT_PATTERN)
+    ranks = {name: rank for rank, names in ranked.items() for name in names}
+    for name in tensor_files({*listing.entries} - listing.folders):
+        ranks.setdefault(name, 0)
+    return {str(folder / n): rank for n, rank in ranks.items() if n not in record["files"]}
+
+
+def merge_manifests(manifests: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the first of the manifests that nodes have, with the files of all."""
+    files = {name: entry for record in manifests for name, entry in record["files"].items()}
+    return {**manifests[0], "files": files}
+
+
+def refuse_begun(folder: Path, is_begun: bool, kind: type[RankxformError]) -> None:
+    """Raise an error of a kind for a folder in which a conversion is begun."""
+    if is_begun:
+        raise kind(
+            "a conversion into this folder was stopped, or is at work",
+            "run its command again to complete it, unless it is at work",
+            where=folder,
+        )
+
+
+def manifests_of_nodes(folder: Path, team: Team) -> tuple[list[dict[str, Any]], list[list[int]]]:
+    """Return the manifests that nodes have, and for each the processes that have it."""
+    nodes, path = team.nodes, folder / MANIFEST_NAME
+    has_manifest = team.allgather(lambda: nodes.is_leader(team.rank) and path.is_file())
+    digests_by_process = team.allgather(
+        lambda: file_digest(path) if has_manifest[team.rank] else b""
+    )
+    groups: dict[bytes, list[int]] = {}
+    for node, processes in enumerate(nodes.processes):
+        if digests_by_process[processes[0]]:
+            groups.setdefault(digests_by_process[processes[0]], []).append(node)
+    node_groups = list(groups.values())
+    if not node_groups:
+        if not any(team.allgather(folder.is_dir)):
+            if any(team.allgather(folder.exists)):
+                look = f"rankxform inspect --check {shlex.quote(str(folder))}"
+                raise UsageError("is a file, not a folder that rankxform wrote", look, where=folder)
+            raise UsageError("no such folder", where=folder)
+        is_begun = any(team.allgather((folder / FOLDER_NAME / JOB_NAME).is_file))
+        refuse_begun(folder, is_begun, UsageError)
+        raise UsageError(
+            "there is no manifest; this is no finished destination of rankxform",
+            "verify SRC DST --src-strategy A --dst-strategy B, which compares it with its source",
+            where=path,
+        )
+    leaders = [[p for node in group for p in nodes.processes[node]] for group in node_groups]
+    firsts = {processes[0] for processes in leaders}
+    records = team.allgather(lambda: read_manifest(folder) if team.rank in firsts else None)
+    return [record for record in records if record is not None], sorted(leaders)
