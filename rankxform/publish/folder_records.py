@@ -191,10 +191,7 @@ class FolderRecords:
             return True
         if overwrite:
             return False
-        message = "was changed after it was written" if name in listed else "is already there"
-        raise StorageError(
-            message, "remove it", "choose another folder", "say --overwrite", where=final
-        )
+        raise StorageError.of_parts(refused_file(final, is_ours=name in listed))
 
     def _read(self, kind: str) -> dict[str, Any] | None:
         path = self._folder / MANIFEST_NAME if kind == MANIFEST else self._own / JOB_NAME
@@ -532,6 +529,12 @@ def begun_command(folder: Path) -> list[str]:
         return words_of(parse_document(JOB, read_bytes(path))["identity"].get("continued_by"))
     except FormatError as error:
         raise StorageError.of_parts(error.at(path)) from error
+
+
+def refused_file(path: Path, *, is_ours: bool) -> Message:
+    """Return why a file is not replaced: this destination's was changed, or it is another's."""
+    text = "was changed after it was written" if is_ours else "is already there"
+    return Message(text, ("remove it", "choose another folder", "say --overwrite"), str(path))
 
 
 def words_of(command: object) -> list[str]:

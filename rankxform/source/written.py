@@ -8,14 +8,15 @@ no comparison depends on which other one came before it.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rankxform.checkpoints.base import DEFAULT_FORM, FORMS
+from rankxform.checkpoints.base import DEFAULT_FORM, FORMS, CheckpointRef
 from rankxform.engine.checksum import Fingerprint, file_fingerprint
 from rankxform.engine.sinks import header_findings
-from rankxform.errors import CheckpointError, FormatError, StorageError
+from rankxform.errors import CheckpointError, FormatError, StorageError, UsageError
 from rankxform.formats.container import DeclaredFile, EntryView
 from rankxform.publish.folder_records import MANIFEST_NAME, read_manifest
 from rankxform.publish.records import expected_slices
@@ -36,6 +37,7 @@ from rankxform.transport.team import ShowProgress, show_nothing
 from rankxform.values import NamedTuple
 
 from .checks import SourceManifest, changed_file_message
+from .choose import list_and_select
 
 if TYPE_CHECKING:
     from .open import Source
@@ -135,6 +137,24 @@ def read_listed_file(
         fingerprint = f"{file_fingerprint(prints, sources, 0, slices, on_progress):016x}"
     wrong = describe_wrong_crc(str(path), index, on_progress) or ""
     return FileRead(str(path), entry, size, samples, fingerprint, wrong_checksum=wrong)
+
+
+def declared_files_of(folder: Path, record: Mapping[str, Any]) -> dict[str, DeclaredFile]:
+    """Return what a destination's own table says of its files, of a form that has one.
+
+    Each of them has one box of a tensor at most, which the manifest calls as the tensor.
+    """
+    form = FORMS[record.get("form", DEFAULT_FORM)]
+    if not form.items:
+        return {}
+    with suppress(CheckpointError, UsageError):  # that it was changed, its digest tells
+        _, _, selected = list_and_select(CheckpointRef(str(folder), form.name))
+        assert selected.description is not None
+        return {
+            selected.names[f]: d._replace(views=tuple(map(EntryView.unplaced, d.views)))
+            for f, d in selected.description.declared_files.items()
+        }
+    return {}
 
 
 def with_fingerprint(paths: Mapping[int, str], manifest: SourceManifest) -> list[int]:

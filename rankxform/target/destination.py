@@ -71,6 +71,7 @@ class StoredFiles(NamedTuple):
     kept: int = 0  # files that were complete before
     continued: int = 0  # files that an earlier run had begun
     bytes_before: int = 0  # bytes of tensors that an earlier run had written
+    compared: int = 0  # complete files that were compared with their fingerprints
     # Which nodes have which files, or write them, for people; None: all have one folder.
     placement: str | None = None
 

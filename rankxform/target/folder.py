@@ -51,11 +51,16 @@ from rankxform.publish.files import (
     stat_file,
     stat_or_none,
 )
-from rankxform.publish.folder_records import FolderRecords
+from rankxform.publish.folder_records import (
+    MANIFEST_NAME,
+    FolderRecords,
+    read_manifest,
+    refused_file,
+)
 from rankxform.publish.journal import Journal, write_parts
 from rankxform.publish.records import FolderState, manifest_contents
 from rankxform.request import Request
-from rankxform.statements import Finding
+from rankxform.statements import PLAN, Finding, require
 from rankxform.storage.identity import sample_digest
 from rankxform.storage.posix import (
     OnProgress,
@@ -141,6 +146,7 @@ class FolderDestination(Destination):
         # Id of the file that is written -> ids of files with equal bytes.
         self.groups: Mapping[int, Sequence[int]] = {}
         self.outputs: Mapping[int, OutputFile] = {}  # destination files of this process
+        self._compared_count = 0  # complete files that were compared with their fingerprints
         self._journal: Journal | None = None
 
     @property
@@ -159,6 +165,7 @@ class FolderDestination(Destination):
             kept=len(self.state.complete_files),
             continued=len(completed),
             bytes_before=nbytes,
+            compared=self._compared_count,
             placement=self.places.describe(),
         )
 
@@ -203,6 +210,8 @@ class FolderDestination(Destination):
             assert folder_state is not None
             self.state = folder_state.with_all(s for s in states if s is not None)
             self.folder = locked_folders[0] if locked_folders else None
+            if self.request.verify and self.state.complete_files:
+                self._compare_complete_files(team)
             self._share_out(team)
             yield conversion
         except BaseException as error:
@@ -215,6 +224,42 @@ class FolderDestination(Destination):
                 if keep and locked_folder.begun and isinstance(error, RankxformError):
                     error.resumable = True
             raise
+
+    def _compare_complete_files(self, team: Team) -> None:
+        """Compare files that are complete already with the fingerprints of their manifest, which
+        what was looked at to know them again does not prove. Collective.
+
+        Raises StorageError for one that was changed.
+        """
+        files, processes = sorted(self.state.complete_files & self.root.files), self.root.processes
+        local_files = files[processes.index(team.rank) :: len(processes)]
+        by_process = team.allgather_work(
+            lambda tick: self._compare_with_manifest(local_files, tick)
+        )
+        changed = [name for part in by_process for name, is_same in part.items() if not is_same]
+        paths = [self.target.folder / name for name in changed]
+        require(
+            Finding(refused_file(p, is_ours=True), error=StorageError, need=PLAN) for p in paths
+        )
+        self._compared_count = sum(map(len, by_process))
+
+    def _compare_with_manifest(
+        self, files: Iterable[int], on_progress: OnProgress
+    ) -> dict[str, bool]:
+        """Return by the names of files, if a fingerprint is kept, whether they are as written."""
+        from rankxform.source.written import declared_files_of, read_listed_file
+
+        folder = self.target.folder
+        if not (folder / MANIFEST_NAME).is_file():  # a run ended before it
+            return {}
+        record, same_by_name = read_manifest(folder), dict[str, bool]()
+        declared_files = declared_files_of(folder, record)
+        for name in (str(self.target.path(file).relative_to(folder)) for file in files):
+            if "digest" in record["files"].get(name, {}):
+                declared = declared_files.get(name)
+                read = read_listed_file(folder, name, record, declared, on_progress)
+                same_by_name[name] = read.is_as_listed and not read.is_changed
+        return same_by_name
 
     def _share_out(self, team: Team) -> None:
         """Say who writes what of what is left. Collective."""

@@ -90,6 +90,8 @@ class Report(Result):
     derivation: Mapping[str, Any] | None = None  # how the destination's strategy was derived
     form: str = "ranks"  # form of the destination
     fingerprints: bool = False  # whether fingerprints are kept, for `verify DST`
+    # Number of files that were complete before, and were compared with their fingerprints.
+    files_compared: int = 0
     src_layers: tuple[str, ...] = ()  # for each pipeline stage its layers, such as "0-15"
     dst_layers: tuple[str, ...] = ()  # for each pipeline stage its layers, such as "0-15"
     notices: tuple[str, ...] = ()  # what was assumed
@@ -168,7 +170,10 @@ class Report(Result):
     def _last_word(self) -> str:
         if self.files_kept == len(self.files):
             files = format_count(self.files_kept, "file")
-            return f"{files} complete already; nothing was written"
+            how = "their sizes, times and samples"
+            if self.files_compared == self.files_kept:
+                how = "the fingerprints of all their bytes"
+            return f"{files} complete already, by {how}; nothing was written"
         linked = f" ({self.files_linked} linked to equal ones)" if self.files_linked else ""
         files = format_count(len(self.files) - self.files_kept, "file")
         before = format_size(self.bytes_before)
@@ -263,6 +268,7 @@ def report_of(outcome: Outcome, team: Team) -> Report:
         derivation=derived.facts if derived else None,
         form=target.form.name,
         fingerprints=conversion.request.verify,
+        files_compared=stored.compared,
         src_layers=layers_by_stage(catalog.strategy.stages if catalog.strategy else ()),
         dst_layers=layers_by_stage(planner.dst.stages),
         notices=outcome.notices,

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 from rankxform.errors import StorageError, UsageError
 from rankxform.request import Request
@@ -18,7 +19,7 @@ from rankxform.transport import Team
 
 from .convert import OnStart, convert, start_silently
 from .verdict import Verdict
-from .verify_folder import manifests_of_nodes, merge_manifests
+from .verify_folder import manifests_of_nodes, merge_manifests, repair_command
 
 
 def verify(request: Request, team: Team, on_start: OnStart = start_silently) -> Verdict:
@@ -29,13 +30,15 @@ def verify(request: Request, team: Team, on_start: OnStart = start_silently) -> 
     destination = ExistingDestination()
     outcome = convert(request, destination, team, on_start)
     conversion = outcome.conversion
-    other_options = notice_of_other_options(conversion, team) if destination.differences else []
+    differences = destination.differences
+    manifest = find_manifest(conversion.target.folder, team) if differences else None
+    other_options = notice_of_other_options(conversion, manifest) if manifest else []
     return Verdict(
         request.src,
         str(conversion.target.folder),
         BYTES,
         (
-            *destination.differences,
+            *differences,
             *map(as_notice, chain(outcome.notices, other_options)),
             *map(as_warning, outcome.warnings),
         ),
@@ -44,28 +47,33 @@ def verify(request: Request, team: Team, on_start: OnStart = start_silently) -> 
         bytes_compared=outcome.bytes_written,
         seconds=outcome.seconds,
         processes=team.size,
+        repair=repair_command(manifest, differences) if manifest else None,
         step=conversion.source.selected.step_name,
         evidence=conversion.target.evidence.facts,
     )
 
 
-def notice_of_other_options(conversion: Conversion, team: Team) -> list[str]:
-    """Return, as a notice, the command with the options that a destination was made with, if they
-    are known and are not those of the request.
+def find_manifest(folder: Path, team: Team) -> Mapping[str, Any] | None:
+    """Return what the manifests of a destination say; None: there is none, or one cannot be read.
 
     Collective; what it does not find or cannot read, no process does.
     """
-    request, folder = conversion.request, conversion.target.folder
     with suppress(StorageError, UsageError):
-        merged = merge_manifests(manifests_of_nodes(folder, team)[0])
-        src = None if request.files is not None else conversion.source.where.path
-        request_options = [src, *verify_options(conversion)]
-        was = [merged["identity"].get("source"), *(merged.get("verify") or ())]
-        if _normal(was) == _normal(request_options):
-            return []
-        command = verify_command(merged, str(folder))
-        return [f"{folder} was made with other options; compare it with: {command}"]
-    return []
+        return merge_manifests(manifests_of_nodes(folder, team)[0])
+    return None
+
+
+def notice_of_other_options(conversion: Conversion, manifest: Mapping[str, Any]) -> list[str]:
+    """Return, as a notice, the command with the options that a destination was made with, if they
+    are not those of the request."""
+    request, folder = conversion.request, conversion.target.folder
+    src = None if request.files is not None else conversion.source.where.path
+    request_options = [src, *verify_options(conversion)]
+    was = [manifest["identity"].get("source"), *(manifest.get("verify") or ())]
+    if _normal(was) == _normal(request_options):
+        return []
+    command = verify_command(manifest, str(folder))
+    return [f"{folder} was made with other options; compare it with: {command}"]
 
 
 def _normal(words: Iterable[str | None]) -> list[str]:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -21,8 +20,8 @@ from typing import Any
 from rankxform.checkpoints.base import DEFAULT_FORM, DEFAULT_PATTERN, FORMS, CheckpointRef
 from rankxform.checkpoints.folders import tensor_files
 from rankxform.checkpoints.rank_folders import by_rank
-from rankxform.errors import CheckpointError, RankxformError, StorageError, UsageError
-from rankxform.formats.container import DeclaredFile, EntryView
+from rankxform.errors import RankxformError, StorageError, UsageError
+from rankxform.formats.container import DeclaredFile
 from rankxform.publish.files import changed_model_files, wrong_companions
 from rankxform.publish.folder_records import (
     FOLDER_NAME,
@@ -32,10 +31,9 @@ from rankxform.publish.folder_records import (
     words_of,
 )
 from rankxform.source.choose import form_at, list_and_select, listing_at
-from rankxform.source.written import CHECKED, FileRead, WrittenRead, read_listed_file
+from rankxform.source.written import CHECKED, WrittenRead, declared_files_of, read_listed_file
 from rankxform.statements import ERROR, WARNING, WRITTEN, Finding, run_rules
 from rankxform.storage.identity import file_digest, sampled_bytes
-from rankxform.storage.posix import OnProgress
 from rankxform.target.existing import wrong_tracker
 from rankxform.target.manifest import verify_command
 from rankxform.transport import Team
@@ -90,7 +88,10 @@ def verify_folder(
     manifests, leaders = manifests_of_nodes(where, team)
     is_begun = team.bcast((where / FOLDER_NAME / JOB_NAME).exists)
     refuse_begun(where, is_begun, StorageError)
-    declared_by_name = team.bcast(lambda: _declared_files(where, manifests[0]))
+    form = FORMS[manifests[0].get("form", DEFAULT_FORM)]
+    declared_by_name: Mapping[str, DeclaredFile] = {}
+    if form.items:  # others' files say all of themselves
+        declared_by_name = team.bcast(lambda: declared_files_of(where, manifests[0]))
     local_files: list[tuple[str, Mapping[str, Any]]] = []
     led_manifest: Mapping[str, Any] | None = None  # of which this process is the first
     for record, processes in zip(manifests, leaders):
@@ -109,14 +110,13 @@ def verify_folder(
     entries = [*merged["files"].values()]
     bytes_to_read = sum(entry["size"] for entry in entries if "digest" in entry)
     show = begin(bytes_to_read) if team.rank == 0 else show_nothing
-
-    def read_local_files(on_progress: OnProgress) -> list[FileRead]:
-        return [
+    local_reads = team.work(
+        lambda on_progress: [
             read_listed_file(where, name, record, declared_by_name.get(name), on_progress)
             for name, record in local_files
-        ]
-
-    local_reads = team.work(read_local_files, show)
+        ],
+        show,
+    )
     reads = [*chain.from_iterable(team.allgather(lambda: local_reads))]
     strays = {path: rank for part, _ in beside_files for path, rank in part.items()}
     companions = {path: text for _, part in beside_files for path, text in part.items()}
@@ -127,8 +127,7 @@ def verify_folder(
     )  # fmt: skip
     findings = (*run_rules(WRITTEN, read), *place.warnings)
     errors = [finding for finding in findings if finding.severity == ERROR]
-    is_of_ranks = not FORMS[merged.get("form", DEFAULT_FORM)].described
-    ranks = {r.path: r.entry["id"] for r in reads} | strays if is_of_ranks else {}
+    ranks = {} if form.described else {r.path: r.entry["id"] for r in reads} | strays
     return Verdict(
         None,
         str(where),
@@ -142,45 +141,23 @@ def verify_folder(
         seconds=time.monotonic() - began,
         processes=team.size,
         command=verify_command(merged, folder),
-        repair=_repair_command(merged, read, errors) if errors else None,
+        repair=repair_command(merged, errors) if errors else None,
     )
 
 
-def _repair_command(
-    record: Mapping[str, Any], read: WrittenRead, errors: Sequence[Finding]
-) -> str | None:
+def repair_command(record: Mapping[str, Any], errors: Sequence[Finding]) -> str | None:
     """Return the command that writes again what differs; None if the manifest states none.
 
-    A conversion keeps complete files, and so makes those again that are removed before.
+    A conversion keeps complete files, and so makes those again that are removed before it.
     """
     command = words_of(record.get("command"))
-    if not command or read.strays:
+    if not command:
         return None
     paths = sorted({error.file for error in errors if error.file is not None})
-    missing = {file.path for file in read.files if file.size is None}
-    is_few = len(paths) <= _FEW_FILES and all(error.file for error in errors)
-    if not is_few or read.tracker:
+    if len(paths) > _FEW_FILES or not all(error.file for error in errors):
         return shlex.join([*command, "--overwrite"])
-    removed = [path for path in paths if path not in missing and Path(path).exists()]
+    removed = [path for path in paths if Path(path).exists()]
     return " && ".join(map(shlex.join, filter(None, [removed and ["rm", *removed], command])))
-
-
-def _declared_files(folder: Path, record: Mapping[str, Any]) -> dict[str, DeclaredFile]:
-    """Return what a destination's own table says of its files, of a form that has one.
-
-    Each of them has one box of a tensor at most, which the manifest calls as the tensor.
-    """
-    form = FORMS[record.get("form", DEFAULT_FORM)]
-    if not form.items:
-        return {}
-    with suppress(CheckpointError, UsageError):  # that it was changed, its digest tells
-        _, _, selected = list_and_select(CheckpointRef(str(folder), form.name))
-        assert selected.description is not None
-        return {
-            selected.names[f]: d._replace(views=tuple(map(EntryView.unplaced, d.views)))
-            for f, d in selected.description.declared_files.items()
-        }
-    return {}
 
 
 def _find_strays(folder: Path, record: Mapping[str, Any]) -> dict[str, int]:
