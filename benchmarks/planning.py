@@ -17,10 +17,9 @@ import sys
 import time
 from pathlib import Path
 
-from rankxform.checkpoints.base import FileNaming
 from rankxform.checkpoints.checkpoint2 import Checkpoint2Form
 from rankxform.formats.container import Schema, item_size
-from rankxform.planning.assign import assign
+from rankxform.planning.assign import Writers, assignment_of
 from rankxform.planning.build_catalog import catalog_of
 from rankxform.planning.catalog import Description
 from rankxform.planning.plan import Planner, needed_bytes
@@ -81,7 +80,8 @@ def plan():
     seconds = time.perf_counter() - began
     memory = rss() - before
     began = time.perf_counter()
-    assign(planner, range(dst.ranks), 1024)
+    writers = Writers.of_one_folder((0,) * 1024, range(dst.ranks))
+    assignment_of(planner, range(dst.ranks), writers)
     shared = time.perf_counter() - began
     copies = sum(len(m.copies(c)) * len(ranks) for m in transfers for c, ranks in m.targets.items())
     total = sum(item_size("Float32") * _elements(shape) for shape in params.values())
@@ -160,8 +160,8 @@ def metadata(folder="/tmp/rankxform-bench/metadata"):
     Path(folder).mkdir(parents=True, exist_ok=True)
     for dedup in (False, True):
         form, path = Checkpoint2Form(), Path(folder) / f"{dedup}.json"
-        naming = FileNaming(None, ".safetensors", 1, {"iteration": 1, "dedup": dedup})
-        arrangement = form.destination_files(planner, naming)
+        options = {"prefix": None, "iteration": 1, "dedup": dedup}
+        arrangement = form.destination_files(planner, options, 1, ".safetensors")
         began = time.perf_counter()
         parts = form.companions(planner.with_parts(arrangement.parts), arrangement, {})
         write_atomically(path, parts["metadata.json"], durable=False)

@@ -574,3 +574,14 @@ def test_benchmarks_can_be_imported(path):
                 hasattr(module, name.name) or find_spec(f"{node.module}.{name.name}")
                 for name in node.names
             )
+
+
+def test_who_writes_is_decided_in_one_place():
+    """By `assignment_of`; what it consists of is nobody else's."""
+    deciding = {"_assign", "_share_among_nodes", "_whole_files", "_split_files", "_by_parameter"}
+    for path in [*files(), *sorted(Path(__file__).parent.rglob("*.py"))]:
+        if path != PACKAGE / "planning" / "assign.py" and path != Path(__file__):
+            names = {n.name for node in ast.walk(ast.parse(path.read_text()))
+                     if isinstance(node, ast.ImportFrom) and (node.module or "").endswith("assign")
+                     for n in node.names}  # fmt: skip
+            assert not names & deciding, path

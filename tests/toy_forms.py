@@ -66,11 +66,9 @@ class FlatFolder(RankFoldersForm):
     def select(self, listing, where, store, needed):
         return SelectedFiles({int(name.removesuffix(".ckpt")): name for name in listing.files})
 
-    def destination_files(self, planner, naming):
-        digits = naming.options["digits"]
-        return DestinationFiles(
-            {n: f"{n:0{digits}}{naming.suffix}" for n in range(planner.dst.ranks)}
-        )
+    def destination_files(self, planner, options, step, suffix):
+        digits = options["digits"]
+        return DestinationFiles({n: f"{n:0{digits}}{suffix}" for n in range(planner.dst.ranks)})
 
     def owns(self, name, file):
         return name.split(".")[0].endswith(str(file)) and "/" not in name

@@ -114,16 +114,6 @@ class SelectedFiles:
 
 
 @dataclass(frozen=True)
-class FileNaming:
-    """How a destination's files are to be made, as the user says."""
-
-    prefix: str | None  # start of their names (None: the form's own)
-    suffix: str  # of the container, with a dot
-    step: int | None  # of the training, as the source states it; None if it does not
-    options: Mapping[str, Any]  # the values of the form's own, by name
-
-
-@dataclass(frozen=True)
 class DestinationFiles:
     """The files of a destination."""
 
@@ -177,8 +167,14 @@ class Form(ABC):
         Raises UsageError or CheckpointError that lists the candidates; never guesses.
         """
 
-    def destination_files(self, planner: Planner, naming: FileNaming) -> DestinationFiles:
+    def destination_files(
+        self, planner: Planner, options: Mapping[str, Any], step: int | None, suffix: str
+    ) -> DestinationFiles:
         """Return the files of a whole destination, of which `planner` knows the slices.
+
+        options: by name the values of the form's own, and "prefix", the start of files' names
+        (None: the form's own). step: of the training; None: the source does not tell it. suffix: of
+        the container, with a dot.
 
         Raises RequestError for what the form cannot hold, UsageError for what it has to be told.
         """

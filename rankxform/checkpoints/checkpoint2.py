@@ -33,7 +33,7 @@ from rankxform.storage.checkpoint2_metadata import (
 from rankxform.storage.store import FOLDER, Listing, Store
 from rankxform.values import pattern_on_use
 
-from .base import CheckpointRef, DestinationFiles, FileNaming, Form, RankFilter, SelectedFiles
+from .base import CheckpointRef, DestinationFiles, Form, RankFilter, SelectedFiles
 from .folders import COMMON, SelectedIteration, StepFolders, iteration_of
 from .unified import FIRST, MAP
 
@@ -108,11 +108,13 @@ class Checkpoint2Form(Form):
             )
         return _select_by_metadata(iteration, store)
 
-    def destination_files(self, planner: Planner, naming: FileNaming) -> DestinationFiles:
+    def destination_files(
+        self, planner: Planner, options: Mapping[str, Any], step: int | None, suffix: str
+    ) -> DestinationFiles:
         """Two files for each rank; with `dedup` each slice in that of the lowest rank with it."""
-        iteration = naming.options["iteration"]
+        iteration = options["iteration"]
         if iteration is None:
-            iteration = naming.step
+            iteration = step
         if iteration is None:
             raise UsageError(
                 "the source does not tell its global_step",
@@ -124,10 +126,10 @@ class Checkpoint2Form(Form):
         slice_keys: set[object] = set()
         split: dict[int, tuple[frozenset[str], ...]] = {}
         names, parts = {}, {}
-        prefix = f"{naming.prefix}-" if naming.prefix else ""
+        prefix = f"{options['prefix']}-" if options["prefix"] else ""
         for rank in range(ranks):
             layouts = planner.layouts_of_file(rank)
-            if naming.options["dedup"]:
+            if options["dedup"]:
                 first = [
                     n
                     for n in layouts

@@ -52,7 +52,7 @@ from rankxform.statements import SHAPE, TYPE, Statement, as_notice, as_warning
 from rankxform.storage.store import FOLDER, Listing, Store
 from rankxform.values import pattern_on_use
 
-from .base import CheckpointRef, DestinationFiles, FileNaming, Form, RankFilter, SelectedFiles
+from .base import CheckpointRef, DestinationFiles, Form, RankFilter, SelectedFiles
 from .folders import (
     DCP_METADATA,
     DEFAULT_BYTES,
@@ -105,8 +105,10 @@ class DcpForm(Form):
         )
         return SelectedFiles(names, description=description)
 
-    def destination_files(self, planner: Planner, naming: FileNaming) -> DestinationFiles:
-        parts = parts_of(planner, naming.options["max_part"] or DEFAULT_BYTES)
+    def destination_files(
+        self, planner: Planner, options: Mapping[str, Any], step: int | None, suffix: str
+    ) -> DestinationFiles:
+        parts = parts_of(planner, options["max_part"] or DEFAULT_BYTES)
         names = {number: f"__{number}_0{DISTCP_SUFFIX}" for number in range(len(parts))}
         return DestinationFiles(names, dict(enumerate(parts)))
 
@@ -374,10 +376,12 @@ class HyperParallelForm(Form):
             names, iteration.step, iteration.skipped_steps, description=description
         )
 
-    def destination_files(self, planner: Planner, naming: FileNaming) -> DestinationFiles:
+    def destination_files(
+        self, planner: Planner, options: Mapping[str, Any], step: int | None, suffix: str
+    ) -> DestinationFiles:
         """Two files for each rank: what is no tensor has one of its own."""
         names, parts = {}, {}
-        max_bytes = naming.options["max_part"] or DEFAULT_BYTES
+        max_bytes = options["max_part"] or DEFAULT_BYTES
         for number, part in enumerate(parts_of(planner, max_bytes)):
             assert part.names is not None
             non_tensors = frozenset(n for n in part.names if planner.parameter(n).dtype == BYTES)
@@ -385,8 +389,7 @@ class HyperParallelForm(Form):
                 if kind_names:
                     names[2 * number + kind] = f"_rank{number}_{(TENSORS, ITEMS)[kind]}"
                     parts[2 * number + kind] = FileContent(part.rank, kind_names)
-        step = naming.options["iteration"]
-        step = naming.step if step is None else step
+        step = step if options["iteration"] is None else options["iteration"]
         if step is None:
             return DestinationFiles(names, parts)
         mark = TRACKER, f"{step}\n".encode()

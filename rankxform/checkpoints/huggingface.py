@@ -24,7 +24,7 @@ from rankxform.statements import COMMIT, Statement
 from rankxform.storage.store import FOLDER, Listing, Store
 from rankxform.values import pattern_on_use
 
-from .base import CheckpointRef, DestinationFiles, FileNaming, Form, RankFilter, SelectedFiles
+from .base import CheckpointRef, DestinationFiles, Form, RankFilter, SelectedFiles
 from .dcp import SHARD, holds_boxes
 from .folders import DCP_METADATA
 
@@ -88,12 +88,14 @@ class HuggingFaceForm(Form):
         facts = (*selected.description.facts, *_commits(selected, store))
         return replace(selected, description=replace(selected.description, facts=facts))
 
-    def destination_files(self, planner: Planner, naming: FileNaming) -> DestinationFiles:
+    def destination_files(
+        self, planner: Planner, options: Mapping[str, Any], step: int | None, suffix: str
+    ) -> DestinationFiles:
         """In the order of names, by bytes, as huggingface_hub divides them."""
         folders.refuse_sharded_strategy(self.name, planner.dst.ranks)
-        max_bytes = naming.options["max_shard"] or DEFAULT_BYTES
+        max_bytes = options["max_shard"] or DEFAULT_BYTES
         shards = folders.split_by_bytes(planner.tensors(0), max_bytes)
-        prefix, count = naming.prefix or "", len(shards)
+        prefix, count = options["prefix"] or "", len(shards)
         names = {n: f"{prefix}model-{n + 1:05}-of-{count:05}.safetensors" for n in range(count)}
         if count == 1:
             names = {0: f"{prefix}model.safetensors"}

@@ -12,6 +12,7 @@ import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from posixpath import basename, dirname, normpath, splitext
+from typing import Any
 
 from rankxform.errors import CheckpointError, UsageError
 from rankxform.formats.container import container_suffixes
@@ -25,7 +26,6 @@ from .base import (
     DEFAULT_PATTERN,
     CheckpointRef,
     DestinationFiles,
-    FileNaming,
     Form,
     RankFilter,
     SelectedFiles,
@@ -110,10 +110,12 @@ class RankFoldersForm(Form):
             )
         return selected if where.step in (None, LATEST) else replace(selected, missing_ranks={})
 
-    def destination_files(self, planner: Planner, naming: FileNaming) -> DestinationFiles:
-        prefix = DEFAULT_PREFIX if naming.prefix is None else naming.prefix
+    def destination_files(
+        self, planner: Planner, options: Mapping[str, Any], step: int | None, suffix: str
+    ) -> DestinationFiles:
+        prefix = DEFAULT_PREFIX if options["prefix"] is None else options["prefix"]
         ranks = range(planner.dst.ranks)
-        return DestinationFiles({r: f"rank_{r}/{prefix}{r}{naming.suffix}" for r in ranks})
+        return DestinationFiles({r: f"rank_{r}/{prefix}{r}{suffix}" for r in ranks})
 
     def metadata(self, source: Mapping[str, str]) -> Mapping[str, str]:
         """MindSpore's files say "ms" where others say "pt"."""

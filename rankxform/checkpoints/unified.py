@@ -31,7 +31,7 @@ from rankxform.statements import as_warning
 from rankxform.storage.store import Listing, Store
 from rankxform.values import pattern_on_use
 
-from .base import CheckpointRef, DestinationFiles, FileNaming, Form, RankFilter, SelectedFiles
+from .base import CheckpointRef, DestinationFiles, Form, RankFilter, SelectedFiles
 from .folders import COMMON
 
 MAP, FIRST, LOOSE = "param_name_map.json", "part0.safetensors", "hyper_param.safetensors"
@@ -82,7 +82,9 @@ class UnifiedForm(Form):
             )
         return selected
 
-    def destination_files(self, planner: Planner, naming: FileNaming) -> DestinationFiles:
+    def destination_files(
+        self, planner: Planner, options: Mapping[str, Any], step: int | None, suffix: str
+    ) -> DestinationFiles:
         """Assign tensors as MindSpore does, the largest first, to the part with the fewest bytes.
 
         There are more parts than MindSpore makes where one would exceed the limit.
@@ -94,7 +96,7 @@ class UnifiedForm(Form):
             for t in planner.tensors(0)
             if t.name not in untracked
         }
-        max_bytes = naming.options["max_part"] or DEFAULT_BYTES
+        max_bytes = options["max_part"] or DEFAULT_BYTES
         count = max(1, min(-(-sum(sizes.values()) // max_bytes), len(sizes)))
         parts = _distribute_by_bytes(sizes, count)
         while count < len(sizes) and any(

@@ -47,16 +47,14 @@ def run(options: Parsed, team: Team) -> int:
 
 
 def _simulate(request: Request, options: Parsed, team: Team, screen: Screen) -> int:
-    from rankxform.planning.reads import READ_METHODS, ReadPolicy
     from rankxform.target.node_folders import PLACEMENT_SHARED
     from rankxform.verbs.plan import Cluster, simulate, summarize
 
     processes = options.simulate
     nodes = options.nodes or -(-processes // 8)
     cluster = Cluster(processes, nodes, options.src_placement or PLACEMENT_SHARED)
-    conversion, simulation, outcome = simulate(request, team, cluster)
+    conversion, work, outcome = simulate(request, team, cluster)
     if options.report:
-        method = READ_METHODS[request.read_method]
-        plan = team.bcast(lambda: summarize(conversion, simulation, ReadPolicy(method)))
+        plan = team.bcast(lambda: summarize(conversion, work))
         screen.page(conversion, plan, simulated=outcome)
     return screen.show("simulation", lambda: outcome, lambda: [header(conversion, processes)])

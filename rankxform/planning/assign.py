@@ -16,6 +16,7 @@ from itertools import accumulate, pairwise
 
 from rankxform.formats.container import content_bytes, item_size
 from rankxform.layout.layout import Layout
+from rankxform.values import NamedTuple
 
 from .catalog import Parameter
 from .plan import Planner
@@ -41,15 +42,53 @@ Done = Mapping[int, Set[str]]
 NOTHING: Done = {}
 
 
-def assign(
-    planner: Planner, files: Sequence[int], processes: int, complete_names: Done = NOTHING
-) -> Assignment:
-    """Return for each process the slice ranges of destination files that it serves.
+class Writers(NamedTuple):
+    """Which processes may write which files of a destination."""
 
-    Every slice of every file is in exactly one of them. There are three kinds of assignment, the
-    simplest first: whole files; files split between parameters; a run of the parameters in all
-    files to each process, so that each process reads a source tensor once for all files. A later
-    kind is used only if it is cheaper by more than `_TOLERANCE`.
+    reach: Reach  # of the destination's files: by node those that it may write
+    one_node: bool = False  # whether all processes that write one file are of one node
+
+    @classmethod
+    def of_one_folder(cls, node: tuple[int, ...], files: Iterable[int]) -> Writers:
+        """All processes may write all files; `node` is by process."""
+        return cls(Reach.full(node, files))
+
+
+def assignment_of(
+    planner: Planner, files: Sequence[int], writers: Writers, complete_names: Done = NOTHING
+) -> Assignment:
+    """Return for each process the slice ranges of destination `files` that it writes.
+
+    The only place where that is decided, for plans, simulations and conversions. Every slice of
+    every file is in exactly one range.
+    """
+    reach = (
+        _share_among_nodes(planner, files, writers.reach, complete_names)
+        if writers.one_node
+        else writers.reach
+    )
+    if reach.is_full:
+        return _assign(planner, files, len(reach.node), complete_names)
+    files_by_processes: dict[tuple[int, ...], list[int]] = {}
+    for file in files:
+        files_by_processes.setdefault(reach.processes_seeing((file,)), []).append(file)
+    assignment: Assignment = [[] for _ in reach.node]
+    for processes, group_files in files_by_processes.items():
+        local = _assign(planner, group_files, len(processes), complete_names)
+        for process, slice_ranges in zip(processes, local):
+            assignment[process] += slice_ranges
+    return assignment
+
+
+def _assign(
+    planner: Planner, files: Sequence[int], processes: int, complete_names: Done
+) -> Assignment:
+    """Divide files among processes that may all write all of them.
+
+    There are three kinds of assignment, the simplest first: whole files; files split between
+    parameters; a run of the parameters in all files to each process, so that each process reads a
+    source tensor once for all files. A later kind is used only if it is cheaper by more than
+    `_TOLERANCE`.
     """
     ordered = sorted(files, key=lambda file: (planner.replica_key(file), file))
     sizes = _sizes(planner, ordered, complete_names)
@@ -70,43 +109,28 @@ def assign(
     return best
 
 
-def assign_within_nodes(
-    planner: Planner, files: Sequence[int], reach: Reach, complete_names: Done = NOTHING
-) -> Assignment:
-    """Return what `assign` does where a process serves only files that its node has.
+def _share_among_nodes(
+    planner: Planner, files: Sequence[int], reach: Reach, complete_names: Done
+) -> Reach:
+    """Return the reach in which each file is written by one of the nodes that may write it: each
+    gets as many bytes as it has processes.
 
-    `reach` is of destination files.
+    Files that hold the same boxes stand next to each other.
     """
-    if reach.is_full:
-        return assign(planner, files, len(reach.node), complete_names)
-    files_by_processes: dict[tuple[int, ...], list[int]] = {}
+    files_by_nodes: dict[tuple[int, ...], list[int]] = {}
     for file in files:
-        files_by_processes.setdefault(reach.processes_seeing((file,)), []).append(file)
-    assignment: Assignment = [[] for _ in reach.node]
-    for processes, visible_files in files_by_processes.items():
-        for process, slice_ranges in zip(
-            processes, assign(planner, visible_files, len(processes), complete_names)
-        ):
-            assignment[process] += slice_ranges
-    return assignment
-
-
-def share_among_nodes(
-    planner: Planner, files: Sequence[int], node: Sequence[int], complete_names: Done = NOTHING
-) -> dict[int, int]:
-    """Return for each file the node that writes it: as many bytes as it has processes.
-
-    `node` is by process. Files that hold the same boxes stand next to each other.
-    """
-    ordered = sorted(files, key=lambda file: (planner.replica_key(file), file))
-    weights = [sum(sizes) for sizes in _sizes(planner, ordered, complete_names).values()]
-    ends = list(accumulate(node.count(node_number) for node_number in range(max(node) + 1)))
-    nodes_by_file, weight_before, total = {}, 0, max(1, sum(weights))
-    for file, weight in zip(ordered, weights):
-        middle = (weight_before + weight / 2) * ends[-1] / total
-        nodes_by_file[file] = min(bisect_right(ends, middle), len(ends) - 1)
-        weight_before += weight
-    return nodes_by_file
+        files_by_nodes.setdefault(tuple(sorted(reach.nodes_with((file,)))), []).append(file)
+    shared_files: list[set[int]] = [set() for _ in reach.files]
+    for nodes, group_files in files_by_nodes.items():
+        ordered = sorted(group_files, key=lambda file: (planner.replica_key(file), file))
+        weights = [sum(sizes) for sizes in _sizes(planner, ordered, complete_names).values()]
+        ends = list(accumulate(len(reach.processes_on(node)) for node in nodes))
+        weight_before, total = 0, max(1, sum(weights))
+        for file, weight in zip(ordered, weights):
+            middle = (weight_before + weight / 2) * ends[-1] / total
+            shared_files[nodes[min(bisect_right(ends, middle), len(ends) - 1)]].add(file)
+            weight_before += weight
+    return Reach(reach.node, tuple(map(frozenset, shared_files)))
 
 
 def remaining(

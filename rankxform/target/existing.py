@@ -23,7 +23,7 @@ from rankxform.geometry.box import Box
 from rankxform.geometry.tiling import Cell
 from rankxform.layout.names import TRAINING_FACTS
 from rankxform.layout.strategy import WholeStrategy
-from rankxform.planning.assign import assign_within_nodes
+from rankxform.planning.assign import Writers, assignment_of
 from rankxform.planning.catalog import Description
 from rankxform.planning.exchange import WorkPlan
 from rankxform.planning.plan import FileContent, Planner
@@ -84,8 +84,8 @@ class ExistingDestination(Destination):
         check_apart(conversion.source, self.existing, team)
         self.left = [[] for _ in self.existing.reach.node]
         if self.existing.indexes:
-            files, reach = list(self.existing.indexes), self.existing.reach
-            self.left = team.agree(lambda: assign_within_nodes(target.planner, files, reach))
+            files, writers = list(self.existing.indexes), Writers(self.existing.reach)
+            self.left = team.agree(lambda: assignment_of(target.planner, files, writers))
         self._expected = {
             slice_range.file: _expected_of_file(target.planner, slice_range.file)
             for slice_range in self.left[team.rank]

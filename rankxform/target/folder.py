@@ -34,7 +34,7 @@ from rankxform.engine.sinks import OutputFile, add_checksum, part_descriptors, p
 from rankxform.errors import DifferenceError, RankxformError, StoppedError, StorageError
 from rankxform.formats.container import content_bytes
 from rankxform.layout.names import STEPS
-from rankxform.planning.assign import Assignment, remaining
+from rankxform.planning.assign import Assignment, assignment_of, remaining
 from rankxform.planning.exchange import WorkPlan
 from rankxform.planning.plan import Planner
 from rankxform.planning.transfers import SliceRange
@@ -273,7 +273,7 @@ class FolderDestination(Destination):
         done = self.state.completed.names_of_file
 
         def assign() -> tuple[Assignment, Assignment]:
-            assignment = placement.assign(planner, list(groups), done)
+            assignment = assignment_of(planner, list(groups), placement.writers, done)
             return assignment, [remaining(planner, r, done) for r in assignment]
 
         assignment, self.left = team.agree(assign)

@@ -17,8 +17,7 @@ from pathlib import Path
 from rankxform.engine.sinks import part_of
 from rankxform.errors import StorageError, UsageError
 from rankxform.layout.names import format_ranges
-from rankxform.planning.assign import Assignment, Done, assign_within_nodes, share_among_nodes
-from rankxform.planning.plan import Planner
+from rankxform.planning.assign import Writers
 from rankxform.planning.transfers import Reach
 from rankxform.publish.options import WRITERS_ANY
 from rankxform.request import Request
@@ -58,21 +57,14 @@ class Placement:
         """Return the folder that `process` has."""
         return next(root for root in self.roots if process in root.processes)
 
-    def assign(self, planner: Planner, files: Sequence[int], done: Done) -> Assignment:
-        """Return what each process writes of `files`."""
+    @property
+    def writers(self) -> Writers:
+        """Who may write which file."""
         files_by_node: list[frozenset[int]] = [frozenset()] * self.nodes.count
         for root in self.roots:
-            root_files = [file for file in files if file in root.files]
-            root_nodes = sorted({self.nodes.node_of[process] for process in root.processes})
-            for node in root_nodes:
-                files_by_node[node] = frozenset(root_files)
-            if self.one_node:
-                number = [root_nodes.index(self.nodes.node_of[p]) for p in root.processes]
-                writer = share_among_nodes(planner, root_files, number, done)
-                for position, node in enumerate(root_nodes):
-                    files_by_node[node] = frozenset(f for f in root_files if writer[f] == position)
-        reach = Reach(self.nodes.node_of, tuple(files_by_node))
-        return assign_within_nodes(planner, files, reach, done)
+            for process in root.processes:
+                files_by_node[self.nodes.node_of[process]] = root.files
+        return Writers(Reach(self.nodes.node_of, tuple(files_by_node)), self.one_node)
 
     def describe(self) -> str | None:
         """Say which ranks are where, if nodes have folders of their own, or who writes a file."""
@@ -133,22 +125,51 @@ def find_placement(request: Request, target: Target, team: Team) -> Placement:
 def writers_of(request: Request, target: Target) -> str | None:
     """Return whose processes may write one file of a folder of several nodes: "node" or "any".
 
-    None where the destination is no folder.
+    None where the destination is no folder, or none is named and the request leaves it open.
     """
-    if target.dst is None or scheme_of(target.dst):
+    if target.dst is not None and scheme_of(target.dst):
         return None
     if request.writers != PLACEMENT_AUTO:
         return request.writers
+    if target.dst is None:
+        return None
     return WRITERS_ANY if is_coherent(target.folder) else PLACEMENT_NODE
+
+
+def expected_writers(request: Request, target: Target, node: tuple[int, ...]) -> Writers:
+    """Return who will write which file, if processes are on nodes so; no folder is touched.
+
+    node: by process its node. Where nodes may share a folder, or not ("auto"), they are taken to
+    share one. Raises UsageError for a hostfile of another number of nodes.
+    """
+    placement, ranks, count = request.dst_placement, target.planner.dst.ranks, max(node) + 1
+    if placement in (PLACEMENT_AUTO, PLACEMENT_SHARED):
+        one_node = count > 1 and writers_of(request, target) == PLACEMENT_NODE
+        return Writers(Reach.full(node, target.files), one_node)
+    hosts = hosts_of(placement, ranks)
+    if hosts is None:
+        node_of = ranks_to_nodes_in_order(ranks, Nodes(node, tuple(map(str, range(count)))))
+    else:
+        numbers = {host: number for number, host in enumerate(dict.fromkeys(hosts))}
+        if len(numbers) != count:
+            text = f"names {len(numbers)} hosts, and there are {count} nodes"
+            raise UsageError(text, where=placement)
+        node_of = {rank: numbers[host] for rank, host in enumerate(hosts)}
+    return Writers(Reach(node, files_by_node(node_of, count)))
+
+
+def files_by_node(node_of: Mapping[int, int], nodes: int) -> tuple[frozenset[int], ...]:
+    """Return by node its files; node_of: file -> its node."""
+    files: list[set[int]] = [set() for _ in range(nodes)]
+    for file, node in node_of.items():
+        files[node].add(file)
+    return tuple(map(frozenset, files))
 
 
 def unsafe_writers(request: Request, target: Target, team: Team) -> str | None:
     """Return what to warn of where nodes are to write one file together and may not. Collective."""
-    if (
-        request.writers != WRITERS_ANY
-        or writers_of(request, target) is None
-        or team.nodes.count == 1
-    ):
+    is_asked = request.writers == WRITERS_ANY and target.dst is not None
+    if not is_asked or writers_of(request, target) is None or team.nodes.count == 1:
         return None
     if team.bcast(lambda: is_coherent(target.folder)):
         return None

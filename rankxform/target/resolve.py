@@ -13,7 +13,6 @@ from rankxform.checkpoints.base import (
     FORMS,
     CheckpointRef,
     DestinationFiles,
-    FileNaming,
     Form,
     SelectedFiles,
 )
@@ -330,8 +329,9 @@ def _arrange_files(
             f"a {form.name} checkpoint is made and compared whole", "leave out --ranks"
         )
     written = _container(request, form, source)
-    naming = _naming(request, form, written, training)
-    return form, written, form.destination_files(planner, naming)
+    options = _form_options(request, form)
+    step, suffix = training_step(training), f".{written.name}"
+    return form, written, form.destination_files(planner, options, step, suffix)
 
 
 def _container(request: Request, form: Form, source: Source) -> Container:
@@ -345,10 +345,11 @@ def _container(request: Request, form: Form, source: Source) -> Container:
     return its_own if its_own.alone else CONTAINERS[_LOADABLE]
 
 
-def _naming(
-    request: Request, form: Form, container: Container, training: Mapping[str, Any]
-) -> FileNaming:
-    """Return how a destination's files are to be made. Raises UsageError for others' options."""
+def _form_options(request: Request, form: Form) -> dict[str, Any]:
+    """Return the options of which the names of a form's files depend, and what they hold.
+
+    Raises UsageError for others' options.
+    """
     for other_form in FORMS:
         for name in FORMS.attribute(other_form, "options"):
             if name not in form.options and not is_default(request, name):
@@ -356,8 +357,7 @@ def _naming(
                     f"--{name.replace('_', '-')} is for --dst-form {other_form}, and the "
                     f"destination is {form.name}"
                 )
-    form_options = {name: getattr(request, name) for name in form.options}
-    return FileNaming(request.prefix, "." + container.name, training_step(training), form_options)
+    return {name: getattr(request, name) for name in ("prefix", *form.options)}
 
 
 # -- the destination's strategy -------------------------------------------------------------------

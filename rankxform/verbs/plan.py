@@ -21,7 +21,7 @@ from rankxform.engine.sinks import part_of
 from rankxform.errors import UsageError
 from rankxform.formats.container import content_bytes
 from rankxform.layout.names import layers_by_stage, patterns
-from rankxform.planning.assign import Assignment, assign, assign_within_nodes, share_among_nodes
+from rankxform.planning.assign import Assignment, assignment_of
 from rankxform.planning.catalog import Catalog
 from rankxform.planning.exchange import assign_readers, find_exchanges, operand_moves
 from rankxform.planning.plan import Planner, needed_bytes
@@ -51,18 +51,16 @@ from rankxform.statements import as_warning
 from rankxform.storage.bandwidth import MEASURED_BYTES, measure_storage
 from rankxform.storage.posix import free_bytes
 from rankxform.storage.store import scheme_of
-from rankxform.target.node_folders import PLACEMENT_AUTO as FOUND_OUT
 from rankxform.target.node_folders import (
     PLACEMENT_NODE,
     PLACEMENT_SHARED,
-    hosts_of,
-    ranks_to_nodes_in_order,
+    expected_writers,
+    files_by_node,
     writers_of,
 )
 from rankxform.target.resolve import resolve
 from rankxform.target.target import Conversion
 from rankxform.transport import Team
-from rankxform.transport.team import Nodes
 from rankxform.values import NamedTuple, dataclass
 
 from .evidence import with_evidence
@@ -70,27 +68,23 @@ from .transform import omitted
 from .work import choose_policy
 
 
-def predict(
-    conversion: Conversion, simulation: Simulation, policy: ReadPolicy, team: Team
-) -> tuple[float, Costs]:
+def predict(conversion: Conversion, work: PredictedWork, team: Team) -> tuple[float, Costs]:
     """Measure storage on every process at once, and predict how long the move will take.
 
-    Returns the seconds from the finished plan to the last file, and the costs of the slowest.
-
-    `simulation` is what they will do, read by `policy`. The slowest process counts. Writes and
-    removes a file of 64 MiB a process.
+    Returns the seconds from the finished plan to the last file, and what was measured on the
+    process that takes longest. Writes and removes a file of 64 MiB a process.
     """
-    speeds = storage_speeds(conversion, team)
-    costs = policy.costs or Costs()
+    speeds = measure_speeds(conversion, team)
+    costs = work.policy.costs or Costs()
     seconds = [
         workload.seconds(replace(costs, read=speed.read, write=speed.write))
-        for workload, speed in zip(simulation.workloads, speeds)
+        for workload, speed in zip(work.simulation.workloads, speeds)
     ]
-    slowest = Costs(min(speed.read for speed in speeds), min(speed.write for speed in speeds))
-    return costs.overlapped(max(seconds), max(simulation.network)), slowest
+    longest = max(range(len(seconds)), key=seconds.__getitem__)
+    return costs.overlapped(seconds[longest], max(work.simulation.network)), speeds[longest]
 
 
-def storage_speeds(conversion: Conversion, team: Team) -> list[Costs]:
+def measure_speeds(conversion: Conversion, team: Team) -> list[Costs]:
     """Measure, by process, how fast source and destination are, all at the same time. Collective.
 
     Writes and removes a file of 64 MiB a process.
@@ -102,18 +96,26 @@ def storage_speeds(conversion: Conversion, team: Team) -> list[Costs]:
     return team.allgather(lambda: measure_storage(path, target.folder, durable=request.fsync))
 
 
-def predict_loads(
-    conversion: Conversion, processes: int, team: Team
-) -> tuple[Simulation, ReadPolicy]:
+class PredictedWork(NamedTuple):
+    """What processes would do."""
+
+    assignment: Assignment  # who writes what
+    simulation: Simulation  # what each reads, sends and writes
+    policy: ReadPolicy  # how files are read
+
+
+def predict_loads(conversion: Conversion, processes: int, team: Team) -> PredictedWork:
     """Work out what so many processes would do: those of the team, or others on one node.
 
     Measures what the choice of a read method depends on. Collective.
     """
-    _, source, target = conversion
-    planner, reach = target.planner, source.reach
-    assignment = team.agree(lambda: assign(planner, target.files, processes))
+    request, source, target = conversion.request, conversion.source, conversion.target
+    planner, reach, node = target.planner, source.reach, team.nodes.node_of
     if processes != team.size:
-        reach = Reach.full((0,) * processes, source.indexes)
+        node = (0,) * processes
+        reach = Reach.full(node, source.indexes)
+    writers = team.bcast(lambda: expected_writers(request, target, node))
+    assignment = team.agree(lambda: assignment_of(planner, target.files, writers))
     local_ranges = [
         slice_range
         for process_ranges in assignment[team.rank :: team.size]
@@ -125,7 +127,8 @@ def predict_loads(
     operand_source = target.adapter or source
     catalog = operand_source.require_catalog()
     operands = (catalog, operand_source.reach) if processes == team.size else None
-    return team.agree(lambda: workloads_of(planner, assignment, reach, policy, operands)), policy
+    simulation = team.agree(lambda: workloads_of(planner, assignment, reach, policy, operands))
+    return PredictedWork(assignment, simulation, policy)
 
 
 def workloads_of(
@@ -157,7 +160,7 @@ class Cluster(NamedTuple):
     src_placement: str = PLACEMENT_SHARED
 
 
-def simulate_cluster(conversion: Conversion, cluster: Cluster) -> Simulation:
+def simulate_cluster(conversion: Conversion, cluster: Cluster) -> PredictedWork:
     """Work out what the processes of a cluster would do.
 
     The request says where destination files go; "auto" is taken for "shared". The memory is what
@@ -172,13 +175,8 @@ def simulate_cluster(conversion: Conversion, cluster: Cluster) -> Simulation:
     reach = Reach.full(node, sources)
     if cluster.src_placement == PLACEMENT_NODE:
         home = {file: number * nodes // len(sources) for number, file in enumerate(sources)}
-        reach = Reach(node, _by_node(home, nodes))
-    placement = request.dst_placement
-    destination = _destination(placement, planner.dst.ranks, target.files, node, nodes)
-    if destination.is_full and writers_of(request, target) == PLACEMENT_NODE:
-        home_of = share_among_nodes(planner, target.files, node)
-        destination = Reach(node, _by_node(home_of, nodes))
-    assignment = assign_within_nodes(planner, target.files, destination)
+        reach = Reach(node, files_by_node(home, nodes))
+    assignment = assignment_of(planner, target.files, expected_writers(request, target, node))
     costs, method = request.costs or Costs(), READ_METHODS[request.read_method]
     policy = ReadPolicy(method, costs)
     if request.read_method == AUTO:
@@ -188,29 +186,8 @@ def simulate_cluster(conversion: Conversion, cluster: Cluster) -> Simulation:
     operands = None if target.adapter else (source.require_catalog(), reach)
     simulation = workloads_of(planner, assignment, reach, policy, operands)
     planner.transfers(assignment[0])  # so that it counts in the peak memory
-    return replace(simulation, memory=peak_memory() + request.memory)
-
-
-def _destination(
-    placement: str, all_ranks: int, ranks: tuple[int, ...], node: tuple[int, ...], nodes: int
-) -> Reach:
-    if placement in (FOUND_OUT, PLACEMENT_SHARED):
-        return Reach.full(node, ranks)
-    hosts = hosts_of(placement, all_ranks)
-    if hosts is None:
-        home = ranks_to_nodes_in_order(all_ranks, Nodes(node, tuple(map(str, range(nodes)))))
-        return Reach(node, _by_node(home, nodes))
-    number = {host: node_number for node_number, host in enumerate(dict.fromkeys(hosts))}
-    if len(number) != nodes:
-        raise UsageError(f"names {len(number)} hosts, and there are {nodes} nodes", where=placement)
-    return Reach(node, _by_node({r: number[h] for r, h in enumerate(hosts)}, nodes))
-
-
-def _by_node(home: Mapping[int, int], nodes: int) -> tuple[frozenset[int], ...]:
-    ranks_by_node: list[set[int]] = [set() for _ in range(nodes)]
-    for rank, node in home.items():
-        ranks_by_node[node].add(rank)
-    return tuple(map(frozenset, ranks_by_node))
+    simulation = replace(simulation, memory=peak_memory() + request.memory)
+    return PredictedWork(assignment, simulation, policy)
 
 
 @dataclass(frozen=True)
@@ -265,7 +242,8 @@ class Plan(Result):
     stage_rows: tuple[tuple[str, ...], ...] = ()  # head and rows of a table, of many ranks
     # What is needed of each place, if there are several.
     places: tuple[PlaceUse, ...] = ()
-    speeds: Costs | None = None  # bandwidths of the slowest process, if they were measured
+    # Bandwidths of the process that takes longest, if they were measured.
+    speeds: Costs | None = None
     next: tuple[str, ...] = ()  # the command that does it
 
     @property
@@ -356,8 +334,8 @@ class Plan(Result):
         if self.speeds is not None and self.predicted_seconds is not None:
             yield lines(
                 "time",
-                f"the move would take about {format_seconds(self.predicted_seconds)}: the slowest "
-                f"process reads {format_size(self.speeds.read)}/s and writes "
+                f"the move would take about {format_seconds(self.predicted_seconds)}: the "
+                f"busiest process reads {format_size(self.speeds.read)}/s and writes "
                 f"{format_size(self.speeds.write)}/s, measured with "
                 f"{format_buffer(MEASURED_BYTES)}",
             )
@@ -411,15 +389,15 @@ def plan_target(
 
     with_room: say whether there is room for it, which is no question once it is made.
     """
-    simulation, policy = predict_loads(conversion, processes or team.size, team)
+    work = predict_loads(conversion, processes or team.size, team)
     prediction = None
     has_many_nodes = team.nodes.count > 1  # each node may have a folder of its own
     room = None if has_many_nodes or not with_room else team.bcast(lambda: room_of(conversion))
     if room is not None and room.is_short:
         conversion = conversion.with_findings([as_warning(room.in_words)])
     elif timed and conversion.target.dst is not None:
-        prediction = predict(conversion, simulation, policy, team)
-    written = team.agree(lambda: summarize(conversion, simulation, policy))
+        prediction = predict(conversion, work, team)
+    written = team.agree(lambda: summarize(conversion, work))
     written_by = team.bcast(lambda: writers_of(conversion.request, conversion.target))
     written = replace(written, written_by=written_by)
     if room is not None:
@@ -559,14 +537,15 @@ def _cost_text(name: str, value: float) -> str:
 
 def simulate(
     request: Request, team: Team, cluster: Cluster
-) -> tuple[Conversion, Simulation, SimulationResult]:
+) -> tuple[Conversion, PredictedWork, SimulationResult]:
     """Work out what a cluster that need not be there would do: of what, and in sum. Collective."""
     conversion = resolve(request, team)
     return conversion, *team.bcast(lambda: _simulated(conversion, cluster))
 
 
-def _simulated(conversion: Conversion, cluster: Cluster) -> tuple[Simulation, SimulationResult]:
-    simulation = simulate_cluster(conversion, cluster)
+def _simulated(conversion: Conversion, cluster: Cluster) -> tuple[PredictedWork, SimulationResult]:
+    work = simulate_cluster(conversion, cluster)
+    simulation = work.simulation
     request, source, target = conversion.request, conversion.source, conversion.target
     names = {n: n if n in _COUNTS else f"bytes_{n}" for n in vars(simulation.workloads[0])}
     spread = {names[n]: three for n, three in spread_of(simulation.workloads).items()}
@@ -598,16 +577,16 @@ def _simulated(conversion: Conversion, cluster: Cluster) -> tuple[Simulation, Si
         notices=target.notices,
         warnings=target.warnings,
     )
-    return simulation, outcome
+    return work, outcome
 
 
-def summarize(conversion: Conversion, simulation: Simulation, policy: ReadPolicy) -> Plan:
-    """Write out the plan of a conversion, of which `simulation` is what each process does."""
+def summarize(conversion: Conversion, work: PredictedWork) -> Plan:
+    """Write out the plan of a conversion, of which `work` is what each process does."""
     request, source, target = conversion.request, conversion.source, conversion.target
+    assignment, simulation, policy = work
     planner, arrangement = target.planner, target.arrangement
     selection, processes = planner.selection, len(simulation.workloads)
     strategy = planner.catalog.strategy
-    assignment = assign(planner, target.files, processes)
     totals = planner.file_totals(target.files)
     writers: dict[int, list[int]] = {}
     for process, slice_ranges in enumerate(assignment):

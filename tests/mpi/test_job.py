@@ -10,9 +10,10 @@ import pytest
 
 import rankxform
 import rankxform.mindspore
+from rankxform.target import folder
 from tests import reference
 from tests.cases import Case, random_case
-from tests.mpi.conftest import prepare
+from tests.mpi.conftest import as_nodes, prepare
 from tests.mpi_launch import world
 
 SIZES = (1, 2, 3, 5)
@@ -229,3 +230,30 @@ def test_a_rank_that_is_spelled_twice_at_the_destination_ends_every_process(tmp)
 SPELLED = Case(
     {"w": ((8, 4), "Float32")}, [{"w": ([2], [0, -1], 0, 0)}], [{"w": ([2], [-1, 0], 0, 0)}]
 )
+
+
+@pytest.mark.world(sizes=(5,))
+@pytest.mark.parametrize("writers", ["node", "any"])
+def test_a_plan_says_who_will_write(writers, tmp, monkeypatch):
+    """On two nodes with one folder: each file by processes of one node, if that was asked for."""
+    case = random_case(3, mindspore_agrees=False, whole=False)
+    src, a, b = prepare(case, tmp, "safetensors")
+    as_nodes(monkeypatch, 2, 0)
+    assigned, real = [], folder.assignment_of
+
+    def assignment_of(*arguments):
+        assigned.append(real(*arguments))
+        return assigned[-1]
+
+    monkeypatch.setattr(folder, "assignment_of", assignment_of)
+    options = {"writers": writers, "link": "none", "comm": world(), "progress": False}
+    plan = rankxform.plan(src, a, b, **options)
+    rankxform.transform(src, tmp / "dst", a, b, fsync=False, **options)
+    (assignment,) = assigned
+    node = [process * 2 // 5 for process in range(5)]
+    for shard in plan.shards:
+        own = [
+            p for p, ranges in enumerate(assignment) if any(r.file == shard.rank for r in ranges)
+        ]
+        assert shard.writers == tuple(own)
+        assert writers == "any" or len({node[process] for process in own}) == 1

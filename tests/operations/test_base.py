@@ -230,7 +230,7 @@ def test_a_simulation_counts_the_factors_that_cross(tmp_path):
     dst = reference.write_strategy(tmp_path / "dst.ckpt", stages)
     request = Request(str(src), None, None, str(dst), dtype="bf16", read_method="ranges")
     node, shared = (
-        simulate(request, SerialTeam(), Cluster(2, 2, placement))[1]
+        simulate(request, SerialTeam(), Cluster(2, 2, placement))[1].simulation
         for placement in (PLACEMENT_NODE, PLACEMENT_SHARED)
     )
     read = [sum(one.read for one in found.workloads) for found in (node, shared)]

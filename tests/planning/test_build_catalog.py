@@ -12,12 +12,12 @@ from rankxform.formats.container import Schema
 from rankxform.geometry.box import Box
 from rankxform.layout.layout import Layout
 from rankxform.layout.strategy import Strategy
-from rankxform.planning.assign import assign
 from rankxform.planning.build_catalog import catalog_of
 from rankxform.planning.catalog import DeclaredBox, Description
 from rankxform.planning.plan import Planner
 from rankxform.planning.selection import select_parameters
 from tests.geometry.test_tiling import split
+from tests.planning import assigned
 
 SHAPES = {"a": (12, 10), "b": (7,), "c": (6, 4, 5)}
 
@@ -66,7 +66,7 @@ def test_any_boxes_in_any_files_go_through_the_planner(seed):
             entry = transfer.parameter.entry(cell, file)
             assert entry.partition("/")[0] == transfer.parameter.name
             assert file in transfer.parameter.sharding.files[cell]
-    parts = assign(planner, range(6), 5)
+    parts = assigned(planner, 6, 5)
     assert sum(one.stop - one.first for some in parts for one in some) == 18
 
 

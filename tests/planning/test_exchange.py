@@ -12,7 +12,7 @@ from rankxform.geometry.box import Box
 from rankxform.geometry.tiling import overlaps
 from rankxform.planning import plan as planning_plan
 from rankxform.planning import transfers
-from rankxform.planning.assign import WorkAssigner, assign, assign_within_nodes, balance
+from rankxform.planning.assign import WorkAssigner, Writers, assignment_of, balance
 from rankxform.planning.exchange import (
     assign_readers,
     estimate_reads,
@@ -35,6 +35,7 @@ from rankxform.planning.reads import (
 )
 from rankxform.planning.simulate import simulate_work
 from rankxform.planning.transfers import Reach, SliceRange
+from tests.planning import assigned
 from tests.planning.test_plan import planner
 
 ROW, COLUMN, WHOLE = [0, -1], [-1, 0], [-1, -1]
@@ -90,8 +91,8 @@ def test_exchanges_worked_out_by_hand(tmp_path):
 def test_what_a_node_sees_is_not_sent_to_it(tmp_path):
     """Each node holds a replica of everything, so nothing is exchanged."""
     plan, reach = of(tmp_path, ([2, 2], ROW), ([4], COLUMN)), spread(2, 4, each=2)
-    assert exchanges_of(plan, assign(plan, range(4), 4), reach) == []
-    work, exchanges = _transfers_of(3, plan, assign(plan, range(4), 4), reach)
+    assert exchanges_of(plan, assigned(plan, 4, 4), reach) == []
+    work, exchanges = _transfers_of(3, plan, assigned(plan, 4, 4), reach)
     assert not exchanges
     assert {rank for transfer in work for rank in transfer.readers.values()} <= {2, 3}
 
@@ -140,7 +141,7 @@ def random_work(tmp_path, rng):
         frozenset(r for r, h in enumerate(home) if h == n or rng.random() < 0.2)
         for n in range(max(node) + 1)
     )
-    assignment = assign(plan, range(ranks[1]), len(node))
+    assignment = assigned(plan, ranks[1], len(node))
     return plan, assignment, Reach(node, seen), rng.random() < 0.3
 
 
@@ -198,7 +199,7 @@ def test_a_process_makes_transfers_for_itself_alone(exchanged, tmp_path, monkeyp
     for module in (transfers, planning_plan):
         monkeypatch.setattr(module, "Transfer", Counted)
     plan = of(tmp_path, ([8], ROW), ([8], COLUMN), ("a", "b", "c"))
-    assignment = assign(plan, range(8), 4)
+    assignment = assigned(plan, 8, 4)
     reach = Reach.full((0, 0, 1, 1), range(8))
     exchanges = exchanges_of(plan, assignment, reach, TWO_PHASE if exchanged else AUTO)
     assert not made and bool(exchanges) is exchanged
@@ -306,8 +307,8 @@ def test_nothing_is_exchanged_that_every_node_reads_a_part_of(tmp_path):
 
 def test_a_simulation_counts_what_was_worked_out_by_hand(tmp_path):
     plan, reach = of(tmp_path, ([4], COLUMN), ([2], ROW)), spread(2, 4)
-    assignment = assign_within_nodes(
-        plan, range(2), Reach((0, 1), (frozenset({0}), frozenset({1})))
+    assignment = assignment_of(
+        plan, range(2), Writers(Reach((0, 1), (frozenset({0}), frozenset({1}))))
     )
     costs = Costs(read=1e3, write=1e3, network=1e2, copy=1e9)
     found = simulate_work(

@@ -12,7 +12,7 @@ from rankxform.formats.container import Schema, item_size
 from rankxform.geometry.box import Box
 from rankxform.layout.names import patterns
 from rankxform.planning import plan as plan_module
-from rankxform.planning.assign import assign, partition_evenly
+from rankxform.planning.assign import partition_evenly
 from rankxform.planning.build_catalog import catalog_of
 from rankxform.planning.catalog import Description
 from rankxform.planning.plan import Planner, needed_bytes
@@ -20,6 +20,7 @@ from rankxform.planning.selection import select_parameters
 from rankxform.planning.transfers import SliceRange
 from rankxform.storage import user_files
 from tests import reference
+from tests.planning import assigned
 
 DEEPSEEK = Path(__file__).parents[1] / "data" / "models" / "deepseek_v3"
 
@@ -177,7 +178,7 @@ def test_every_slice_is_written_by_one_process(processes, tmp_path):
     params = {f"p{i}": ((8, 1024), "Float32") for i in range(10)}
     stages = [dict.fromkeys(params, ([4], [0, -1], 0, 0))]
     plan = planner(tmp_path, stages, stages, params)
-    assignment = assign(plan, range(4), processes)
+    assignment = assigned(plan, 4, processes)
     assert len(assignment) == processes
     written = [
         (p.file, i)
@@ -203,7 +204,7 @@ def test_parameters_are_assigned_where_files_would_read_everything_often(tmp_pat
         [dict.fromkeys(params, ([8], [-1, 0], 0, 0))],
         params,
     )
-    assignment = assign(plan, range(8), 2)
+    assignment = assigned(plan, 8, 2)
     assert [[(p.file, p.first, p.stop) for p in slice_ranges] for slice_ranges in assignment] == [
         [(rank, 0, 2) for rank in range(8)],
         [(rank, 2, 4) for rank in range(8)],
@@ -215,13 +216,13 @@ def test_one_large_parameter_is_not_left_to_one_process(tmp_path):
     params = {"w": ((8, 1024), "Float32")}
     sharded = [{"w": ([8], [-1, 0], 0, 0)}]
     plan = planner(tmp_path, [{"w": ([1], [-1, -1], 0, 0)}], sharded, params)
-    assert [len(slice_ranges) for slice_ranges in assign(plan, range(8), 2)] == [4, 4]
+    assert [len(slice_ranges) for slice_ranges in assigned(plan, 8, 2)] == [4, 4]
 
 
 def test_ranks_with_equal_boxes_are_written_by_one_process(tmp_path):
     params = {"w": ((8, 1024), "Float32")}
     stages = [dict.fromkeys(params, ([2, 2], [0, -1], 0, 0))]
-    assignment = assign(planner(tmp_path, stages, stages, params), range(4), 2)
+    assignment = assigned(planner(tmp_path, stages, stages, params), 4, 2)
     assert [[p.file for p in slice_ranges] for slice_ranges in assignment] == [[0, 2], [1, 3]]
 
 
