@@ -23,6 +23,7 @@ from rankxform.checkpoints.base import (
 from rankxform.checkpoints.rank_folders import by_rank
 from rankxform.formats.container import BYTES, Index, container_suffixes
 from rankxform.layout.layout import Layout
+from rankxform.layout.strategy import Strategy
 from rankxform.planning.catalog import Description
 from rankxform.publish.files import wrong_companions
 from rankxform.publish.folder_records import (
@@ -260,18 +261,25 @@ def _strategies(path: Path, files: list[Path]) -> dict[str, Any]:
         return {"kind": "strategies", "path": str(path), "why": str(error), "items": parts}
 
 
-def _strategy(path: Path) -> dict[str, Any]:
-    strategy = load_strategy(str(path))
-    return {
-        "kind": "strategy",
-        "path": str(path),
-        **strategy.facts,
-        "layouts": [
-            {"stage": stage, "name": name, **_layout(layout)}
-            for stage, layouts in enumerate(strategy.stages)
-            for name, layout in layouts.items()
-        ],
-    }
+class StrategyFacts(dict[str, Any]):
+    """What a strategy says, for JSON, and the strategy."""
+
+    def __init__(self, path: Path, strategy: Strategy) -> None:
+        super().__init__(
+            kind="strategy",
+            path=str(path),
+            **strategy.facts,
+            layouts=[
+                {"stage": stage, "name": name, **_layout(layout)}
+                for stage, layouts in enumerate(strategy.stages)
+                for name, layout in layouts.items()
+            ],
+        )
+        self.strategy = strategy
+
+
+def _strategy(path: Path) -> StrategyFacts:
+    return StrategyFacts(path, load_strategy(str(path)))
 
 
 def _layout(layout: Layout) -> dict[str, Any]:

@@ -585,3 +585,17 @@ def test_who_writes_is_decided_in_one_place():
                      if isinstance(node, ast.ImportFrom) and (node.module or "").endswith("assign")
                      for n in node.names}  # fmt: skip
             assert not names & deciding, path
+
+
+SHOWING = {"sections", "in_short", "as_dict", "rows", "_repr_html_"}
+
+
+def test_results_read_nothing_when_they_are_shown():
+    for path in files():
+        for cls in (node for node in nodes(path) if isinstance(node, ast.ClassDef)):
+            for method in (n for n in cls.body if isinstance(n, ast.FunctionDef)):
+                if method.name in SHOWING:
+                    called = {getattr(n.func, "id", getattr(n.func, "attr", "")) for n in
+                              ast.walk(method) if isinstance(n, ast.Call)}  # fmt: skip
+                    reading = {name for name in called if re.match("open$|open_|load_|read_", name)}
+                    assert not reading, f"{path}: {cls.name}.{method.name}"

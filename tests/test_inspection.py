@@ -289,3 +289,13 @@ def test_a_look_without_shapes(tmp_path):
         tmp_path / "src/rank_0/c.ckpt", {"n": ("Int32", np.array([3], "<i4").view("<u4"))}
     )
     assert look(tmp_path / "src")["steps"] == []
+
+
+def test_a_strategy_is_shown_without_its_file(tmp_path):
+    """What a result shows was read when it was made."""
+    path = reference.write_strategy(tmp_path / "st.ckpt", [{"w": ([2], [0, -1], 0, 0)}])
+    found = rankxform.inspect(path)
+    shown = as_text(found)
+    (tmp_path / "st.ckpt").rename(tmp_path / "elsewhere.ckpt")
+    assert as_text(found) == shown and "w" in shown
+    assert "strategy" in found._repr_html_()

@@ -230,10 +230,13 @@ class ArrayDestination(Destination):
         *,
         may_be_none: bool = False,
         in_huge_pages: bool = False,
+        rank_requests: tuple[RankRequest, ...] = (),
     ) -> None:
         """into: the caller's arrays, by name, which are filled; others are made. slices: those that
         are read meanwhile. may_be_none: a process beyond the destination's ranks gets nothing.
-        in_huge_pages: whether large arrays that are made begin with a huge page."""
+        in_huge_pages: whether large arrays that are made begin with a huge page. rank_requests: of
+        all processes, if they are known."""
+        self.rank_requests = rank_requests
         self._into, self._slices = into, slices
         self.rank, self._may_be_none = rank, may_be_none
         self._in_huge_pages = in_huge_pages
@@ -243,6 +246,8 @@ class ArrayDestination(Destination):
 
         Raises UsageError.
         """
+        if self.rank_requests:
+            return request
         src, dst = request.src_strategy, request.dst_strategy
         common = {
             **vars(replace(request, include=(), src_strategy=None, dst_strategy=None)),

@@ -65,7 +65,7 @@ from rankxform.values import NamedTuple
 
 from .inputs import ResolvedRequest
 from .model_files import RequestContext, configuration_doubts
-from .target import training_notices, training_step
+from .target import STEP_KEY, training_notices
 
 _ADAPTER = "lora"
 """What is in the names of an adapter's tensors."""
@@ -390,7 +390,7 @@ def iteration_findings(
     source: Source, training: Mapping[str, Any], arrangement: DestinationFiles
 ) -> Iterator[Finding]:
     """Yield that the source is of another step than the number that is written."""
-    step = training_step(training)
+    step = training.get(STEP_KEY)
     if arrangement.mark is None or step is None:
         return
     number = int(arrangement.mark[1])

@@ -50,7 +50,7 @@ from .findings import TargetDraft, adding_suggestions, iteration_findings
 from .inputs import ResolvedRequest, resolve_request, source_ref
 from .manifest import check_not_applied
 from .node_folders import unsafe_writers
-from .target import Conversion, Target, kept_facts, training_facts, training_step
+from .target import STEP_KEY, Conversion, Target, kept_facts, training_facts
 
 if TYPE_CHECKING:
     from rankxform.derivation.request import Derived
@@ -330,7 +330,7 @@ def _arrange_files(
         )
     written = _container(request, form, source)
     options = _form_options(request, form)
-    step, suffix = training_step(training), f".{written.name}"
+    step, suffix = training.get(STEP_KEY), f".{written.name}"
     return form, written, form.destination_files(planner, options, step, suffix)
 
 

@@ -118,7 +118,7 @@ class Conversion(NamedTuple):
         return self._replace(target=self.target.with_findings(findings))
 
 
-_STEP_KEY = "global_step"
+STEP_KEY = "global_step"
 _FLOATS = {"Float32": "<f", "Float64": "<d"}
 _STEP = "iteration"
 """The option of forms whose folders bear the step's number."""
@@ -153,11 +153,11 @@ def training_facts(request: Request, source: Source, team: Team) -> dict[str, An
                 "take files of one step",
                 where=description.source,
             )
-    of_names = (_STEP_KEY,) if step and len(step) == 1 else ("epoch_num", "step_num")
+    of_names = (STEP_KEY,) if step and len(step) == 1 else ("epoch_num", "step_num")
     for name, number in zip(of_names, step or ()):
         training[name] = number if training[name] is None else training[name]
-    if training[_STEP_KEY] is None:
-        training[_STEP_KEY] = request.iteration
+    if training[STEP_KEY] is None:
+        training[STEP_KEY] = request.iteration
     return training
 
 
@@ -179,17 +179,17 @@ def training_notices(request: Request, source: Source, written: Collection[str])
     description = source.description
     if request.dst is None:
         return
-    step, form = description.training.get(_STEP_KEY), FORMS[request.dst_form or DEFAULT_FORM]
+    step, form = description.training.get(STEP_KEY), FORMS[request.dst_form or DEFAULT_FORM]
     consumed = description.training.get(CONSUMED)
     # a form that keeps the step as a tensor has a companion file for it with that tensor alone
-    has_place = form.training is not None and (not form.counters or _STEP_KEY in written)
+    has_place = form.training is not None and (not form.counters or STEP_KEY in written)
     if consumed is not None and not _is_excluded(request, CONSUMED):
         yield _of_consumed(form, has_place, description.source, consumed)
     if step is None or form.training is not None or _STEP in form.options:
         return
-    if _STEP_KEY in written:
+    if STEP_KEY in written:
         return
-    if not any(_STEP_KEY in index for index in source.indexes.values()):
+    if not any(STEP_KEY in index for index in source.indexes.values()):
         yield (
             f"{description.source}: the training's global_step is {step}, which no tensor file "
             f"holds; it is not written, for {form.title} can hold it only as a tensor"
@@ -239,8 +239,3 @@ def _number(source: Source, name: str, team: Team) -> float | None:
 def _is_number(index: Index, name: str) -> bool:
     dtype = index.dtype(name)
     return ("Int" in dtype or dtype in _FLOATS) and index.nbytes(name) == item_size(dtype)
-
-
-def training_step(training: Mapping[str, Any]) -> int | None:
-    """Return the step that facts on the training state."""
-    return training.get(_STEP_KEY)

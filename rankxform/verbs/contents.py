@@ -20,12 +20,12 @@ from rankxform.errors import CheckpointError
 from rankxform.formats.container import Index, content_bytes
 from rankxform.geometry.tiling import Grid
 from rankxform.layout.names import natural_sort_key, pattern_of
+from rankxform.layout.strategy import Strategy
 from rankxform.planning.catalog import Parameter, Sharding
 from rankxform.planning.selection import missing_slices, missing_slices_error
 from rankxform.request import Request
 from rankxform.results import NORMAL, VERBOSE, Drawing, Result, Section, Table, first_line, lines
 from rankxform.source.open import Source, open_source
-from rankxform.storage.user_files import load_strategy
 from rankxform.target.inputs import source_ref_with_strategy
 from rankxform.transport import Team
 from rankxform.values import dataclass
@@ -259,6 +259,8 @@ class Inspection(dict[str, Any], Result):
         """is_raw: a strategy is shown with device matrices and tensor maps too."""
         super().__init__(facts)
         self._is_raw = is_raw
+        # Of kind "strategy": the one that was read, so that nothing is read when it is shown.
+        self._strategy: Strategy | None = getattr(facts, "strategy", None)
 
     @property
     def exit_code(self) -> int:
@@ -286,10 +288,10 @@ class Inspection(dict[str, Any], Result):
         At `VERBOSE` each parameter of a file has a row, and each of many files.
         """
         kind, path = self["kind"], shown_path(self["path"])
-        if kind == "strategy":
+        if self._strategy is not None:
             from .strategies import strategy_sections
 
-            yield from strategy_sections(self["path"], load_strategy(self["path"]), self._is_raw)
+            yield from strategy_sections(self["path"], self._strategy, self._is_raw)
         elif kind == "json":
             size = format_size(self["file_bytes"])
             yield lines("", f"{path}: JSON, and no strategy; {size}")

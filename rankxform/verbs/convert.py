@@ -26,10 +26,13 @@ from contextlib import ExitStack
 
 from rankxform.engine.copier import ValueStats
 from rankxform.engine.pipeline import Traffic
+from rankxform.errors import UsageError
 from rankxform.layout.names import summarize_names
+from rankxform.planning.evidence import Evidence
 from rankxform.planning.exchange import WorkPlan
 from rankxform.process import Phases, peak_memory, throttled
 from rankxform.request import Request
+from rankxform.source.open import Source
 from rankxform.statements import Finding, HasFindings, as_notice, as_warning
 from rankxform.storage.posix import OnProgress
 from rankxform.target.destination import Destination, open_work_inputs
@@ -79,22 +82,53 @@ class Outcome(HasFindings):
         return sum(process.traffic.written for process in self.processes)
 
 
+class Prepared(NamedTuple):
+    """What is known of a conversion before it begins; the rest is found out."""
+
+    source: Source | None = None  # the source, open
+    conversion: Conversion | None = None  # of an open source, without evidence
+    evidence: Evidence | None = None  # what samples of the source say; None: they are read
+    work: WorkPlan | None = None  # what this process has to do
+    per_rank_tensors: frozenset[str] = frozenset()  # for which the work was planned
+
+    def work_for(self, conversion: Conversion) -> WorkPlan | None:
+        """Return the work of this process. Raises UsageError if it was planned for others."""
+        names = conversion.target.evidence.per_rank_tensors
+        if self.work is not None and names ^ self.per_rank_tensors:  # the same on all processes
+            raise UsageError(
+                "replicas differ in other parameters than those of the plan",
+                "plan_reshard for these slices",
+            )
+        return self.work
+
+
 def convert(
-    request: Request, destination: Destination, team: Team, on_start: OnStart = start_silently
+    request: Request,
+    destination: Destination,
+    team: Team,
+    on_start: OnStart = start_silently,
+    prepared: Prepared | None = None,
 ) -> Outcome:
-    """Move what `request` makes of its source into `destination`. Collective."""
+    """Move what `request` makes of its source into `destination`. Collective.
+
+    prepared: what is known before; the same on every process but for its work.
+    """
     phases = Phases("plan")
-    request = destination.prepare(request, team)
-    conversion = resolve(request, team, phases.enter)
+    given_request, request = request, destination.prepare(request, team)
+    conversion = prepared.conversion if prepared else None
+    if conversion is None:
+        source = prepared.source if prepared else None
+        conversion = resolve(request, team, phases.enter, source)
+    else:
+        assert request is given_request, "what is resolved already is not asked for anew"
     phases.enter("compare")
     conversion = conversion.with_findings(destination.check_free(conversion, team))
-    conversion = requested = with_evidence(conversion, team)
+    evidence = prepared.evidence if prepared else None
+    conversion = requested = with_evidence(conversion, team, evidence)
     phases.enter("plan")
+    work = prepared.work_for(conversion) if prepared else None
     with destination.claim(conversion, team) as conversion:
-        with adding_suggestions(conversion.resolved, conversion.source, team):
-            work = plan_work(
-                conversion, destination.left, team, is_ascending=destination.is_ascending
-            )
+        work = work or plan_moves(conversion, destination, team)
         show = on_start(requested, work.nbytes)
         phases.enter("move")
         destination.begin(team)
@@ -103,6 +137,13 @@ def convert(
         destination.publish(team)
     phases.enter("wait")
     return sum_up(conversion, destination, traffic, phases, team)
+
+
+def plan_moves(conversion: Conversion, destination: Destination, team: Team) -> WorkPlan:
+    """Return what this process has to do for a destination that is claimed. Collective."""
+    with adding_suggestions(conversion.resolved, conversion.source, team):
+        is_ascending = destination.is_ascending
+        return plan_work(conversion, destination.left, team, is_ascending=is_ascending)
 
 
 def move(

@@ -263,9 +263,14 @@ def examine(conversion: Conversion, team: Team) -> Evidence:
     return evidence + examine_values(conversion, team)
 
 
-def with_evidence(conversion: Conversion, team: Team) -> Conversion:
-    """Return a conversion with what `examine` finds. Collective. Raises the first error."""
-    evidence = examine(conversion, team)
+def with_evidence(
+    conversion: Conversion, team: Team, evidence: Evidence | None = None
+) -> Conversion:
+    """Return a conversion with evidence, if None with what `examine` finds. Collective.
+
+    Raises the first error.
+    """
+    evidence = evidence or examine(conversion, team)
     require_evidence(conversion, evidence, team)
     place_of = conversion.source.place_of
     target = conversion.target.with_evidence(evidence, place_of=place_of)

@@ -37,7 +37,7 @@ from rankxform.target.target import Conversion, Target
 from rankxform.transport import Team
 from rankxform.values import dataclass
 
-from .convert import OnStart, start_silently
+from .convert import OnStart, Prepared, start_silently
 from .evidence import with_evidence
 from .transform import Report, transform
 
@@ -137,7 +137,9 @@ def launch(
         return None, conversion.source.where.path
     request = with_derived(request, conversion.target.derived, output / STRATEGY)
     strategy_folder = keep_strategy(request, output / STRATEGY, team)
-    report = transform(replace(request, dst=str(output / CHECKPOINT)), team, on_start)
+    prepared = Prepared(conversion.source, evidence=conversion.target.evidence)
+    request = replace(request, dst=str(output / CHECKPOINT))
+    report = transform(request, team, on_start, prepared)
     strategy_folder.write(team)
     return report, str(output / CHECKPOINT)
 

@@ -18,7 +18,6 @@ from rankxform.geometry.box import Shape
 from rankxform.layout.names import summarize_names
 from rankxform.planning.catalog import Parameter
 from rankxform.planning.exchange import WorkPlan
-from rankxform.process import Phases
 from rankxform.request import Request
 from rankxform.results import as_table
 from rankxform.source.open import arrays_name, open_arrays
@@ -31,10 +30,9 @@ from rankxform.target.target import Conversion
 from rankxform.transport import Team
 from rankxform.transport.launcher import msrun_workers
 from rankxform.values import NamedTuple
-from rankxform.verbs.convert import OnStart, Outcome, convert, move, start_silently, sum_up
 
+from .convert import OnStart, Outcome, Prepared, convert, plan_moves, start_silently
 from .evidence import with_evidence
-from .work import plan_work
 
 _SHOWN = 20
 """Slices that a notebook shows."""
@@ -203,7 +201,7 @@ def plan_reshard(request: Request, held_slices: HeldSlices, rank: int, team: Tea
         are_values = all(has_values for _, has_values in by_process)
         conversion = with_evidence(unjudged, team) if are_values else unjudged
         with destination.claim(conversion, team):
-            work = plan_work(conversion, destination.left, team)
+            work = plan_moves(conversion, destination, team)
     requests = destination.rank_requests
     return ReshardPlan(unjudged, conversion, work, requests, rank, src_rank, dtypes, scheme)
 
@@ -222,7 +220,7 @@ def reshard(
     plan was made of other values, so that replicas of these are compared. Raises UsageError where
     the plan is for other slices or processes.
     """
-    phases, src_rank = Phases("plan"), plan.src_rank
+    src_rank = plan.src_rank
     states = team.allgather(lambda: (plan.digest, plan.rank, held_slices.release))
     digests, ranks, releasing = zip(*states)
     planned_ranks = tuple(rank_request.rank for rank_request in plan.rank_requests)
@@ -249,36 +247,24 @@ def reshard(
     paths = {rank: address_of(place, arrays_name(rank)) for rank in source.paths}
     indexes = source.indexes if file is None else {**source.indexes, src_rank: file.table}
     source = replace(source, paths=paths, indexes=indexes)
-    conversion = plan.conversion._replace(source=source)
-    parameters = conversion.planner.selection.parameters
+    evidence = plan.conversion.target.evidence
+    prepared = Prepared(
+        conversion=plan.unjudged._replace(source=source),
+        evidence=None if is_reused else evidence,
+        work=plan.work,
+        per_rank_tensors=evidence.per_rank_tensors,
+    )
+    parameters = plan.conversion.planner.selection.parameters
     has_operands = any(any(parameter.steps) for parameter in parameters)  # which are read apart
     # Huge pages make the first call slower and later ones faster (docs/benchmarks.md), and memory
     # that is let go of meanwhile could not be taken for them.
     in_huge_pages = is_reused and not any(releasing)
     destination = ArrayDestination(
-        plan.rank, held_slices.into, held_slices.slices,
-        may_be_none=True, in_huge_pages=in_huge_pages,
+        plan.rank, held_slices.into, held_slices.slices, may_be_none=True,
+        in_huge_pages=in_huge_pages, rank_requests=plan.rank_requests,
     )  # fmt: skip
-    destination.rank_requests = plan.rank_requests
     with holding(scheme, file, releases=any(releasing) and not has_operands):
-        if is_reused:
-            planned_names = conversion.target.evidence.per_rank_tensors
-            conversion = with_evidence(plan.unjudged._replace(source=source), team)
-            names = conversion.target.evidence.per_rank_tensors
-            if planned_names ^ names:  # the same on every process
-                raise UsageError(
-                    "replicas differ in other parameters than those of the plan",
-                    "plan_reshard for these slices",
-                )
-        with destination.claim(conversion, team):
-            show = on_start(conversion, plan.work.nbytes)
-            phases.enter("move")
-            destination.begin(team)
-            traffic = move(plan.work, conversion, destination, team, show)
-            phases.enter("publish")
-            destination.publish(team)
-    phases.enter("wait")
-    outcome = sum_up(conversion, destination, traffic, phases, team)
+        outcome = convert(plan.unjudged.request, destination, team, on_start, prepared)
     if held_slices.release and file is not None:
         for name in file.table.schema.names:
             held_slices.slices.pop(name, None)

@@ -31,16 +31,21 @@ from rankxform.target.target import Conversion
 from rankxform.transport import SerialTeam, Team
 from rankxform.values import dataclass
 
-from .convert import OnStart, Outcome, convert, start_silently
+from .convert import OnStart, Outcome, Prepared, convert, start_silently
 
 _FEW = 4
 _LONG_SECONDS = 10.0
 """From how long a run on more processes is worth a word."""
 
 
-def transform(request: Request, team: Team, on_start: OnStart = start_silently) -> Report:
+def transform(
+    request: Request,
+    team: Team,
+    on_start: OnStart = start_silently,
+    prepared: Prepared | None = None,
+) -> Report:
     """Convert a checkpoint; return what was done. Collective."""
-    outcome = convert(request, destination_at(request, team), team, on_start)
+    outcome = convert(request, destination_at(request, team), team, on_start, prepared)
     return report_of(outcome, team)
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
@@ -16,6 +18,8 @@ from rankxform.target.existing import ExistingDestination
 from rankxform.target.folder import FolderDestination
 from rankxform.transport import SerialTeam
 from rankxform.verbs import convert as converting
+from rankxform.verbs import evidence
+from rankxform.verbs.launch import launch
 from rankxform.verbs.transform import transform
 from tests import reference
 
@@ -192,3 +196,25 @@ def test_an_error_of_any_rule_may_be_accepted(request_into, tmp_path, monkeypatc
     else:
         with pytest.raises(RankxformError, match="is wrong"):
             transform(request, SerialTeam())
+
+
+def test_a_launch_opens_and_samples_its_source_once(tmp_path, monkeypatch):
+    """It looks whether the checkpoint fits, and converts what it has open."""
+    params = {"w": ((8, 4), "Float32"), "v": ((8, 4), "Float32")}
+    rows, columns = ([{n: ([2], m, 0, 0) for n in params}] for m in ([0, -1], [-1, 0]))
+    src = reference.write_checkpoint(tmp_path / "src", rows, params)
+    a = reference.write_strategy(tmp_path / "a.ckpt", rows)
+    b = reference.write_strategy(tmp_path / "b.ckpt", columns)
+    calls = Counter()
+    for module, name in ((resolve, "open_source"), (evidence, "examine")):
+        real = getattr(module, name)
+
+        def counted(*arguments, name=name, real=real, **options):
+            calls[name] += 1
+            return real(*arguments, **options)
+
+        monkeypatch.setattr(module, name, counted)
+    request = Request(str(src), None, a, b)
+    report, place = launch(request, tmp_path / "out", SerialTeam())
+    assert report is not None and calls == {"open_source": 1, "examine": 1}
+    assert reference.wrong_slices(Path(place), columns, params) == []
