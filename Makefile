@@ -1,7 +1,7 @@
 # make demo     set up what the demo needs, and run it
 # make check    lint, types, and the fast tests without MindSpore, in about two minutes
-# make test     lint, types, every test with MPICH, a third of the cases of some; what is asked of an MPI library again with Open MPI
-# make ci       the same with more crash states and faults, mounted file systems, signals, kills and hosts with Open MPI
+# make test     lint, types, every test with MPICH, a third of the cases of some; what is asked of an MPI library again with Open MPI;
+#               RANKXFORM_WIDE=1: more crash states and faults, mounted file systems, signals, kills and hosts with Open MPI
 # make lint     ruff and mypy alone
 # make coverage which lines the tests of `make check` reach, in all cases: 85 % at least; takes five minutes
 # make night    the same tests over many more cases, PyTorch and all of MindFormers as partners; takes hours
@@ -59,15 +59,23 @@ endif
 # Tests start hundreds of interpreters, which compile all of the package where it is set.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo check fast coverage test ci lint unit mpich mpich-then-openmpi all-hosts hosts-then-openmpi night filesystems docs site clean
+.PHONY: demo check fast coverage test lint unit mpich mpich-then-openmpi all-hosts hosts-then-openmpi night filesystems docs site clean
 
 demo: $(VENV)/run-installed
 	examples/demo.sh $(VENV)
 
 # What processes share by one number of them; of tests with many cases, which are marked `sampled`, a third.
-check fast test: export RANKXFORM_SHARE = third
+check fast: export RANKXFORM_SHARE = third
+ifdef RANKXFORM_WIDE
 # Two thirds of the cases of `sampled` tests run with the smallest number of processes only.
-ci: export RANKXFORM_SHARE = most
+test: export RANKXFORM_SHARE = most
+test: export RANKXFORM_CRASHES = third
+TESTED = lint mpich-then-openmpi all-hosts unit
+else
+test: export RANKXFORM_SHARE = third
+test: export RANKXFORM_CRASHES = twelfth
+TESTED = lint mpich hosts-then-openmpi unit
+endif
 
 check: $(VENV)/check-installed
 	$(MAKE) --no-print-directory --jobs=2 fast lint
@@ -78,15 +86,10 @@ fast: $(VENV)/check-installed
 coverage: $(VENV)/check-installed
 	$(BESIDE) --cov --cov-report=term:skip-covered $(FAST)
 
-test: export RANKXFORM_CRASHES = twelfth
 test:
 	$(ENVIRONMENTS)
-	$(LANES) lint mpich hosts-then-openmpi unit
-
-ci: export RANKXFORM_CRASHES = third
-ci:
-	$(ENVIRONMENTS)
-	$(LANES) lint mpich-then-openmpi all-hosts unit
+	rm -rf build/ran
+	$(LANES) $(TESTED); code=$$?; $(VENV)/bin/python -m tests.durations --ran; exit $$code
 
 lint: $(VENV)/check-installed
 	$(VENV)/bin/ruff check .
