@@ -2,7 +2,8 @@
 
 1. **Nothing has a final name before all is complete.** Files are written as part files. When every
    process has written and synced its own, their inodes, sizes and times are noted in the job; then
-   all are renamed, and the manifest is written last. The job is done when the manifest exists.
+   all are renamed, and the manifest is written last. The job is done when the manifest exists in
+   the folder with the files (`target.folder`), and no `.rankxform` beside it.
 2. **A file with a final name is ours only if the manifest or the job lists it.** Any other is
    somebody else's, and is refused.
 3. **To continue is to subtract.** Journals say which slices are on the device. A later run merges
