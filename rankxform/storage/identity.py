@@ -43,8 +43,9 @@ and those that lock what their nodes cache."""
 
 _MOUNTS = Path("/proc/self/mountinfo")
 _SAMPLES, _SAMPLE_BYTES = 64, 4096
-_FEWEST, _EACH = 8, 512 << 10
-"""Samples of a small file, and of how many bytes there is one more."""
+_FEWEST, _EACH = 12, 512 << 10
+"""Samples of a small file, and of how many bytes there is one more. Between neighbours lies less
+than a tenth of a file, so that a tenth that was changed in a row is met."""
 _STALE_SECONDS = 3600
 _SEEN_SECONDS, _PAUSE_SECONDS = 3.0, 0.1
 

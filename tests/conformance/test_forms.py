@@ -25,7 +25,7 @@ import pytest
 import rankxform
 from rankxform.checkpoints import base
 from rankxform.checkpoints.base import FORMS
-from rankxform.display.text import as_text
+from rankxform.display.text import as_text, format_size
 from rankxform.errors import RankxformError
 from rankxform.options import flag_of
 from rankxform.publish import journal
@@ -342,6 +342,41 @@ class WrittenFormTests:
                     assert same is False or is_harmless, (path.name, at)
             path.write_bytes(data)
         assert rankxform.verify(dst).same
+
+    @pytest.mark.sampled
+    @pytest.mark.parametrize("megabytes", [1, pytest.param(300, marks=pytest.mark.slow)])
+    def test_a_tenth_that_was_changed_is_found_and_a_byte_by_fingerprints(
+        self, megabytes, tmp_path
+    ):
+        """Samples see the first; of the second they say what they did not compare."""
+        params = {"w": ((megabytes << 8, 1024), "Float32")}
+        stage = [{"w": ([2], [0, -1], 0, 0)}]
+        src = reference.write_checkpoint(
+            tmp_path / "src", stage, params, CASE.extras, "safetensors"
+        )
+        a = reference.write_strategy(tmp_path / "a.ckpt", stage)
+        to, dst = a if self.is_sharded else None, tmp_path / "dst"
+        told = {"dst_form": self.form, **self.options, "overwrite": True, "fsync": False}
+        for verify, share in ((False, 10), (True, 1 << 40)):
+            rankxform.transform(src, dst, a, to, verify=verify, **told)
+            before = rankxform.verify(dst)
+            assert before.same is (True if verify else None)
+            sampled = [before.bytes_sampled, before.total_bytes]
+            assert f"({' of '.join(map(format_size, sampled))})" in as_text(before) or verify
+            paths = [p for p in dst.rglob("*") if p.suffix in SUFFIXES]
+            path = max(paths, key=lambda path: path.stat().st_size)
+            size, modified = path.stat().st_size, path.stat().st_mtime_ns
+            count = max(1, size // share)
+            place = size // 2 + random.Random(self.form).randrange(size // 4)
+            with path.open("r+b") as file:
+                file.seek(place)
+                data = file.read(count)
+                file.seek(place)
+                file.write(bytes(byte ^ 85 for byte in data))
+            os.utime(path, ns=(modified, modified))
+            (found,) = rankxform.verify(dst).differences
+            assert (found.file, found.elements) == (str(path), None)
+            assert found.rule == "content_is_unchanged" or "CRC" in found.text
 
     @pytest.mark.slow
     @pytest.mark.sampled
