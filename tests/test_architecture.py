@@ -373,7 +373,7 @@ MOST_FIGURES = {
     },
 }  # fmt: skip
 """What a reader pays (tests/reader.py). A figure may fall; a commit that adds an ability raises none."""
-LEAST_MIRRORED = 57
+LEAST_MIRRORED = 59
 """Modules with a test module of their name at their place; may rise."""
 
 OF_NO_PACKAGE = {"trust", "mpi", "conformance", "oracle", "frameworks", "hosts"}

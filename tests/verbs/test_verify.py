@@ -15,6 +15,7 @@ import pytest
 
 import rankxform
 from rankxform.storage import user_files
+from rankxform.target import existing
 from tests import reference, reference_dcp
 from tests.cases import random_case
 from tests.mpi_launch import environment, mpirun, run
@@ -468,3 +469,16 @@ def test_a_manifest_that_makes_no_sense_is_one_message(tmp_path):
         rankxform.StorageError, match="damaged: .*what it says of .* makes no sense"
     ):
         rankxform.verify(place.dst)
+
+
+def test_files_that_are_compared_share_one_block(place, monkeypatch):
+    """What is read beside `--memory` does not grow with the number of files."""
+    blocks, real = [], existing.ComparingSink
+
+    def sink(*arguments):
+        blocks.append(arguments[-1])
+        return real(*arguments)
+
+    monkeypatch.setattr(existing, "ComparingSink", sink)
+    assert place.verify(memory=1 << 20).same
+    assert len(blocks) == 4 and len({id(block) for block in blocks}) == 1

@@ -1,0 +1,206 @@
+"""`verify DST`: what lies there against what the manifest says, the right file named, each once."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import rankxform
+from rankxform.cli.main import main
+from tests import reference
+from tests.mpi_launch import environment
+
+PARAMS = dict.fromkeys("abcd", ((64, 32), "Float32"))
+ROWS = [{name: ([4], [0, -1], 0, 0) for name in PARAMS}]
+PAIRS = [{name: ([2], [0, -1], 0, 0) for name in PARAMS}]
+LARGE = {"w": ((16 << 10, 1024), "Float32")}  # 64 MiB: 64 samples lie a MiB apart
+TWO = [{"w": ([2], [0, -1], 0, 0)}]
+
+
+@pytest.fixture
+def src(tmp_path):
+    reference.write_strategy(tmp_path / "a.ckpt", ROWS)
+    reference.write_strategy(tmp_path / "b.ckpt", PAIRS)
+    return Path(reference.write_checkpoint(tmp_path / "src", ROWS, PARAMS, None, "safetensors"))
+
+
+def converted(src, name, **options):
+    """Return a destination of two files: in a form with an index, or of ranks."""
+    dst, form = src.parent / name, {"dst_form": "huggingface", "max_shard": 20_000}
+    if name == "ranks":
+        form = {"dst_strategy": src.parent / "b.ckpt"}
+    rankxform.transform(src, dst, src.parent / "a.ckpt", fsync=False, **form, **options)
+    return dst
+
+
+def documents(capfd, *words):
+    code = main(["verify", *map(str, words), "--json"])
+    return code, json.loads(capfd.readouterr().out)["differences"]
+
+
+def test_a_companion_and_a_stray_are_named_as_themselves(src, capfd):
+    dst = converted(src, "hf")
+    index, stray = dst / "model.safetensors.index.json", dst / "other.safetensors"
+    index.write_text(index.read_text() + "\n")
+    stray.write_bytes(next(dst.glob("model-00001*")).read_bytes())
+    code, differences = documents(capfd, dst)
+    assert code == 6
+    assert [(one["rule"], one["file"], one["rank"]) for one in differences] == [
+        ("nothing_else_is_there", stray.name, None),
+        ("companions_are_as_written", index.name, None),
+    ]
+    assert main(["verify", str(dst)]) == 6
+    text = capfd.readouterr().out
+    assert "DIFFERENT: 2 files" in text
+    assert f"{index.name} " in text and "model-00001" not in text.split("to repair")[0]
+
+
+def test_two_files_are_two(src, capfd):
+    dst = converted(src, "hf")
+    for path in dst.glob("model-*.safetensors"):
+        path.write_bytes(path.read_bytes()[:-4] + b"\1\2\3\4")
+    _, differences = documents(capfd, dst)
+    assert len({one["file"] for one in differences}) == len(differences) == 2
+    assert main(["verify", str(dst)]) == 6 and "DIFFERENT: 2 files" in capfd.readouterr().out
+
+
+def test_ranks_are_told_where_files_are_ranks(src, capfd):
+    dst = converted(src, "ranks")
+    (dst / "rank_1/checkpoint_1.safetensors").unlink()
+    extra = dst / "rank_7/checkpoint_7.safetensors"
+    extra.parent.mkdir()
+    extra.write_bytes((dst / "rank_0/checkpoint_0.safetensors").read_bytes())
+    _, differences = documents(capfd, dst)
+    assert [(one["rank"], one["file"]) for one in differences] == [
+        (1, "rank_1/checkpoint_1.safetensors"), (7, "rank_7/checkpoint_7.safetensors"),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("with_source", [False, True])
+@pytest.mark.parametrize("name", ["hf", "ranks"])
+def test_the_command_that_repairs_does(name, with_source, src, capfd):
+    dst = converted(src, name)
+    first, second = sorted(dst.rglob("*.safetensors"))
+    first.write_bytes(first.read_bytes()[:-4] + b"\1\2\3\4")
+    if not with_source:
+        second.unlink()
+    a, b = src.parent / "a.ckpt", src.parent / "b.ckpt"
+    to = {"dst_strategy": b} if name == "ranks" else {"dst_form": "huggingface"}
+    verdict = rankxform.verify(src, dst, a, **to) if with_source else rankxform.verify(dst)
+    assert verdict.same is False
+    command = verdict.repair.replace("rankxform ", f"{sys.executable} -m rankxform ", 1)
+    done = subprocess.run(command, shell=True, env=environment(), capture_output=True)
+    assert done.returncode == 0, (command, done)
+    assert rankxform.verify(src, dst, a, **to).same
+
+
+def changed_between_samples(path, *, keeps_time):
+    """Change one byte of a large file that no sample has."""
+    status = path.stat()
+    with path.open("r+b") as file:
+        file.seek(status.st_size // 2 + (300 << 10))
+        byte = file.read(1)
+        file.seek(-1, os.SEEK_CUR)
+        file.write(bytes([byte[0] ^ 1]))
+    if keeps_time:
+        os.utime(path, ns=(status.st_mtime_ns, status.st_mtime_ns))
+    else:
+        os.utime(path, ns=(status.st_mtime_ns, status.st_mtime_ns + 10**9))
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory):
+    """A destination with fingerprints, whose files are larger than their samples."""
+    tmp = tmp_path_factory.mktemp("large")
+    reference.write_strategy(tmp / "a.ckpt", TWO)
+    src = reference.write_checkpoint(tmp / "src", TWO, LARGE, None, "safetensors")
+    options = {"fsync": False, "verify": True}
+    rankxform.transform(src, tmp / "dst", tmp / "a.ckpt", tmp / "a.ckpt", **options)
+    return tmp
+
+
+@pytest.fixture
+def place(large, tmp_path):
+    """A copy of it, by hard links but for one file; the copied times are those of the manifest."""
+    dst = tmp_path / "dst"
+    subprocess.run(["cp", "-rp", large / "dst", dst], check=True)
+    return dst
+
+
+@pytest.mark.parametrize("keeps_time", [False, True])
+def test_check_compares_the_fingerprints_that_a_manifest_has(keeps_time, place, capfd):
+    path = place / "rank_1/checkpoint_1.safetensors"
+    assert main(["inspect", str(place), "--check", "--full"]) == 0
+    assert "2 fingerprints compared with all bytes" in capfd.readouterr().out
+    changed_between_samples(path, keeps_time=keeps_time)
+    assert rankxform.verify(place).same is False
+    found = rankxform.check(place, full=True)
+    assert found.same is False
+    (row,) = [row for row in found.rows if row.state == "wrong"]
+    assert row.file == str(path) and "changed or replaced" in row.text
+
+
+def test_a_source_with_other_bytes_than_its_fingerprint_is_refused(place, tmp_path):
+    path = place / "rank_1/checkpoint_1.safetensors"
+    os.utime(path)  # as `cp -r` leaves it
+    assert rankxform.transform(place, tmp_path / "whole", fsync=False).bytes_written
+    changed_between_samples(path, keeps_time=False)
+    with pytest.raises(rankxform.CheckpointError, match=r"checkpoint_1.*changed or replaced"):
+        rankxform.transform(place, tmp_path / "again", fsync=False)
+
+
+def test_the_same_conversion_again_says_what_it_compared(large, capfd):
+    words = [large / "src", large / "dst", "--src-strategy", large / "a.ckpt", "--no-fsync"]
+    words = ["transform", *map(str, words), "--dst-strategy", str(large / "a.ckpt"), "--verify"]
+    assert main(words) == 0
+    assert "by the fingerprints of all their bytes" in capfd.readouterr().out
+    path = large / "dst/rank_1/checkpoint_1.safetensors"
+    data = path.read_bytes()
+    changed_between_samples(path, keeps_time=True)
+    status = path.stat()
+    try:
+        assert main(words) == 4
+        assert (
+            "checkpoint_1.safetensors: was changed after it was written" in capfd.readouterr().err
+        )
+    finally:
+        path.write_bytes(data)
+        os.utime(path, ns=(status.st_mtime_ns, status.st_mtime_ns))
+
+
+def test_without_fingerprints_a_second_run_says_so(src, capfd):
+    dst = converted(src, "ranks")
+    line = f"transform {src} {dst} --src-strategy {src.parent}/a.ckpt --dst-strategy {src.parent}/b.ckpt"
+    assert main(shlex.split(line)) == 0
+    assert "complete already, by their sizes, times and samples" in capfd.readouterr().out
+
+
+def test_what_a_manifest_says_beyond_is_read_over(src):
+    dst = converted(src, "ranks", verify=True)
+    path = dst / "rankxform.json"
+    record = json.loads(path.read_text())
+    record["later"] = {"key": 1}
+    for entry in record["files"].values():
+        entry["later"] = [1]
+    path.write_text(json.dumps(record))
+    assert rankxform.verify(dst).same is True
+    assert rankxform.load(dst, dst_strategy="none")
+
+
+def test_a_manifest_of_another_version_is_refused_with_what_can_be_done(src, capfd):
+    dst = converted(src, "ranks")
+    path = dst / "rankxform.json"
+    path.write_text(path.read_text().replace('"version": 4', '"version": 3'))
+    before = {p: p.read_bytes() for p in dst.rglob("*") if p.is_file()}
+    line = f"transform {src} {dst} --src-strategy {src.parent}/a.ckpt --dst-strategy {src.parent}/b.ckpt"
+    for words in (["verify", str(dst)], shlex.split(line)):
+        assert main(words) == 4
+        told = capfd.readouterr().err
+        assert "expected version 4, found 3" in told and "use that rankxform" in told
+    assert {p: p.read_bytes() for p in dst.rglob("*") if p.is_file()} == before
