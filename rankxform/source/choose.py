@@ -8,7 +8,7 @@ different names too, and shards may hold the same ones. The user must say so, an
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import field, replace
 from math import prod
 from pathlib import Path
@@ -138,14 +138,17 @@ def enter_single_folder(where: CheckpointRef) -> tuple[CheckpointRef, str]:
 
 
 def list_and_select(
-    where: CheckpointRef, option: str = "--src-form"
+    where: CheckpointRef, option: str = "--src-form", missing_names: Iterable[str] = ()
 ) -> tuple[Form, Listing, SelectedFiles]:
     """Return what lies at a place, as this process sees it, and its files; no header is read.
 
-    Raises UsageError, CheckpointError.
+    missing_names: files that are taken to lie there, whether or not they do. Raises UsageError,
+    CheckpointError.
     """
     form, store = form_at(where, option), store_at(where.path)
     listing = store.list(form.pattern(where))
+    if names := (*missing_names,):
+        listing = listing.joined(Listing(listing.path, files=names, entries=names))
     return form, listing, form.select(listing, where, store, RankFilter())
 
 

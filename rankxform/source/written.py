@@ -102,21 +102,23 @@ def read_listed_file(
     folder: Path,
     name: str,
     record: Mapping[str, Any],
-    declared: DeclaredFile | None,
+    declared_files: Mapping[str, DeclaredFile] | None,
     on_progress: OnProgress,
 ) -> FileRead:
     """Read all of a file that a manifest, `record`, has something to compare with.
 
-    declared: what the form's own table says of the file; None: nothing. Raises StorageError for a
-    manifest that makes no sense.
+    declared_files: what the form's own table says of the files; None: it cannot be used, and only
+    a file's size and samples are compared. Raises StorageError for a manifest that makes no sense.
     """
     path, entry = folder / name, record["files"][name]
     size = path.stat().st_size if path.is_file() else None
     if size != entry["size"]:
         return FileRead(str(path), entry, size)
     samples = sample_digest(path) if "sample" in entry else None
+    if declared_files is None:
+        return FileRead(str(path), entry, size, samples)
     try:
-        index = Indexer().index(str(path), declared or DeclaredFile())
+        index = Indexer().index(str(path), declared_files.get(name) or DeclaredFile())
     except CheckpointError as error:
         return FileRead(str(path), entry, size, samples, fault=str(error))
     try:
@@ -139,22 +141,24 @@ def read_listed_file(
     return FileRead(str(path), entry, size, samples, fingerprint, wrong_checksum=wrong)
 
 
-def declared_files_of(folder: Path, record: Mapping[str, Any]) -> dict[str, DeclaredFile]:
-    """Return what a destination's own table says of its files, of a form that has one.
+def declared_files_of(folder: Path, record: Mapping[str, Any]) -> dict[str, DeclaredFile] | None:
+    """Return what a destination's own table says of its files; None if it cannot be used.
 
-    Each of them has one box of a tensor at most, which the manifest calls as the tensor.
+    Other forms' files say all of themselves. Each file has one box of a tensor at most, which the
+    manifest calls as the tensor.
     """
     form = FORMS[record.get("form", DEFAULT_FORM)]
     if not form.items:
         return {}
     with suppress(CheckpointError, UsageError):  # that it was changed, its digest tells
-        _, _, selected = list_and_select(CheckpointRef(str(folder), form.name))
+        where = CheckpointRef(str(folder), form.name)
+        _, _, selected = list_and_select(where, missing_names=record["files"])
         assert selected.description is not None
         return {
             selected.names[f]: d._replace(views=tuple(map(EntryView.unplaced, d.views)))
             for f, d in selected.description.declared_files.items()
         }
-    return {}
+    return None
 
 
 def with_fingerprint(paths: Mapping[int, str], manifest: SourceManifest) -> list[int]:
@@ -174,11 +178,11 @@ def compare_fingerprints(
     def find_changed(on_progress: OnProgress) -> list[Finding]:
         record, findings = read_manifest(folder), []
         for file in source.reach.partition(files)[team.rank]:
-            path, declared = source.paths[file], declared_files.get(file)
-            views = tuple(map(EntryView.unplaced, declared.views)) if declared else ()
-            declared = declared._replace(views=views) if declared else None
+            path, declared = source.paths[file], declared_files.get(file, DeclaredFile())
+            views = tuple(map(EntryView.unplaced, declared.views))
             name = str(Path(path).relative_to(folder))
-            read = read_listed_file(folder, name, record, declared, on_progress)
+            declared_by_name = {name: declared._replace(views=views)}
+            read = read_listed_file(folder, name, record, declared_by_name, on_progress)
             if read.is_changed or not read.is_as_listed:
                 message = changed_file_message(path, manifest.label)
                 findings.append(Finding(message, id=FILE_IDENTITY, file=path, need=HEADERS))

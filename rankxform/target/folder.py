@@ -257,9 +257,10 @@ class FolderDestination(Destination):
         declared_files = declared_files_of(folder, record)
         for name in (str(self.target.path(file).relative_to(folder)) for file in files):
             if "digest" in record["files"].get(name, {}):
-                declared = declared_files.get(name)
-                read = read_listed_file(folder, name, record, declared, on_progress)
-                same_by_name[name] = read.is_as_listed and not read.is_changed
+                read = read_listed_file(folder, name, record, declared_files, on_progress)
+                is_same = read.is_as_listed and not read.is_changed
+                if read.fingerprint is not None or not is_same:  # or the form's table is missing
+                    same_by_name[name] = is_same
         return same_by_name
 
     def _share_out(self, team: Team) -> None:

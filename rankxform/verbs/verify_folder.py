@@ -18,9 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from rankxform.checkpoints.base import DEFAULT_FORM, DEFAULT_PATTERN, FORMS, CheckpointRef
-from rankxform.checkpoints.folders import tensor_files
 from rankxform.checkpoints.rank_folders import by_rank
-from rankxform.errors import RankxformError, StorageError, UsageError
+from rankxform.errors import CheckpointError, RankxformError, StorageError, UsageError
 from rankxform.formats.container import DeclaredFile
 from rankxform.publish.files import changed_model_files, wrong_companions
 from rankxform.publish.folder_records import (
@@ -61,7 +60,13 @@ def folder_with_manifest(folder: Path) -> ManifestPlace:
     form = form_at(where, "--dst-form")
     if not form.described:
         return ManifestPlace(folder)
-    _, _, selected = list_and_select(replace(where, form=form.name))
+    where = replace(where, form=form.name)
+    try:
+        _, _, selected = list_and_select(where)
+    except CheckpointError:  # a file that a manifest lists may be missing, which a rule says
+        below = [path.parent for path in folder.glob(f"*/{MANIFEST_NAME}")]
+        names = [f"{part.name}/{name}" for part in below for name in read_manifest(part)["files"]]
+        _, _, selected = list_and_select(where, missing_names=names)
     assert selected.description is not None
     record_folder = (folder / next(iter(selected.names.values()), "")).parent
     if record_folder == folder:
@@ -89,7 +94,7 @@ def verify_folder(
     is_begun = team.bcast((where / FOLDER_NAME / JOB_NAME).exists)
     refuse_begun(where, is_begun, StorageError)
     form = FORMS[manifests[0].get("form", DEFAULT_FORM)]
-    declared_by_name: Mapping[str, DeclaredFile] = {}
+    declared_by_name: Mapping[str, DeclaredFile] | None = {}
     if form.items:  # others' files say all of themselves
         declared_by_name = team.bcast(lambda: declared_files_of(where, manifests[0]))
     local_files: list[tuple[str, Mapping[str, Any]]] = []
@@ -112,7 +117,7 @@ def verify_folder(
     show = begin(bytes_to_read) if team.rank == 0 else show_nothing
     local_reads = team.work(
         lambda on_progress: [
-            read_listed_file(where, name, record, declared_by_name.get(name), on_progress)
+            read_listed_file(where, name, record, declared_by_name, on_progress)
             for name, record in local_files
         ],
         show,
@@ -166,8 +171,10 @@ def _find_strays(folder: Path, record: Mapping[str, Any]) -> dict[str, int]:
     listing = listing_at(folder, form)
     ranked = {} if form.described else by_rank(listing, DEFAULT_PATTERN)
     ranks = {name: rank for rank, names in ranked.items() for name in names}
-    for name in tensor_files({*listing.entries} - listing.folders):
-        ranks.setdefault(name, 0)
+    suffixes = tuple({Path(name).suffix for name in record["files"]})
+    for name in {*listing.entries} - listing.folders:
+        if name.endswith(suffixes) and "/" not in name:
+            ranks.setdefault(name, 0)
     return {str(folder / n): rank for n, rank in ranks.items() if n not in record["files"]}
 
 
