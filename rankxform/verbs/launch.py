@@ -129,7 +129,8 @@ def launch(
     The result and its strategy are made in `output`. A step older than the newest is never taken,
     because training would continue from it.
     """
-    request = replace(request, step=request.step or LATEST, dst=None)
+    dst = str(output / CHECKPOINT)  # whose records state more samples than are compared
+    request = replace(request, step=request.step or LATEST, dst=dst)
     conversion = with_evidence(resolve(request, team), team)
     fits = already_fits(conversion, team)
     announce(conversion.target, fits)
@@ -138,10 +139,9 @@ def launch(
     request = with_derived(request, conversion.target.derived, output / STRATEGY)
     strategy_folder = keep_strategy(request, output / STRATEGY, team)
     prepared = Prepared(conversion.source, evidence=conversion.target.evidence)
-    request = replace(request, dst=str(output / CHECKPOINT))
     report = transform(request, team, on_start, prepared)
     strategy_folder.write(team)
-    return report, str(output / CHECKPOINT)
+    return report, dst
 
 
 def with_derived(request: Request, derived: Derived | None, folder: Path) -> Request:

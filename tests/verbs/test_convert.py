@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from contextlib import contextmanager
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from rankxform import statements
-from rankxform.errors import Message, RankxformError
+from rankxform.errors import Message, RankxformError, StorageError
 from rankxform.request import Request
 from rankxform.statements import Finding
 from rankxform.target import existing, findings, resolve
@@ -218,3 +219,29 @@ def test_a_launch_opens_and_samples_its_source_once(tmp_path, monkeypatch):
     report, place = launch(request, tmp_path / "out", SerialTeam())
     assert report is not None and calls == {"open_source": 1, "examine": 1}
     assert reference.wrong_slices(Path(place), columns, params) == []
+
+
+def test_a_launch_knows_its_source_again(tmp_path):
+    """By samples of every file, as a conversion does: touched it is the same, changed another."""
+    params = {"w": ((8, 4), "Float32"), "v": ((8,), "Float32")}
+    rows, columns = (
+        [{"w": ([2], layout, 0, 0), "v": ([2], [-1], 0, 0)}] for layout in ([0, -1], [-1, 0])
+    )
+    src = Path(reference.write_checkpoint(tmp_path / "src", rows, params, kind="safetensors"))
+    a = reference.write_strategy(tmp_path / "a.ckpt", rows)
+    b = reference.write_strategy(tmp_path / "b.ckpt", columns)
+    request = Request(str(src), None, a, b)
+    first, _ = launch(request, tmp_path / "out", SerialTeam())
+    assert first is not None and first.files_kept == 0
+    paths = sorted(src.rglob("*.safetensors"))
+    for path in paths:
+        os.utime(path, (1, 1))
+    again, _ = launch(request, tmp_path / "out", SerialTeam())
+    assert again is not None and again.files_kept == 2
+    for path in paths:
+        data = bytearray(path.read_bytes())
+        data[-3] ^= 1  # of v, whose type and shape say that all ranks hold the same
+        path.write_bytes(data)
+        os.utime(path, (1, 1))
+    with pytest.raises(StorageError, match="was changed or is another"):
+        launch(request, tmp_path / "out", SerialTeam())
