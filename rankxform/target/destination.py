@@ -498,13 +498,14 @@ def _check_apart(request: Request, source: Source, output_paths: Iterable[Path])
 def foreign_files(target: Target, dst_paths: Iterable[Path | str], team: Team) -> list[Finding]:
     """Return a warning of checkpoint files beside a destination's own, if any. Collective."""
     foreign_paths = _foreign_files(target, dst_paths, team)
-    warnings = team.bcast(lambda: _later_mark(target))
+    warnings = [*map(as_warning, team.bcast(lambda: _later_mark(target)))]
     if foreign_paths:
-        warnings.append(
+        warning = as_warning(
             f"{first_texts(foreign_paths, 1)}: another checkpoint file lies beside those of this "
             "destination, and may be loaded instead; remove what does not belong there"
         )
-    return [as_warning(text) for text in warnings]
+        warnings.append(warning._replace(file=foreign_paths[0]))
+    return warnings
 
 
 def _later_mark(target: Target) -> list[str]:

@@ -22,13 +22,7 @@ from rankxform.checkpoints.rank_folders import by_rank
 from rankxform.errors import CheckpointError, RankxformError, StorageError, UsageError
 from rankxform.formats.container import DeclaredFile
 from rankxform.publish.files import changed_model_files, wrong_companions
-from rankxform.publish.folder_records import (
-    FOLDER_NAME,
-    JOB_NAME,
-    MANIFEST_NAME,
-    read_manifest,
-    words_of,
-)
+from rankxform.publish.folder_records import FOLDER_NAME, JOB_NAME, MANIFEST_NAME, read_manifest
 from rankxform.source.choose import form_at, list_and_select, listing_at
 from rankxform.source.written import CHECKED, WrittenRead, declared_files_of, read_listed_file
 from rankxform.statements import ERROR, WARNING, WRITTEN, Finding, run_rules
@@ -39,9 +33,8 @@ from rankxform.transport import Team
 from rankxform.transport.team import ShowProgress, show_nothing
 from rankxform.values import NamedTuple
 
+from .repair import repair_command
 from .verdict import Verdict
-
-_FEW_FILES = 4
 
 
 class ManifestPlace(NamedTuple):
@@ -63,12 +56,17 @@ def folder_with_manifest(folder: Path) -> ManifestPlace:
     where = replace(where, form=form.name)
     try:
         _, _, selected = list_and_select(where)
-    except CheckpointError:  # a file that a manifest lists may be missing, which a rule says
+        found = bool(selected.names)
+    except CheckpointError:
+        found = False
+    if not found:  # files that a manifest lists may be missing, which a rule says
         below = [path.parent for path in folder.glob(f"*/{MANIFEST_NAME}")]
         names = [f"{part.name}/{name}" for part in below for name in read_manifest(part)["files"]]
         _, _, selected = list_and_select(where, missing_names=names)
     assert selected.description is not None
-    record_folder = (folder / next(iter(selected.names.values()), "")).parent
+    if not selected.names:
+        return ManifestPlace(folder)
+    record_folder = (folder / next(iter(selected.names.values()))).parent
     if record_folder == folder:
         return ManifestPlace(folder)
     warnings = (f for f in selected.description.findings if f.severity == WARNING)
@@ -146,23 +144,8 @@ def verify_folder(
         seconds=time.monotonic() - began,
         processes=team.size,
         command=verify_command(merged, folder),
-        repair=repair_command(merged, errors) if errors else None,
+        repair=repair_command(where, merged, errors) if errors else None,
     )
-
-
-def repair_command(record: Mapping[str, Any], errors: Sequence[Finding]) -> str | None:
-    """Return the command that writes again what differs; None if the manifest states none.
-
-    A conversion keeps complete files, and so makes those again that are removed before it.
-    """
-    command = words_of(record.get("command"))
-    if not command:
-        return None
-    paths = sorted({error.file for error in errors if error.file is not None})
-    if len(paths) > _FEW_FILES or not all(error.file for error in errors):
-        return shlex.join([*command, "--overwrite"])
-    removed = [path for path in paths if Path(path).exists()]
-    return " && ".join(map(shlex.join, filter(None, [removed and ["rm", *removed], command])))
 
 
 def _find_strays(folder: Path, record: Mapping[str, Any]) -> dict[str, int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -98,6 +99,85 @@ def test_the_command_that_repairs_does(name, with_source, src, capfd):
     done = subprocess.run(command, shell=True, env=environment(), capture_output=True)
     assert done.returncode == 0, (command, done)
     assert rankxform.verify(src, dst, a, **to).same
+
+
+def repair_of(dst):
+    verdict = rankxform.verify(dst)
+    assert verdict.same is False
+    return verdict.repair
+
+
+def damage(path):
+    path.write_bytes(path.read_bytes()[:-4] + b"\1\2\3\4")
+    return path
+
+
+def test_a_copy_is_not_repaired_by_the_command_of_another(src):
+    dst = converted(src, "ranks")
+    shutil.copytree(dst, src.parent / "copy")
+    damage(src.parent / "copy/rank_1/checkpoint_1.safetensors")
+    assert repair_of(src.parent / "copy") is None
+    dst.rename(src.parent / "moved")
+    damage(src.parent / "moved/rank_1/checkpoint_1.safetensors")
+    assert repair_of(src.parent / "moved") is None
+
+
+def test_nothing_is_removed_through_a_link(src):
+    dst = converted(src, "ranks")
+    shutil.rmtree(dst / "rank_1")
+    (dst / "rank_1").symlink_to(src / "rank_1")
+    assert repair_of(dst) is None
+
+
+def test_ranks_that_were_made_by_another_run_are_repaired(src):
+    a, b = src.parent / "a.ckpt", src.parent / "b.ckpt"
+    for rank in range(2):
+        rankxform.transform(src, src.parent / "dst", a, b, ranks=[rank], fsync=False)
+    damage(src.parent / "dst/rank_0/checkpoint_0.safetensors")
+    command = repair_of(src.parent / "dst")
+    assert "--ranks 0 " in command
+    command = command.replace("rankxform ", f"{sys.executable} -m rankxform ", 1)
+    assert subprocess.run(command, shell=True, env=environment()).returncode == 0
+    assert rankxform.verify(src, src.parent / "dst", a, b).same
+
+
+def test_a_destination_below_another_is_itself(src):
+    """Of which no file is left: it is not taken for the folder that it lies in."""
+    above = converted(src, "ranks")
+    form = {"dst_form": "checkpoint2", "iteration": 7}
+    a, b = src.parent / "a.ckpt", src.parent / "b.ckpt"
+    rankxform.transform(src, above / "c2", a, b, fsync=False, **form)
+    removed = [*(above / "c2").rglob("*.safetensors")]
+    for path in removed:
+        path.unlink()
+    verdict = rankxform.verify(above / "c2")
+    assert verdict.same is False
+    assert {finding.file for finding in verdict.errors} == {*map(str, removed)}
+
+
+@pytest.mark.parametrize("form", ["huggingface", "unified"])
+def test_files_that_were_exchanged_are_all_written_again(form, src):
+    size = {"huggingface": "max_shard", "unified": "max_part"}[form]
+    options = {"dst_form": form, size: 9_000}
+    a, dst = src.parent / "a.ckpt", src.parent / "dst"
+    rankxform.transform(src, dst, a, fsync=False, **options)
+    first, second, *_ = sorted(dst.glob("*part*") if form == "unified" else dst.glob("model-*"))
+    data = first.read_bytes()
+    first.write_bytes(second.read_bytes())
+    second.write_bytes(data)
+    repair = rankxform.verify(src, dst, a, **options).repair
+    assert repair.endswith("--overwrite") and not repair.startswith("rm")
+    command = repair.replace("rankxform ", f"{sys.executable} -m rankxform ", 1)
+    assert subprocess.run(command, shell=True, env=environment()).returncode == 0
+    assert rankxform.verify(src, dst, a, **options).same
+
+
+def test_what_a_conversion_would_refuse_is_no_repair(src):
+    dst = converted(src, "hf")
+    (dst / "other.safetensors").write_bytes(damage(next(dst.glob("model-00001*"))).read_bytes())
+    with pytest.warns(rankxform.RankxformWarning, match="another checkpoint file lies beside"):
+        verdict = rankxform.verify(src, dst, src.parent / "a.ckpt", dst_form="huggingface")
+    assert verdict.same is False and verdict.repair is None
 
 
 def changed_between_samples(path, *, keeps_time):
