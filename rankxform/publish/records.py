@@ -59,6 +59,7 @@ def parse_document(kind: str, data: bytes) -> dict[str, Any]:
         )
     _check(content, {"identity": dict, "seed": int, "files": dict}, "it")
     _check(content["identity"], dict.fromkeys(("options", "source files"), dict), "its identity")
+    _check_stated(content)
     form = FORMS.get(str(content.get("form", DEFAULT_FORM)))
     if form is None:
         raise FormatError(f"of a form {content['form']!r}, which is not known here")
@@ -76,6 +77,31 @@ def parse_document(kind: str, data: bytes) -> dict[str, Any]:
         if not form.owns(name, facts["id"]):
             raise FormatError(f"damaged: {name!r} is no file of rank {facts['id']}'s folder")
     return content
+
+
+_LISTS = ("command", "verify", "copied", "applied", "accepted", "undeclared")
+_MAPPINGS = ("beside", "stages", "parts", "step", "later")
+_FILES_READ = ("source files", "adapter files")
+
+
+def _check_stated(content: Mapping[str, Any]) -> None:
+    """Raise FormatError where what a document need not state is stated in another type."""
+    for key in _LISTS:
+        texts = content.get(key, [])
+        if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
+            raise FormatError(f"damaged: its {key!r} is no list of texts")
+    for key in _MAPPINGS:
+        if not isinstance(content.get(key, {}), dict):
+            raise FormatError(f"damaged: its {key!r} is no object")
+    identity = content["identity"]
+    for key in ("source", "step"):
+        if not isinstance(identity.get(key, ""), str | None):
+            raise FormatError(f"damaged: the {key!r} of its identity is no text")
+    for key in _FILES_READ:
+        files = identity.get(key, {})
+        entries = [*files.values()] if isinstance(files, dict) else [None]
+        if not all(isinstance(entry, dict) for entry in entries):
+            raise FormatError(f"damaged: the {key!r} of its identity are no files")
 
 
 def _is_stale(name: str, facts: Any) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from itertools import chain
 from pathlib import Path
@@ -12,13 +12,13 @@ from rankxform.checkpoints.base import DEFAULT_FORM, FORMS
 from rankxform.errors import StorageError, UsageError
 from rankxform.request import Request
 from rankxform.source.written import BYTES
-from rankxform.statements import WARNING, Finding, as_notice, as_warning
+from rankxform.statements import WARNING, as_notice, as_warning
 from rankxform.target.existing import ExistingDestination
 from rankxform.target.manifest import verify_command, verify_options
 from rankxform.target.target import Conversion
 from rankxform.transport import Team
 
-from .convert import OnStart, Outcome, convert, start_silently
+from .convert import OnStart, convert, start_silently
 from .repair import repair_command
 from .verdict import Verdict
 from .verify_folder import manifests_of_nodes, merge_manifests
@@ -33,11 +33,19 @@ def verify(request: Request, team: Team, on_start: OnStart = start_silently) -> 
     outcome = convert(request, destination, team, on_start)
     conversion = outcome.conversion
     differences, folder = destination.differences, conversion.target.folder
-    manifest = find_manifest(conversion.target.folder, team) if differences else None
+    manifest = find_manifest(folder, team) if differences else None
+    repair = None
+    # A conversion refuses a folder in which others' files lie.
+    if manifest and not any(f.file for f in outcome.findings if f.severity == WARNING):
+        paths = {str(folder / name) for name in manifest["files"]}
+        # Files that are no ranks' were compared as an index says; where it differs, any may.
+        is_described = FORMS[manifest.get("form", DEFAULT_FORM)].described
+        all_files = is_described and not all(finding.file in paths for finding in differences)
+        repair = repair_command(folder, manifest, differences, all_files=all_files)
     other_options = notice_of_other_options(conversion, manifest) if manifest else []
     return Verdict(
         request.src,
-        str(conversion.target.folder),
+        str(folder),
         BYTES,
         (
             *differences,
@@ -49,24 +57,10 @@ def verify(request: Request, team: Team, on_start: OnStart = start_silently) -> 
         bytes_compared=outcome.bytes_written,
         seconds=outcome.seconds,
         processes=team.size,
-        repair=_repair_command(folder, manifest, differences, outcome) if manifest else None,
+        repair=repair,
         step=conversion.source.selected.step_name,
         evidence=conversion.target.evidence.facts,
     )
-
-
-def _repair_command(
-    folder: Path, manifest: Mapping[str, Any], differences: Sequence[Finding], outcome: Outcome
-) -> str | None:
-    """Return what writes again what differs; None also where others' files lie there, which a
-    conversion refuses."""
-    if any(finding.file for finding in outcome.findings if finding.severity == WARNING):
-        return None
-    paths = {str(folder / name) for name in manifest["files"]}
-    is_described = FORMS[manifest.get("form", DEFAULT_FORM)].described
-    # Files that are no ranks' were compared as an index says; where it differs, any may.
-    whole = is_described and not all(finding.file in paths for finding in differences)
-    return repair_command(folder, manifest, differences, whole=whole)
 
 
 def find_manifest(folder: Path, team: Team) -> Mapping[str, Any] | None:

@@ -8,13 +8,15 @@ import shlex
 import shutil
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 import rankxform
 from rankxform.cli.main import main
-from tests import reference
+from rankxform.errors import RankxformError
+from tests import reference, rules
 from tests.mpi_launch import environment
 
 PARAMS = dict.fromkeys("abcd", ((64, 32), "Float32"))
@@ -172,6 +174,24 @@ def test_files_that_were_exchanged_are_all_written_again(form, src):
     assert rankxform.verify(src, dst, a, **options).same
 
 
+def test_many_files_are_overwritten_and_strays_removed(src):
+    dst = src.parent / "dst"
+    a = src.parent / "a.ckpt"
+    rankxform.transform(src, dst, a, fsync=False, dst_form="huggingface", max_shard=9_000)
+    files = sorted(dst.glob("model-*.safetensors"))
+    stray = dst / "other.safetensors"
+    stray.write_bytes(files[0].read_bytes())
+    for path in files:
+        damage(path)
+    (dst / "model.safetensors.index.json").unlink()
+    repair = repair_of(dst)
+    assert repair.startswith(f"rm {stray} && rankxform transform ")
+    assert repair.endswith(" --overwrite")
+    command = repair.replace("rankxform ", f"{sys.executable} -m rankxform ", 1)
+    assert subprocess.run(command, shell=True, env=environment()).returncode == 0
+    assert rankxform.verify(src, dst, a, dst_form="huggingface", max_shard=9_000).same
+
+
 def test_what_a_conversion_would_refuse_is_no_repair(src):
     dst = converted(src, "hf")
     (dst / "other.safetensors").write_bytes(damage(next(dst.glob("model-00001*"))).read_bytes())
@@ -284,3 +304,29 @@ def test_a_manifest_of_another_version_is_refused_with_what_can_be_done(src, cap
         told = capfd.readouterr().err
         assert "expected version 4, found 3" in told and "use that rankxform" in told
     assert {p: p.read_bytes() for p in dst.rglob("*") if p.is_file()} == before
+
+
+@pytest.mark.filterwarnings("ignore::rankxform.RankxformWarning")
+def test_a_manifest_with_a_value_of_another_type_is_one_message(tmp_path):
+    """Every key of it and of its identity, in turn; the keys that need not be there too."""
+    place = rules.WrittenPlace(tmp_path, "ranks")
+    good = place.manifest.read_text()
+    record = json.loads(good)
+    keys = [(key,) for key in {*record, "copied", "applied", "accepted", "undeclared", "beside"}]
+    keys += [("identity", key) for key in {*record["identity"], "adapter files"}]
+    keys += [("identity", "source files", "0"), ("files", place.files[0].name), ("stages", "0")]
+    kept = shutil.copytree(place.dst, tmp_path / "kept")
+    for path in sorted(keys):
+        for value in (None, 5, "x", [1], {"x": 1}):
+            document = json.loads(good)
+            holder = document
+            for key in path[:-1]:
+                holder = holder[key]
+            holder[path[-1]] = value
+            for call in (place.verify, lambda: str(rankxform.inspect(place.dst)),
+                         lambda: rankxform.check(place.dst, place.b, full=True), place.write):  # fmt: skip
+                place.manifest.write_text(json.dumps(document))
+                with suppress(RankxformError):
+                    call()
+            shutil.rmtree(place.dst)
+            shutil.copytree(kept, place.dst)
