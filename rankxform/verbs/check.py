@@ -404,7 +404,7 @@ def _find_passed(read: ContentRead, findings: Collection[Finding]) -> Iterator[P
         yield Passed(_STRATEGY, False, text)
     is_sound = not read.source.errors and not read.source.description.missing_files
     if is_sound:
-        yield from _statements_passed(read)
+        yield from (passed for passed in _statements_passed(read) if passed.group not in groups)
     if read.evidence is not None and not read.evidence.errors:
         yield _samples_passed(read.evidence)
     if read.replica_bytes and _REPLICAS not in groups:

@@ -300,9 +300,11 @@ class Inspection(dict[str, Any], Result):
         elif kind in ("strategies", "collection"):
             yield from self._of_entries(path)
         elif kind == "destination" and self["src"] is None:
-            reason = self.get("unclear") or "a run that is at work or was stopped"
-            yield lines("", f"{path}: unfinished work of rankxform ({reason})")
-            if "unclear" not in self:
+            if "unclear" in self:
+                yield lines("", f"{path}: rankxform's records cannot be read ({self['unclear']})")
+            else:
+                reason = "a run that is at work or was stopped"
+                yield lines("", f"{path}: unfinished work of rankxform ({reason})")
                 yield self._continuation()
         else:
             yield from self._heads(kind, path)

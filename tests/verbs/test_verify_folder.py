@@ -244,6 +244,7 @@ def test_check_compares_the_fingerprints_that_a_manifest_has(keeps_time, place, 
     assert found.same is False
     (row,) = [row for row in found.rows if row.state == "wrong"]
     assert row.file == str(path) and "changed or replaced" in row.text
+    assert row.check not in {other.check for other in found.rows if other.state == "right"}
 
 
 def test_a_source_with_other_bytes_than_its_fingerprint_is_refused(place, tmp_path):
