@@ -378,7 +378,6 @@ def _destination(place: str, pattern: str) -> Found:
         return {**unfinished, "unclear": str(error)}
     files = sorted(record["files"].items(), key=lambda item: item[1]["id"])
     rows = [_describe_written(path / name, facts) for name, facts in files]
-    options = record.get("verify")
     form = FORMS[record.get("form", DEFAULT_FORM)]
     return {
         **common_fields,
@@ -389,7 +388,7 @@ def _destination(place: str, pattern: str) -> Found:
         ],
         "complete": not begun and not any("error" in file_row for file_row in rows),
         "src": record["identity"].get("source") or "-",
-        "options": list(map(str, options)) if isinstance(options, list) else [],
+        "options": record.get("verify", []),
         "written_at": (path / MANIFEST_NAME).stat().st_mtime,
         "fingerprints": all("digest" in facts for _, facts in files),
         "begun": begun,

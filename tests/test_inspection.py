@@ -123,14 +123,15 @@ def test_what_cannot_be_read_hides_nothing_else(job, tmp_path):
 
 def test_a_manifest_of_somebody_elses_making(tmp_path):
     record = {
-        "kind": "rankxform manifest", "version": 4, "seed": 1, "files": {}, "verify": [1, 2],
+        "kind": "rankxform manifest", "version": 4, "seed": 1, "files": {}, "verify": ["1", "2"],
         "identity": {"options": {}, "source files": {}},
     }  # fmt: skip
     (tmp_path / "rankxform.json").write_text(json.dumps(record))
     assert "options   1 2" in as_text(look(tmp_path))
-    for other in ({"version": 1}, {"form": ["ranks"]}, {"form": "boxes"}):
+    for other in ({"version": 1}, {"form": ["ranks"]}, {"form": "boxes"}, {"verify": [1, 2]}):
         (tmp_path / "rankxform.json").write_text(json.dumps({**record, **other}))
-        assert "unfinished work" in as_text(look(tmp_path))
+        text = as_text(look(tmp_path))
+        assert "rankxform's records cannot be read" in text and "rankxform.json: " in text
 
 
 def test_a_very_large_json_is_not_read_whole(tmp_path):
