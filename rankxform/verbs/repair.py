@@ -15,7 +15,7 @@ from typing import Any
 from rankxform.checkpoints.base import DEFAULT_FORM, FORMS
 from rankxform.layout.names import format_ranges
 from rankxform.publish.folder_records import words_of
-from rankxform.statements import Finding
+from rankxform.statements import WARNING, Finding, HasFindings
 from rankxform.storage.posix import is_same_file
 
 _FEW_FILES = 4
@@ -23,18 +23,25 @@ _RANKS = "--ranks"
 
 
 def repair_command(
-    folder: Path, record: Mapping[str, Any], errors: Sequence[Finding], *, all_files: bool = False
+    folder: Path,
+    record: Mapping[str, Any],
+    errors: Sequence[Finding],
+    with_source: HasFindings | None = None,
 ) -> str | None:
     """Return the command that writes again what differs, by a manifest; None: there is none.
 
-    folder: where the manifest is. all_files: all files are written again, whichever differ.
+    folder: where the manifest is. with_source: of a comparison with the source, all of it.
     """
-    command = [*words_of(record.get("command"))]
+    command, form = [*words_of(record.get("command"))], FORMS[record.get("form", DEFAULT_FORM)]
     if not _is_made_anew(folder, record, command):
         return None
+    if with_source and any(f.file for f in with_source.findings if f.severity == WARNING):
+        return None  # a conversion refuses a folder in which others' files lie
     paths = sorted({error.file for error in errors if error.file is not None})
-    all_files = all_files or len(paths) > _FEW_FILES or not all(error.file for error in errors)
     listed = {str(folder / name): entry["id"] for name, entry in record["files"].items()}
+    # Files that are no ranks' are compared as an index says; where it differs, any may.
+    all_files = form.described and with_source is not None and not {*paths} <= {*listed}
+    all_files = all_files or len(paths) > _FEW_FILES or not all(error.file for error in errors)
     written = [listed[path] for path in (listed if all_files else paths) if path in listed]
     if _RANKS in command and written:  # of the last of several runs
         command[command.index(_RANKS) + 1] = format_ranges(sorted(written)).replace(" ", "")

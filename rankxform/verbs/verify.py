@@ -8,11 +8,10 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from rankxform.checkpoints.base import DEFAULT_FORM, FORMS
 from rankxform.errors import StorageError, UsageError
 from rankxform.request import Request
 from rankxform.source.written import BYTES
-from rankxform.statements import WARNING, as_notice, as_warning
+from rankxform.statements import as_notice, as_warning
 from rankxform.target.existing import ExistingDestination
 from rankxform.target.manifest import verify_command, verify_options
 from rankxform.target.target import Conversion
@@ -34,14 +33,6 @@ def verify(request: Request, team: Team, on_start: OnStart = start_silently) -> 
     conversion = outcome.conversion
     differences, folder = destination.differences, conversion.target.folder
     manifest = find_manifest(folder, team) if differences else None
-    repair = None
-    # A conversion refuses a folder in which others' files lie.
-    if manifest and not any(f.file for f in outcome.findings if f.severity == WARNING):
-        paths = {str(folder / name) for name in manifest["files"]}
-        # Files that are no ranks' were compared as an index says; where it differs, any may.
-        is_described = FORMS[manifest.get("form", DEFAULT_FORM)].described
-        all_files = is_described and not all(finding.file in paths for finding in differences)
-        repair = repair_command(folder, manifest, differences, all_files=all_files)
     other_options = notice_of_other_options(conversion, manifest) if manifest else []
     return Verdict(
         request.src,
@@ -57,7 +48,7 @@ def verify(request: Request, team: Team, on_start: OnStart = start_silently) -> 
         bytes_compared=outcome.bytes_written,
         seconds=outcome.seconds,
         processes=team.size,
-        repair=repair,
+        repair=repair_command(folder, manifest, differences, outcome) if manifest else None,
         step=conversion.source.selected.step_name,
         evidence=conversion.target.evidence.facts,
     )
