@@ -86,15 +86,27 @@ def test_files_that_others_put_there_are_not_taken_for_ours(place, monkeypatch):
 
 
 def test_named_files_that_were_not_synced_die_with_the_machine(place, monkeypatch):
+    """Their names, sizes and times may outlast it, with zeros for content."""
     stop_publishing(monkeypatch, 2)
     stopped(place, fsync=False)
+    for rank in range(2):
+        status = place.final(rank).stat()
+        with place.final(rank).open("r+b") as file:
+            file.write(bytes(status.st_size))
+        os.utime(place.final(rank), ns=(status.st_atime_ns, status.st_mtime_ns))
     monkeypatch.setattr(folder_records, "boot_id", lambda: "another boot")
-    place.final(0).write_bytes(b"")
-    os.truncate(place.final(1), 0)
+    report = place.transform()
+    assert report.files_kept == 0 and place.good
+
+
+def test_files_of_another_size_are_not_ours(place, monkeypatch):
+    stop_publishing(monkeypatch, 2)
+    stopped(place, fsync=False)
+    os.truncate(place.final(0), 0)
     with pytest.raises(rankxform.StorageError, match="checkpoint_0.* is already there"):
         place.transform()
     report = place.transform(overwrite=True)
-    assert report.files_kept == 0 and place.good
+    assert report.files_kept == 1 and place.good
 
 
 def test_a_source_file_that_only_the_first_ranks_needed_is_remembered(tmp_path):
