@@ -630,7 +630,7 @@ def compare(before, after):
         changed = [f for f in sorted(files)
                    if one.get("files", {}).get(f) != other.get("files", {}).get(f)]  # fmt: skip
         print(key, f"files {changed[:3]}" if changed else "")
-        for at, value in sorted(leaves(one).items() ^ leaves(other).items()):
+        for at, value in sorted(leaves(one).items() ^ leaves(other).items(), key=repr):
             if not at.startswith("/files/"):
                 print("   ", "<" if leaves(one).get(at) == value else ">", at, repr(value)[:2000])
     print(f"{len(differing)} of {len({*a, *b})} differ")
