@@ -21,6 +21,7 @@ from rankxform import statements
 from rankxform.statements import ERROR, NOTICE, WARNING, Finding
 from tests import reference, reference_dcp, reference_forms
 from tests.checkpoints import DATA
+from tests.place import punch
 from tests.reference_maps import Model
 
 PARAMS = {
@@ -366,17 +367,6 @@ def _(place):
     a = place.ranks([dict.fromkeys(params, ([2], [0, -1], 0, 0))], params)
     punch(place.shard(1), 1 << 18, 3 << 19)
     place.convert(a)
-
-
-def punch(path: Path, start: int, nbytes: int) -> None:
-    """Write a file anew, with a hole."""
-    data = path.read_bytes()
-    path.unlink()
-    with open(path, "wb") as file:
-        file.write(data[:start])
-        file.seek(start + nbytes)
-        file.write(data[start + nbytes :])
-        file.truncate(len(data))
 
 
 @row("content_is_usual", WARNING)

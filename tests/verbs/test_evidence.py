@@ -14,6 +14,7 @@ import pytest
 import rankxform
 from rankxform.cli.main import main
 from tests import reference
+from tests.place import punch
 
 PARAMS = {
     "embed.weight": ((64, 32), "Float32"),
@@ -407,21 +408,9 @@ class TestHoles:
         reference.write_checkpoint(tmp_path / "src", [stage], params, make=make)
         return tmp_path / "src", reference.write_strategy(tmp_path / "a.ckpt", [stage])
 
-    def punch(self, path, start, nbytes):
-        """Write a file anew, with a hole."""
-        data = path.read_bytes()
-        path.unlink()
-        with open(path, "wb") as file:
-            file.write(data[:start])
-            file.seek(start + nbytes)
-            file.write(data[start + nbytes :])
-            file.truncate(len(data))
-        if path.stat().st_blocks * 512 >= len(data):
-            pytest.skip("this file system has no holes")
-
     def test_a_part_of_a_weight(self, tmp_path):
         src, strategy = self.made(tmp_path)
-        self.punch(src / "rank_1/checkpoint_1.ckpt", 1 << 18, 3 << 19)
+        punch(src / "rank_1/checkpoint_1.ckpt", 1 << 18, 3 << 19)
         with pytest.warns(rankxform.RankxformWarning, match=r"rank_1.*bytes are holes"):
             rankxform.transform(src, tmp_path / "dst", strategy, None)
 
@@ -429,7 +418,7 @@ class TestHoles:
         src, strategy = self.made(tmp_path)
         path = src / "rank_1/checkpoint_1.ckpt"
         for _, (_, _, data) in sorted(reference.read_ckpt(path).items()):
-            self.punch(path, path.read_bytes().index(bytes(data)), len(data))
+            punch(path, path.read_bytes().index(bytes(data)), len(data))
         with pytest.raises(rankxform.CheckpointError, match=r"rank_1.*nothing was ever written"):
             rankxform.transform(src, tmp_path / "dst", strategy, None)
 
@@ -439,7 +428,7 @@ class TestHoles:
 
         src, strategy = self.made(tmp_path, zeros)
         for rank in range(2):
-            self.punch(src / f"rank_{rank}/checkpoint_{rank}.ckpt", 1 << 18, 3 << 19)
+            punch(src / f"rank_{rank}/checkpoint_{rank}.ckpt", 1 << 18, 3 << 19)
         with pytest.warns(rankxform.RankxformWarning, match="sampled weights are zero"):
             report = rankxform.transform(src, tmp_path / "dst", strategy, None)
         assert len(report.warnings) == 1
