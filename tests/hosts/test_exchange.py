@@ -146,7 +146,7 @@ def test_each_node_has_its_manifest_and_all_can_be_verified(clean):
     assert code == 0, output
     for node, name in enumerate(clean.names):
         manifest = json.loads((clean.disk(name) / "dst" / "rankxform.json").read_text())
-        ranks = sorted(file["rank"] for file in manifest["files"].values())
+        ranks = sorted(file["id"] for file in manifest["files"].values())
         assert ranks == [2 * node, 2 * node + 1]
     last = max(clean.names, key=lambda n: (clean.disk(n) / "dst/rankxform.json").stat().st_mtime_ns)
     assert last == "h1"
