@@ -377,7 +377,7 @@ def _destination(place: str, pattern: str) -> Found:
     except StorageError as error:
         return {**unfinished, "unclear": str(error)}
     files = sorted(record["files"].items(), key=lambda item: item[1]["id"])
-    rows = [_describe_written(path / name, facts) for name, facts in files]
+    rows = [_describe_written(path / name, file_entry) for name, file_entry in files]
     form = FORMS[record.get("form", DEFAULT_FORM)]
     return {
         **common_fields,
@@ -390,7 +390,7 @@ def _destination(place: str, pattern: str) -> Found:
         "src": record["identity"].get("source") or "-",
         "options": record.get("verify", []),
         "written_at": (path / MANIFEST_NAME).stat().st_mtime,
-        "fingerprints": all("digest" in facts for _, facts in files),
+        "fingerprints": all("digest" in file_entry for _, file_entry in files),
         "begun": begun,
         "shards": rows,
     }
@@ -407,9 +407,9 @@ def _begun_at(path: Path) -> Path | None:
     return None
 
 
-def _describe_written(path: Path, facts: Mapping[str, Any]) -> dict[str, Any]:
+def _describe_written(path: Path, file_entry: Mapping[str, Any]) -> dict[str, Any]:
     """Describe a file that a manifest lists; an error where it is not of the size written."""
-    if path.is_file() and path.stat().st_size == facts["size"]:
-        return {"rank": facts["id"], **_facts(str(path))}
-    error = f"is not the file of {facts['size']:,} bytes that was written"
-    return {"rank": facts["id"], "file": str(path), "error": error}
+    if path.is_file() and path.stat().st_size == file_entry["size"]:
+        return {"rank": file_entry["id"], **_facts(str(path))}
+    error = f"is not the file of {file_entry['size']:,} bytes that was written"
+    return {"rank": file_entry["id"], "file": str(path), "error": error}

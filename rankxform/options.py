@@ -216,9 +216,9 @@ def flag_of(name: str) -> str:
 
 def flags_of(option: Field[Any]) -> tuple[str, ...]:
     """Return all spellings of an option on the command line, the first one first."""
-    facts = option_info(option)
-    prefix = "no_" if facts.kind is TYPE_OFF else ""
-    return facts.flags or (flag_of(prefix + option.name),)
+    info = option_info(option)
+    prefix = "no_" if info.kind is TYPE_OFF else ""
+    return info.flags or (flag_of(prefix + option.name),)
 
 
 @dataclass(frozen=True)
@@ -248,8 +248,8 @@ def option(
 
     help: empty for one that help does not show. flags: in place of the one that its name makes.
     """
-    facts = OptionInfo(group, help, frozenset(affects), kind, metavar, verbs, tuple(flags))
-    return field(default=default, metadata={"option": facts})
+    info = OptionInfo(group, help, frozenset(affects), kind, metavar, verbs, tuple(flags))
+    return field(default=default, metadata={"option": info})
 
 
 def options_of(part: Any) -> list[Field[Any]]:
@@ -259,8 +259,8 @@ def options_of(part: Any) -> list[Field[Any]]:
 
 def option_info(option: Field[Any]) -> OptionInfo:
     """Return what is declared of an option."""
-    facts: OptionInfo = option.metadata["option"]
-    return facts
+    info: OptionInfo = option.metadata["option"]
+    return info
 
 
 def is_default(part: Any, name: str) -> bool:

@@ -214,7 +214,7 @@ def _not_before(a: tuple[int, ...], b: tuple[int, ...]) -> bool:
 
 
 class StatementKind(NamedTuple):
-    """A kind of facts."""
+    """A kind of statements."""
 
     words: str  # what is stated, of `{of}`
     remedy: str  # what to do where two disagree, or for a warning what it may mean
@@ -299,13 +299,13 @@ class Contradiction(NamedTuple):
     def finding(self) -> Finding:
         """What differs, and what may be the reason: an error or a warning, by the kind."""
         kind, subject = STATEMENT_KINDS[self.id], self.first.subject
-        first, second = (_value_text(fact.value) for fact in self)
+        first, second = (_value_text(statement.value) for statement in self)
         text = f"{kind.words.format(of=subject)} {first}, and {second} by {self.second.where}"
         message = Message(text, (kind.remedy,), self.first.where)
         return Finding(message, ERROR if kind.refused else WARNING, self.id, need=HEADERS)
 
 
-def contradictions(facts: Iterable[Statement]) -> Iterator[Contradiction]:
+def contradictions(statements: Iterable[Statement]) -> Iterator[Contradiction]:
     """Yield for each property whose statements differ the first statement and the first other one.
 
     >>> a = Statement(STEP, "global_step", 100, "common.json")
@@ -316,12 +316,14 @@ def contradictions(facts: Iterable[Statement]) -> Iterator[Contradiction]:
     """
     first: dict[tuple[str, str], Statement] = {}
     differing = set()
-    for fact in facts:
-        key = fact.kind, fact.subject
-        earlier = first.setdefault(key, fact)
-        if key not in differing and not STATEMENT_KINDS[fact.kind].agree(earlier.value, fact.value):
+    for statement in statements:
+        key = statement.kind, statement.subject
+        earlier = first.setdefault(key, statement)
+        if key not in differing and not STATEMENT_KINDS[statement.kind].agree(
+            earlier.value, statement.value
+        ):
             differing.add(key)
-            yield Contradiction(earlier, fact)
+            yield Contradiction(earlier, statement)
 
 
 def _value_text(value: Any) -> str:

@@ -101,7 +101,7 @@ class Checkpoint2Form(Form):
             assert selected.description is not None
             training = _training(iteration, store)
             description = replace(
-                selected.description, training=training, facts=_facts(iteration, training)
+                selected.description, training=training, statements=_statements(iteration, training)
             )
             return SelectedFiles(
                 selected.names, iteration.step, iteration.skipped_steps, description=description
@@ -214,7 +214,7 @@ def _training(iteration: SelectedIteration, store: Store) -> dict[str, Any]:
     return folders.training(store, iteration.below + COMMON, iteration.at(COMMON), listed.searched)
 
 
-def _facts(iteration: SelectedIteration, training: Mapping[str, Any]) -> tuple[Statement, ...]:
+def _statements(iteration: SelectedIteration, training: Mapping[str, Any]) -> tuple[Statement, ...]:
     """Return how far the training was, by common.json and by the folder's name.
 
     The folder counts what common.json calls step_num or global_step; they differ where steps were
@@ -287,7 +287,7 @@ def _select_by_metadata(iteration: SelectedIteration, store: Store) -> SelectedF
             listed={ids[name]: listed for name, listed in description.listed.items()},
             declared=description.declared,
             training=training,
-            facts=_facts(iteration, training),
+            statements=_statements(iteration, training),
             missing_files={ranks[name]: iteration.at(name) for name in missing_files},
             findings=(*iteration.findings, *map(as_notice, notices)),
         ),

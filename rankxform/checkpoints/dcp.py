@@ -211,7 +211,7 @@ class DcpSafetensorsForm(Form):
         table, differing = _table(boxes_by_file)
         label = f"{KEY} of {listing.at(names[0])}"
         described = Description(
-            label, findings=tuple(map(as_warning, _gaps(listing, names))), facts=differing
+            label, findings=tuple(map(as_warning, _gaps(listing, names))), statements=differing
         )
         names_by_id, description = describe_boxes(
             listing, box_table(table), lambda item, nbytes: item.key, (SUFFIX,), "",
@@ -443,7 +443,7 @@ def _tables_of_ranks(iteration: SelectedIteration, store: Store) -> tuple[DcpMet
         differing += _join(
             merged_table, added_table, (iteration.at(tables_by_rank[0]), iteration.at(name))
         )
-    return merged_table, Description(iteration.at(tables_by_rank[0]), facts=tuple(differing))
+    return merged_table, Description(iteration.at(tables_by_rank[0]), statements=tuple(differing))
 
 
 def _join(

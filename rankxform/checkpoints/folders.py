@@ -128,7 +128,7 @@ def whole_tensors(
     if listing.kind == FILE:
         return SelectedFiles({0: ""}, description=Description(listing.path))
     present_names = files_directly_in(listing, below)
-    searched, listed, facts = listing.searched, dict[str, list[str]](), tuple[Statement, ...]()
+    searched, listed, statements = listing.searched, dict[str, list[str]](), tuple[Statement, ...]()
     if index is None:
         names = [name for name in tensor_files(present_names) if name != untracked]
     else:
@@ -136,7 +136,7 @@ def whole_tensors(
         for parameter, file in files_by_parameter.items():
             listed.setdefault(file, []).append(parameter)
         if type(total) is int:
-            facts = (Statement(TOTAL_BYTES, ALL_TENSORS, total, listing.at(index)),)
+            statements = (Statement(TOTAL_BYTES, ALL_TENSORS, total, listing.at(index)),)
         names = sorted(listed, key=natural_sort_key)
     if not names:
         raise CheckpointError(
@@ -163,7 +163,7 @@ def whole_tensors(
             listing.at(index if index is not None else below.rstrip("/")),
             listed={number: tuple(listed[n]) for number, n in enumerate(names) if n in listed},
             untracked=len(names) if len(names_by_id) > len(names) else None,
-            facts=facts,
+            statements=statements,
             findings=findings,
         ),
     )

@@ -85,8 +85,8 @@ class HuggingFaceForm(Form):
         _check_clear(listing, bool(indexes))
         selected = folders.whole_tensors(listing, store, indexes[0] if indexes else None)
         assert selected.description is not None
-        facts = (*selected.description.facts, *_commits(selected, store))
-        return replace(selected, description=replace(selected.description, facts=facts))
+        statements = (*selected.description.statements, *_commits(selected, store))
+        return replace(selected, description=replace(selected.description, statements=statements))
 
     def destination_files(
         self, planner: Planner, options: Mapping[str, Any], step: int | None, suffix: str

@@ -68,8 +68,8 @@ class UnifiedForm(Form):
         assert selected.description is not None
         common = listing.at(COMMON)
         training = folders.training(store, COMMON, common) if COMMON in listing.files else {}
-        facts = *selected.description.facts, *folders.steps(training, common)
-        description = replace(selected.description, training=training, facts=facts)
+        statements = *selected.description.statements, *folders.steps(training, common)
+        description = replace(selected.description, training=training, statements=statements)
         selected = replace(selected, description=description)
         parts = len(selected.names) - (LOOSE in listing.files)
         if index is None and parts > 1:

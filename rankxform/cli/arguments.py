@@ -14,22 +14,22 @@ from .parser import spell_with_dashes
 
 def build_request(options: Parsed) -> Request:
     """Turn the options of a conversion into a request. Raises UsageError."""
-    facts: dict[str, Any] = _with_config(options)
-    if facts.get("shapes"):
-        if options.src or facts.get("src_option"):
+    values: dict[str, Any] = _with_config(options)
+    if values.get("shapes"):
+        if options.src or values.get("src_option"):
             raise UsageError("SRC and --shapes: a plan is of a checkpoint, or of shapes alone")
         src = ""
     else:
-        src_argument = _SRC_OR_SHAPES if "shapes" in facts else "SRC"
-        src = _single_argument(src_argument, options.verb, facts["src"], facts.get("src_option"))
-    dst = facts.get("dst") or facts.get("dst_option")
+        src_argument = _SRC_OR_SHAPES if "shapes" in values else "SRC"
+        src = _single_argument(src_argument, options.verb, values["src"], values.get("src_option"))
+    dst = values.get("dst") or values.get("dst_option")
     writes = options.verb == "transform" and not options.dry_run
     if writes or options.verb in ("verify", "follow"):
-        dst = _single_argument("DST", options.verb, facts["dst"], facts.get("dst_option"))
+        dst = _single_argument("DST", options.verb, values["dst"], values.get("dst_option"))
     return Request(
         src=src,
         dst=dst,
-        src_strategy=facts["src_strategy"],
+        src_strategy=values["src_strategy"],
         dst_strategy=options.dst_strategy,
         **request_options(options),
     )
@@ -41,25 +41,25 @@ def _with_config(options: Parsed) -> dict[str, Any]:
     The configuration is the destination job's: it names the checkpoint that this job loads, and
     has it converted into its output folder. What the command line says goes before.
     """
-    facts = dict(vars(options))
-    path = facts.get("dst_config")
-    if path is None or facts.get("src") or facts.get("src_option") or facts.get("shapes"):
-        return facts
+    values = dict(vars(options))
+    path = values.get("dst_config")
+    if path is None or values.get("src") or values.get("src_option") or values.get("shapes"):
+        return values
     from rankxform.derivation.inputs import read_config
 
     config = read_config(path)
     if config.load_checkpoint is None:
         raise UsageError(f"no SRC, and {path} has no load_checkpoint: which checkpoint?")
-    facts["src"] = config.load_checkpoint
-    if facts["src_strategy"] is None:
-        facts["src_strategy"] = config.src_strategy
-    if "dst_option" in facts and not (facts.get("dst") or facts["dst_option"]):
+    values["src"] = config.load_checkpoint
+    if values["src_strategy"] is None:
+        values["src_strategy"] = config.src_strategy
+    if "dst_option" in values and not (values.get("dst") or values["dst_option"]):
         if not config.auto_trans:
             raise UsageError(
                 f"no DST, and {path} does not say auto_trans_ckpt: True: which folder?"
             )
-        facts["dst"] = str(Path(config.output_dir) / "transformed_checkpoint")
-    return facts
+        values["dst"] = str(Path(config.output_dir) / "transformed_checkpoint")
+    return values
 
 
 def notes_of_script(options: Parsed) -> list[str]:

@@ -126,17 +126,17 @@ def usage_of(command: Command) -> str:
 
 def row_of(option: Field[Any], all_flags: bool = False) -> tuple[str, str]:
     """Return an option as help writes it: its flags with its value, and its text."""
-    facts, flags = option_info(option), flags_of(option)
+    info, flags = option_info(option), flags_of(option)
     names = ", ".join(flags if all_flags or len(flags) < 3 else flags[:1])
-    value = "" if facts.kind.stands_for is not None else f" {value_of(option)}"
-    return names + value, facts.help.replace("%(default)s", str(option.default))
+    value = "" if info.kind.stands_for is not None else f" {value_of(option)}"
+    return names + value, info.help.replace("%(default)s", str(option.default))
 
 
 def value_of(option: Field[Any]) -> str:
     """Return what stands for an option's value."""
-    facts = option_info(option)
-    choices = "{" + ",".join(map(str, facts.kind.choices)) + "}" if facts.kind.choices else ""
-    return facts.metavar or choices or option.name.upper()
+    info = option_info(option)
+    choices = "{" + ",".join(map(str, info.kind.choices)) + "}" if info.kind.choices else ""
+    return info.metavar or choices or option.name.upper()
 
 
 def _group(title: str, rows: Iterator[tuple[str, str]] | Sequence[Any], note: str = "") -> str:

@@ -48,11 +48,11 @@ def _list_maps() -> DictResult:
 
     tables_by_name = {name: load_map_table(name) for name in map_names()}
     rows = [(name, map_table.title) for name, map_table in tables_by_name.items()]
-    facts = [
+    fields = [
         {"name": name, "title": map_table.title, "architectures": map_table.architectures}
         for name, map_table in tables_by_name.items()
     ]
-    return DictResult({"maps": facts}, (Table(("map", "what for"), rows, ""),))
+    return DictResult({"maps": fields}, (Table(("map", "what for"), rows, ""),))
 
 
 def _shown(name: str) -> DictResult:
@@ -85,8 +85,8 @@ def _shown(name: str) -> DictResult:
     for copy in map_table.copies:
         condition = f", if {copy.condition.text}" if copy.condition else ""
         shown.append(Group(copy.name, [f"the same as {copy.tied_to}{condition}"]))
-    facts = {"map": map_table.label, "title": map_table.title, "rules": rules}
-    return DictResult(facts, (*shown,))
+    fields = {"map": map_table.label, "title": map_table.title, "rules": rules}
+    return DictResult(fields, (*shown,))
 
 
 def _rules(table: MapTable) -> Iterable[dict[str, Any]]:
@@ -145,8 +145,8 @@ def _apply_to_checkpoint(source: Source, target: Target) -> DictResult:
         }
         for parameter in selection.parameters
     ]
-    facts = {
+    fields = {
         "src": source.where.path, "map": target.map_in_words, "entries": entries,
         "notices": target.notices, "warnings": target.warnings,
     }  # fmt: skip
-    return DictResult(facts, (*shown,))
+    return DictResult(fields, (*shown,))

@@ -70,7 +70,7 @@ def page_document(
     between = node_flow(plan.between_nodes, nodes).as_dict() if plan.between_nodes else None
     shown = next(r for r in (verdict, report, simulated, plan) if r is not None)
     words = as_document(shown)
-    facts = {
+    sections = {
         "head": _head(conversion, plan, outcome),
         "layers": stage_layers(plan.src_layers, plan.dst_layers).facts,
         "flow": byte_flow(plan, target).as_dict(),
@@ -82,7 +82,7 @@ def page_document(
         "made": _describe_conversion(conversion, plan, command),
         "results": {name: result_facts for name, result_facts in results.items() if result_facts},
     }
-    return {"result": "page", **{name: section for name, section in facts.items() if section}}
+    return {"result": "page", **{name: section for name, section in sections.items() if section}}
 
 
 def _head(conversion: Conversion, plan: Plan, outcome: PageResults) -> dict[str, Any]:
@@ -230,11 +230,11 @@ def _is_page(path: Path) -> bool:
         return range_reader(fd, path)(0, len(_START_OF_PAGE)).lower() == _START_OF_PAGE
 
 
-def save_page(file: str, facts: Mapping[str, Any]) -> None:
-    """Write the page that draws facts, which gets its name once whole. Raises StorageError."""
+def save_page(file: str, fields: Mapping[str, Any]) -> None:
+    """Write the page that draws fields, which gets its name once whole. Raises StorageError."""
     from rankxform.results.html import page
 
-    text = page(facts["head"]["title"], facts)
+    text = page(fields["head"]["title"], fields)
     write_atomically(Path(file).absolute(), text.encode(errors="backslashreplace"), durable=False)
 
 

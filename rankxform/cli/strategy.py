@@ -39,9 +39,9 @@ def _derive(options: Parsed) -> DictResult:
     source = load_strategy(options.source)
     derived = derive_strategy(derivation, source, options.shapes)
     files = list(map(str, save_strategy(derived.strategy, target)))
-    facts = {"files": files, **derived.strategy.facts, **derived.facts}
+    fields = {"files": files, **derived.strategy.facts, **derived.facts}
     done = lines("done", f"{target}: {derived.strategy.extent}")
-    return DictResult(facts, (*derived.sections(), done))
+    return DictResult(fields, (*derived.sections(), done))
 
 
 def _target(text: str) -> Path:
@@ -60,9 +60,9 @@ def _explain(options: Parsed) -> DictResult:
     source = load_strategy(options.source)
     sizes = sizes_of(Request("", None, **request_options(options)))
     roles = explain_strategy(source, sizes, options.preset, options.shapes)
-    facts = {**source.facts, "roles": [vars(role) for role in roles]}
+    fields = {**source.facts, "roles": [vars(role) for role in roles]}
     head = lines("", f"{options.source}: {source.extent}, as {sizes}")
-    return DictResult(facts, (head, *role_groups(roles), *stage_groups(source)))
+    return DictResult(fields, (head, *role_groups(roles), *stage_groups(source)))
 
 
 def _show(options: Parsed) -> DictResult:
@@ -73,8 +73,8 @@ def _show(options: Parsed) -> DictResult:
         raise UsageError(
             "lists no parameter; expected a file or folder", where=f"{options.source!r}"
         )
-    facts = strategy_facts(options.source, strategy)
-    return DictResult(facts, (*strategy_sections(options.source, strategy, options.raw),))
+    fields = strategy_facts(options.source, strategy)
+    return DictResult(fields, (*strategy_sections(options.source, strategy, options.raw),))
 
 
 def _convert(options: Parsed) -> DictResult:
@@ -87,9 +87,9 @@ def _convert(options: Parsed) -> DictResult:
         shapes = {name: extent.shape for name, extent in extents.items()}
     files = rewrite_strategy(options.source, _target(options.output), shapes)
     written = load_strategy(str(files[0] if not files[1:] else files[0].parent))
-    facts = {"files": list(map(str, files)), **written.facts}
+    fields = {"files": list(map(str, files)), **written.facts}
     suffix = f", with {len(files) - 1} files of other stages" if files[1:] else ""
-    return DictResult(facts, (lines("done", f"{files[0]}: {written.extent}{suffix}"),))
+    return DictResult(fields, (lines("done", f"{files[0]}: {written.extent}{suffix}"),))
 
 
 def _diff(options: Parsed) -> DictResult:
@@ -100,8 +100,8 @@ def _diff(options: Parsed) -> DictResult:
     second = load_strategy(options.other)
     differences = strategy_differences(first, second)
     code = DifferenceError.exit_code if differences else 0
-    facts = {"same": not differences, "differences": list(map(vars, differences))}
-    return DictResult(facts, (*difference_sections(differences, first, second),), code)
+    fields = {"same": not differences, "differences": list(map(vars, differences))}
+    return DictResult(fields, (*difference_sections(differences, first, second),), code)
 
 
 def _presets(options: Parsed) -> DictResult:
@@ -119,11 +119,11 @@ def _presets(options: Parsed) -> DictResult:
             )
             for name, preset in presets_by_name.items()
         ]
-        facts = {
+        fields = {
             "presets": [_preset_facts(name, preset) for name, preset in presets_by_name.items()]
         }
         titles = ("preset", "version", "rules", "proven", "networks")
-        return DictResult(facts, (Table(titles, listed, ""),))
+        return DictResult(fields, (Table(titles, listed, ""),))
     preset = load_preset(options.name)
     rows = [
         (rule["pattern"], rule["spec"] or "", rule["optimizer"] or "", rule["on_stage"] or "")
@@ -131,9 +131,9 @@ def _presets(options: Parsed) -> DictResult:
     ]
     proof = preset.networks or "not proven"
     head = f"{preset.label}, version {preset.version}: {proof}\n{preset.evidence}"
-    facts = {"presets": [_preset_facts(options.name, preset)]}
+    fields = {"presets": [_preset_facts(options.name, preset)]}
     columns = ("names", "spec", "optimizer", "stage")
-    return DictResult(facts, (lines("", *head.splitlines()), Table(columns, rows, "")))
+    return DictResult(fields, (lines("", *head.splitlines()), Table(columns, rows, "")))
 
 
 def _preset_facts(name: str, preset: Preset) -> dict[str, Any]:

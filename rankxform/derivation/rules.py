@@ -173,22 +173,22 @@ _RULE = {
 }  # fmt: skip
 
 
-def rule_of(facts: dict[str, Any], where: str) -> ShardingRule:
+def rule_of(table: dict[str, Any], where: str) -> ShardingRule:
     """Make a rule of a table of a rules file. Raises UsageError, which names `where`."""
-    check_value(facts, _RULE, where)
-    names, spec = facts.get("names"), facts.get("spec")
+    check_value(table, _RULE, where)
+    names, spec = table.get("names"), table.get("spec")
     if not names:
         raise UsageError("expected names, a regular expression", where=where)
     read_spec = parse_spec if isinstance(spec, str) else validate_spec
     return ShardingRule(
         compile_regex(names, where),
         where,
-        mesh=facts.get("mesh"),
+        mesh=table.get("mesh"),
         spec=None if spec is None else read_spec(spec, where),
-        optimizer=facts.get("optimizer"),
-        stage=facts.get("stage"),
-        shape=tuple(facts.get("shape", ())),
-        replicated_if=tuple(facts.get("replicated_if", ())),
+        optimizer=table.get("optimizer"),
+        stage=table.get("stage"),
+        shape=tuple(table.get("shape", ())),
+        replicated_if=tuple(table.get("replicated_if", ())),
     )
 
 
@@ -259,30 +259,33 @@ def parse_rules(data: bytes, label: str, preset: Callable[[str], Preset] | None 
     """
     document = parse_toml(data, label)
     check_value(document, {"preset": _KINDS, "rules": [dict]}, label)
-    facts, tables = document.get("preset", {}), document.get("rules", [])
-    if not (tables or set(facts) & _ALONE):
+    preset_table, tables = document.get("preset", {}), document.get("rules", [])
+    if not (tables or set(preset_table) & _ALONE):
         raise UsageError("expected [[rules]], and [preset] with what is known of them", where=label)
     rules = [rule_of(table, f"{label}, rule {number}") for number, table in enumerate(tables, 1)]
     base = _NOTHING
-    if "extends" in facts:
-        if preset is None or facts["extends"].endswith(".toml"):
+    if "extends" in preset_table:
+        if preset is None or preset_table["extends"].endswith(".toml"):
             raise UsageError("preset.extends is the name of a preset of rankxform's", where=label)
-        base = preset(facts["extends"])
+        base = preset(preset_table["extends"])
     return Preset(
         label,
-        version=facts.get("version", 1),
-        proven=facts.get("proven", base.proven),
-        networks=facts.get("networks", base.networks),
-        evidence=facts.get("evidence", base.evidence),
+        version=preset_table.get("version", 1),
+        proven=preset_table.get("proven", base.proven),
+        networks=preset_table.get("networks", base.networks),
+        evidence=preset_table.get("evidence", base.evidence),
         rules=(*rules, *base.rules),
         requires=(
-            *(_parse_requirement(requirement, label) for requirement in facts.get("requires", [])),
+            *(
+                _parse_requirement(requirement, label)
+                for requirement in preset_table.get("requires", [])
+            ),
             *base.requires,
         ),
-        layers=facts.get("layers", base.layers),
-        complete=facts.get("complete", base.complete),
-        offset=tuple(facts.get("offset", ())) or base.offset,
-        interleave=_interleave(facts, label) or base.interleave,
+        layers=preset_table.get("layers", base.layers),
+        complete=preset_table.get("complete", base.complete),
+        offset=tuple(preset_table.get("offset", ())) or base.offset,
+        interleave=_interleave(preset_table, label) or base.interleave,
         own_rule_count=len(rules) if preset is not None else 0,
     )
 
@@ -294,17 +297,17 @@ _NOTHING = Preset("", 1, True, "", "it says nothing of its evidence", rules=(), 
 """What holds where a file says nothing, and extends nothing."""
 
 
-def _interleave(facts: Mapping[str, Any], label: str) -> int:
-    rounds: int = facts.get("interleave", 0)
-    if "interleave" in facts and rounds < 1:
+def _interleave(preset_table: Mapping[str, Any], label: str) -> int:
+    rounds: int = preset_table.get("interleave", 0)
+    if "interleave" in preset_table and rounds < 1:
         raise UsageError(f"preset.interleave is {rounds}; expected a number from 1 on", where=label)
     return rounds
 
 
-def _parse_requirement(facts: Any, label: str) -> tuple[str, bool, str]:
-    if len(facts) < 3 or facts["field"] not in ("vocab_emb_dp", "use_seq_parallel"):
-        raise UsageError(f"preset.requires {facts!r}: expected field, value and why", where=label)
-    return facts["field"], facts["value"], facts["why"]
+def _parse_requirement(table: Any, label: str) -> tuple[str, bool, str]:
+    if len(table) < 3 or table["field"] not in ("vocab_emb_dp", "use_seq_parallel"):
+        raise UsageError(f"preset.requires {table!r}: expected field, value and why", where=label)
+    return table["field"], table["value"], table["why"]
 
 
 FOLDER = Path(__file__).resolve().parent.parent / "presets"

@@ -71,9 +71,9 @@ def parse_checkpoint2_metadata(read_at: ReadAt) -> Checkpoint2Metadata:
         Any, Any
     ] = {}  # equal values are kept once: most entries are equal to others
 
-    def parameter(name: str, facts: Any) -> None:
+    def parameter(name: str, fields: Any) -> None:
         try:
-            metadata.parameters[name] = _parse_parameter(facts, shared_values)
+            metadata.parameters[name] = _parse_parameter(fields, shared_values)
         except (*_WRONG, FormatError, StrategyError) as error:
             raise FormatError(f"{_describe_error(error)}", where=f"{name!r}") from None
 
@@ -137,14 +137,14 @@ def _storage_rank(entry: Mapping[str, Any]) -> int:
     return rank
 
 
-def _parse_parameter(facts: Any, shared_values: dict[Any, Any]) -> Checkpoint2Parameter:
-    dtype = _DTYPES.get(str(facts["properties"]["dtype"]).lower())
+def _parse_parameter(fields: Any, shared_values: dict[Any, Any]) -> Checkpoint2Parameter:
+    dtype = _DTYPES.get(str(fields["properties"]["dtype"]).lower())
     if dtype is None:
-        raise FormatError(f"dtype {facts['properties']['dtype']!r} is not one of MindSpore's")
-    shape, counts = _numbers(facts["global_shape"]), _numbers(facts["axis_fragmentations"])
+        raise FormatError(f"dtype {fields['properties']['dtype']!r} is not one of MindSpore's")
+    shape, counts = _numbers(fields["global_shape"]), _numbers(fields["axis_fragmentations"])
     layout, ranks = None, range(0)
-    if facts["layout"] is not None:
-        layout, ranks = _layout(facts["layout"], shared_values)
+    if fields["layout"] is not None:
+        layout, ranks = _layout(fields["layout"], shared_values)
         if layout.counts != counts:
             raise FormatError(
                 f"axis_fragmentations {list(counts)} are not those of its layout, "
@@ -153,7 +153,7 @@ def _parse_parameter(facts: Any, shared_values: dict[Any, Any]) -> Checkpoint2Pa
     if len(counts) != len(shape) or any(n % count for n, count in zip(shape, counts)):
         raise FormatError(f"shape {list(shape)} is not divided by {list(counts)}")
     local = [n // count for n, count in zip(shape, counts)]
-    for chunk in facts["chunk"]:
+    for chunk in fields["chunk"]:
         (number,) = chunk["global_offset"]
         if list(chunk["local_shape"]) != local or not 0 <= number < prod(counts):
             raise FormatError(
@@ -175,15 +175,15 @@ def _numbers(values: Any) -> Shape:
     return sizes
 
 
-def _layout(facts: Mapping[str, Any], shared_values: dict[Any, Any]) -> tuple[Layout, range]:
-    if facts.get("interleaved_parallel"):
+def _layout(fields: Mapping[str, Any], shared_values: dict[Any, Any]) -> tuple[Layout, range]:
+    if fields.get("interleaved_parallel"):
         raise FormatError("an interleaved layout cannot be converted")
     axes = tuple(
         tuple(a for a in (entry if isinstance(entry, list) else [entry]) if a != -1)
-        for entry in facts["tensor_map"]
+        for entry in fields["tensor_map"]
     )
-    matrix = _numbers(facts["device_matrix"])
-    ranks = tuple(map(_rank, facts["rank_list"]))
+    matrix = _numbers(fields["device_matrix"])
+    ranks = tuple(map(_rank, fields["rank_list"]))
     stage = range(ranks[0], ranks[0] + len(ranks)) if ranks else range(0)
     if ranks != tuple(stage) or not ranks or ranks[0] % len(ranks):
         raise FormatError(
@@ -242,7 +242,7 @@ class Written:
             replicas.append(replica_counts.get(number, 0))
             replica_counts[number] = replicas[-1] + 1
         local = [n // count for n, count in zip(self.shape, counts)]
-        facts = {
+        fields = {
             "properties": {
                 "dtype": self.dtype,
                 "replica_id": replicas,
@@ -260,7 +260,7 @@ class Written:
             },
             "chunk": [{"global_offset": [n], "local_shape": local} for n in dict.fromkeys(numbers)],
         }
-        return _indent_json(facts, 2)
+        return _indent_json(fields, 2)
 
 
 def _alias(number: int) -> str:
@@ -321,8 +321,8 @@ def format_metadata(
     yield "\n    }\n}" if storage else "}\n}"
 
 
-def format_common(facts: Mapping[str, Any]) -> bytes:
+def format_common(fields: Mapping[str, Any]) -> bytes:
     """Return a common.json with the five keys that every version reads, and a sixth if it is
     known."""
-    keys = (*TRAINING_FACTS, CONSUMED) if facts.get(CONSUMED) is not None else TRAINING_FACTS
-    return json.dumps({key: facts.get(key) for key in keys}, indent=4).encode()
+    keys = (*TRAINING_FACTS, CONSUMED) if fields.get(CONSUMED) is not None else TRAINING_FACTS
+    return json.dumps({key: fields.get(key) for key in keys}, indent=4).encode()

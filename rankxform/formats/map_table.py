@@ -231,7 +231,7 @@ def parse_extends(data: bytes, label: str) -> tuple[str, ...]:
 def parse_map_table(data: bytes, label: str, bases: tuple[MapTable, ...] = ()) -> MapTable:
     """Read a mapping table; `bases` are those that it extends. Raises UsageError."""
     document = check_value(parse_toml(data, label), _DOCUMENT, label)
-    facts = document.get("map", {})
+    map_fields = document.get("map", {})
     sizes = {n: e for base in bases for n, e in base.sizes.items()}
     for name, text in document.get("sizes", {}).items():
         sizes[name] = parse_size_expression(text, f"{label}: sizes.{name}")
@@ -260,12 +260,14 @@ def parse_map_table(data: bytes, label: str, bases: tuple[MapTable, ...] = ()) -
         ignored.append(_parse_ignored(table, f"{label}, ignored {number}"))
     _check_where(rules, variants, label)
     requires = [condition for base in bases for condition in base.requires]
-    requires += [parse_size_expression(t, f"{label}: requires") for t in facts.get("requires", [])]
+    requires += [
+        parse_size_expression(t, f"{label}: requires") for t in map_fields.get("requires", [])
+    ]
     return MapTable(
         label,
-        facts.get("title", ""),
-        tuple(facts.get("architectures", ())),
-        tuple(facts.get("model_types", ())),
+        map_fields.get("title", ""),
+        tuple(map_fields.get("architectures", ())),
+        tuple(map_fields.get("model_types", ())),
         tuple(requires),
         sizes,
         choices,
@@ -297,11 +299,11 @@ def _check_where(
                 raise UsageError(f"where {name} = {variant!r}: no such variant", where=label)
 
 
-def _rule(facts: Mapping[str, Any], where: str) -> MapRule:
-    for key in facts:
+def _rule(table: Mapping[str, Any], where: str) -> MapRule:
+    for key in table:
         if key not in _RULE:
             raise UsageError(f"{key!r} is none of {', '.join(sorted(_RULE))}", where=where)
-    sides = {side: facts.get(side) for side in NAMINGS}
+    sides = {side: table.get(side) for side in NAMINGS}
     single_sides = [side for side, value in sides.items() if isinstance(value, str)]
     parts = [side for side, value in sides.items() if isinstance(value, dict) and value]
     if len(single_sides) != 1 or len(parts) != 1:
@@ -315,32 +317,32 @@ def _rule(facts: Mapping[str, Any], where: str) -> MapRule:
             parse_size_expression(text, where)
             for text in check_value(shape, list, f"{where}: {name!r}")
         )
-        for name, shape in facts[parts[0]].items()
+        for name, shape in table[parts[0]].items()
     }
-    block_names = tuple(check_value(facts.get("blocks", []), [str], f"{where}: blocks"))
-    condition = parse_size_expression(facts["if"], where) if "if" in facts else None
-    steps = tuple(_step(text, where) for text in check_value(facts.get("steps", []), [str], where))
+    block_names = tuple(check_value(table.get("blocks", []), [str], f"{where}: blocks"))
+    condition = parse_size_expression(table["if"], where) if "if" in table else None
+    steps = tuple(_step(text, where) for text in check_value(table.get("steps", []), [str], where))
     ranges = tuple(
-        _range(n, b, where) for n, b in check_value(facts.get("for", {}), dict, where).items()
+        _range(n, b, where) for n, b in check_value(table.get("for", {}), dict, where).items()
     )
     flags: dict[str, Any] = {}
     for name in ("optional", "vocabulary", "keep_dtype"):
-        flags[name] = facts.get(name, False)
+        flags[name] = table.get(name, False)
         if name == "optional" and isinstance(flags[name], str):
             flags[name] = parse_size_expression(flags[name], where)
         elif not isinstance(flags[name], bool):
             raise UsageError(f"{name} is {flags[name]!r}; expected true or false", where=where)
-    side, variant = single_sides[0], check_value(facts.get("where", {}), dict, f"{where}: where")
+    side, variant = single_sides[0], check_value(table.get("where", {}), dict, f"{where}: where")
     return MapRule(
-        side, facts[side], shapes, block_names, steps, ranges, condition, where=variant, **flags
+        side, table[side], shapes, block_names, steps, ranges, condition, where=variant, **flags
     )
 
 
-def _parse_ignored(facts: Mapping[str, Any], where: str) -> Ignored:
-    side = next((side for side in NAMINGS if isinstance(facts.get(side), str)), None)
-    if side is None or set(facts) - {side, "blocks"}:
+def _parse_ignored(table: Mapping[str, Any], where: str) -> Ignored:
+    side = next((side for side in NAMINGS if isinstance(table.get(side), str)), None)
+    if side is None or set(table) - {side, "blocks"}:
         raise UsageError("expected mindformers or huggingface, and blocks", where=where)
-    return Ignored(side, facts[side], tuple(check_value(facts.get("blocks", []), [str], where)))
+    return Ignored(side, table[side], tuple(check_value(table.get("blocks", []), [str], where)))
 
 
 def _step(text: str, where: str) -> tuple[str, str]:
@@ -350,35 +352,35 @@ def _step(text: str, where: str) -> tuple[str, str]:
     return name.strip(), argument[:-1].strip()
 
 
-def _parse_tied(facts: Mapping[str, Any], where: str) -> TiedTensor:
-    side = next((side for side in NAMINGS if side in facts), None)
-    unknown = set(facts) - {"mindformers", "huggingface", "of", "made", "if", "for"}
-    texts = side is not None and isinstance(facts[side], str) and isinstance(facts.get("of"), str)
+def _parse_tied(table: Mapping[str, Any], where: str) -> TiedTensor:
+    side = next((side for side in NAMINGS if side in table), None)
+    unknown = set(table) - {"mindformers", "huggingface", "of", "made", "if", "for"}
+    texts = side is not None and isinstance(table[side], str) and isinstance(table.get("of"), str)
     if side is None or unknown or not texts:
         raise UsageError("expected mindformers or huggingface, of, made, if, for", where=where)
     ranges = [
         _range(n, bounds, where)
-        for n, bounds in check_value(facts.get("for", {}), dict, where).items()
+        for n, bounds in check_value(table.get("for", {}), dict, where).items()
     ]
-    condition = parse_size_expression(facts["if"], where) if "if" in facts else None
-    is_written = facts.get("made", True)
+    condition = parse_size_expression(table["if"], where) if "if" in table else None
+    is_written = table.get("made", True)
     return TiedTensor(
-        side, facts[side], facts["of"], bool(is_written), next(iter(ranges), None), condition
+        side, table[side], table["of"], bool(is_written), next(iter(ranges), None), condition
     )
 
 
-def _block(facts: Mapping[str, Any], where: str) -> NameBlock:
-    names = {side: facts.get(side) for side in NAMINGS}
-    variables = [key for key in facts if key not in (*NAMINGS, "also", "unless")]
-    also = tuple(check_value(facts.get("also", []), [str], f"{where}.also"))
-    unless = facts.get("unless")
+def _block(table: Mapping[str, Any], where: str) -> NameBlock:
+    names = {side: table.get(side) for side in NAMINGS}
+    variables = [key for key in table if key not in (*NAMINGS, "also", "unless")]
+    also = tuple(check_value(table.get("also", []), [str], f"{where}.also"))
+    unless = table.get("unless")
     if unless is not None and not isinstance(unless, str):
         raise UsageError(f"{where}.unless: expected a name of the configuration")
     if not all(isinstance(name, str) for name in names.values()) or len(variables) != 1:
         raise UsageError("expected mindformers, huggingface, and a variable's range", where=where)
     names_by_side = {side: str(name) for side, name in names.items()}
     (variable,) = variables
-    return NameBlock(names_by_side, _range(variable, facts[variable], where), also, unless)
+    return NameBlock(names_by_side, _range(variable, table[variable], where), also, unless)
 
 
 def _range(name: str, value: Any, where: str) -> VariableRange:

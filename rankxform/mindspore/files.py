@@ -196,8 +196,8 @@ def _list_parameters(src: str, options: Mapping[str, Any]) -> list[str]:
         if description is None or file != description.untracked:
             listed = description.listed.get(file) if description is not None else None
             names += listed or index_file(Path(src, name)).schema.names
-    derivation = OperationChain.of(options, find_states(dict.fromkeys(names)))
-    return [derivation.name_of(name) for name in names]
+    operations = OperationChain.of(options, find_states(dict.fromkeys(names)))
+    return [operations.name_of(name) for name in names]
 
 
 _RANK = re.compile(r"rank_(\d+)")

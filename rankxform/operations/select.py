@@ -234,10 +234,10 @@ class Counters(ModelOperation):
     renames = False
 
     def __init__(self, training: Mapping[str, Any], choose: TensorOperation | None) -> None:
-        facts = {name: training.get(name) for name in TRAINING_FACTS}
-        if facts["step_num"] is not None and facts["loss_scale"] is None:
-            facts["loss_scale"] = _NOT_SCALED
-        self._facts = {name: value for name, value in facts.items() if value is not None}
+        values = {name: training.get(name) for name in TRAINING_FACTS}
+        if values["step_num"] is not None and values["loss_scale"] is None:
+            values["loss_scale"] = _NOT_SCALED
+        self._facts = {name: value for name, value in values.items() if value is not None}
         self._choose = choose
 
     def compose(self, tensors: Sequence[Tensor]) -> list[Tensor]:

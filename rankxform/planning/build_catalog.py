@@ -92,7 +92,7 @@ def catalog_of(
 def catalog_statements(catalog: Catalog) -> Iterator[Statement]:
     """Yield the full shapes that a strategy states, and shapes and types by headers."""
     strategy = catalog.strategy
-    if any(fact.kind == TOTAL_BYTES for fact in catalog.description.facts):
+    if any(statement.kind == TOTAL_BYTES for statement in catalog.description.statements):
         listed = {name for names in catalog.description.listed.values() for name in names}
         listed_parameters = (p for p in catalog.parameters if p.name in listed)
         total = sum(content_bytes(p.dtype, p.shape) for p in listed_parameters)

@@ -64,7 +64,7 @@ class Description:
     # Rank -> a file that is named and missing.
     missing_files: Mapping[int, str] = field(default_factory=dict)
     refused: Mapping[str, str] = field(default_factory=dict)  # tensors that cannot be read -> why
-    facts: tuple[Statement, ...] = ()  # statements that others may contradict
+    statements: tuple[Statement, ...] = ()  # statements that others may contradict
     findings: tuple[Finding, ...] = ()  # what its reader noticed
 
     @property

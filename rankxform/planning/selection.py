@@ -30,10 +30,10 @@ from .build_catalog import add_followers, layout_with_uneven_rows
 from .catalog import Catalog, ComposedSharding, Parameter, Sharding
 
 
-def apply_operations(catalog: Catalog, derivation: OperationChain) -> list[Tensor]:
+def apply_operations(catalog: Catalog, operations: OperationChain) -> list[Tensor]:
     """Return what becomes of the source's tensors, those dropped too."""
     states = catalog.states
-    return derivation(
+    return operations(
         Tensor.of(p.src_name, p.src_dtype, p.shape, states) for p in catalog.parameters
     )
 
@@ -246,7 +246,7 @@ def sources_of(parameters: Iterable[Parameter], catalog: Catalog) -> list[Parame
 def select_parameters(
     catalog: Catalog,
     dst: Strategy,
-    derivation: OperationChain | None = None,
+    operations: OperationChain | None = None,
     unmatched: str = ERROR,
     ranks: Iterable[int] = (),
     tensors: Sequence[Tensor] | None = None,
@@ -255,18 +255,18 @@ def select_parameters(
     """Decide for every parameter of the source what becomes of it.
 
     `ranks` are the destination ranks to make (default: all); what is lost for others is no error.
-    `derivation` tells what becomes of each; `tensors` is that, if it is known already. `unmatched`
+    `operations` tells what becomes of each; `tensors` is that, if it is known already. `unmatched`
     says what happens to one that only one strategy lists: "error"; "drop"; or "replicate", which
     takes the side that does not list it to hold it whole on every rank. `non_followers`: see
     `add_destination_followers`. Raises RequestError for unmatched names, UsageError where nothing
     is left to convert.
     """
-    derivation = derivation or OperationChain()
+    operations = operations or OperationChain()
     sharded: dict[str, Parameter] = {}
     replicated: dict[str, Parameter] = {}
     reasons: dict[str, list[Parameter]] = {}
     make = ParameterFactory(catalog)
-    all_tensors = apply_operations(catalog, derivation) if tensors is None else tensors
+    all_tensors = apply_operations(catalog, operations) if tensors is None else tensors
     for tensor in all_tensors:
         parameter = make.parameter(tensor)
         if tensor.dropped:
@@ -295,21 +295,21 @@ def select_parameters(
     ordered_reasons = sorted(reasons, key=lambda reason: {_STATE: 0, _UNMATCHED: 1}.get(reason, 2))
     left_out = tuple(_left_out(reason, reasons[reason]) for reason in ordered_reasons)
     parameters = [*sharded.values(), *replicated.values()]
-    if derivation.renames:
+    if operations.renames:
         missing = set(dst.stages_of) - set(sharded) - set(replicated)
     else:
         declared_names = catalog.strategy.stages_of if catalog.strategy is not None else ()
-        missing = {*map(derivation.name_of, declared_names), *dst.stages_of}
-        missing -= {derivation.name_of(parameter.name) for parameter in catalog.parameters}
+        missing = {*map(operations.name_of, declared_names), *dst.stages_of}
+        missing -= {operations.name_of(parameter.name) for parameter in catalog.parameters}
     selection = Selection(
         sharded, replicated, left_out, tuple(sorted(missing)), by_source(parameters),
-        derivation.renames, derivation.name_of,
+        operations.renames, operations.name_of,
     )  # fmt: skip
     refused = reasons.get(_UNMATCHED, []) if unmatched == ERROR else []
     _check(
-        selection, catalog, dst, refused, _find_missing(catalog, dst, ranks, derivation), derivation
+        selection, catalog, dst, refused, _find_missing(catalog, dst, ranks, operations), operations
     )
-    _check_names(dst, all_tensors, {*map(derivation.name_of, catalog.unread_names)})
+    _check_names(dst, all_tensors, {*map(operations.name_of, catalog.unread_names)})
     return selection
 
 
@@ -341,19 +341,19 @@ def _check_names(dst: Strategy, tensors: Sequence[Tensor], unread_names: Set[str
 
 
 def add_destination_followers(
-    catalog: Catalog, dst: Strategy, derivation: OperationChain
+    catalog: Catalog, dst: Strategy, operations: OperationChain
 ) -> tuple[Strategy, frozenset[str]]:
     """Return a destination's strategy with the states that follow parameters.
 
     Jobs that shard by pattern list no states, so one that neither side lists follows its parameter
     on both. Names of those that the destination alone lists are returned too: these do not follow.
     """
-    if derivation.renames or isinstance(dst, WholeStrategy):
+    if operations.renames or isinstance(dst, WholeStrategy):
         return dst, frozenset()
     follows = {p.name: p.follows for p in catalog.parameters if p.follows is not None}
-    non_followers = frozenset(name for name in follows if derivation.name_of(name) in dst)
+    non_followers = frozenset(name for name in follows if operations.name_of(name) in dst)
     bases_by_state = {
-        derivation.name_of(name): derivation.name_of(base)
+        operations.name_of(name): operations.name_of(base)
         for name, base in follows.items()
         if name not in non_followers
     }
@@ -366,17 +366,17 @@ def _check(
     dst: Strategy,
     refused: list[Parameter],
     ranks_by_name: Mapping[str, tuple[int, ...]],
-    derivation: OperationChain,
+    operations: OperationChain,
 ) -> None:
     """Refuse a selection that cannot be meant: of unmatched names, with losses, or of nothing."""
     if refused and not selection.sharded:
         raise _foreign_error(refused, catalog, dst)
     if ranks_by_name:
         # What is made of several, or named by another, is excluded by a name that is not known yet.
-        parameters, excludable = selection.sources(catalog), not derivation.renames
+        parameters, excludable = selection.sources(catalog), not operations.renames
         raise missing_slices_error(catalog, parameters, ranks_by_name, excludable=excludable)
     if refused:
-        raise _unmatched_error(refused, catalog, dst, derivation)
+        raise _unmatched_error(refused, catalog, dst, operations)
     if not catalog.parameters:
         raise CheckpointError("holds no tensor", where=_first(catalog.paths))
     if not selection.parameters:
@@ -399,16 +399,16 @@ def destination_layout(selection: Selection, dst: Strategy, name: str, stage: in
 
 
 def _find_missing(
-    catalog: Catalog, dst: Strategy, ranks: Iterable[int], derivation: OperationChain
+    catalog: Catalog, dst: Strategy, ranks: Iterable[int], operations: OperationChain
 ) -> dict[str, tuple[int, ...]]:
     """Return the names that `ranks` (none: all) should get and that no file holds."""
     dst_stages = {dst.stage_of(rank) for rank in ranks} or set(range(len(dst.stages)))
     return {
         name: missing
         for name, missing in catalog.unreachable.items()
-        if not derivation.drops(name)
-        and (derivation.renames or (new := derivation.name_of(name)) in dst)
-        and (derivation.renames or dst_stages.intersection(dst.stages_of.get(new, dst_stages)))
+        if not operations.drops(name)
+        and (operations.renames or (new := operations.name_of(name)) in dst)
+        and (operations.renames or dst_stages.intersection(dst.stages_of.get(new, dst_stages)))
     }
 
 
@@ -439,7 +439,7 @@ def _foreign_error(refused: Sequence[Parameter], catalog: Catalog, dst: Strategy
 
 
 def _unmatched_error(
-    alone: list[Parameter], catalog: Catalog, dst: Strategy, derivation: OperationChain
+    alone: list[Parameter], catalog: Catalog, dst: Strategy, operations: OperationChain
 ) -> RequestError:
     parts = []
     for label, names in (
@@ -448,7 +448,7 @@ def _unmatched_error(
     ):
         if names:
             parts.append(f"only {label} lists {summarize_names(names, 3)}")
-    renamed = any(derivation.name_of(p.name) != p.name for p in catalog.parameters)
+    renamed = any(operations.name_of(p.name) != p.name for p in catalog.parameters)
     return RequestError(
         "; ".join(parts),
         "--unmatched drop",

@@ -90,20 +90,19 @@ def is_noted_part_file(path: Path, noted_part: PartFile | None, size: int) -> bo
     return (status.st_ino, status.st_nlink) == (noted_part.inode, 1) and status.st_size >= size
 
 
-def is_unchanged(path: Path, file_entry: Mapping[str, Any], facts: FileStat) -> bool:
+def is_unchanged(path: Path, file_entry: Mapping[str, Any], file_stat: FileStat) -> bool:
     """Tell whether a file is the one that a manifest lists: its size and samples decide.
 
     Nothing is read where no time was changed either.
     """
-    if is_same_file(file_entry, facts, "inode", "size", "modified", "changed"):
+    if is_same_file(file_entry, file_stat, "inode", "size", "modified", "changed"):
         return True
-    return file_entry.get("size") == facts["size"] and file_entry.get("sample") == sample_digest(
-        path
-    )
+    has_size = file_entry.get("size") == file_stat["size"]
+    return has_size and file_entry.get("sample") == sample_digest(path)
 
 
-def is_same_file(file_entry: Mapping[str, Any], facts: FileStat | None, *keys: str) -> bool:
-    return facts is not None and all(file_entry.get(key) == facts[key] for key in keys)
+def is_same_file(file_entry: Mapping[str, Any], file_stat: FileStat | None, *keys: str) -> bool:
+    return file_stat is not None and all(file_entry.get(key) == file_stat[key] for key in keys)
 
 
 LINK_NONE, LINK_REFLINK, LINK_HARD = "none", "reflink", "hard"
@@ -184,24 +183,24 @@ def files_to_read_back(
         if written[writer] and node not in elsewhere:
             elsewhere[node] = [reader for reader in processes if nodes.node_of[reader] != node]
         readers = elsewhere.get(node, [])
-        for number, (path, facts) in enumerate(written[writer].items()):
+        for number, (path, file_stat) in enumerate(written[writer].items()):
             if readers and readers[number % len(readers)] == process:
-                yield path, facts, nodes.names[node]
+                yield path, file_stat, nodes.names[node]
 
 
 def read_back(
-    path: Path, facts: FileStat, writer: str, clock: Callable[[], float] = time.monotonic
+    path: Path, file_stat: FileStat, writer: str, clock: Callable[[], float] = time.monotonic
 ) -> None:
     """See that a file is here what `writer` says of it: its size, and samples if they are known.
 
     Caches of this node are waited for. Raises StorageError.
     """
     deadline = clock() + _SECONDS
-    while (wrong := _wrong(path, facts)) is not None:
+    while (wrong := _wrong(path, file_stat)) is not None:
         if clock() > deadline:
             remove_if_possible(path)  # or a run that goes on would take it for complete
             raise StorageError(
-                f"{wrong}, {facts['size']:,} bytes were written on {writer}; it was removed",
+                f"{wrong}, {file_stat['size']:,} bytes were written on {writer}; it was removed",
                 "run again with --writers node",
                 "run again with processes of one node",
                 "choose a folder elsewhere",
@@ -212,16 +211,17 @@ def read_back(
         time.sleep(_PAUSE)
 
 
-def _wrong(path: Path, facts: FileStat) -> str | None:
+def _wrong(path: Path, file_stat: FileStat) -> str | None:
     local_stat = stat_or_none(path)
     if local_stat is None:
         return "is not seen on another node"
-    if local_stat["size"] != facts["size"]:
+    if local_stat["size"] != file_stat["size"]:
         return f"has {local_stat['size']:,} bytes as another node sees it"
-    if not facts["sample"]:
+    if not file_stat["sample"]:
         return None
     try:
-        return None if sample_digest(path) == facts["sample"] else "has other bytes on another node"
+        is_same = sample_digest(path) == file_stat["sample"]
+        return None if is_same else "has other bytes on another node"
     except StorageError as error:
         return f"cannot be read on another node ({error})"
 

@@ -177,17 +177,19 @@ class FolderRecords:
 
     def _is_kept(self, final: Path, listed: Mapping[str, Any], overwrite: bool) -> bool:
         """Tell whether a file is complete. Raises StorageError if it may not be replaced."""
-        name, facts = self._name(final), stat_or_none(final)
-        if facts is None:
+        name, file_stat = self._name(final), stat_or_none(final)
+        if file_stat is None:
             return False
         file_entry = self._files.get(name)
-        if file_entry is not None and is_same_file(file_entry, facts, "inode", "size", "modified"):
+        if file_entry is not None and is_same_file(
+            file_entry, file_stat, "inode", "size", "modified"
+        ):
             if file_entry["boot"] not in ("", boot_id()):
                 return False  # it was not synced, and the machine was started anew
             if self._durable:
                 sync(final.parent)  # a run may have ended between its name and this
             return True
-        if name in listed and is_unchanged(final, listed[name], facts):
+        if name in listed and is_unchanged(final, listed[name], file_stat):
             return True
         if overwrite:
             return False
@@ -327,9 +329,9 @@ class FolderRecords:
         """
         self._lock.check()
         boot = "" if self._durable else boot_id()
-        for final, facts in stats_by_path.items():
+        for final, file_stat in stats_by_path.items():
             file_entry = self._files[self._name(final)]
-            file_entry.update(facts, boot=boot)
+            file_entry.update(file_stat, boot=boot)
             if final in digests:
                 file_entry["digest"] = digests[final]
         self._write_job()
@@ -416,14 +418,11 @@ class FolderRecords:
             if name in own_names or is_same_file(
                 file_entry, file_stat, "inode", "size", "modified"
             ):
-                facts = ("id", "size", "sample", "digest")
+                keys = ("id", "size", "sample", "digest")
                 now = {
                     key: (file_stat or file_entry)[key] for key in ("inode", "modified", "changed")
                 }
-                files[name] = {
-                    **{key: file_entry[key] for key in facts if key in file_entry},
-                    **now,
-                }
+                files[name] = {**{key: file_entry[key] for key in keys if key in file_entry}, **now}
                 finished_names.append(name)
         if files.keys() >= set(complete):
             self._add_companions(make_companions())

@@ -32,7 +32,7 @@ def format_document(kind: str, content: Mapping[str, Any]) -> bytes:
     for key, value in {"kind": kind, "version": VERSION, **content}.items():
         text = _short(value)
         if key == "files":  # one in a line
-            lines = (f"  {_short(name)}: {_short(facts)}" for name, facts in value.items())
+            lines = (f"  {_short(name)}: {_short(entry)}" for name, entry in value.items())
             text = "{\n" + ",\n".join(lines) + "\n }"
         texts.append(f" {_short(key)}: {text}")
     return ("{\n" + ",\n".join(texts) + "\n}\n").encode()
@@ -70,12 +70,12 @@ def parse_document(kind: str, data: bytes) -> dict[str, Any]:
     if not isinstance(stale, dict) or not all(map(_is_stale, stale, stale.values())):
         raise FormatError("damaged: what it calls stale are no files of a checkpoint")
     key_types = {"id": int, "size": int, "modified": int} if kind == MANIFEST else {"id": int}
-    for name, facts in content["files"].items():
-        if not isinstance(facts, dict):
+    for name, file_entry in content["files"].items():
+        if not isinstance(file_entry, dict):
             raise FormatError(f"damaged: {name!r} is no file of this folder")
-        _check(facts, key_types, repr(name))
-        if not form.owns(name, facts["id"]):
-            raise FormatError(f"damaged: {name!r} is no file of rank {facts['id']}'s folder")
+        _check(file_entry, key_types, repr(name))
+        if not form.owns(name, file_entry["id"]):
+            raise FormatError(f"damaged: {name!r} is no file of rank {file_entry['id']}'s folder")
     return content
 
 
@@ -104,12 +104,12 @@ def _check_stated(content: Mapping[str, Any]) -> None:
             raise FormatError(f"damaged: the {key!r} of its identity are no files")
 
 
-def _is_stale(name: str, facts: Any) -> bool:
+def _is_stale(name: str, file_entry: Any) -> bool:
     """Tell whether a record speaks of a file that some form may have made in a destination."""
-    is_file_entry = isinstance(facts, dict) and all(
-        isinstance(facts.get(key), int) for key in ("id", "size", "modified")
+    is_file_entry = isinstance(file_entry, dict) and all(
+        isinstance(file_entry.get(key), int) for key in ("id", "size", "modified")
     )
-    return is_file_entry and any(form.owns(name, facts["id"]) for form in FORMS.values())
+    return is_file_entry and any(form.owns(name, file_entry["id"]) for form in FORMS.values())
 
 
 def _check(members: Mapping[str, Any], keys: Mapping[str, type], title: str) -> None:
@@ -143,10 +143,11 @@ def identity_differences(
     if all(steps) and steps[0] != steps[1]:
         messages.append(f"it holds step {steps[0]}, and the source's is {steps[1]}")
         was = {}
-    for rank, facts in new.get("source files", {}).items():
-        is_later = is_begun and was.get(rank, facts).get("modified") != facts.get("modified")
-        if rank in was and (is_later or not is_same_source(was[rank], facts)):
-            messages.append(_file_difference(rank, was[rank], facts))
+    for rank, file_entry in new.get("source files", {}).items():
+        old_entry = was.get(rank, file_entry)
+        is_later = is_begun and old_entry.get("modified") != file_entry.get("modified")
+        if is_later or not is_same_source(old_entry, file_entry):
+            messages.append(_file_difference(rank, old_entry, file_entry))
     if old.get("tensors") != new.get("tensors"):
         messages.append("tensors are named, cast or composed otherwise (the map, config.json)")
     samples = old.get("adapter sample"), new.get("adapter sample")
@@ -175,11 +176,11 @@ def is_same_source(was: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
     return bool(is_fully_sampled) or was.get("modified") == now.get("modified")
 
 
-def _file_difference(key: str, was: Mapping[str, Any], facts: Mapping[str, Any]) -> str:
+def _file_difference(key: str, was: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     rank = key.partition(",")[0]
-    if was.get("file") != facts["file"]:  # of another step, say
-        return f"the source file of rank {rank} was {was.get('file')} and is {facts['file']}"
-    return f"source file {facts['file']} of rank {rank} was changed or is another"
+    if was.get("file") != now["file"]:  # of another step, say
+        return f"the source file of rank {rank} was {was.get('file')} and is {now['file']}"
+    return f"source file {now['file']} of rank {rank} was changed or is another"
 
 
 def _format_value(value: Any) -> str:
@@ -254,9 +255,9 @@ def format_moved(
     )
 
 
-def _line(facts: Mapping[str, Any]) -> bytes:
+def _line(fields: Mapping[str, Any]) -> bytes:
     """Return a line with a digest of its own."""
-    text = json.dumps(facts, separators=(",", ":")).encode()
+    text = json.dumps(fields, separators=(",", ":")).encode()
     return _digest(text) + b" " + text + b"\n"
 
 
@@ -286,17 +287,17 @@ def _journal(data: bytes) -> tuple[str, list[str], CompletedSlices] | None:
         if digest != _digest(text):
             break
         try:
-            facts = json.loads(text)
+            fields = json.loads(text)
             if journal is None:
-                parts = {int(r): PartFile(int(i), str(d)) for r, (i, d) in facts["parts"].items()}
-                first = CompletedSlices(parts, durable=bool(facts["durable"]))
-                journal = str(facts["boot"]), list(map(str, facts["replaces"])), first
+                parts = {int(r): PartFile(int(i), str(d)) for r, (i, d) in fields["parts"].items()}
+                first = CompletedSlices(parts, durable=bool(fields["durable"]))
+                journal = str(fields["boot"]), list(map(str, fields["replaces"])), first
                 continue
             line_slices = CompletedSlices(
-                sums={int(file): int(value) for file, value in facts["sums"].items()},
-                sizes={int(file): int(size) for file, size in facts["sizes"].items()},
+                sums={int(file): int(value) for file, value in fields["sums"].items()},
+                sizes={int(file): int(size) for file, size in fields["sizes"].items()},
             )
-            for files, names in facts["done"]:
+            for files, names in fields["done"]:
                 for file in files:
                     line_slices.names_of_file.setdefault(int(file), set()).update(map(str, names))
         except (ValueError, TypeError, KeyError, AttributeError):
@@ -427,12 +428,12 @@ _NOTHING: Mapping[str, Any] = {"layouts": (), "kinds": (), "parameters": {}}
 
 
 def _stated_sharding(stage: Mapping[str, Any]) -> dict[str, tuple[str, Shape, Layout]]:
-    layouts = [_layout(facts) for facts in stage["layouts"]]
+    layouts = [_layout(fields) for fields in stage["layouts"]]
     kinds = [(str(dtype), tuple(map(int, shape)), layouts[n]) for dtype, shape, n in stage["kinds"]]
     return {name: kinds[number] for name, number in stage["parameters"].items()}
 
 
-def _layout(facts: Mapping[str, Any]) -> Layout:
-    plain: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in facts.items()}
-    plain["tensor_map"] = tuple(map(tuple, facts["tensor_map"]))
+def _layout(fields: Mapping[str, Any]) -> Layout:
+    plain: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()}
+    plain["tensor_map"] = tuple(map(tuple, fields["tensor_map"]))
     return Layout(**plain)

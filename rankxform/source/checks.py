@@ -369,9 +369,9 @@ def extra_names_are_known(read: HeadersRead) -> Iterator[Finding]:
 def statements_agree(read: HeadersRead) -> Iterator[Finding]:
     """Statements of one fact, by files, metadata, a manifest or a strategy, agree."""
     assert read.catalog is not None
-    manifest_statements = read.manifest.facts if read.manifest is not None else ()
+    manifest_statements = read.manifest.statements if read.manifest is not None else ()
     statements = (
-        *read.description.facts, *manifest_statements, *catalog_statements(read.catalog),
+        *read.description.statements, *manifest_statements, *catalog_statements(read.catalog),
     )  # fmt: skip
     yield from (contradiction.finding for contradiction in contradictions(statements))
 
@@ -405,7 +405,7 @@ class SourceManifest:
         return {f: entries_by_path[path] for f, path in paths.items() if path in entries_by_path}
 
     @property
-    def facts(self) -> Iterator[Statement]:
+    def statements(self) -> Iterator[Statement]:
         """What it states that files may contradict."""
         for name, dtype in self.dtypes.items():
             yield Statement(TYPE, name, dtype, self.label)
@@ -510,9 +510,9 @@ def changed_manifest_file(
     path: str, manifest_entry: Mapping[str, Any], label: str
 ) -> Message | None:
     """Return that a file is not the one that a manifest lists; None if it is."""
-    facts = stat_or_none(Path(path).resolve())
+    file_stat = stat_or_none(Path(path).resolve())
     with suppress(RankxformError):
-        if facts is None or is_unchanged(Path(path), manifest_entry, facts):
+        if file_stat is None or is_unchanged(Path(path), manifest_entry, file_stat):
             return None
     return changed_file_message(path, label)
 

@@ -76,7 +76,7 @@ class TargetDraft(NamedTuple):
 
     resolved: ResolvedRequest
     source: Source
-    derivation: OperationChain
+    operations: OperationChain
     tensors: Sequence[Tensor]  # what the operations make of the source's
     selection: Selection
     dst: Strategy
@@ -104,7 +104,7 @@ def naming_is_another(draft: TargetDraft) -> Iterator[Finding]:
     from rankxform.formats.map_table import HUGGINGFACE
     from rankxform.operations.map import NameMap
 
-    (mapping,) = (o for o in draft.derivation.compositions if isinstance(o, NameMap))
+    (mapping,) = (o for o in draft.operations.compositions if isinstance(o, NameMap))
     names = [p.name for p in draft.catalog.parameters if p.state is None]
     if mapping.knows(names) and mapping.naming_of(names) == HUGGINGFACE:
         text = (
@@ -171,7 +171,7 @@ def weights_are_there(draft: TargetDraft) -> Iterator[Finding]:
         and states.is_weight(name)
         and not is_never_saved(name)
         and any(catalog.groups[stage] for stage in stages)
-        and not draft.derivation.drops(name)
+        and not draft.operations.drops(name)
     ]
     if not absent:
         return
@@ -202,7 +202,7 @@ def weights_are_there(draft: TargetDraft) -> Iterator[Finding]:
 def new_weights_are_meant(draft: TargetDraft) -> Iterator[Finding]:
     """A weight that the destination's strategy alone lists is in a file, unless --accept new names
     it, or it is an adapter's, with which a fine-tuning job begins."""
-    catalog, dst, name_of = draft.catalog, draft.dst, draft.derivation.name_of
+    catalog, dst, name_of = draft.catalog, draft.dst, draft.operations.name_of
     if draft.request.unmatched != ERROR or isinstance(dst, WholeStrategy):
         return
     listed = catalog.strategy.stages_of if catalog.strategy is not None else ()
@@ -214,7 +214,7 @@ def new_weights_are_meant(draft: TargetDraft) -> Iterator[Finding]:
         and dst.states.is_weight(name)
         and not is_never_saved(name)
         and _ADAPTER not in name
-        and not draft.derivation.drops(name)
+        and not draft.operations.drops(name)
     ]
     refused = [name for name in absent if not draft.request.accepts(ACCEPT_NEW, name)]
     if absent:
@@ -310,9 +310,9 @@ def patterns_match(draft: TargetDraft) -> Iterator[Finding]:
 
 def _matchless(draft: TargetDraft) -> Iterator[tuple[str, str]]:
     """Yield options, and texts on their patterns that match nothing."""
-    request, catalog, derivation = draft.request, draft.catalog, draft.derivation
+    request, catalog, operations = draft.request, draft.catalog, draft.operations
     if request.keep_dtype or request.cast_states:
-        unread_names = [*map(derivation.name_of, catalog.unread_names)]
+        unread_names = [*map(operations.name_of, catalog.unread_names)]
         names_written = [*(tensor.name for tensor in draft.tensors_written), *unread_names]
         states = [t.name for t in draft.tensors_written if t.related or not t.is_weight]
         states += [name for name in unread_names if not catalog.states.is_weight(name)]
@@ -326,8 +326,8 @@ def _matchless(draft: TargetDraft) -> Iterator[tuple[str, str]]:
         return
     src_names = [parameter.name for parameter in catalog.parameters]
     src_names += catalog.strategy.stages_of if catalog.strategy is not None else ()
-    known_names = set(map(derivation.name_of, src_names))
-    if derivation.renames:  # a source tensor that is left out keeps its name
+    known_names = set(map(operations.name_of, src_names))
+    if operations.renames:  # a source tensor that is left out keeps its name
         known_names = {tensor.name for tensor in draft.tensors}
     for rule_text in rules_without_match(request.rename, map(catalog.states.base_name, src_names)):
         yield (
@@ -345,7 +345,7 @@ def _matchless(draft: TargetDraft) -> Iterator[tuple[str, str]]:
 def operations_fit(draft: TargetDraft) -> Iterator[Finding]:
     """Adapters and maps fit what they are applied to."""
     names = [*dict.fromkeys(s.name for tensor in draft.tensors_written for s in tensor.sources)]
-    for operation in draft.derivation.compositions:
+    for operation in draft.operations.compositions:
         yield from operation.findings(names)
 
 

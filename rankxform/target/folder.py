@@ -345,12 +345,12 @@ class FolderDestination(Destination):
             team.work(self._add_checksums, show_nothing)
         sums = team.allgather(lambda: self.journal.sums) if self.request.verify else []
         part_stats = self._stats_of_parts(team)
-        facts = team.allgather(lambda: self._link(part_stats))
-        parts = [{part_of(final): stat for final, stat in p.items()} for p in facts]
+        noted_stats = team.allgather(lambda: self._link(part_stats))
+        parts = [{part_of(final): stat for final, stat in p.items()} for p in noted_stats]
         self._read_back(parts, team)
-        team.agree(lambda: self._note_complete(self._in_root(facts), sums))
+        team.agree(lambda: self._note_complete(self._in_root(noted_stats), sums))
         now = self._stats_of_parts(team)
-        published = team.allgather(lambda: self._rename(facts[team.rank], now))
+        published = team.allgather(lambda: self._rename(noted_stats[team.rank], now))
         self._read_back(published, team)
         published_stats = self._in_root(published)
         team.agree(lambda: self._finish(published_stats) if team.rank != 0 else None)
@@ -366,8 +366,8 @@ class FolderDestination(Destination):
         )
 
         def read() -> None:
-            for path, facts, writer in written_elsewhere:
-                read_back(path, facts, writer)
+            for path, file_stat, writer in written_elsewhere:
+                read_back(path, file_stat, writer)
 
         team.agree(read)
 
@@ -393,43 +393,43 @@ class FolderDestination(Destination):
 
         def stat_parts() -> dict[int, FileStat]:
             stats_by_file = {f: stat_or_none(o.part) for f, o in self.outputs.items()}
-            return {file: facts for file, facts in stats_by_file.items() if facts is not None}
+            return {file: stat for file, stat in stats_by_file.items() if stat is not None}
 
         part_stats: dict[int, FileStat] = {}
         for local_stats in team.allgather(stat_parts):
-            for file, facts in local_stats.items():
+            for file, file_stat in local_stats.items():
                 part_stat = part_stats.setdefault(file, {"size": 0, "modified": 0})
-                part_stat.update((key, max(part_stat[key], facts[key])) for key in part_stat)
+                part_stat.update((key, max(part_stat[key], file_stat[key])) for key in part_stat)
         return part_stats
 
-    def _facts(self, output: OutputFile, final: Path, part_stat: FileStat) -> FileStat:
+    def _part_stat(self, output: OutputFile, final: Path, part_stat: FileStat) -> FileStat:
         """Return the facts of `final`'s part file; `part_stat` are those of the output's own."""
         is_same_inode = final == output.final or self.request.link == LINK_HARD
         return {**stat_file(part_of(final)), **(part_stat if is_same_inode else {})}
 
     def _link(self, part_stats: Mapping[int, FileStat]) -> dict[Path, FileStat]:
-        """Make part files for equal files too; return the facts of each complete part file.
+        """Make part files for equal files too; return what is known of each complete part file.
 
         Raises StorageError where a part file is not the one that was made, or not of its size.
         """
         request, stats_by_path = self.request, {}
         for file, output in self._files_created_here.items():
             nbytes = output.layout.size
-            facts = {
+            part_stat = {
                 **stat_file(output.part),
                 **part_stats[file],
                 "sample": sample_digest(output.part),
             }
-            _check_part(output.part, facts, self.journal.parts[file].inode, nbytes)
+            _check_part(output.part, part_stat, self.journal.parts[file].inode, nbytes)
             link_all(output.part, output.equal, request.link, durable=request.fsync)
             for final in output.output_paths:
-                final_stat = self._facts(output, final, part_stats[file])
-                stats_by_path[final] = {**final_stat, "sample": facts["sample"]}
+                final_stat = self._part_stat(output, final, part_stats[file])
+                stats_by_path[final] = {**final_stat, "sample": part_stat["sample"]}
                 _check_part(part_of(final), final_stat, final_stat["inode"], nbytes)
         return stats_by_path
 
     def _note_complete(
-        self, facts: Mapping[Path, FileStat], sums: Sequence[Mapping[int, int]]
+        self, stats_by_path: Mapping[Path, FileStat], sums: Sequence[Mapping[int, int]]
     ) -> None:
         """Note which files are complete, with the fingerprints of all processes and runs added up.
 
@@ -446,10 +446,10 @@ class FolderDestination(Destination):
             for file in files
             if self.request.verify and file in self.root.files
         }
-        self.folder.complete(facts, digests, stale(self.conversion))
+        self.folder.complete(stats_by_path, digests, stale(self.conversion))
 
     def _rename(
-        self, facts: Mapping[Path, FileStat], part_stats: Mapping[int, FileStat]
+        self, noted_stats: Mapping[Path, FileStat], part_stats: Mapping[int, FileStat]
     ) -> dict[Path, FileStat]:
         """Give every complete part file its final name, if it still is what was noted.
 
@@ -458,7 +458,8 @@ class FolderDestination(Destination):
         published, replaced = dict[Path, FileStat](), set[Path]()
         for file, output in self._files_created_here.items():
             for final in output.output_paths:
-                part_stat, noted_stat = self._facts(output, final, part_stats[file]), facts[final]
+                part_stat = self._part_stat(output, final, part_stats[file])
+                noted_stat = noted_stats[final]
                 _check_part(part_of(final), part_stat, noted_stat["inode"], noted_stat["size"])
                 if stat_or_none(final) is not None:  # what another node may still see
                     replaced.add(final)
@@ -466,7 +467,7 @@ class FolderDestination(Destination):
         # renaming a link changes the times of the others
         for output in self._files_created_here.values():
             for final in output.output_paths:
-                sample = facts[final]["sample"] if final in replaced else ""
+                sample = noted_stats[final]["sample"] if final in replaced else ""
                 published[final] = {**stat_file(final), "sample": sample}
         return published
 

@@ -110,12 +110,12 @@ def _tensors_before_a_map(request: Request, source: Source) -> list[Tensor]:
     earlier_factories = takewhile(
         lambda item: item[0] not in ("dequantize", "map"), OPERATIONS.items()
     )
-    operations = (make(vars(request)) for _, make in earlier_factories)
+    operation_of_each = (make(vars(request)) for _, make in earlier_factories)
     catalog = source.require_catalog()
-    derivation = OperationChain(
-        (operation for operation in operations if operation is not None), catalog.states
+    operations = OperationChain(
+        (operation for operation in operation_of_each if operation is not None), catalog.states
     )
-    return [tensor for tensor in apply_operations(catalog, derivation) if not tensor.dropped]
+    return [tensor for tensor in apply_operations(catalog, operations) if not tensor.dropped]
 
 
 # -- a reference -----------------------------------------------------------------------------------

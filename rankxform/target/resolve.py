@@ -50,7 +50,7 @@ from .findings import TargetDraft, adding_suggestions, iteration_findings
 from .inputs import ResolvedRequest, resolve_request, source_ref
 from .manifest import check_not_applied
 from .node_folders import unsafe_writers
-from .target import STEP_KEY, Conversion, Target, kept_facts, training_facts
+from .target import STEP_KEY, Conversion, Target, kept_facts, read_training
 
 if TYPE_CHECKING:
     from rankxform.derivation.request import Derived
@@ -72,16 +72,16 @@ def open_resolved_source(
 
 def _needed_of(resolved: ResolvedRequest) -> SourceScope:
     """Return what of the source is needed."""
-    derivation = _build_operations(resolved)
+    operations = _build_operations(resolved)
     return SourceScope(
-        lambda src: _needed_ranks(src, resolved, derivation),
-        lambda states: derivation.with_states(states).drops,
+        lambda src: _needed_ranks(src, resolved, operations),
+        lambda states: operations.with_states(states).drops,
         accepts=resolved.request.accepts,
     )
 
 
 def _needed_ranks(
-    src: Strategy, resolved: ResolvedRequest, derivation: OperationChain
+    src: Strategy, resolved: ResolvedRequest, operations: OperationChain
 ) -> list[int] | None:
     """Return the source ranks of the stages that the wanted destination ranks draw on.
 
@@ -95,9 +95,9 @@ def _needed_ranks(
     all_names = request.map is not None or request.masters
     if request.unmatched == REPLICATE or not isinstance(dst, Strategy) or all_names:
         return list(range(src.ranks))
-    derivation = derivation.with_states(src.states)
-    derivation.check_names(src.stages_of)
-    name_of = derivation.name_of
+    operations = operations.with_states(src.states)
+    operations.check_names(src.stages_of)
+    name_of = operations.name_of
     stages = {dst.stage_of(rank) for rank in check_ranks(request.ranks, dst)}
     src_stages = {s for stage in stages for s in needed_stages(src, dst, stage, name_of)}
     return [rank for stage in sorted(src_stages) for rank in src.ranks_in(stage)]
@@ -172,7 +172,7 @@ def resolve_target(resolved: ResolvedRequest, source: Source, team: Team) -> Tar
         shapes = {p.src_name: p.shape for p in adapter.require_catalog().parameters}
         lora = replace(resolved.inputs["lora"], shapes=shapes)
         resolved = replace(resolved, inputs={**resolved.inputs, "lora": lora})
-    training = training_facts(resolved.request, source, team)
+    training = read_training(resolved.request, source, team)
     reference = _check_arrangement(resolved, source, team)
     with adding_suggestions(resolved, source, team):
         target = team.agree(lambda: _make_target(resolved, source, training, adapter))
@@ -247,18 +247,18 @@ def _make_target(
     """Work out what is made; pure, and the same on every process."""
     request, catalog = resolved.request, source.require_catalog()
     facts = None if source.form.counters else training  # as tensors, the source has them
-    derivation = _build_operations(resolved, source.description.items, facts)
-    derivation = derivation.with_states(catalog.states).without(catalog.unread_names)
-    tensors = apply_operations(catalog, derivation)
+    operations = _build_operations(resolved, source.description.items, facts)
+    operations = operations.with_states(catalog.states).without(catalog.unread_names)
+    tensors = apply_operations(catalog, operations)
     listed = catalog.strategy.stages_of if catalog.strategy is not None else ()
-    derivation.check_names([*listed, *(parameter.name for parameter in catalog.parameters)])
-    derived, dst = _destination_strategy(resolved, catalog, tensors, derivation)
+    operations.check_names([*listed, *(parameter.name for parameter in catalog.parameters)])
+    derived, dst = _destination_strategy(resolved, catalog, tensors, operations)
     ranks = check_ranks(request.ranks, dst)
-    dst, dst_listed_states = add_destination_followers(catalog, dst, derivation)
+    dst, dst_listed_states = add_destination_followers(catalog, dst, operations)
     selection = select_parameters(
-        catalog, dst, derivation, request.unmatched, ranks, tensors, dst_listed_states
+        catalog, dst, operations, request.unmatched, ranks, tensors, dst_listed_states
     )
-    draft = TargetDraft(resolved, source, derivation, tensors, selection, dst)
+    draft = TargetDraft(resolved, source, operations, tensors, selection, dst)
     findings = [*source.findings, *run_rules(PLAN, draft, request.accepts)]
     require(findings, is_counted=False)
     planner = Planner(catalog, dst, selection)
@@ -290,11 +290,11 @@ def _make_target(
         companions=resolved.companions,
         truncated_vocab=tuple(
             tensor.sources[0].name
-            for operation in derivation.compositions
+            for operation in operations.compositions
             for tensor in operation.truncated(tensors)
         ),
         tied_duplicates=_tied_duplicates(tensors),
-        map_in_words=next(filter(None, (o.in_words() for o in derivation.compositions)), None),
+        map_in_words=next(filter(None, (o.in_words() for o in operations.compositions)), None),
         accepted=request.accept,
         findings=tuple(findings),
     )
@@ -367,11 +367,11 @@ def _destination_strategy(
     resolved: ResolvedRequest,
     catalog: Catalog,
     tensors: Sequence[Tensor],
-    derivation: OperationChain,
+    operations: OperationChain,
 ) -> tuple[Derived | None, Strategy]:
     """Return the destination's strategy, and how it was derived if it was not given."""
     in_files = [t for t in tensors if not is_added(t)]  # no strategy speaks of the others
-    schema_tensors = [tensor for tensor in in_files if not (tensor.dropped and derivation.renames)]
+    schema_tensors = [tensor for tensor in in_files if not (tensor.dropped and operations.renames)]
     schema = Schema(
         tuple(tensor.name for tensor in schema_tensors),
         tuple(tensor.dtype for tensor in schema_tensors),
@@ -381,7 +381,7 @@ def _destination_strategy(
     names = [tensor.name for tensor in schema_tensors if not tensor.dropped]
     if isinstance(requested_dst, Strategy):
         requested_dst = rename_strategy(requested_dst, request.names, names)
-        states = catalog.is_whole and not derivation.renames
+        states = catalog.is_whole and not operations.renames
         return None, expand_patterns(requested_dst, [schema], states=states)
     from rankxform.derivation.inputs import derive_from
 
@@ -389,7 +389,7 @@ def _destination_strategy(
 
     is_named = request.names not in (AS_STORED, MINDSPORE)  # as a framework does, and no more
     is_named = is_named and request.map is None and not request.masters
-    is_other = derivation.renames and not is_named
+    is_other = operations.renames and not is_named
     if is_other or catalog.is_whole or catalog.strategy is None:
         derived = derive_from(requested_dst, WholeStrategy(), {0: schema})
     else:
@@ -399,9 +399,9 @@ def _destination_strategy(
             for group in groups
             for rank in group.ranks
         }
-        named = derivation.schemas(schemas)
+        named = operations.schemas(schemas)
         derived = derive_from(
-            requested_dst, derivation.strategy(_without_followers(catalog)), named
+            requested_dst, operations.strategy(_without_followers(catalog)), named
         )
     strategy = (
         rename_strategy(derived.strategy, request.names, names) if is_named else derived.strategy

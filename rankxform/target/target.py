@@ -124,7 +124,7 @@ _STEP = "iteration"
 """The option of forms whose folders bear the step's number."""
 
 
-def training_facts(request: Request, source: Source, team: Team) -> dict[str, Any]:
+def read_training(request: Request, source: Source, team: Team) -> dict[str, Any]:
     """Return facts on the training that a destination's companion files state. Collective.
 
     They are what the source's manifest and companion files state, else tensors of these names, else

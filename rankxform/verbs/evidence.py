@@ -88,7 +88,7 @@ _PLACES, _BLOCK = 64, 16
 """Places where rows of large tensors are compared, and rows at each."""
 _ALL, _AT_ONCE = 64 << 20, 4 << 20
 """Bytes of two tensors all of whose rows are compared, and of rows that are read at once."""
-_FEW_ROWS = 4
+_FEW_MASTERS = 4
 _MOST_UNLIKE = 0.5
 """Part of the values that stochastic rounding may round otherwise."""
 
@@ -124,7 +124,7 @@ def _masters(target: Target) -> list[tuple[Parameter, Parameter]]:
         and len(parameter.shape) > 1
         and parameters_by_name[parameter.base_name].src_dtype in (FLOAT16, BFLOAT16)
     ]
-    return pairs[:: max(1, len(pairs) // _FEW_ROWS)][:_FEW_ROWS]
+    return pairs[:: max(1, len(pairs) // _FEW_MASTERS)][:_FEW_MASTERS]
 
 
 def _find_unlike_masters(
@@ -501,10 +501,10 @@ def files_are_of_one_step(sample: SourceSamples) -> Iterator[Finding | Evidence]
     source = sample.source
     step = source.selected.step or ()
     declared_steps = (
-        *source.description.facts,
-        *(source.manifest.facts if source.manifest is not None else ()),
+        *source.description.statements,
+        *(source.manifest.statements if source.manifest is not None else ()),
     )
-    facts = [fact for fact in declared_steps if fact.kind == STEP]
+    step_statements = [statement for statement in declared_steps if statement.kind == STEP]
     for file, file_digests in sample.whole.items():
         schema = source.indexes[file].schema
         counters = {
@@ -515,21 +515,23 @@ def files_are_of_one_step(sample: SourceSamples) -> Iterator[Finding | Evidence]
             and "Int" in schema.dtypes[schema.position[name]]
         }
         path = source.paths[file]
-        facts += (Statement(STEP, name, value, path) for name, value in counters.items())
+        step_statements += (Statement(STEP, name, value, path) for name, value in counters.items())
         if len(step) > 1 and {"epoch_num", "step_num"} <= {*counters}:
             subject = f"epoch and step of {basename(path)}"
             declared_steps = counters["epoch_num"], counters["step_num"]
-            facts.append(Statement(NAMED_STEP, subject, step, path))
-            facts.append(Statement(NAMED_STEP, subject, declared_steps, "what it holds"))
+            step_statements.append(Statement(NAMED_STEP, subject, step, path))
+            step_statements.append(Statement(NAMED_STEP, subject, declared_steps, "what it holds"))
     findings = list[Finding]()
-    for contradiction in contradictions(facts):
+    for contradiction in contradictions(step_statements):
         finding, subject = contradiction.finding, contradiction.first.subject
         if finding.severity == ERROR and not sample.accepts(ACCEPT_STEP, subject):
             tries = (*finding.message.tries, "--accept step converts them as they are")
             yield finding._replace(message=finding.message._replace(tries=tries))
         else:
             findings.append(finding._replace(severity=WARNING))
-    steps = {fact.subject: fact for fact in facts if fact.kind == STEP}
+    steps = {
+        statement.subject: statement for statement in step_statements if statement.kind == STEP
+    }
     yield from findings[:1]
     yield Evidence(steps=tuple(steps.values()))
 

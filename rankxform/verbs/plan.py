@@ -104,7 +104,7 @@ class PredictedWork(NamedTuple):
     policy: ReadPolicy  # how files are read
 
 
-def predict_loads(conversion: Conversion, processes: int, team: Team) -> PredictedWork:
+def simulate_here(conversion: Conversion, processes: int, team: Team) -> PredictedWork:
     """Work out what so many processes would do: those of the team, or others on one node.
 
     Measures what the choice of a read method depends on. Collective.
@@ -389,7 +389,7 @@ def plan_target(
 
     with_room: say whether there is room for it, which is no question once it is made.
     """
-    work = predict_loads(conversion, processes or team.size, team)
+    work = simulate_here(conversion, processes or team.size, team)
     prediction = None
     has_many_nodes = team.nodes.count > 1  # each node may have a folder of its own
     room = None if has_many_nodes or not with_room else team.bcast(lambda: room_of(conversion))
