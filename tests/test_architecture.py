@@ -325,6 +325,7 @@ NEARLY_VAGUE = {
     "beside", "noted", "meant", "taken", "looked", "whole", "same", "each", "thing", "things",
 }  # fmt: skip
 
+MOST_FACTS = 28
 PUBLIC_NAMES = {("errors.py", "what"), ("api.py", "wanted")}
 """Vague names that programs use: the text of a message, and the ranks that `ranks` is asked for."""
 
@@ -341,6 +342,12 @@ def bindings(path):
 def test_names_say_what_they_hold():
     vague = {(path.name, name) for path in files() for name in bindings(path) if name in VAGUE}
     assert vague <= PUBLIC_NAMES
+
+
+def test_few_values_are_called_facts():
+    """An entry of a manifest, a file's size and times, fields of JSON have names of their own."""
+    names = [name for path in files() for name in bindings(path)]
+    assert names.count("facts") <= MOST_FACTS
 
 
 def test_few_names_are_nearly_empty():
