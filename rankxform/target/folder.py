@@ -23,7 +23,7 @@ back what other nodes wrote, and writes the manifests, process 0's last).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -89,25 +89,18 @@ from .target import Conversion, Target
 
 
 def equal_files(
-    request: Request, planner: Planner, placement: Placement, files: Iterable[int], team: Team
+    request: Request, planner: Planner, files: Sequence[int], folders: Iterable[Collection[int]]
 ) -> dict[int, list[int]]:
-    """Return which files of `files` are written, each with the files that get its bytes."""
-    single_groups = {file: [file] for file in files}
+    """Return which of `files` are written, each with those that get its bytes by links.
+
+    folders: the files of each folder that a destination consists of; links are within one. That
+    its file system can make them is taken for granted.
+    """
     if request.link == LINK_NONE:
-        return single_groups
-    files_by_root = [[file for file in single_groups if file in r.files] for r in placement.roots]
-    groups = {
-        first: group
-        for root_files in files_by_root
-        for first, group in planner.equal_files(root_files).items()
-    }
-    if len(groups) == len(single_groups) or request.dst is None:
-        return single_groups
-    if request.link == LINK_REFLINK:
-        dst, first = Path(request.dst), team.rank == placement.of(team.rank).processes[0]
-        if not all(team.allgather(lambda: not first or can_reflink(dst))):
-            return single_groups
-    return groups
+        return {file: [file] for file in files}
+    files_by_folder = [[file for file in files if file in folder] for folder in folders]
+    groups_by_folder = map(planner.equal_files, files_by_folder)
+    return {first: group for groups in groups_by_folder for first, group in groups.items()}
 
 
 def plan_output_files(
@@ -270,7 +263,12 @@ class FolderDestination(Destination):
             planner, self.conversion.source.indexes, self.target, self.request.crc
         )
         files = [file for file in self.target.files if file not in self.state.complete_files]
-        self.groups = groups = equal_files(self.request, planner, placement, files, team)
+        groups = equal_files(self.request, planner, files, [root.files for root in placement.roots])
+        if len(groups) < len(files) and self.request.link == LINK_REFLINK:
+            first, folder = team.rank == self.root.processes[0], self.target.folder
+            if not all(team.allgather(lambda: not first or can_reflink(folder))):
+                groups = {file: [file] for file in files}
+        self.groups = groups
         self._keep_same_layouts(layouts, team)
         done = self.state.completed.names_of_file
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 from math import isfinite
@@ -41,7 +41,6 @@ from rankxform.planning.selection import OmittedParameters
 from rankxform.planning.simulate import MethodUse, NodeTraffic, Simulation, simulate_work, spread_of
 from rankxform.planning.transfers import Reach
 from rankxform.process import peak_memory
-from rankxform.publish.files import LINK_NONE as NO_LINKS
 from rankxform.publish.files import status_of_name
 from rankxform.publish.options import WRITERS_NODE
 from rankxform.request import Request
@@ -51,6 +50,7 @@ from rankxform.statements import as_warning
 from rankxform.storage.bandwidth import MEASURED_BYTES, measure_storage
 from rankxform.storage.posix import free_bytes
 from rankxform.storage.store import scheme_of
+from rankxform.target.folder import equal_files
 from rankxform.target.node_folders import (
     PLACEMENT_NODE,
     PLACEMENT_SHARED,
@@ -100,6 +100,7 @@ class PredictedWork(NamedTuple):
     """What processes would do."""
 
     assignment: Assignment  # who writes what
+    groups: Mapping[int, Sequence[int]]  # by a file that is written those that are links to it
     simulation: Simulation  # what each reads, sends and writes
     policy: ReadPolicy  # how files are read
 
@@ -115,7 +116,8 @@ def simulate_here(conversion: Conversion, processes: int, team: Team) -> Predict
         node = (0,) * processes
         reach = Reach.full(node, source.indexes)
     writers = team.bcast(lambda: expected_writers(request, target, node))
-    assignment = team.agree(lambda: assignment_of(planner, target.files, writers))
+    groups = equal_files(request, planner, target.files, dict.fromkeys(writers.reach.files))
+    assignment = team.agree(lambda: assignment_of(planner, [*groups], writers))
     local_ranges = [
         slice_range
         for process_ranges in assignment[team.rank :: team.size]
@@ -128,7 +130,7 @@ def simulate_here(conversion: Conversion, processes: int, team: Team) -> Predict
     catalog = operand_source.require_catalog()
     operands = (catalog, operand_source.reach) if processes == team.size else None
     simulation = team.agree(lambda: workloads_of(planner, assignment, reach, policy, operands))
-    return PredictedWork(assignment, simulation, policy)
+    return PredictedWork(assignment, groups, simulation, policy)
 
 
 def workloads_of(
@@ -176,7 +178,9 @@ def simulate_cluster(conversion: Conversion, cluster: Cluster) -> PredictedWork:
     if cluster.src_placement == PLACEMENT_NODE:
         home = {file: number * nodes // len(sources) for number, file in enumerate(sources)}
         reach = Reach(node, files_by_node(home, nodes))
-    assignment = assignment_of(planner, target.files, expected_writers(request, target, node))
+    writers = expected_writers(request, target, node)
+    groups = equal_files(request, planner, target.files, dict.fromkeys(writers.reach.files))
+    assignment = assignment_of(planner, [*groups], writers)
     costs, method = request.costs or Costs(), READ_METHODS[request.read_method]
     policy = ReadPolicy(method, costs)
     if request.read_method == AUTO:
@@ -187,7 +191,7 @@ def simulate_cluster(conversion: Conversion, cluster: Cluster) -> PredictedWork:
     simulation = workloads_of(planner, assignment, reach, policy, operands)
     planner.transfers(assignment[0])  # so that it counts in the peak memory
     simulation = replace(simulation, memory=peak_memory() + request.memory)
-    return PredictedWork(assignment, simulation, policy)
+    return PredictedWork(assignment, groups, simulation, policy)
 
 
 @dataclass(frozen=True)
@@ -432,7 +436,7 @@ def room_of(conversion: Conversion) -> DiskSpace | None:
     if target.dst is None or scheme_of(target.dst):
         return None
     planner, files = target.planner, target.files
-    stored = files if request.link == NO_LINKS else planner.equal_files(files)
+    stored = equal_files(request, planner, files, [files])
     paths = target.paths.values()
     names = [*map(part_of, paths), *(() if request.overwrite else paths)]
     bytes_by_inode = {
@@ -583,7 +587,7 @@ def _simulated(conversion: Conversion, cluster: Cluster) -> tuple[PredictedWork,
 def summarize(conversion: Conversion, work: PredictedWork) -> Plan:
     """Write out the plan of a conversion, of which `work` is what each process does."""
     request, source, target = conversion.request, conversion.source, conversion.target
-    assignment, simulation, policy = work
+    assignment, groups, simulation, policy = work
     planner, arrangement = target.planner, target.arrangement
     selection, processes = planner.selection, len(simulation.workloads)
     strategy = planner.catalog.strategy
@@ -591,7 +595,8 @@ def summarize(conversion: Conversion, work: PredictedWork) -> Plan:
     writers: dict[int, list[int]] = {}
     for process, slice_ranges in enumerate(assignment):
         for slice_range in slice_ranges:
-            writers.setdefault(slice_range.file, []).append(process)
+            for file in groups[slice_range.file]:
+                writers.setdefault(file, []).append(process)
     method, latency = policy.method, None
     if isinstance(method, AutoReadMethod) and not method.fixed and isfinite(method.latency):
         latency = round(method.latency)
@@ -606,7 +611,7 @@ def summarize(conversion: Conversion, work: PredictedWork) -> Plan:
         bytes_needed=needed_bytes(planner, everything),
         bytes_read=sum(workload.read for workload in simulation.workloads),
         bytes_sent=sum(workload.sent + workload.sent_nearby for workload in simulation.workloads),
-        bytes_written=sum(total.written for total in totals.values()),
+        bytes_written=sum(totals[file].written for file in groups),
         between_nodes=simulation.between,
         methods=simulation.methods,
         read_latency_bytes=latency,

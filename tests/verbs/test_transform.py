@@ -334,3 +334,21 @@ def test_files_that_differ_in_a_counter_are_not_linked(tmp_path):
     a = reference.write_strategy(tmp_path / "a.ckpt", layouts)
     report = rankxform.transform(folder, tmp_path / "dst", a, a, link="hard")
     assert report.files_linked == 0
+
+
+@pytest.mark.parametrize("link", ["hard", "none"])
+def test_a_plan_reads_and_writes_what_a_conversion_does(link, tmp_path):
+    """Files that hold the same bytes are written once, where they may be links to one."""
+    params = {"w": ((8, 6), "Float32"), "v": ((8,), "Float32")}
+    rows = [{"w": ([2], [0, -1], 0, 0), "v": ([2], [-1], 0, 0)}]
+    replicas = [{"w": ([2, 2], [0, -1], 0, 0), "v": ([2, 2], [-1], 0, 0)}]
+    src = reference.write_checkpoint(tmp_path / "src", rows, params)
+    a = reference.write_strategy(tmp_path / "a.ckpt", rows)
+    b = reference.write_strategy(tmp_path / "b.ckpt", replicas)
+    plan = rankxform.plan(src, a, b, link=link)
+    report = rankxform.transform(src, tmp_path / "dst", a, b, link=link, fsync=False)
+    assert plan.bytes_read == report.bytes_read
+    written_files = 4 - report.files_linked
+    assert written_files == (2 if link == "hard" else 4)
+    assert plan.bytes_written == written_files * (4 * 6 + 8) * 4  # without what the format adds
+    assert [shard.writers for shard in plan.shards] == [(0,)] * 4
