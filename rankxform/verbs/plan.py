@@ -21,7 +21,7 @@ from rankxform.engine.sinks import part_of
 from rankxform.errors import UsageError
 from rankxform.formats.container import content_bytes
 from rankxform.layout.names import layers_by_stage, patterns
-from rankxform.planning.assign import Assignment, assignment_of
+from rankxform.planning.assign import Assignment, Writers, assignment_of
 from rankxform.planning.catalog import Catalog
 from rankxform.planning.exchange import assign_readers, find_exchanges, operand_moves
 from rankxform.planning.plan import Planner, needed_bytes
@@ -41,7 +41,7 @@ from rankxform.planning.selection import OmittedParameters
 from rankxform.planning.simulate import MethodUse, NodeTraffic, Simulation, simulate_work, spread_of
 from rankxform.planning.transfers import Reach
 from rankxform.process import peak_memory
-from rankxform.publish.files import status_of_name
+from rankxform.publish.files import LINK_HARD, status_of_name
 from rankxform.publish.options import WRITERS_NODE
 from rankxform.request import Request
 from rankxform.results import NORMAL, QUIET, VERBOSE, Result, Section, Table, lines, stage_layers
@@ -116,7 +116,7 @@ def simulate_here(conversion: Conversion, processes: int, team: Team) -> Predict
         node = (0,) * processes
         reach = Reach.full(node, source.indexes)
     writers = team.bcast(lambda: expected_writers(request, target, node))
-    groups = equal_files(request, planner, target.files, dict.fromkeys(writers.reach.files))
+    groups = linked_files(conversion, writers)
     assignment = team.agree(lambda: assignment_of(planner, [*groups], writers))
     local_ranges = [
         slice_range
@@ -131,6 +131,18 @@ def simulate_here(conversion: Conversion, processes: int, team: Team) -> Predict
     operands = (catalog, operand_source.reach) if processes == team.size else None
     simulation = team.agree(lambda: workloads_of(planner, assignment, reach, policy, operands))
     return PredictedWork(assignment, groups, simulation, policy)
+
+
+def linked_files(conversion: Conversion, writers: Writers) -> dict[int, list[int]]:
+    """Return which files would be written, each with those that would be hard links to it.
+
+    Whether a file system can share blocks (--link reflink) is found out by a conversion.
+    """
+    request, target = conversion.request, conversion.target
+    if request.link != LINK_HARD:
+        return {file: [file] for file in target.files}
+    folders = dict.fromkeys(writers.reach.files)
+    return equal_files(request, target.planner, target.files, folders)
 
 
 def workloads_of(
@@ -179,7 +191,7 @@ def simulate_cluster(conversion: Conversion, cluster: Cluster) -> PredictedWork:
         home = {file: number * nodes // len(sources) for number, file in enumerate(sources)}
         reach = Reach(node, files_by_node(home, nodes))
     writers = expected_writers(request, target, node)
-    groups = equal_files(request, planner, target.files, dict.fromkeys(writers.reach.files))
+    groups = linked_files(conversion, writers)
     assignment = assignment_of(planner, [*groups], writers)
     costs, method = request.costs or Costs(), READ_METHODS[request.read_method]
     policy = ReadPolicy(method, costs)
