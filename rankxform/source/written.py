@@ -67,12 +67,11 @@ class FileRead(NamedTuple):
 
     @property
     def compared(self) -> str:
-        """What there is to compare its content with, if it can be read."""
-        return (
-            FINGERPRINTS
-            if "digest" in self.entry
-            else (SAMPLES_ALONE if "sample" in self.entry else HEADERS_ALONE)
-        )
+        """What its content was compared with; of a file that differs already, what there is."""
+        is_read = self.is_as_listed
+        if self.fingerprint is not None or ("digest" in self.entry and not is_read):
+            return FINGERPRINTS
+        return SAMPLES_ALONE if self.samples is not None or not is_read else HEADERS_ALONE
 
     @property
     def is_as_listed(self) -> bool:

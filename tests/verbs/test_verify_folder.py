@@ -103,6 +103,18 @@ def test_the_command_that_repairs_does(name, with_source, src, capfd):
     assert rankxform.verify(src, dst, a, **to).same
 
 
+def test_fingerprints_that_cannot_be_compared_are_not_claimed(src):
+    """A manifest has them, and no longer says what the files hold."""
+    dst = converted(src, "ranks", verify=True)
+    assert rankxform.verify(dst).checked == "fingerprints"
+    manifest = dst / "rankxform.json"
+    record = json.loads(manifest.read_text())
+    del record["stages"]
+    manifest.write_text(json.dumps(record))
+    verdict = rankxform.verify(dst)
+    assert (verdict.same, verdict.checked) == (None, "samples")
+
+
 def repair_of(dst):
     verdict = rankxform.verify(dst)
     assert verdict.same is False
