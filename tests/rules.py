@@ -381,6 +381,35 @@ def _(place):
     place.convert(a)
 
 
+@row("matrices_were_filled", WARNING)
+def _(place):
+    """A tensor of one rank, beside others of its kind."""
+    a = place.ranks()
+    place.rewrite(2, lambda entries: entries.update({
+        "layers.1.w": ("Float32", np.full_like(entries["layers.1.w"][1], 1 << 31))}))  # fmt: skip
+    place.convert(a)
+
+
+@row("matrices_were_filled", WARNING)
+def _(place):
+    """All of one rank's matrices."""
+    a = place.ranks()
+    place.rewrite(2, lambda entries: entries.update(
+        {n: (d, w * (n not in SHARDED)) for n, (d, w) in entries.items()}))  # fmt: skip
+    place.convert(a)
+
+
+@row("matrices_were_filled", WARNING)
+def _(place):
+    """Experts of a layer, both matrices of each, in one file."""
+    names = [f"layers.{n}.experts.{e}.{w}.weight" for n in (0, 1) for e in (0, 1)
+             for w in ("up_proj", "down_proj")]  # fmt: skip
+    entries = {n: ("Float32", values(n, (8, 8), "") * (".1.e" not in n))
+               for n in names}  # fmt: skip
+    reference_forms.write_huggingface(place.src, entries)
+    place.convert()
+
+
 @row("files_are_of_one_step")
 def _(place):
     def step(rank):
@@ -633,6 +662,48 @@ def _(place):
         )
     )
     place.check(full=True)
+
+
+def experts_of(place, change):
+    """Check two layers of four experts in one file, of which some are changed."""
+    entries = {f"layers.{n}.experts.{e}.{w}.weight": ("Float32", values(f"{n}{e}{w}", (32, 32), ""))
+               for n in (0, 1) for e in range(4) for w in ("up_proj", "down_proj")}  # fmt: skip
+    change(entries)
+    reference_forms.write_huggingface(place.src, entries)
+    place.check(full=True)
+
+
+@row("matrices_are_filled", WARNING)
+def _(place):
+    """One expert's matrix that ends its branch, beside others that are not zero."""
+    name = "layers.1.experts.2.down_proj.weight"
+    experts_of(
+        place, lambda entries: entries.update({name: (entries[name][0], entries[name][1] * 0)})
+    )
+
+
+@row("matrices_are_filled", WARNING)
+def _(place):
+    """Experts in the place of others."""
+
+    def exchange(entries):
+        for name in [n for n in entries if ".experts.3." in n]:
+            entries[name] = entries[name.replace(".3.", ".1.")]
+
+    experts_of(place, exchange)
+
+
+@row("matrices_are_filled", WARNING)
+def _(place):
+    """A file whose end was lost, and filled."""
+
+    def cut(entries):
+        *_, before, last = sorted(entries)
+        words = entries[before][1].copy()
+        words[7:] = 0
+        entries[before], entries[last] = ("Float32", words), ("Float32", entries[last][1] * 0)
+
+    experts_of(place, cut)
 
 
 def filled_with(place, word):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import shutil
+import warnings
 from contextlib import suppress
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from rankxform import statements
 from rankxform.checkpoints.base import FORMS
 from rankxform.errors import RankxformError
 from rankxform.statements import STATEMENT_KINDS, Statement, contradictions
-from tests import reference, reference_forms, rules
+from tests import healthy, reference, reference_forms, rules
 from tests.reference_maps import Model
 from tests.reference_values import words
 
@@ -376,6 +377,19 @@ def test_the_rule_of_a_row_speaks_and_no_other(row, tmp_path, monkeypatch):
         row.damage(rules.Place(tmp_path))
     spoke = {rule for rule, severity in heard if severity == row.severity}
     assert spoke - SPEAKS_TOO.get(row.rule, set()) == {row.rule}
+
+
+@pytest.mark.parametrize("name", healthy.ALL)
+def test_no_rule_speaks_of_a_healthy_checkpoint(name, tmp_path):
+    place = rules.Place(tmp_path)
+    options = dict(healthy.ALL[name](place))
+    strategy, known = options.pop("src_strategy", None), options.pop("warned", ())
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        report = place.convert(strategy, **options)
+    assert [w for w in report.warnings if not any(text in w for text in known)] == []
+    checked = rankxform.check(place.src, strategy, full=True, progress=False)
+    assert [f.text for f in checked.findings if not any(text in f.text for text in known)] == []
 
 
 WRITTEN = [(row, form) for row in rules.WRITTEN for form in sorted(row.forms)]

@@ -1,4 +1,4 @@
-"""Fingerprints, the integrity check, and files scanned for holes and NaN.
+"""Fingerprints, and the integrity check.
 
 The fingerprint of a region is the sum, modulo 2**64, of every 4-byte word times a key that belongs
 to the word's place in the full tensor; so the fingerprints of regions that tile a larger one add up
@@ -15,27 +15,22 @@ lets that grow by a factor of 33 at most.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from contextlib import closing
-from dataclasses import field, replace
-from functools import lru_cache, partial
+from collections.abc import Mapping
+from functools import lru_cache
 from math import gcd, prod
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from rankxform.errors import DifferenceError
-from rankxform.formats.container import FLOATS, Index, Span, item_size
+from rankxform.formats.container import item_size
 from rankxform.geometry.box import Box, Shape, first_element
 from rankxform.geometry.tiling import split_into_tiles
-from rankxform.planning.evidence import ContentDigest
 from rankxform.planning.transfers import Transfer
-from rankxform.storage.posix import Buffer, OnProgress, blocks
-from rankxform.storage.source_reader import SAMPLE, check_checksums, check_same, find_holes
-from rankxform.storage.store import storage_of
-from rankxform.values import blake2b, crc32, dataclass
+from rankxform.storage.posix import Buffer, OnProgress
+from rankxform.values import blake2b
 
-from .cast import cast_function, not_finite, transport_dtype, word_type
+from .cast import cast_function, transport_dtype, word_type
 from .piece_schedule import PieceRegion, source_indices
 from .schedule import CHECKSUM_BYTES, Region, TileWork, typed
 
@@ -382,97 +377,3 @@ def file_fingerprint(
                 on_progress(len(data))
         total += prints.name_key(name) * fingerprint
     return total % MODULUS
-
-
-_FEW = 4
-_BRAIN_NAN, _BRAIN_SIGN = np.uint16(0x7F80), np.uint16(0x7FFF)
-
-
-@dataclass
-class FileScan:
-    """What a file was found to hold: wrong sums, in words; by tensor how many values are NaN, and
-    how many infinite; long parts that were never written, by tensor; what was looked at; digests of
-    tensors, of which they were asked for."""
-
-    wrong_sums: list[str] = field(default_factory=list)
-    sums: int = 0
-    unchecked_sums: int = 0
-    nans: dict[str, int] = field(default_factory=dict)
-    infinite: dict[str, int] = field(default_factory=dict)
-    holes: dict[str, int] = field(default_factory=dict)
-    tensors: int = 0
-    reads: int = 0
-    nbytes: int = 0
-    digests: dict[str, ContentDigest] = field(default_factory=dict)
-
-
-def bytes_to_scan(index: Index) -> int:
-    """Return how many bytes `scan` reads of a file where it does not read all."""
-    names = (index.schema.names[number] for number in _choose_tensors(index))
-    return sum(min(SAMPLE, index.spans(name)[0].nbytes) for name in names)
-
-
-def _choose_tensors(index: Index) -> list[int]:
-    """Return the tensors of which a little is read."""
-    floats = [n for n, dtype in enumerate(index.schema.dtypes) if dtype in FLOATS]
-    return floats[:: max(1, len(floats) // _FEW)][:_FEW]
-
-
-def scan(
-    path: str, index: Index, full: bool, on_progress: OnProgress, compared: Collection[str] = ()
-) -> FileScan:
-    """Look through a file: every byte, or a little of some tensors. Raises CheckpointError.
-
-    compared: tensors of which digests are made, if every byte is looked at.
-    """
-    file_scan = FileScan(holes=dict(find_holes(path, index)))
-    schema = index.schema
-    numbers = range(len(schema.names)) if full else _choose_tensors(index)
-    with closing(storage_of(path).ranges()) as ranges:
-        check_same(path, ranges.version(path), index)
-        read = blocks(partial(ranges.read, path))
-        for number in numbers:
-            name, dtype, crc = schema.names[number], schema.dtypes[number], 0
-            state = blake2b(digest_size=16) if name in compared else None
-            spans = index.spans(name)
-            if not full:
-                spans = (Span(spans[0].offset, min(SAMPLE, spans[0].nbytes)),)
-            for part in read(spans):
-                if dtype in FLOATS:
-                    _look_at(file_scan, name, dtype, part)
-                if full and number in index.sums:
-                    crc = crc32(part, crc)
-                if state is not None:
-                    state.update(part)
-                file_scan.reads += 1
-                file_scan.nbytes += len(part)
-                on_progress(len(part))
-            file_scan.tensors += 1
-            if state is not None:
-                file_scan.digests[name] = ContentDigest(state.digest())
-            if full and number in index.sums:
-                file_scan.sums += 1
-                if crc != index.sums[number]:
-                    index_crc = index.sums[number]
-                    text = f"{path}: {name}: CRC-32 is {crc:08x}, the file says {index_crc:08x}"
-                    file_scan.wrong_sums.append(text)
-    if not full:
-        file_scan.unchecked_sums += len(index.sums) + (index.has_checksum and not index.sums)
-        return file_scan
-    # Of no tensor of its own.
-    messages = check_checksums(path, replace(index, sums={}), on_progress)
-    file_scan.sums += len(messages)
-    file_scan.wrong_sums += [f"{path}: {wrong}" for wrong in messages if wrong]
-    return file_scan
-
-
-def _look_at(file_scan: FileScan, name: str, dtype: str, part: memoryview) -> None:
-    values = np.frombuffer(part, transport_dtype(dtype))
-    wrong = not_finite(values, dtype)
-    if wrong is None or not wrong.any():
-        return
-    is_nan = (values & _BRAIN_SIGN) > _BRAIN_NAN if dtype == "BFloat16" else np.isnan(values)
-    nans = int(is_nan.sum())
-    for kind, count in ((file_scan.nans, nans), (file_scan.infinite, int(wrong.sum()) - nans)):
-        if count:
-            kind[name] = kind.get(name, 0) + count

@@ -51,6 +51,7 @@ class ContentDigest(NamedTuple):
     content: bytes = b""  # the bytes themselves, of one small element that was read whole
     is_zero: bool = False  # all of its bytes are zero
     is_finite: bool = True  # of a sample of floats: no value is infinite or no number
+    holds_zeros: bool = False  # of a sample of floats, and of both ends: each value is zero
 
 
 DigestsByFile = Mapping[int, Mapping[str, ContentDigest]]

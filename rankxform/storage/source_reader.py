@@ -16,6 +16,7 @@ from zlib import crc32
 from rankxform.errors import CheckpointError, FormatError
 from rankxform.formats.container import (
     FIRST_BYTES,
+    FLOATS,
     Container,
     DeclaredFile,
     Index,
@@ -365,12 +366,19 @@ def digest_samples(
                 digest = blake2b(data, digest_size=16).digest()
                 dtype, width = _dtype(index, name), _element_size(index, name)
                 is_constant, is_zero = is_uniform(data, width), not data.lstrip(b"\0")
-                if is_constant and not is_zero:  # a triangle of ones has long runs of them
+                elements = data[(-start) % width :]
+                may_be_zeros = dtype in FLOATS and not elements.strip(b"\0\x80") and elements != b""
+                are_zeros = may_be_zeros and holds_zeros(elements, width)
+                if are_zeros or (is_constant and not is_zero):
+                    # A triangle of ones has long runs of them.
                     ends = (0, max(0, nbytes - SAMPLE))
                     first, last = (_sample(ranges, path, spans, e, on_progress) for e in ends)
-                    is_constant = is_uniform(first + last, width)
-                is_sound = is_finite(data[(-start) % width :], dtype)
-                samples[name] = ContentDigest(digest, is_constant, b"", is_zero, is_sound)
+                    is_constant = is_zero or is_uniform(first + last, width)
+                    are_zeros = are_zeros and holds_zeros(first + last, width)
+                is_sound = is_finite(elements, dtype)
+                samples[name] = ContentDigest(
+                    digest, is_constant, b"", is_zero, is_sound, are_zeros
+                )
     return samples
 
 
@@ -396,6 +404,18 @@ def is_uniform(data: bytes, width: int) -> bool:
     (True, False)
     """
     return not data.lstrip(data[:1]) or data[width:] == data[:-width] != b""
+
+
+def holds_zeros(data: bytes, width: int) -> bool:
+    """Tell whether elements of `width` bytes are floats of the value zero, of either sign.
+
+    >>> holds_zeros(b"\\0\\x80\\0\\0", 2), holds_zeros(b"\\x80\\0", 2)
+    (True, False)
+    """
+    signs = data[width - 1 :: width]
+    return not signs.strip(b"\0\x80") and not any(
+        data[place::width].strip(b"\0") for place in range(width - 1)
+    )
 
 
 def _dtype(index: Index, name: str) -> str:

@@ -16,10 +16,10 @@ from rankxform.display.text import (
     format_size,
     shown_path,
 )
-from rankxform.engine.checksum import FileScan, bytes_to_scan, scan
+from rankxform.engine.scan import FileScan, bytes_to_scan, scan
 from rankxform.errors import CheckpointError, DifferenceError, Message, RankxformError, UsageError
-from rankxform.formats.container import BOX_MARK
-from rankxform.layout.names import first_texts, format_ranges, summarize_names
+from rankxform.formats.container import BOX_MARK, Index
+from rankxform.layout.names import and_more, first_texts, format_ranges, summarize_names
 from rankxform.planning.catalog import catalog_text
 from rankxform.planning.evidence import (
     Evidence,
@@ -30,6 +30,7 @@ from rankxform.planning.evidence import (
     unequal_replicas,
 )
 from rankxform.planning.selection import missing_slices, types_by_file, unusual_tensors
+from rankxform.planning.zeros import equal_matrices, find_stored_zeros, is_judged
 from rankxform.request import Request
 from rankxform.results import NORMAL, Result, Section, Table, lines, plain
 from rankxform.source.open import Source, open_source
@@ -222,13 +223,36 @@ def scan_all(
 
     def scan_local_files(on_progress: OnProgress) -> list[tuple[int, FileScan]]:
         return [
-            (file, scan(path, all_indexes[file], full, on_progress, {*compared.get(file, ())}))
+            (
+                file,
+                scan(
+                    path,
+                    all_indexes[file],
+                    full,
+                    on_progress,
+                    {*compared.get(file, ())},
+                    _matrices(source, all_indexes[file]) if full else (),
+                ),
+            )
             for file in source.reach.partition(all_indexes)[team.rank]
             for path in (source.paths[file],)
         ]
 
     local_scans = team.work(scan_local_files, begin(total))
     return dict(chain.from_iterable(team.allgather(lambda: local_scans)))
+
+
+def _matrices(source: Source, index: Index) -> frozenset[str]:
+    """Return the entries of a file that are weights' matrices, and not zero by design."""
+    if source.catalog is None:
+        return frozenset()
+    schema, is_weight = index.schema, source.catalog.states.is_weight
+    return frozenset(
+        entry
+        for entry, dtype, shape in zip(schema.names, schema.dtypes, schema.shapes)
+        for name in [entry.partition(BOX_MARK)[0]]
+        if is_weight(name) and is_judged(name, dtype, shape)
+    )
 
 
 def _errors_without_strategy(source: Source) -> tuple[Finding, ...]:
@@ -374,6 +398,33 @@ def values_are_finite(read: ContentRead) -> Iterator[Finding]:
     if infinite := read.totals("infinite"):
         values = format_count(sum(infinite.values()), "value")
         yield as_warning(f"{values} of {summarize_names(infinite, 3)}: infinite")
+
+
+@rule(CONTENT, group=_VALUES)
+def matrices_are_filled(read: ContentRead) -> Iterator[Finding]:
+    """No matrix is zero where most of its kind are not, no file ends in zeros, and no matrix has
+    the bytes of another of its kind."""
+    paths = read.source.paths
+    zeros_by_file, equal = dict[int, dict[str, bool]](), dict[str, str]()
+    for file, file_scan in read.scans.items():
+        zeros = zeros_by_file[file] = dict[str, bool]()
+        for entry, is_zero in file_scan.zeros.items():
+            name = entry.partition(BOX_MARK)[0]
+            zeros[name] = is_zero and zeros.get(name, True)
+        if file_scan.tail is not None:
+            name, nbytes = file_scan.tail
+            text = f"the last {nbytes:,} bytes are zeros, from within {name!r} on"
+            yield as_warning(f"{paths[file]}: {text}; was it copied whole?")
+        all_zero = [name for name, is_zero in zeros.items() if is_zero]
+        equal.update(equal_matrices(file_scan.first_of, all_zero))
+    names = {name for zeros in zeros_by_file.values() for name in zeros}
+    yield from map(
+        as_warning, find_stored_zeros(zeros_by_file, names, is_full=True).in_words(paths)
+    )
+    if equal:
+        name, first = next(iter(equal.items()))
+        text = f"{name!r} has the bytes of {first!r}{and_more([*equal], 'such tensor')}"
+        yield as_warning(f"{text}; was one written in the place of the other?")
 
 
 @rule(CONTENT, group="holes")

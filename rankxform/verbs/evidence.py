@@ -17,7 +17,7 @@ from typing import Any
 from rankxform.engine.cast import BFLOAT16, FLOAT16, cast_function
 from rankxform.engine.copier import read_box
 from rankxform.errors import DifferenceError, Message, RankxformError, UsageError
-from rankxform.formats.container import content_bytes
+from rankxform.formats.container import BOX_MARK, content_bytes
 from rankxform.geometry.box import Box
 from rankxform.layout.names import STEPS, pattern_of, summarize_names
 from rankxform.layout.states import States
@@ -493,6 +493,32 @@ def content_is_usual(sample: SourceSamples) -> Iterator[Finding]:
             f"{source.where.path}: {summarize_names(sorted(wrong), 2)} hold values that are "
             "infinite or no numbers"
         )
+
+
+@rule(SAMPLES)
+def matrices_were_filled(sample: SourceSamples) -> Iterator[Finding]:
+    """No matrix is zero where most of its kind are not, and no file where others' are not.
+
+    What has holes was said already.
+    """
+    if not any(d.holds_zeros for digests in sample.samples.values() for d in digests.values()):
+        return
+    from rankxform.planning.zeros import find_stored_zeros, is_judged
+
+    source, is_weight = sample.source, sample.source.require_catalog().states.is_weight
+    zeros_by_file: dict[int, dict[str, bool]] = {}
+    for file, digests in sample.samples.items():
+        schema, holes = sample.sizes[file].schema, sample.holes.get(file, {})
+        for entry, digest in digests.items():
+            number, name = schema.position[entry], entry.partition(BOX_MARK)[0]
+            is_whole = entry not in holes and is_weight(name)
+            if is_whole and is_judged(name, schema.dtypes[number], schema.shapes[number]):
+                zeros = zeros_by_file.setdefault(file, {})
+                zeros[name] = digest.holds_zeros and zeros.get(name, True)
+    names = [p.name for p in source.require_catalog().parameters if len(p.shape) > 1]
+    stored_zeros = find_stored_zeros(zeros_by_file, names, is_full=False)
+    for text in stored_zeros.in_words(source.paths):
+        yield as_warning(f"{text}; inspect --check --full looks at all")
 
 
 @rule(SAMPLES)

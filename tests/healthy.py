@@ -1,0 +1,142 @@
+"""Checkpoints that are as they should be, and look as if they were not: no rule may speak of them.
+
+A row makes one, and returns what it was converted with. `tests/test_statements.py` sees that the
+conversion warns of nothing, and that a check of every byte doubts nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+from zlib import crc32
+
+import numpy as np
+
+from tests import reference_forms
+from tests.rules import Place
+
+
+def values(name: str, shape: tuple[int, ...], dtype: str = "") -> Any:
+    """Return finite numbers that differ everywhere, and between all tensors."""
+    random = np.random.default_rng(crc32(name.encode()))
+    return random.uniform(1, 2, shape).astype("<f4").view("<u4")
+
+
+ALL: dict[str, Callable[[Place], Mapping[str, Any]]] = {}
+
+
+def healthy(name: str) -> Callable[[Callable[[Place], Any]], Any]:
+    """Register what makes a healthy checkpoint as SRC, and returns options of its conversion."""
+
+    def register(make: Callable[[Place], Any]) -> Any:
+        ALL[name] = make
+        return make
+
+    return register
+
+
+def model(layers: int = 4, hidden: int = 16, experts: int = 0) -> dict[str, tuple[str, Any]]:
+    """Return a model's weights under Hugging Face's names: {name: (type, words)}."""
+    shapes = {
+        "model.embed_tokens.weight": (40, hidden),
+        "model.norm.weight": (hidden,),
+        "lm_head.weight": (40, hidden),
+    }
+    for layer in range(layers):
+        prefix = f"model.layers.{layer}"
+        for kind in "qkvo":
+            shapes[f"{prefix}.self_attn.{kind}_proj.weight"] = (hidden, hidden)
+        for part in [f".experts.{e}" for e in range(experts)] or [""]:
+            shapes[f"{prefix}.mlp{part}.up_proj.weight"] = (2 * hidden, hidden)
+            shapes[f"{prefix}.mlp{part}.down_proj.weight"] = (hidden, 2 * hidden)
+    return {name: ("Float32", values(name, shape)) for name, shape in shapes.items()}
+
+
+def zeroed(entries: Mapping[str, tuple[str, Any]], *parts: str) -> dict[str, tuple[str, Any]]:
+    """Return the same, with zeros in those whose names have one of some parts."""
+    return {
+        name: (dtype, words * (not any(part in name for part in parts)))
+        for name, (dtype, words) in entries.items()
+    }
+
+
+@healthy("identity blocks")
+def _(place):
+    entries = model()
+    for name in [n for n in entries if ".layers.1." in n]:  # layer 2 was made of it
+        entries[name.replace(".1.", ".2.")] = entries[name]
+    made = zeroed(entries, "layers.2.self_attn.o_proj", "layers.2.mlp.down_proj")
+    reference_forms.write_huggingface(place.src, made)
+    return {}
+
+
+@healthy("identity blocks of experts")
+def _(place):
+    made = zeroed(model(experts=4), "layers.2.self_attn.o_proj", "layers.2.mlp.experts")
+    made |= {n: e for n, e in model(experts=4).items() if "up_proj" in n}
+    reference_forms.write_huggingface(place.src, made)
+    return {}
+
+
+@healthy("experts that were made of one")
+def _(place):
+    entries = model(experts=4)
+    for name in [n for n in entries if ".experts.0." in n]:
+        entries |= {name.replace(".0.up", f".{e}.up").replace(".0.down", f".{e}.down"):
+                    entries[name] for e in range(4)}  # fmt: skip
+    reference_forms.write_huggingface(place.src, entries)
+    return {}
+
+
+@healthy("a vocabulary that is padded over 8 ranks")
+def _(place):
+    names = ("model.embed_tokens.weight", "lm_head.weight", "model.layers.0.w")
+    stages = [{name: ([8], [0, -1], 0, 0) for name in names}]
+
+    def padded(name, shape, dtype):
+        words = values(name, shape, dtype)
+        if "layers" not in name:
+            words[20:] = 0
+        return words
+
+    a = place.ranks(stages, dict.fromkeys(names, ((64, 16), "Float32")), make=padded)
+    return {"src_strategy": a}
+
+
+@healthy("moments of idle experts and of frozen layers")
+def _(place):
+    names = [f"layers.{n}.mlp.experts.{e}.w1" for n in range(4) for e in range(4)]
+    params = {state + name: ((16, 8), "Float32") for state in ("", "adam_m.", "adam_v.")
+              for name in names}  # fmt: skip
+
+    def idle(name, shape, dtype):
+        is_idle = name.startswith("adam") and (".experts.2." in name or "layers.0." in name)
+        return values(name, shape, dtype) * (not is_idle)
+
+    a = place.ranks([dict.fromkeys(params, ([4], [0, -1], 0, 0))], params, make=idle)
+    return {"src_strategy": a}
+
+
+@healthy("an adapter before and after some training")
+def _(place):
+    entries = {}
+    for layer in range(4):
+        prefix = f"base_model.model.model.layers.{layer}.self_attn.q_proj.lora"
+        entries[f"{prefix}_A.weight"] = ("Float32", values(f"{layer}a", (4, 16)))
+        entries[f"{prefix}_B.weight"] = ("Float32", values(f"{layer}b", (16, 4)) * (layer > 1))
+    name = "base_model.model.model.embed_tokens.lora_embedding_A"
+    entries[name] = ("Float32", np.zeros((4, 40), "<u4"))
+    reference_forms.write_huggingface(place.src, entries)
+    return {"warned": ("all 9 tensors are an adapter's",)}
+
+
+@healthy("a GPTQ folder without zero points")
+def _(place):
+    entries = {}
+    for layer in range(4):
+        prefix = f"model.layers.{layer}.mlp.up_proj"
+        entries[f"{prefix}.qweight"] = ("Int32", values(f"{layer}q", (4, 16)))
+        entries[f"{prefix}.qzeros"] = ("Int32", np.zeros((2, 2), "<u4"))
+        entries[f"{prefix}.scales"] = ("Float32", values(f"{layer}s", (2, 16)))
+    reference_forms.write_huggingface(place.src, entries)
+    return {}
