@@ -6,6 +6,7 @@ conversion warns of nothing, and that a check of every byte doubts nothing.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from typing import Any
 from zlib import crc32
@@ -13,7 +14,8 @@ from zlib import crc32
 import numpy as np
 
 from tests import reference_forms
-from tests.rules import Place
+from tests.reference_maps import Model
+from tests.rules import Place, usual
 
 
 def values(name: str, shape: tuple[int, ...], dtype: str = "") -> Any:
@@ -140,3 +142,87 @@ def _(place):
         entries[f"{prefix}.scales"] = ("Float32", values(f"{layer}s", (2, 16)))
     reference_forms.write_huggingface(place.src, entries)
     return {}
+
+
+def published(place, kind: str, change: Callable[[dict[str, Any], dict[str, Any]], None], seed=2):
+    """Write a model with its configuration, one of which is changed as people do."""
+    model = Model(kind, seed)
+    entries = {n: usual(np.asarray(words)) for n, words in model.hf.items()}
+    if "_" not in kind:
+        model.config["architectures"] = [f"{kind.capitalize()}ForCausalLM"]
+    change(entries, model.config)
+    reference_forms.write_huggingface(place.src, entries, 2)
+    (place.src / "config.json").write_text(json.dumps(model.config))
+    return {"dst_form": "huggingface"}
+
+
+@healthy("a model as it is published")
+def _(place):
+    return published(place, "qwen3", lambda entries, config: None)
+
+
+@healthy("a mixture of experts as it is published")
+def _(place):
+    return published(place, "deepseek_v3", lambda entries, config: None)
+
+
+@healthy("a model whose MTP layers Transformers dropped")
+def _(place):
+    def drop(entries, config):
+        layers, count = config["num_hidden_layers"], config["num_nextn_predict_layers"]
+        numbers = range(layers, layers + count)
+        beyond = [n for n in entries for number in numbers if f".layers.{number}." in n]
+        assert count and beyond
+        for name in beyond:
+            del entries[name]
+
+    return published(place, "deepseek_v3", drop)
+
+
+@healthy("a vocabulary of more rows than words")
+def _(place):
+    def pad(entries, config):
+        for name in [n for n in entries if "embed_tokens" in n or "lm_head" in n]:
+            dtype, words = entries[name]
+            entries[name] = dtype, np.concatenate([words, words[:24]])
+
+    return published(place, "qwen3", pad)
+
+
+@healthy("tied embeddings, with the head")
+def _(place):
+    def tie(entries, config):
+        config["tie_word_embeddings"] = True
+        entries["lm_head.weight"] = entries["model.embed_tokens.weight"]
+
+    return published(place, "qwen3", tie)
+
+
+@healthy("a base model without a head")
+def _(place):
+    def behead(entries, config):
+        config["architectures"] = ["Qwen3Model"]
+        for name in [n for n in entries if n != "lm_head.weight"]:
+            entries[name.removeprefix("model.")] = entries.pop(name)
+        entries.pop("lm_head.weight", None)
+
+    return published(place, "qwen3", behead)
+
+
+@healthy("keys of other types")
+def _(place):
+    def change(entries, config):
+        config.update(intermediate_size=[config["intermediate_size"]] * 3, num_experts=[1, 2])
+
+    return published(place, "qwen3", change)
+
+
+@healthy("values that are wider than keys")
+def _(place):
+    def widen(entries, config):
+        config.update(architectures=["MimoForCausalLM"], v_head_dim=3, tie_word_embeddings=True)
+        for name in [n for n in entries if "v_proj.weight" in n]:
+            dtype, words = entries[name]
+            entries[name] = dtype, np.concatenate([words, words[:2]])
+
+    return published(place, "qwen3", widen)

@@ -491,12 +491,17 @@ def _(place):
 # -- the request, its strategies and maps -----------------------------------------------------------
 
 
+def usual(words):
+    """Return words as BFloat16 or Float32 values from 1 to 2."""
+    if words.itemsize == 2:
+        return "BFloat16", words & 0x7F | 0x3F80
+    return "Float32", words & 0x7FFFFF | 0x3F800000
+
+
 def model_of(place, name, naming="mf"):
     """Write a model's tensors as SRC, of usual values, and return it."""
     model = Model(name, 1)
-    tensors = {
-        n: ("BFloat16", np.asarray(w) & 0x7F | 0x3F80) for n, w in getattr(model, naming).items()
-    }
+    tensors = {n: usual(np.asarray(words)) for n, words in getattr(model, naming).items()}
     reference_forms.write_huggingface(place.src, tensors)
     return model
 
@@ -582,6 +587,120 @@ def _(place):
     config.write_text(json.dumps({**model.config, "torch_dtype": "float32"}))
     options = {"map": "qwen3", "qkv": "grouped", "gate_up": "interleaved", "dtype": "bf16"}
     place.convert(config=config, dst_form="huggingface", **options)
+
+
+def small_model(place, change, table="qwen3", **options):
+    """Convert a model's folder of which the tensors or the configuration are changed."""
+    model = model_of(place, table, "hf")
+    path, config = place.src / "model.safetensors", model.config
+    entries = {
+        n: (d, np.frombuffer(data, reference.WORD[reference.ITEM[d]]).reshape(s))
+        for n, (d, s, data) in reference.read_safetensors(path).items()
+    }
+    config["architectures"] = [{"qwen3": "Qwen3ForCausalLM", "qwen3_moe": "Qwen3MoeForCausalLM",
+                                "deepseek_v3": "DeepseekV3ForCausalLM"}[table]]  # fmt: skip
+    change(entries, config)
+    path.unlink()
+    reference.write_safetensors(path, entries)
+    (place.src / "config.json").write_text(json.dumps(config))
+    if options:
+        place.check()
+    else:
+        place.convert(dst_form="huggingface")
+
+
+def of_layer(entries, layer):
+    return [name for name in entries if f".layers.{layer}." in name]
+
+
+def drop_last_layer(entries, config):
+    for name in of_layer(entries, config["num_hidden_layers"] - 1):
+        del entries[name]
+
+
+def keep_some_rows(entries, config):
+    for name in [n for n in entries if "k_proj" in n or "v_proj" in n]:
+        dtype, words = entries[name]
+        entries[name] = dtype, np.ascontiguousarray(words[: len(words) // 2])
+
+
+@row("tensors_are_as_the_model_states", WARNING)
+def _(place):
+    """A layer that a table's rules make."""
+    small_model(place, drop_last_layer)
+
+
+@row("tensors_are_as_the_model_states", WARNING)
+def _(place):
+    """Rows of one rank, where a table gives them."""
+    small_model(place, keep_some_rows)
+
+
+@row("tensors_are_as_the_model_states", WARNING)
+def _(place):
+    """A layer that predicts further words, of which none is stated."""
+
+    def change(entries, config):
+        for name in [n for n in entries if f".layers.{config['num_hidden_layers']}." in n]:
+            del entries[name]
+        config["num_nextn_predict_layers"] = 0
+        name = f"model.layers.{config['num_hidden_layers']}.enorm.weight"
+        entries[name] = entries["model.norm.weight"]
+
+    small_model(place, change, "deepseek_v3")
+
+
+@row("tensors_are_as_the_model_states", WARNING)
+def _(place):
+    """A layer of a model of which no table knows."""
+
+    def change(entries, config):
+        config["architectures"] = ["UnknownForCausalLM"]
+        drop_last_layer(entries, config)
+
+    small_model(place, change)
+
+
+@row("tensors_are_as_the_model_states", WARNING)
+def _(place):
+    """The head of a model of which no table knows."""
+
+    def change(entries, config):
+        config.update(architectures=["UnknownForCausalLM"], tie_word_embeddings=False)
+        entries.pop("lm_head.weight", None)
+
+    small_model(place, change)
+
+
+@row("tensors_are_as_the_model_states", WARNING)
+def _(place):
+    """An expert of a model of which no table knows."""
+
+    def change(entries, config):
+        config["architectures"] = ["UnknownForCausalLM"]
+        numbers = {int(n.split(".experts.")[1].split(".")[0]) for n in entries if ".experts." in n}
+        for name in [n for n in entries if f".experts.{max(numbers)}." in n]:
+            del entries[name]
+
+    small_model(place, change, "qwen3_moe")
+
+
+@row("tensors_are_as_the_model_states", WARNING)
+def _(place):
+    """Keys whose rows do not divide the queries', of a model of which no table knows."""
+
+    def change(entries, config):
+        config["architectures"] = ["UnknownForCausalLM"]
+        for name in [n for n in entries if "k_proj.weight" in n or "v_proj.weight" in n]:
+            dtype, words = entries[name]
+            entries[name] = dtype, np.ascontiguousarray(words[:-1])
+
+    small_model(place, change)
+
+
+@row("tensors_are_as_configured", WARNING)
+def _(place):
+    small_model(place, drop_last_layer, check=True)
 
 
 @row("patterns_match", WARNING)

@@ -364,7 +364,10 @@ def test_a_stage_of_a_pipeline_alone(tmp_path):
 
 # -- every rule speaks ------------------------------------------------------------------------------
 
-SPEAKS_TOO = {"tensors_are_usual": {"weights_are_usual"}}
+SPEAKS_TOO = {
+    "tensors_are_as_configured": {"tensors_are_as_the_model_states"},
+    "tensors_are_usual": {"weights_are_usual"},
+}
 """Rules of a conversion that `inspect --check` draws up for its evidence alone, and does not show."""
 
 

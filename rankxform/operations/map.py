@@ -35,7 +35,7 @@ from rankxform.geometry.pieces import (
     invert,
     pile,
 )
-from rankxform.layout.names import compile_regex, summarize_names
+from rankxform.layout.names import and_more, compile_regex, first_texts, summarize_names
 from rankxform.layout.states import COUNTERS, State
 from rankxform.options import flag_of
 from rankxform.statements import (
@@ -50,6 +50,7 @@ from rankxform.statements import (
 from rankxform.values import dataclass, pattern_on_use
 
 from .base import ModelOperation, OperationContext, SourceTensor, Tensor
+from .vocabulary import is_padding
 
 
 class ModelSizes:
@@ -103,8 +104,11 @@ class ModelSizes:
 
     def stated(self, expressions: Iterable[SizeExpression]) -> str:
         """Return, for messages, what the configuration states of what expressions depend on."""
-        names = [n for n in self._names(expressions) if self._stated.get(n) is not None]
-        return ", ".join(f"{name} {self._stated[name]}" for name in names) or "no sizes"
+        names = self._names(expressions)
+        stated_names = [name for name in names if self._stated.get(name) is not None]
+        in_words = ", ".join(f"{name} {self._stated[name]}" for name in stated_names)
+        entries = [name for name in names if name not in self.table.sizes]
+        return in_words or f"no {' and no '.join(entries) or 'sizes'}"
 
     def _names(self, expressions: Iterable[SizeExpression]) -> list[str]:
         """Return all names that expressions depend on, of sizes and of the configuration."""
@@ -468,6 +472,53 @@ class NameMap(ModelOperation):
             for variables in self._layers(rule, block.range):
                 yield self._name(rule.whole, block.names[rule.side], variables)
 
+    def contradictions_of(self, shapes: Mapping[str, Shape]) -> Iterator[str]:
+        """Yield how tensors under Hugging Face's names are otherwise than the sizes make them.
+
+        shapes: of all tensors, by name. A few rows of a vocabulary may lack, or be padding.
+        """
+        present_names, expected = {*shapes}, dict[str, tuple[Shape, MapRule]]()
+        mapping = self
+        for entry in self._entries_without_blocks(shapes):
+            mapping = NameMap(mapping.sizes.without(entry), {})
+        for link in mapping.links:
+            is_whole = link.rule.side == HUGGINGFACE
+            link_shapes = (link.assembly.shape,) if is_whole else link.shapes
+            expected |= {
+                name: (shape, link.rule)
+                for name, shape in zip(link.names(HUGGINGFACE), link_shapes)
+            }
+        missing, unlike, absent_count = list[str](), list[str](), 0
+        for name, (shape, rule) in expected.items():
+            optional = rule.optional
+            is_optional = optional if isinstance(optional, bool) else self.sizes.holds(optional)
+            if name not in present_names:
+                missing += [] if is_optional else [name]
+                absent_count += is_optional
+                continue
+            free = 1 if rule.vocabulary and is_padding(shapes[name][0], shape[0]) else 0
+            if shapes[name][free:] != shape[free:]:
+                unlike.append(name)
+        label = self.sizes.label
+        if missing:
+            stops = self.sizes.stated(block.range.stop for block in self.table.blocks.values())
+            text = f"{label} ({stops}) makes {len(expected) - absent_count:,} tensors, and "
+            yield f"{text}{len(missing):,} are in no file: {first_texts(missing, 2)}"
+        if unlike:
+            shape, rule = expected[unlike[0]]
+            sizes_text = self.sizes.stated(
+                n for part_shape in rule.parts.values() for n in part_shape
+            )
+            have = f"{unlike[0]!r} has shape {list(shapes[unlike[0]])}"
+            yield (
+                f"{have}, and {label} ({sizes_text}) makes it {list(shape)}"
+                f"{and_more(unlike, 'such tensor')}; perhaps one rank's slice"
+            )
+        others = sorted(present_names.difference(expected))
+        beyond = [text for name in others if (text := self._why_beyond(HUGGINGFACE, name))]
+        if beyond:
+            yield beyond[0] + (f"; so are {len(beyond) - 1:,} more" if beyond[1:] else "")
+
     # -- what it makes of a checkpoint ------------------------------------------------------------
 
     def naming_of(self, names: Iterable[str]) -> str:
@@ -786,6 +837,19 @@ class NameMap(ModelOperation):
     def _unknown(self, side: str, name: str) -> CheckpointError:
         """Say why no rule takes a tensor: often its layer is beyond those of the configuration."""
         leave = f"--exclude {quote(f'^{re.escape(name)}$')}"
+        if text := self._why_beyond(side, name):
+            config = "--config FILE of this model, if that is another's"
+            return CheckpointError(text, config, f"{leave} to leave it out")
+        weights = ("--weights-only, without counters",) if name in COUNTERS else ()
+        return CheckpointError(
+            f"no rule of {self.table.label} takes {name!r}, of {_TITLES[side]} names",
+            *weights,
+            f"{leave} to leave it out",
+            "--map FILE.toml, a table of your own",
+        )
+
+    def _why_beyond(self, side: str, name: str) -> str:
+        """Say that the configuration has no such layer, or expert, as a tensor is of; else ""."""
         for rule in self.table.rules:
             of_layers = self._varies(rule)
             if not self._is_chosen(rule) or not (of_layers or self.sizes.holds(rule.condition)):
@@ -805,16 +869,8 @@ class NameMap(ModelOperation):
                     ranges = ([block.range] if block else []) + list(rule.ranges)
                     stops = [variable_range.stop for variable_range in ranges]
                     stops += [rule.condition] if rule.condition and of_layers else []
-                    return CheckpointError(
+                    return (
                         f"{name!r} is beyond what {self.sizes.label} says "
-                        f"({self.sizes.stated(stops)})",
-                        "--config FILE of this model, if that is another's",
-                        f"{leave} to leave it out",
+                        f"({self.sizes.stated(stops)})"
                     )
-        weights = ("--weights-only, without counters",) if name in COUNTERS else ()
-        return CheckpointError(
-            f"no rule of {self.table.label} takes {name!r}, of {_TITLES[side]} names",
-            *weights,
-            f"{leave} to leave it out",
-            "--map FILE.toml, a table of your own",
-        )
+        return ""

@@ -19,12 +19,26 @@ NAMES = frozenset((
     "model.tok_embeddings.embedding_weight", "model.embed_tokens.weight", "lm_head.weight",
 ))  # fmt: skip
 """The tensors of models whose rows are the vocabulary's, where no map says which they are."""
+MTP_LAYERS = "num_nextn_predict_layers"
+"""What a config.json calls the number of layers that predict further words."""
+MOST_PADDING, PADDED_SHARE = 1024, 8
+"""Rows that a vocabulary may lack, and of how many rows it is one at most: `is_padding`."""
 _OF_MTP = pattern_on_use(r"model\.layers\.\d+\.(embed_tokens|shared_head\.head)\.weight")
 
 
 def is_vocabulary(tensor: Tensor) -> bool:
     """Tell whether a tensor's rows are the vocabulary's, by its name or by a map."""
     return tensor.vocabulary or tensor.name in NAMES or bool(_OF_MTP().fullmatch(tensor.name))
+
+
+def is_padding(rows: int, words: int) -> bool:
+    """Tell whether a vocabulary of `words` may have these rows without a loss: more, or a few less.
+
+    >>> is_padding(151936, 152064), is_padding(10, 40)
+    (True, False)
+    """
+    lacking = words - rows
+    return -words < lacking <= MOST_PADDING and PADDED_SHARE * lacking < words
 
 
 class ResizeVocabulary(ModelOperation):

@@ -302,6 +302,15 @@ def configurations_state_tensors(draft: TargetDraft) -> Iterator[Finding]:
 
 
 @rule(PLAN)
+def tensors_are_as_the_model_states(draft: TargetDraft) -> Iterator[Finding]:
+    """The tensors of a Hugging Face folder are those that its config.json states."""
+    if draft.resolved.stated_model is not None:
+        from .stated_model import findings_of
+
+        yield from findings_of(draft.resolved.stated_model, draft.catalog)
+
+
+@rule(PLAN)
 def patterns_match(draft: TargetDraft) -> Iterator[Finding]:
     """Each pattern of an option matches a parameter of files or strategy."""
     for option, text in _matchless(draft):

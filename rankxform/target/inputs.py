@@ -38,6 +38,8 @@ from .model_files import ModelConfig, RequestContext, read_companions
 if TYPE_CHECKING:
     from rankxform.derivation.request import DeriveRequest
 
+    from .stated_model import StatedModel
+
 
 @dataclass(frozen=True)
 class ResolvedRequest:
@@ -50,6 +52,8 @@ class ResolvedRequest:
     shapes: dict[str, tuple[Shape, str]] | None = None
     inputs: Mapping[str, Any] = field(default_factory=dict)  # what operations read, by their names
     config: ModelConfig | None = None  # the model's, if operations use one
+    # What lies beside the source's tensors, where no map compares it.
+    stated_model: StatedModel | None = None
     # Small files that belong to the model and go with the destination.
     companions: Mapping[str, bytes] = field(default_factory=dict)
     findings: tuple[Finding, ...] = ()  # what may not be what was meant

@@ -7,7 +7,6 @@ proves nothing. They are another model's where architectures differ, or a size t
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from functools import cached_property
@@ -30,14 +29,15 @@ from rankxform.storage import user_files
 from rankxform.storage.posix import is_same_file, read_bytes
 from rankxform.storage.store import address_of, is_path, scheme_of, store_at
 from rankxform.storage.user_files import CONFIG, companion_names, parse_config
-from rankxform.values import pattern_on_use
 
 if TYPE_CHECKING:
     from rankxform.formats.map_table import MapTable
     from rankxform.operations.map import ModelSizes
+    from rankxform.source.open import Source
     from rankxform.statements import Finding
 
     from .findings import TargetDraft
+    from .stated_model import StatedModel
     from .target import Conversion
 
 ModelConfig = tuple[Mapping[str, Any], str]
@@ -45,13 +45,6 @@ ModelConfig = tuple[Mapping[str, Any], str]
 
 ADAPTER_MANIFEST = "mindformers_adapter_config.json"
 """That of MindFormers' PyNative trainer since 2.1.0."""
-
-_EMBEDDING = pattern_on_use(r"(?P<parent>(?:.*\.)?)(?:embed_tokens|wte|word_embeddings)\.weight")
-_OTHER_WIDTH = ("word_embed_proj_dim", "embedding_size")
-"""Keys of models whose embedding is not as wide as their layers."""
-_MANY_WORDS = 1000
-"""Of fewer words no vocabulary is padded."""
-_LAYERS = ("num_hidden_layers", "n_layer", "num_layers")
 
 
 # -- what is read for operations ------------------------------------------------------------------
@@ -123,6 +116,33 @@ class RequestContext(OperationContext):
 
     def is_source(self, path: Path) -> bool:
         return is_path(self.where) and is_same_file(path, Path(self.where))
+
+
+def read_stated_model(source: Source) -> StatedModel | None:
+    """Return what a Hugging Face folder's configuration states; None if it has none, or one that
+    says nothing."""
+    from .stated_model import StatedModel
+
+    place = source.where.path
+    if not source.form.configured or (is_path(place) and not Path(place).is_dir()):
+        return None
+    store, label = store_at(place), address_of(place, CONFIG)
+    if not store.has(CONFIG):
+        return None
+    with suppress(RankxformError):
+        config = parse_config(store.read(CONFIG), label)
+        named, sizes = config.get("architectures"), None
+        architectures = {*map(str, named)} if isinstance(named, list) else set[str]()
+        for name in user_files.map_names():
+            table = user_files.load_map_table(name)
+            is_of_type = not architectures and config.get("model_type") in table.model_types
+            if is_of_type or architectures.intersection(table.architectures):
+                from rankxform.operations.map import ModelSizes
+
+                with suppress(RankxformError):  # it is a kind that the table is not for
+                    sizes = sizes or ModelSizes(table, config, label)
+        return StatedModel(config, label, sizes)
+    return None
 
 
 # -- what goes with the destination ---------------------------------------------------------------
@@ -273,7 +293,9 @@ def is_of(
     of the size of their embedding."""
     if not (folder / CONFIG).is_file() or of_another(folder, model_config, shapes, is_part=True):
         return False
-    return bool(model_config[0]) or any(_EMBEDDING().fullmatch(name) for name in shapes)
+    from .stated_model import EMBEDDING
+
+    return bool(model_config[0]) or any(EMBEDDING().fullmatch(name) for name in shapes)
 
 
 def own_config(conversion: Conversion) -> tuple[Mapping[str, Any], str]:
@@ -310,68 +332,6 @@ def of_another(
     for key in ("architectures", "model_type"):
         if folder_config.get(key) and config.get(key) and folder_config[key] != config[key]:
             return f"{key} is {folder_config[key]!r}, and {config[key]!r} in {label}"
+    from .stated_model import refuted
+
     return "" if folder_config == config else refuted(folder_config, shapes, is_part=is_part)
-
-
-def refuted(config: Mapping[str, Any], shapes: Mapping[str, Shape], *, is_part: bool) -> str:
-    """Return which size of a configuration some tensors refute, in words; "" if none.
-
-    Models of several parts, such as an encoder, have sizes of which it is not known here what they
-    mean, and are not judged.
-
-    >>> refuted({"vocab_size": 8}, {"model.embed_tokens.weight": (16, 4)}, is_part=False)
-    "vocab_size is 8, and 'model.embed_tokens.weight' has shape [16, 4]"
-    """
-    inner = config.get("text_config")
-    text_config = inner if isinstance(inner, Mapping) else config
-    embeddings = {name: shape for name, shape in shapes.items() if _EMBEDDING().fullmatch(name)}
-    if _has_parts(config) or len({*embeddings.values()}) != 1:
-        return ""
-    name, shape = next(iter(embeddings.items()))
-    if len(shape) != 2:
-        return ""
-    rows, columns = shape
-    words, width = text_config.get("vocab_size"), text_config.get("hidden_size")
-    if isinstance(words, int) and words != rows and not _is_padded(words, rows, text_config):
-        return f"vocab_size is {words}, and {name!r} has shape {list(shape)}"
-    if isinstance(width, int) and width != columns and not any(map(text_config.get, _OTHER_WIDTH)):
-        return f"hidden_size is {width}, and {name!r} has shape {list(shape)}"
-    match = _EMBEDDING().fullmatch(name)
-    assert match is not None
-    layer = re.compile(re.escape(match["parent"]) + r"(?:layers|h|blocks)\.(\d+)\.")
-    layer_numbers = {number[1] for tensor_name in shapes if (number := layer.match(tensor_name))}
-    key = next((key for key in _LAYERS if isinstance(text_config.get(key), int)), "")
-    extra_layer_count = text_config.get("num_nextn_predict_layers")
-    max_layer_count = (
-        text_config[key] + (extra_layer_count if isinstance(extra_layer_count, int) else 0)
-        if key
-        else 0
-    )
-    if (
-        layer_numbers
-        and key
-        and (
-            len(layer_numbers) > max_layer_count
-            or (len(layer_numbers) < text_config[key] and not is_part)
-        )
-    ):
-        return f"{key} is {text_config[key]}, and there are {len(layer_numbers)} layers"
-    return ""
-
-
-def _has_parts(config: Mapping[str, Any]) -> bool:
-    """Tell whether a model has an encoder, or towers beside the text's."""
-    towers = (key for key, value in config.items() if key.endswith("_config") and value)
-    plain = ("text_config", "quantization_config", "generation_config")
-    kinds = ("encoder_layers", "decoder_layers", "is_encoder_decoder", "encoder")
-    return any(map(config.get, kinds)) or any(key not in plain for key in towers)
-
-
-def _is_padded(words: int, rows: int, text_config: Mapping[str, Any]) -> bool:
-    """Tell whether an embedding has rows of no word: up to a multiple, or a few special ones."""
-    extra_rows = rows - words
-    if rows == text_config.get("embedding_size"):
-        return True
-    return (
-        words > _MANY_WORDS and 0 < extra_rows < _MANY_WORDS and (extra_rows <= 8 or rows % 64 == 0)
-    )

@@ -49,6 +49,7 @@ from rankxform.transport import Team
 from .findings import TargetDraft, adding_suggestions, iteration_findings
 from .inputs import ResolvedRequest, resolve_request, source_ref
 from .manifest import check_not_applied
+from .model_files import read_stated_model
 from .node_folders import unsafe_writers
 from .target import STEP_KEY, Conversion, Target, kept_facts, read_training
 
@@ -163,6 +164,10 @@ def resolve_target(resolved: ResolvedRequest, source: Source, team: Team) -> Tar
     adapter = _adapter(resolved, team)
     if adapter is not None and not resolved.request.accepts(ACCEPT_CONTRADICTIONS):
         team.bcast(lambda: check_not_applied(source, adapter))
+    request = resolved.request
+    if source.form.configured and not (request.map or request.include or request.exclude):
+        stated_model = team.bcast(lambda: read_stated_model(source))
+        resolved = replace(resolved, stated_model=stated_model)
     if resolved.request.map is not None:
         from .map_choices import settle_map
 

@@ -49,7 +49,9 @@ from rankxform.statements import (
 )
 from rankxform.storage.posix import OnProgress
 from rankxform.target.inputs import resolve_request, source_ref_with_strategy
+from rankxform.target.model_files import read_stated_model
 from rankxform.target.resolve import open_resolved_source, resolve, resolve_target
+from rankxform.target.stated_model import StatedModel, findings_of
 from rankxform.target.target import Conversion
 from rankxform.transport import Team
 from rankxform.transport.team import ShowProgress, show_nothing
@@ -191,7 +193,8 @@ def check(
         total = sum(source.indexes[file].size for file in files)
         findings += compare_fingerprints(source, files, team, begin(total))
         fingerprints = len(files)
-    read = ContentRead(source, scans, full, compared, evidence, fingerprints)
+    stated_model = team.bcast(lambda: None if source.errors else read_stated_model(source))
+    read = ContentRead(source, scans, full, compared, evidence, fingerprints, stated_model)
     findings += [f for f in evidence.findings if f.severity != NOTICE] if evidence else []
     findings += team.bcast(lambda: [*run_rules(CONTENT, read)])
     return Check(
@@ -303,6 +306,7 @@ class ContentRead(NamedTuple):
     replicas: Mapping[int, Collection[str]]  # file -> its tensors of which others hold replicas
     evidence: Evidence | None  # None: the source has errors, and samples say nothing
     fingerprints: int  # files of which a fingerprint was compared with the manifest's
+    stated_model: StatedModel | None  # what lies beside a Hugging Face folder's tensors
 
     def totals(self, kind: str) -> dict[str, int]:
         """Return the number of such values, or bytes, by tensor: "nans", "infinite", "holes"."""
@@ -359,6 +363,14 @@ def tensors_are_usual(read: ContentRead) -> Iterator[Finding]:
         shapes = {p.name: p.shape for p in catalog.parameters if p.is_weight}
         yield from map(as_warning, unusual_tensors(shapes, [*shapes]))
         yield from map(as_warning, types_by_file(catalog))
+
+
+@rule(CONTENT, group=_TENSORS)
+def tensors_are_as_configured(read: ContentRead) -> Iterator[Finding]:
+    """The tensors of a Hugging Face folder are those that its config.json states."""
+    if read.stated_model is not None:
+        findings = findings_of(read.stated_model, read.source.require_catalog())
+        yield from (finding for finding in findings if finding.severity == WARNING)
 
 
 @rule(CONTENT, group=_REPLICAS)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rankxform.target.model_files import refuted
+from rankxform.target.stated_model import refuted
 
 EMBEDDING = "model.embed_tokens.weight"
 
@@ -19,7 +19,11 @@ EMBEDDING = "model.embed_tokens.weight"
         (151669, 151680, True),  # up to a multiple of 64
         (151669, 151936, True),
         (151669, 152960, False),  # a multiple that is too far
-        (151669, 151670 - 2, False),  # fewer rows than words
+        (151669, 151668, True),  # a few words have no row
+        (32000, 31000, True),
+        (40, 10, False),  # one rank's slice
+        (32000, 28001, False),
+        (256000, 254900, False),
         (100, 104, False),  # models for tests are not padded
     ],
 )
