@@ -719,6 +719,20 @@ def _(place):
     place.convert(lora=place.tmp / "lora")
 
 
+@row("operations_fit", NOTICE)
+def _(place):
+    """A few rows that --vocab adds."""
+    place.whole({"lm_head.weight": (128, 4)})
+    place.convert(vocab=130)
+
+
+@row("operations_fit", WARNING)
+def _(place):
+    """More rows than an eighth of those that are there."""
+    place.whole({"lm_head.weight": (8, 4)})
+    place.convert(vocab=32, vocab_fill="repeat-last")
+
+
 @row("states_belong_to_parameters", WARNING)
 def _(place):
     place.whole(NUMBERED)

@@ -740,11 +740,14 @@ class NameMap(ModelOperation):
             free = 1 if self._free_rows and rule.vocabulary else 0
             if (len(tensor.shape), tensor.shape[free:]) != (len(shape), shape[free:]):
                 expressions = [n for part_shape in rule.parts.values() for n in part_shape]
+                rows, words = (*tensor.shape, 0)[0], (*shape, 0)[0]
+                is_resized = rule.vocabulary and (rows > words or is_padding(rows, words))
                 raise CheckpointError(
                     f"{tensor.name!r} has shape {list(tensor.shape)}; {self.sizes.label} "
                     f"({self.sizes.stated(expressions)}) makes it {list(shape)}",
-                    *((f"--vocab {shape[0]}",) if rule.vocabulary else ()),
+                    *((f"--vocab {words}",) if is_resized else ()),
                     "--config FILE of this model, if that is another's",
+                    details="" if rows >= words else "perhaps it is one rank's slice",
                 )
         types = {f"{t.dtype} (stored as {t.sources[0].src_dtype})": t.name for t in tensors}
         if len(types) > 1:

@@ -8,7 +8,7 @@ from typing import Any
 
 from rankxform.errors import CheckpointError, UsageError
 from rankxform.layout.names import summarize_names
-from rankxform.statements import Finding, as_warning
+from rankxform.statements import Finding, as_notice, as_warning
 from rankxform.values import pattern_on_use
 
 from .base import ModelOperation, Tensor
@@ -50,12 +50,22 @@ class ResizeVocabulary(ModelOperation):
         """elsewhere: tensors of the vocabulary that are not read, for they lie in other stages."""
         self.rows, self._fill, self._elsewhere = rows, fill, elsewhere
         self._unchanged: list[str] = []  # weights of the shape of one that is changed
+        self._added: dict[str, int] = {}  # weights that get rows -> how many they have
 
     def findings(self, names: Sequence[str]) -> Iterator[Finding]:
         if self._unchanged:
             shown = summarize_names(self._unchanged, 2)
             text = f"{shown}: the shape is that of the vocabulary's tensors, and stays as it is"
             yield as_warning(f"--vocab: {text}")
+        if self._added:
+            name, rows = max(self._added.items(), key=lambda item: self.rows - item[1])
+            fill = "copies of the last one" if self._fill == REPEAT_LAST else "zeros"
+            text = f"--vocab {self.rows}: {self.rows - rows:,} rows of {name!r} are {fill}"
+            text += f" ({len(self._added)} tensors)" if len(self._added) > 1 else ""
+            if PADDED_SHARE * (self.rows - rows) > rows:
+                yield as_warning(f"{text}, beside {rows:,} that it has: is it one rank's slice?")
+            else:
+                yield as_notice(text)
 
     def without(self, tensors: Sequence[Tensor]) -> ResizeVocabulary:
         elsewhere = {tensor.name for tensor in tensors if is_vocabulary(tensor)}
@@ -107,6 +117,8 @@ class ResizeVocabulary(ModelOperation):
         if have > self.rows:
             assembly = tensor.made_of.rows(0, self.rows)
         else:
+            if tensor.state is None:
+                self._added[tensor.name] = have
             repeat = self._fill == REPEAT_LAST and tensor.state is None
             assembly = tensor.made_of.resized_rows(self.rows, repeat_last=repeat)
         return replace(tensor, shape=assembly.shape, assembly=assembly)

@@ -173,13 +173,16 @@ def unlisted_values_agree(sample: SampledSource) -> Iterator[Finding | Evidence]
     elif large and not take_one:
         name = large[0]
         a, b = (catalog.paths[file] for file in differing[name])
+        # Of a matrix, or experts, one rank's would be a part.
+        is_whole = all(len(parameters_by_name[n].shape) < 2 and "expert" not in n for n in large)
+        take = "--unlisted take-one, which takes one rank's bytes as they are"
         yield Finding(
             Message(
                 f"{catalog.declared_by} does not list {'it' if len(large) == 1 else 'these'}, and "
                 f"{name!r} differs between {a} and {b}",
                 (
                     f"--exclude '^{re.escape(name_of(name))}$', which leaves it out",
-                    "--unlisted take-one, which takes one rank's bytes as they are",
+                    take if is_whole else "give a strategy that lists it",
                 ),
                 summarize_names(large),
                 "a frozen parameter is sharded without being listed, and how is not known",
