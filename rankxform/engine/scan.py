@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import closing
 from dataclasses import field, replace
 from functools import partial
@@ -24,7 +24,7 @@ from rankxform.storage.source_reader import (
 from rankxform.storage.store import storage_of
 from rankxform.values import blake2b, crc32, dataclass
 
-from .cast import not_finite, transport_dtype
+from .cast import cast_function, not_finite, transport_dtype
 
 _FEW = 4
 _BRAIN_NAN, _BRAIN_SIGN = np.uint16(0x7F80), np.uint16(0x7FFF)
@@ -190,3 +190,16 @@ def _look_at(file_scan: FileScan, name: str, dtype: str, part: memoryview) -> No
     for kind, count in ((file_scan.nans, nans), (file_scan.infinite, int(wrong.sum()) - nans)):
         if count:
             kind[name] = kind.get(name, 0) + count
+
+
+def largest_difference(contents: Sequence[bytes], dtype: str) -> float:
+    """Return how much values of one place differ at most; 0 of what is no float."""
+    if dtype not in FLOATS:
+        return 0.0
+    wide = "Float64" if dtype == "Float64" else "Float32"
+    cast = cast_function(dtype, wide) if dtype != wide else np.copyto
+    rows = np.empty((len(contents), len(contents[0]) // item_size(dtype)), transport_dtype(wide))
+    for row, content in zip(rows, contents):
+        cast(row, np.frombuffer(content, transport_dtype(dtype)))
+    with np.errstate(all="ignore"):  # what is infinite is said elsewhere
+        return float((rows.max(axis=0) - rows.min(axis=0)).max(initial=0))

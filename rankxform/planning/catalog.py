@@ -199,9 +199,9 @@ class ComposedSharding:
 class PreferredPlaces:
     """Shardings with those holders of each cell alone whose files lie in the best place."""
 
-    def __init__(self, place_of: Mapping[int, int]) -> None:
-        """place_of: file -> number of its place, the best first."""
-        self._place_of = place_of
+    def __init__(self, place_of: Mapping[int, int], only: Holders | None = None) -> None:
+        """place_of: file -> number of its place, the best first. only: no others are changed."""
+        self._place_of, self._only = place_of, only
         self._placements: dict[Holders, Holders] = {}
         self._stored: dict[Sharding, Sharding] = {}
         self._composed: dict[ComposedSharding, ComposedSharding] = {}
@@ -217,7 +217,7 @@ class PreferredPlaces:
 
     def _of_stored(self, sharding: Sharding) -> Sharding:
         placement = sharding.placement
-        if placement.is_per_rank:
+        if placement.is_per_rank or (self._only is not None and placement is not self._only):
             return sharding
         if placement not in self._placements:
             self._placements[placement] = placement.preferring(self._place_of)

@@ -76,6 +76,9 @@ class Evidence(HasFindings):
     digests_by_file: DigestsByFile = field(default_factory=dict, compare=False)  # of samples
     steps: tuple[Statement, ...] = ()  # training steps that files declare
     findings: tuple[Finding, ...] = ()  # what was noticed
+    differing: tuple[str, ...] = ()  # tensors of which replicas should be equal, and are not
+    # Of these one that lies as each other does -> the files whose replicas are taken.
+    taken_from: Mapping[str, frozenset[int]] = field(default_factory=dict)
 
     @property
     def facts(self) -> dict[str, int | None]:
@@ -83,13 +86,14 @@ class Evidence(HasFindings):
         return {name: getattr(self, name) for name in ("samples", "percent", "reads", "bytes_read")}
 
     def __add__(self, other: Evidence) -> Evidence:
-        numbers = ("names", "nbytes", "samples", "reads", "bytes_read", "findings")
+        numbers = ("names", "nbytes", "samples", "reads", "bytes_read", "findings", "differing")
         return Evidence(
             per_rank_tensors=self.per_rank_tensors | other.per_rank_tensors,
             sampled=self.sampled | other.sampled,
             percent=self.percent if other.percent is None else other.percent,
             digests_by_file=self.digests_by_file or other.digests_by_file,
             steps=self.steps or other.steps,
+            taken_from={**self.taken_from, **other.taken_from},
             **{name: getattr(self, name) + getattr(other, name) for name in numbers},
         )
 

@@ -21,7 +21,7 @@ layout. What is planned for one tensor of a transfer group holds for all of them
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from itertools import count
@@ -76,16 +76,18 @@ def replicas_to_read(parameters: Iterable[Parameter]) -> dict[str, int]:
     """
     # Runs need no search and are even. (Changing files with every parameter read twice as much from
     # a cold disk.)
-    kinds: dict[Holders, list[Parameter]] = {}
+    # What belongs together, a parameter and its states, is of one rank, should replicas differ.
+    kinds: dict[Holders, dict[str, list[Parameter]]] = {}
     for p in parameters:
         assert isinstance(p.sharding, Sharding), "a tensor of the catalog lies in the files"
-        kinds.setdefault(p.sharding.placement, []).append(p)
-    replicas = {}
-    for placement, placed in kinds.items():
-        sizes = [content_bytes(p.src_dtype, p.shape) + 1 for p in placed]
+        kinds.setdefault(p.sharding.placement, {}).setdefault(p.base_name, []).append(p)
+    replicas = dict[str, int]()
+    for placement, families in kinds.items():
+        sizes = [sum(content_bytes(p.src_dtype, p.shape) + 1 for p in f) for f in families.values()]
         total, bytes_before = sum(sizes), 0
-        for p, nbytes in zip(placed, sizes):
-            replicas[p.name] = (2 * bytes_before + nbytes) * placement.copies // (2 * total)
+        for family, nbytes in zip(families.values(), sizes):
+            replica = (2 * bytes_before + nbytes) * placement.copies // (2 * total)
+            replicas.update((p.name, replica) for p in family)
             bytes_before += nbytes
     return replicas
 
@@ -154,8 +156,17 @@ class Planner:
         """
         if len({*place_of.values()}) < 2:
             return self
-        preferred = PreferredPlaces(place_of)
+        return self._with_shardings(PreferredPlaces(place_of))
 
+    def taking_of(self, name: str, files: Container[int]) -> Planner:
+        """Return the planner that reads all that lies as a source tensor does of some `files`,
+        where these have it."""
+        sharding = self.catalog.declared[name].sharding
+        place_of = {file: int(file not in files) for file in self.catalog.paths}
+        assert isinstance(sharding, Sharding), "a tensor of the catalog lies in the files"
+        return self._with_shardings(PreferredPlaces(place_of, sharding.placement))
+
+    def _with_shardings(self, preferred: PreferredPlaces) -> Planner:
         def moved(parameters: Mapping[str, Parameter]) -> dict[str, Parameter]:
             return {
                 name: parameter

@@ -523,12 +523,13 @@ def replicas_are_equal(sample: SampledSource) -> Iterator[Finding | Evidence]:
         ]
         tries = (
             *(*again, _RIGHT_STRATEGY, "copy its files again")[:2],
-            "--accept contradictions converts it as it is",
+            "--accept contradictions converts it, and takes what differs of the ranks that agree",
         )
         details = _describe_observed(catalog, agreement, sample.samples)
         yield Finding(Message(_in_words(catalog, agreement), tries, details=details))
     elif agreement.differing:
         yield as_warning(_in_words(catalog, agreement))
+        yield Evidence(differing=tuple(c.tensor.name for c in agreement.differing))
 
 
 @rule(SAMPLES, ACCEPT_EQUAL_SLICES)

@@ -382,6 +382,20 @@ def digest_samples(
     return samples
 
 
+def read_samples_of(path: str, index: Index, names: Iterable[str]) -> dict[str, bytes]:
+    """Return the whole elements of what `digest_samples` reads."""
+    samples = {}
+    with closing(storage_of(path).ranges()) as ranges:
+        check_same(path, ranges.version(path, sparse=True), index)
+        for name in names:
+            nbytes, width = index.nbytes(name), _element_size(index, name)
+            start = crc32(b"%d" % nbytes) % (max(0, nbytes - SAMPLE) + 1)
+            data = _sample(ranges, path, index.spans(name), start, lambda nbytes: None)
+            elements = data[(-start) % width :]
+            samples[name] = elements[: len(elements) // width * width]
+    return samples
+
+
 def _sample(
     ranges: RangeReader, path: str, spans: Sequence[Span], start: int, on_progress: OnProgress
 ) -> bytes:

@@ -91,6 +91,8 @@ class Target(HasFindings):
         """
         names = evidence.per_rank_tensors
         planner = self.planner.with_per_rank_tensors(names) if names else self.planner
+        for name, files in evidence.taken_from.items():
+            planner = planner.taking_of(name, files)
         planner = planner.preferring(place_of)
         target = replace(self, planner=planner, evidence=evidence)
         return target.with_findings((*findings, *evidence.findings))

@@ -252,6 +252,10 @@ def examine(conversion: Conversion, team: Team) -> Evidence:
         )
     if evidence.errors:
         return evidence
+    if evidence.differing:
+        from .differing_replicas import choose_replicas
+
+        evidence = choose_replicas(source, evidence, team)
     percent = _percent(catalog.states, src_parameters, evidence.sampled)
     evidence = replace(evidence, percent=percent)
     if 0 < percent < _LITTLE_PERCENT and catalog.strategy is not None and not source.form.described:

@@ -122,6 +122,18 @@ def test_replicas_share_the_load_and_each_box_has_one_reader(tmp_path):
     assert all(slices(again, rank) == slices(plan, rank) for rank in range(2))
 
 
+def test_a_parameter_and_its_states_are_read_of_one_replica(tmp_path):
+    """In whatever order they lie; the ranks share the bytes all the same."""
+    names = [f"{state}p{i}" for state in ("", "adam_m.", "adam_v.") for i in range(8)]
+    params = dict.fromkeys(names, ((8, 8), "Float32"))
+    src, dst = ([dict.fromkeys(params, ([n], [-1, -1], 0, 0))] for n in (4, 1))
+    plan = planner(tmp_path, src, dst, params)
+    read = read_by_rank(plan.transfers([SliceRange(0, 0, len(names))]))
+    assert {*read.values()} == {6 * 256}
+    ranks = {n: plan.replica(p) for n, p in plan.selection.sharded.items()}
+    assert all(ranks[f"adam_{k}.p{i}"] == ranks[f"p{i}"] for k in "mv" for i in range(8))
+
+
 def test_destination_replicas_are_copied_from_one_source(tmp_path):
     plan = planner(
         tmp_path, [{"w": ([4], [-1], 0, 0)}], [{"w": ([4], [-1], 0, 0)}], {"w": ((8,), "Float32")}
