@@ -739,6 +739,14 @@ def _(place):
     place.convert()
 
 
+@row("states_have_a_place", WARNING)
+def _(place):
+    params = dict.fromkeys(("w", "muon_m.w"), ((16, 8), "Float32"))
+    stages = [dict.fromkeys(params, ([2], [0, -1], 0, 0))]
+    a = place.ranks(stages, params)
+    place.convert(a, place.strategy("b.ckpt", [{"w": ([4], [0, -1], 0, 0)}]))
+
+
 @row("weights_are_usual", WARNING)
 def _(place):
     place.whole({"a": (0,), "b": (0,), "norm": (2,)})

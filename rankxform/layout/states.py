@@ -46,6 +46,9 @@ STATE_PREFIXES = frozenset((
 ))  # fmt: skip
 """What optimizers put before a parameter's name, with a dot."""
 
+UNLISTED_BY_COMPILERS = frozenset(("muon_m",))
+"""Of these what no compiler lists in a strategy, though ranks keep slices of it."""
+
 _JOINED_PREFIXES = (
     "exp_avg_insta_row_", "exp_avg_insta_col_", "exp_avg_sq_row_", "exp_avg_sq_col_", "exp_avg_sq_",
     "pma_weight_", "eta_", "mu_",

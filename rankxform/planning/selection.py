@@ -341,13 +341,29 @@ def _check_names(dst: Strategy, tensors: Sequence[Tensor], unread_names: Set[str
 
 
 def add_destination_followers(
-    catalog: Catalog, dst: Strategy, operations: OperationChain
+    catalog: Catalog, dst: Strategy, operations: OperationChain, tensors: Iterable[Tensor]
 ) -> tuple[Strategy, frozenset[str]]:
     """Return a destination's strategy with the states that follow parameters.
 
     Jobs that shard by pattern list no states, so one that neither side lists follows its parameter
     on both. Names of those that the destination alone lists are returned too: these do not follow.
+    Nor do compilers list all families, such as Muon's: one of which the strategy lists no member
+    follows parameters of which it lists no state, if it lists others'. `tensors` are those that
+    operations make.
     """
+    states = [state for name in dst.stages_of if (state := dst.states.of(name)) is not None]
+    families, with_states = {s.family for s in states}, {s.parameter for s in states}
+    shapes = {t.name: t.shape for t in tensors if not t.dropped} if families else {}
+    unlisted = {
+        tensor.name: tensor.base_name
+        for tensor in tensors
+        if tensor.state is not None
+        and tensor.name in shapes
+        and tensor.state.family not in families
+        and tensor.base_name not in with_states
+        and tensor.shape == shapes.get(tensor.base_name)
+    }
+    dst = add_followers(dst, unlisted) if unlisted else dst
     if operations.renames or isinstance(dst, WholeStrategy):
         return dst, frozenset()
     follows = {p.name: p.follows for p in catalog.parameters if p.follows is not None}

@@ -20,7 +20,7 @@ from rankxform.errors import (
     UsageError,
 )
 from rankxform.layout.names import CONSUMED, format_ranges, summarize_names
-from rankxform.layout.states import is_never_saved, state_of_name
+from rankxform.layout.states import UNLISTED_BY_COMPILERS, is_never_saved, state_of_name
 from rankxform.layout.strategy import Strategy, WholeStrategy
 from rankxform.operations.base import OperationChain, Tensor
 from rankxform.operations.rename import AS_STORED, rules_without_match
@@ -376,6 +376,17 @@ def states_belong_to_parameters(draft: TargetDraft) -> Iterator[Finding]:
             f"{summarize_names(numbered, 2)}: states by number, which name no parameter; they keep "
             "these names and are sharded by them alone"
         )
+
+
+@rule(PLAN)
+def states_have_a_place(draft: TargetDraft) -> Iterator[Finding]:
+    """No states are left out because no compiler lists them."""
+    kinds = {n: state.kind for n, state in draft.catalog.states.related.items()}
+    for omitted in draft.selection.left_out:
+        names = [n for n in omitted.families if kinds.get(n) in UNLISTED_BY_COMPILERS]
+        if names and not any(map(draft.dst.states.of, draft.dst.stages_of)):
+            text = f"{summarize_names(names, 2)}: left out, for {draft.dst.label} lists no state"
+            yield as_warning(f"{text}; a training that goes on begins these at zero")
 
 
 @rule(PLAN)

@@ -259,7 +259,7 @@ def _make_target(
     operations.check_names([*listed, *(parameter.name for parameter in catalog.parameters)])
     derived, dst = _destination_strategy(resolved, catalog, tensors, operations)
     ranks = check_ranks(request.ranks, dst)
-    dst, dst_listed_states = add_destination_followers(catalog, dst, operations)
+    dst, dst_listed_states = add_destination_followers(catalog, dst, operations, tensors)
     selection = select_parameters(
         catalog, dst, operations, request.unmatched, ranks, tensors, dst_listed_states
     )
