@@ -464,8 +464,9 @@ def _(place):
     place.convert("none")
 
 
-@row("unlisted_tensors_are_no_slices")
+@row("unlisted_tensors_are_no_slices", WARNING)
 def _(place):
+    """A bias of a sharded weight."""
     params = {f"l.{n}.{kind}": (shape, "Float32") for n in range(2)
               for kind, shape in (("weight", (8, 4)), ("bias", (8,)))}  # fmt: skip
     rows = {n: ([2], [0] + [-1] * (len(s) - 1), 0, 0) for n, (s, _) in params.items()}
@@ -475,6 +476,29 @@ def _(place):
 
     place.ranks([rows], params, make=make)
     del rows["l.1.bias"]
+    place.convert(place.strategy("c.ckpt", [rows]))
+
+
+@row("unlisted_tensors_are_no_slices", WARNING)
+def _(place):
+    """A norm behind a matrix whose slices have as many rows."""
+    params = {"mixer.in_proj.weight": ((16, 4), "Float32"), "mixer.norm.weight": ((16,), "Float32")}
+    rows = {n: ([4], [0] + [-1] * (len(s) - 1), 0, 0) for n, (s, _) in params.items()}
+    place.ranks([rows], params, make=lambda name, shape, dtype: values(
+        name, shape, dtype) if len(shape) > 1 else np.full(shape, 0x3F800000, "<u4"))  # fmt: skip
+    del rows["mixer.norm.weight"]
+    place.convert(place.strategy("c.ckpt", [rows]))
+
+
+@row("unlisted_tensors_are_no_slices", NOTICE)
+def _(place):
+    """A constant of which nothing says that it is a slice; slices of other layers do not."""
+    params = {f"l.{n}.{kind}": (shape, "Float32") for n in range(2)
+              for kind, shape in (("w", (8, 4)), ("scale", (8,)))}  # fmt: skip
+    rows = {n: ([2], [0] + [-1] * (len(s) - 1), 0, 0) for n, (s, _) in params.items()}
+    place.ranks([rows], params, make=lambda name, shape, dtype: values(
+        name, shape, dtype) if name != "l.1.scale" else np.ones(shape, "<u4"))  # fmt: skip
+    del rows["l.1.scale"]
     place.convert(place.strategy("c.ckpt", [rows]))
 
 

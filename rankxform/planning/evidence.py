@@ -19,7 +19,7 @@ from rankxform.errors import Message
 from rankxform.formats.container import Index, content_bytes
 from rankxform.geometry.box import Box
 from rankxform.geometry.tiling import Grid
-from rankxform.layout.names import pattern_of, summarize_names
+from rankxform.layout.names import summarize_names
 from rankxform.layout.strategy import SHARD_PREFIX
 from rankxform.statements import (
     ACCEPT_EXTRA_RANKS,
@@ -28,9 +28,10 @@ from rankxform.statements import (
     HasFindings,
     Statement,
     as_notice,
+    as_warning,
     rule,
 )
-from rankxform.values import NamedTuple, dataclass
+from rankxform.values import NamedTuple, dataclass, pattern_on_use
 
 from .catalog import Catalog, Parameter
 
@@ -214,21 +215,33 @@ def unlisted_values_agree(sample: SampledSource) -> Iterator[Finding | Evidence]
     )
 
 
+_NORM = pattern_on_use(r"norm|(?:^|[._])ln[_.\d]", re.IGNORECASE)
+_OF_HEADS = pattern_on_use(r"(?:^|[._])[qk]_?(?:layer)?norm", re.IGNORECASE)
+"""A norm of queries or keys is as long as a head, of which a rank may have one."""
+
+
 @rule(SAMPLES)
 def unlisted_tensors_are_no_slices(sample: SampledSource) -> Iterator[Finding]:
     """An unlisted tensor that is equal on all ranks is no slice.
 
-    A bias of zeros is the same on every rank, and so are its slices. What its shape should be, its
-    neighbours tell: its weight, or tensors of the same name in other layers, which the strategy
-    shards.
+    A bias of zeros is the same on every rank, and so are its slices. What tells is a matrix of its
+    module whose rows the strategy shards: its own, or one behind which a norm stands, if its slices
+    have as many rows. Other layers tell nothing.
     """
     if sample.take_one:
         return
-    catalog, samples, name_of = sample.catalog, sample.whole, sample.name_of
-    by_pattern: dict[str, Parameter] = {}
-    for listed in catalog.declared.values():
-        if listed.holders and isinstance(listed.grid, Grid):
-            by_pattern.setdefault(pattern_of(listed.name), listed)
+    catalog, samples = sample.catalog, sample.whole
+    rows_by_module: dict[str, list[tuple[str, int, int]]] = {}
+    for matrix in catalog.declared.values():
+        module, _, kind = matrix.name.rpartition(".")
+        if kind != "weight" or len(matrix.shape) < 2 or not isinstance(matrix.grid, Grid):
+            continue
+        rows = matrix.grid.box((0,) * len(matrix.shape)).shape[0]
+        if rows < matrix.shape[0]:
+            weight = matrix.name, rows, matrix.shape[0]
+            rows_by_module.setdefault(module, []).append(weight)
+            rows_by_module.setdefault(f"{module.rpartition('.')[0]}.*", []).append(weight)
+    constants = []
     for name in sample.undeclared_names:
         parameter = catalog.undeclared.get(name)
         if parameter is None or not _is_large(parameter):
@@ -236,28 +249,24 @@ def unlisted_tensors_are_no_slices(sample: SampledSource) -> Iterator[Finding]:
         digests = [samples[f][name] for f in parameter.holders if name in samples.get(f, {})]
         if not digests or not all(digest.constant for digest in digests):
             continue
-        weight = catalog.declared.get(name.removesuffix("bias") + "weight")
-        sibling = by_pattern.get(pattern_of(name))
-        for neighbour in (sibling, weight if name.endswith(".bias") else None):
-            if neighbour is None or not isinstance(neighbour.grid, Grid):
-                continue
-            axes = len(parameter.shape)
-            local = neighbour.grid.box((0,) * len(neighbour.shape)).shape[:axes]
-            if parameter.shape == local != neighbour.shape[:axes]:
-                yield Finding(
-                    Message(
-                        f"{catalog.declared_by} does not list it, and it is as long as a slice of "
-                        f"{neighbour.name!r}",
-                        (
-                            f"--exclude '^{re.escape(name_of(name))}$', which leaves it out",
-                            "--unlisted take-one, which takes it as it is",
-                        ),
-                        f"{name!r}",
-                        f"all of its elements are equal; {neighbour.name!r} has "
-                        f"{list(neighbour.shape)}, and its slices {list(local)}",
-                    )
+        constants.append(name)
+        module, _, kind = name.rpartition(".")
+        weights = rows_by_module.get(module, []) if kind == "bias" else []
+        if _NORM().search(name) and not _OF_HEADS().search(name):
+            above = module.rpartition(".")[0]
+            weights = [*weights, *rows_by_module.get(f"{above}.*", [])]
+        for matrix_name, rows, whole_rows in weights:
+            if parameter.shape == (rows,):
+                count = f"{rows:,} of {whole_rows:,} rows"
+                yield as_warning(
+                    f"{name!r}: {catalog.declared_by} does not list it, its {rows:,} elements are "
+                    f"equal, and slices of {matrix_name!r} have {count}; is it one rank's slice?"
                 )
-                return
+                constants.pop()
+                break
+    if constants:
+        count = format_count(len(constants), "unlisted tensor")
+        yield as_notice(f"{count} of equal elements: whole ({summarize_names(constants, 3)})")
 
 
 def differing_shapes(catalog: Catalog, names: Iterable[str]) -> list[str]:
