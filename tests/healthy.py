@@ -119,6 +119,16 @@ def _(place):
     return {"src_strategy": a}
 
 
+@healthy("queries, keys and values by groups of heads, and a plain first layer")
+def _(place):
+    names = ("attn.linear_qkv.weight", "attn.query_key_value.weight", "mlp.linear_fc1.weight",
+             "mlp.linear_fc2.weight", "in_proj_a.weight")  # fmt: skip
+    rows, columns = ([2], [0, -1], 0, 0), ([2], [-1, 0], 0, 0)
+    stages = [{n: columns if "fc2" in n else rows for n in names}]
+    place.ranks(stages, dict.fromkeys(names, ((16, 16), "Float32")), make=values)
+    return {"src_strategy": "shard:fc2=1,weight=0@2"}
+
+
 @healthy("an adapter before and after some training")
 def _(place):
     entries = {}

@@ -327,6 +327,17 @@ def _(place):
     place.convert(dst_form="huggingface")
 
 
+@row("tensors_can_be_read")
+def _(place):
+    """Parts of a parameter of which no table says how they lie in it."""
+    names = [f"layers.0.mixer.in_proj.weight.{part}" for part in ("z", "x", "new")]
+    tensors = {n: ("Float32", values(n, (4, 4), "")) for n in (*names, "output_layer.weight")}
+    reference_dcp.write_dcp(place.src, tensors)
+    backend = {"sharded_backend": "torch_dist", "sharded_backend_version": 1}
+    (place.src / "metadata.json").write_text(json.dumps(backend))
+    place.convert(dst_form="huggingface")
+
+
 @row("extra_names_are_known")
 def _(place):
     a = place.ranks()
@@ -580,6 +591,35 @@ def _(place):
 def _(place):
     place.ranks()
     place.convert(r"shard:^layers\.=0@4")
+
+
+def fused(place, name):
+    names = [f"layers.{n}.{kind}" for n in (0, 1) for kind in (name, "w")]
+    stages = [dict.fromkeys(names, ([2], [0, -1], 0, 0))]
+    shapes = {n: (16, 8) if n.endswith(name) else (8, 8) for n in names}
+    place.ranks(stages, {n: (s, "Float32") for n, s in shapes.items()})
+    place.convert("shard:layers=0@2")
+
+
+@row("fused_rows_are_stated", WARNING)
+def _(place):
+    fused(place, "attn.qkv_proj.weight")
+
+
+@row("fused_rows_are_stated", WARNING)
+def _(place):
+    fused(place, "mlp.gate_up_proj.weight")
+
+
+@row("fused_rows_are_stated", WARNING)
+def _(place):
+    """Of a gated unit by what goes behind it."""
+    names = ("mlp.linear_fc1.weight", "mlp.linear_fc2.weight")
+    rows, columns = ([2], [0, -1], 0, 0), ([2], [-1, 0], 0, 0)
+    shapes = ((32, 8), (8, 16))
+    place.ranks([dict(zip(names, (rows, columns)))],
+                {n: (s, "Float32") for n, s in zip(names, shapes)})  # fmt: skip
+    place.convert("shard:linear_fc1=0,linear_fc2=1@2")
 
 
 @row("training_facts_have_a_place", NOTICE)

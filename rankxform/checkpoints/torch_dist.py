@@ -8,8 +8,8 @@
                  common.pt                 a pickle of the training's arguments; never opened
 
 All layers of one kind are stored as one tensor with an axis in front, which is taken apart: what
-is converted has a number behind ``layers.``, as the model has. Halves of a gated unit that are
-stored under two names are one tensor again.
+is converted has a number behind ``layers.``, as the model has. Parts of one parameter that are
+stored under names of their own, such as the halves of a gated unit, are one tensor again.
 """
 
 from __future__ import annotations
@@ -40,7 +40,16 @@ from .folders import (
 TRACKER = "latest_checkpointed_iteration.txt"
 _STEP = pattern_on_use(r"iter_([0-9]{7,18})")
 _STACKED = pattern_on_use(r"\blayers\.(?![0-9])")
-_HALF = pattern_on_use(r"(.*\.weight)_([wv])")
+_PART = pattern_on_use(
+    r"(?P<base>.*\.weight)_(?P<half>[wv])|(?P<whole>.*\.(?:in_proj|conv1d)\.(?:weight|bias))\.(?P<part>\w+)"
+)
+_GROUPS = (
+    ("w", "v"),  # the gate, and what it is for
+    ("query", "key", "value", "z", "beta", "alpha"), ("query", "key", "value"),  # gated delta nets
+    ("z", "x", "B", "C", "dt"), ("x", "B", "C"),  # Mamba
+)  # fmt: skip
+"""Parts of one parameter, in the order of their rows (megatron-core 0.16, `sharded_state_dict` of
+`ssm.gated_delta_net` and `ssm.mamba_mixer`)."""
 _RAW = "optimizer.distributed."
 _SUPPORTED = {"sharded_backend": "torch_dist", "sharded_backend_version": 1}
 
@@ -79,7 +88,8 @@ class TorchDistForm(Form):
         table = read_table(iteration.listing, store, iteration.below + DCP_METADATA)
         source = iteration.at(DCP_METADATA)
         training = {} if iteration.number is None else {"global_step": iteration.number}
-        base_description = Description(source, training=training, refused=_raw(table, source))
+        refused = {**_raw(table, source), **_lone_parts(table, source)}
+        base_description = Description(source, training=training, refused=refused)
         names, description = describe_boxes(
             listing,
             _of_model(table, base_description.refused),
@@ -119,8 +129,31 @@ def _raw(table: DcpMetadata, source: str) -> dict[str, str]:
     return {name: f"{source}: {name} {reason}" for name in (*table.flattened, *raw)}
 
 
+def _parts_by_whole(names: Iterable[str]) -> dict[str, dict[str, str]]:
+    """Return by name of a parameter the names of its parts, by part."""
+    parts: dict[str, dict[str, str]] = {}
+    for name in names:
+        if match := _PART().fullmatch(name):
+            whole_name, part = match["base"] or match["whole"], match["half"] or match["part"]
+            parts.setdefault(whole_name, {})[part] = name
+    return parts
+
+
+def _lone_parts(table: DcpMetadata, source: str) -> dict[str, str]:
+    """Return parts that do not make a parameter as it is known here, and why they are refused."""
+    refused = dict[str, str]()
+    for whole_name, parts in _parts_by_whole(table.tensors).items():
+        group = next((g for g in _GROUPS if {*g} == {*parts}), None)
+        shapes = {table.tensors[name][1][2:] for name in parts.values()}
+        is_half = {*parts} <= {*"wv"}
+        if (group is None or len(shapes) > 1) and not is_half:
+            text = f"is a part of {whole_name}, and how {', '.join(parts)} lie in it is not known"
+            refused |= {name: f"{source}: {name} {text}" for name in parts.values()}
+    return refused
+
+
 def _of_model(table: DcpMetadata, refused: Collection[str]) -> BoxTable:
-    """Return the tensors of a model: layers apart, halves joined; without those refused."""
+    """Return the tensors of a model: layers apart, parts joined; without those refused."""
     model_tensors = {n: s for n, s in table.tensors.items() if n not in refused}
     lying = {n: i for n, i in table.items.items() if n not in refused}
     stored_boxes = box_table(DcpMetadata(model_tensors, lying))
@@ -128,16 +161,11 @@ def _of_model(table: DcpMetadata, refused: Collection[str]) -> BoxTable:
     for name in stored_boxes.tensors:
         if _STACKED().search(name):
             _take_apart(name, tensors, boxes_by_name)
-    for name in [*tensors]:
-        match = _HALF().fullmatch(name)
-        if (
-            match
-            and match[2] == "w"
-            and tensors[name][1]
-            and f"{match[1]}_v" in tensors
-            and match[1] not in tensors
-        ):
-            _join_halves(match[1], tensors, boxes_by_name)
+    for whole_name, parts in _parts_by_whole([*tensors]).items():
+        group = next((g for g in _GROUPS if {*g} == {*parts}), ())
+        names = [parts[part] for part in group]
+        if names and whole_name not in tensors and all(tensors[name][1] for name in names):
+            _join(whole_name, names, tensors, boxes_by_name)
     return BoxTable(tensors, boxes_by_name, stored_boxes.items)
 
 
@@ -164,20 +192,23 @@ def _take_apart(
         tensors[layer], boxes_by_name[layer] = (dtype, shape[1:]), tuple(layer_boxes)
 
 
-def _join_halves(
-    name: str,
+def _join(
+    whole_name: str,
+    names: Iterable[str],
     tensors: dict[str, tuple[str, tuple[int, ...]]],
     boxes_by_name: dict[str, tuple[BoxInItem, ...]],
 ) -> None:
-    """Put one tensor, gate before up, in the place of its halves."""
-    (dtype, shape), (_, second_shape) = (tensors.pop(f"{name}_{half}") for half in "wv")
-    first, second = (boxes_by_name.pop(f"{name}_{half}") for half in "wv")
-    moved = tuple(
-        placed._replace(box=Box(
-            (placed.box.start[0] + shape[0], *placed.box.start[1:]),
-            (placed.box.stop[0] + shape[0], *placed.box.stop[1:]),
-        ))
-        for placed in second
-    )  # fmt: skip
-    tensors[name] = dtype, (shape[0] + second_shape[0], *shape[1:])
-    boxes_by_name[name] = (*first, *moved)
+    """Put one tensor in the place of its parts, whose rows follow each other."""
+    rows, boxes = 0, list[BoxInItem]()
+    for name in names:
+        dtype, shape = tensors.pop(name)
+        boxes += (
+            placed._replace(box=Box(
+                (placed.box.start[0] + rows, *placed.box.start[1:]),
+                (placed.box.stop[0] + rows, *placed.box.stop[1:]),
+            ))
+            for placed in boxes_by_name.pop(name)
+        )  # fmt: skip
+        rows += shape[0]
+    tensors[whole_name] = dtype, (rows, *shape[1:])
+    boxes_by_name[whole_name] = tuple(boxes)

@@ -46,7 +46,8 @@ EPILOG = (
 )
 GROUP_NOTES = {
     GROUP_STRATEGIES: "a file; a folder of stage files; none: whole tensors; or "
-    "shard:REGEX=AXIS,...@RANKS: equal slices by pattern, optimizer states too"
+    "shard:REGEX=AXIS,...@RANKS: equal slices by pattern, optimizer states too; of a source "
+    "also REGEX=0:32/16/16, rows of each part of a fused tensor"
 }
 _COMMON = frozenset((
     "src", "dst", "src_strategy", "dst_strategy", "dst_parallel", "dst_config", "step",

@@ -145,8 +145,8 @@ class _Likeness:
         if name in self._matrices and self.zeros.get(name, True):
             self.zeros[name] = may_be_zero and holds_zeros(bytes(part), width)
         kept_bytes = len(bytes(part).rstrip(b"\0")) if may_be_zero else len(part)
-        before = 0 if is_first or kept_bytes else self._ending_zeros[name]
-        self._ending_zeros[name] = before + len(part) - kept_bytes
+        zeros = 0 if is_first or kept_bytes else self._ending_zeros[name]
+        self._ending_zeros[name] = zeros + len(part) - kept_bytes
 
     def first_of(self, read: Callable[[str], Iterable[Buffer]]) -> dict[str, str]:
         """Return each matrix with the first of its kind that has its bytes.

@@ -213,7 +213,7 @@ class Index:
         """
         if not views:
             return self
-        file_schema, offsets, sums = self.schema, array("q"), {}
+        file_schema, offsets, sums, pieces = self.schema, array("q"), {}, {}
         kinds = []
         for number, (entry, entry_shape, name, shape, first, raw) in enumerate(views):
             position = file_schema.position.get(entry)
@@ -240,6 +240,9 @@ class Index:
             offsets.append(
                 self.offsets[position] + content_bytes(file_schema.dtypes[position], (first,))
             )
+            if position in self.pieces:
+                start, nbytes = (content_bytes(kinds[-1], (n,)) for n in (first, prod(shape)))
+                pieces[number] = tuple(spans_of_range(self.pieces[position], start, nbytes))
             if position in self.sums and prod(shape) == prod(file_schema.shapes[position]):
                 sums[number] = self.sums[position]
         schema = Schema(
@@ -247,7 +250,7 @@ class Index:
         )
         return replace(
             self, schema=schema, offsets=offsets, metadata={}, wrong={}, sums=sums, starts=None,
-            views=views,
+            views=views, pieces=pieces,
         )  # fmt: skip
 
     def unplaced(self) -> Index:

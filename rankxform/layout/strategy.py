@@ -18,13 +18,14 @@ from math import prod
 from rankxform.errors import RequestError, StrategyError
 from rankxform.geometry.box import Shape
 from rankxform.results import NORMAL, Result, Section, lines
-from rankxform.values import dataclass, pattern_on_use
+from rankxform.values import NamedTuple, dataclass, pattern_on_use
 
 from .layout import MOST_RANKS, Layout, same_boxes, whole_layout, without_optimizer
 from .names import pattern_of
 from .states import NEVER_SAVED, States, find_states
 
 SHARD_PREFIX = "shard:"
+_PART = pattern_on_use(r"([1-9][0-9]{0,17})(r?)")
 DERIVED = "rankxform-derived"
 """The operator in a strategy file that no compiler wrote, which has no other."""
 
@@ -159,6 +160,21 @@ class WholeStrategy(Strategy):
         return whole_layout(ndim)
 
 
+class Part(NamedTuple):
+    """A part of a tensor's first axis: so many rows in the whole."""
+
+    rows: int
+    is_whole: bool = False  # every rank has all of them
+
+
+class PatternRule(NamedTuple):
+    """How the parameters are sharded whose name matches an expression."""
+
+    pattern: re.Pattern[str]
+    axis: int
+    parts: tuple[Part, ...] = ()  # of rows that each rank holds one after another
+
+
 @dataclass(frozen=True)
 class PatternStrategy(Strategy):
     """A strategy given as text: ``shard:REGEX=AXIS,REGEX=AXIS@RANKS``.
@@ -170,7 +186,7 @@ class PatternStrategy(Strategy):
     parameter.
     """
 
-    patterns: tuple[tuple[re.Pattern[str], int], ...] = ()
+    patterns: tuple[PatternRule, ...] = ()
 
     @classmethod
     def parse(cls, text: str) -> PatternStrategy:
@@ -182,15 +198,24 @@ class PatternStrategy(Strategy):
         rules, mark, ranks = text[len(SHARD_PREFIX) :].rpartition("@")
         patterns = []
         for rule in rules.split(","):
-            name, equals, axis = rule.rpartition("=")
+            name, equals, number = rule.rpartition("=")
+            axis, colon, parts_text = number.partition(":")
             count = int(ranks) if ranks.isdecimal() and len(ranks) < 8 else 0
             if not mark or not 1 <= count <= MOST_RANKS or not name or not equals:
                 raise StrategyError(
                     "expected shard:REGEX=AXIS,REGEX=AXIS@RANKS, such as shard:q_proj=0,o_proj=1@2",
                     where=f"{text!r}",
                 )
+            parts = [_PART().fullmatch(part) for part in parts_text.split("/")] if colon else []
+            if not all(parts) or (parts and axis != "0"):
+                raise StrategyError(
+                    f"{rule!r}: expected rows of parts of axis 0, such as qkv_proj=0:32/16/16",
+                    where=f"{text!r}",
+                    details="16r are rows that every rank has whole",
+                )
             try:
-                patterns.append((re.compile(name), int(axis)))
+                rows = tuple(Part(int(part[1]), bool(part[2])) for part in parts if part)
+                patterns.append(PatternRule(re.compile(name), int(axis), rows))
             except (re.error, ValueError, OverflowError, RecursionError) as error:
                 again = "@RANKS stands once, at the end of all" if "@" in axis else ""
                 raise StrategyError(
@@ -204,26 +229,49 @@ class PatternStrategy(Strategy):
         Without `states`, optimizer states that follow their parameter are not listed. With `states`
         they are; one that differs from its parameter in shape is whole on every rank.
         """
-        layouts, states_found = {}, find_states(shapes)
-        for name, shape in shapes.items():
-            base = states_found.base_name(name)
-            for pattern, axis in self.patterns:
-                generic = base != name and base in shapes and pattern.search(base)
-                if generic and not states:
-                    break
-                if generic and shapes[base] != shape:
-                    layouts[name] = Layout((self.stage_size,), ((),) * len(shape))
-                    break
-                if generic or pattern.search(name):
-                    layouts[name] = self._sharded(name, axis, len(shape))
-                    break
-        for pattern, _ in self.patterns:
-            if not any(map(pattern.search, shapes)):
+        layouts = {}
+        for name, rule, is_of_parameter, base in self._matches(shapes):
+            if is_of_parameter and not states:
+                continue
+            if is_of_parameter and shapes[base] != shapes[name]:
+                layouts[name] = Layout((self.stage_size,), ((),) * len(shapes[name]))
+            else:
+                layouts[name] = self._sharded(name, rule.axis, len(shapes[name]))
+        return Strategy((layouts,), self.stage_size, self.label)
+
+    @property
+    def has_parts(self) -> bool:
+        """Whether parts of a tensor's rows are stated: files then hold boxes, not slices."""
+        return any(rule.parts for rule in self.patterns)
+
+    def rules_of(self, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, PatternRule]:
+        """Return by name how parameters are sharded, and states of their shape."""
+        rules = {}
+        for name, rule, is_of_parameter, base in self._matches(shapes):
+            if not (is_of_parameter and shapes[base] != shapes[name]):
+                self._sharded(name, rule.axis, len(shapes[name]))  # raises if it has no such axis
+                rules[name] = rule
+        return rules
+
+    def _matches(
+        self, shapes: Mapping[str, tuple[int, ...]]
+    ) -> Iterator[tuple[str, PatternRule, bool, str]]:
+        """Yield what an expression matches: its name, the rule, whether that is its parameter's,
+        and the name of its parameter. Raises StrategyError if one matches nothing."""
+        states = find_states(shapes)
+        for rule in self.patterns:
+            if not any(map(rule.pattern.search, shapes)):
                 raise StrategyError(
-                    f"no parameter of the checkpoint has a name like {pattern.pattern!r}",
+                    f"no parameter of the checkpoint has a name like {rule.pattern.pattern!r}",
                     where=f"{self.label!r}",
                 )
-        return Strategy((layouts,), self.stage_size, self.label)
+        for name in shapes:
+            base = states.base_name(name)
+            for rule in self.patterns:
+                generic = base != name and base in shapes and bool(rule.pattern.search(base))
+                if generic or rule.pattern.search(name):
+                    yield name, rule, generic, base
+                    break
 
     def _sharded(self, name: str, axis: int, ndim: int) -> Layout:
         if not -ndim <= axis < ndim:

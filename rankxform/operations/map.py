@@ -514,8 +514,8 @@ class NameMap(ModelOperation):
                 f"{have}, and {label} ({sizes_text}) makes it {list(shape)}"
                 f"{and_more(unlike, 'such tensor')}; perhaps one rank's slice"
             )
-        others = sorted(present_names.difference(expected))
-        beyond = [text for name in others if (text := self._why_beyond(HUGGINGFACE, name))]
+        unexpected = sorted(present_names.difference(expected))
+        beyond = [text for name in unexpected if (text := self._why_beyond(HUGGINGFACE, name))]
         if beyond:
             yield beyond[0] + (f"; so are {len(beyond) - 1:,} more" if beyond[1:] else "")
 

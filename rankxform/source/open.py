@@ -25,7 +25,7 @@ from rankxform.checkpoints.base import DEFAULT_FORM, FORMS, CheckpointRef, Form,
 from rankxform.errors import CheckpointError, RequestError, StrategyError, UsageError
 from rankxform.formats.container import Index, Schema
 from rankxform.layout.states import find_states
-from rankxform.layout.strategy import Strategy, WholeStrategy
+from rankxform.layout.strategy import PatternStrategy, Strategy, WholeStrategy
 from rankxform.planning.build_catalog import catalog_of
 from rankxform.planning.catalog import Catalog, Description
 from rankxform.planning.plan import Planner, needed_bytes_by_file
@@ -199,6 +199,8 @@ def open_arrays(
     index_by_rank: the arrays of this process, by the rank of `strategy` that they are of; at most
     one. Raises the first error.
     """
+    if isinstance(strategy, PatternStrategy) and strategy.has_parts:
+        raise UsageError("parts of rows are for files, and these are arrays", where=strategy.label)
     by_process = team.allgather(lambda: index_by_rank)
 
     def assemble_source() -> Source:
@@ -259,6 +261,18 @@ def _with_catalog(
         ranks = {} if isinstance(strategy, WholeStrategy) else source.selected.ranks
         label = strategy.label if strategy else source.where.path  # files of ranks say nothing
         final_description = Description(label, strategy, ranks=ranks)
+        if isinstance(strategy, PatternStrategy) and strategy.has_parts:
+            from rankxform.planning.parts import describe_parts
+
+            schemas = {file: index.schema for file, index in inside.items()}
+            try:
+                final_description, views = describe_parts(
+                    strategy, schemas, source.selected.rank_of
+                )
+                inside = {file: index.viewed(views[file]) for file, index in inside.items()}
+                source = replace(source, indexes=inside)
+            except (CheckpointError, RequestError, StrategyError) as error:
+                findings.append(Finding.of_error(error))
         schemas = {file: index.schema for file, index in inside.items()}
         extra_schemas = {file: index.schema for file, index in extra.items()}
         read = HeadersRead(

@@ -20,7 +20,7 @@ from rankxform.errors import (
     UsageError,
 )
 from rankxform.layout.names import CONSUMED, format_ranges, summarize_names
-from rankxform.layout.states import UNLISTED_BY_COMPILERS, is_never_saved, state_of_name
+from rankxform.layout.states import COUNTERS, UNLISTED_BY_COMPILERS, is_never_saved, state_of_name
 from rankxform.layout.strategy import Strategy, WholeStrategy
 from rankxform.operations.base import OperationChain, Tensor
 from rankxform.operations.rename import AS_STORED, rules_without_match
@@ -33,6 +33,7 @@ from rankxform.operations.select import (
 from rankxform.options import flag_of
 from rankxform.planning.catalog import Catalog
 from rankxform.planning.evidence import sharded_by_pattern
+from rankxform.planning.sampling import first_box
 from rankxform.planning.selection import ERROR, Selection, types_by_file, unusual_tensors
 from rankxform.request import Request
 from rankxform.source.choose import ranks_at
@@ -61,7 +62,7 @@ from rankxform.storage.user_files import (
     strategies_near,
 )
 from rankxform.transport import Team
-from rankxform.values import NamedTuple
+from rankxform.values import NamedTuple, pattern_on_use
 
 from .inputs import ResolvedRequest
 from .model_files import RequestContext, configuration_doubts
@@ -253,6 +254,35 @@ def patterns_shard(draft: TargetDraft) -> Iterator[Finding]:
     by_pattern = sharded_by_pattern(draft.selection.sources(draft.catalog), draft.catalog)
     if by_pattern:
         yield as_notice(f"{draft.catalog.declared_by} shards {summarize_names(by_pattern)}")
+
+
+_FUSED = pattern_on_use(
+    r"(?:^|\.)(?:qkv_proj|c_attn|Wqkv|gate_up_proj|in_proj|linear_fc1)(?:[._](?:weight|bias))?$"
+)
+"""Names of several matrices in one, which lie one after another and not by group of heads."""
+
+
+@rule(PLAN)
+def fused_rows_are_stated(draft: TargetDraft) -> Iterator[Finding]:
+    """Of several matrices in one tensor, which ranks hold part by part, the parts are stated."""
+    by_pattern = sharded_by_pattern(draft.selection.sources(draft.catalog), draft.catalog)
+    declared, names = draft.catalog.declared, []
+    for name in filter(_FUSED().search, by_pattern):
+        parameter, unit = declared[name], declared.get(name.replace("linear_fc1", "linear_fc2"))
+        lengths = first_box(parameter).shape
+        is_split = lengths[0] < parameter.shape[0] or "c_attn" in name
+        if "linear_fc1" in name:  # of MindFormers, or not gated, it is one matrix
+            rows = (*unit.shape, 0)[1] if unit is not None else 0
+            is_split = is_split and parameter.shape[0] == 2 * rows and not COUNTERS & {*declared}
+        has_parts = len(parameter.sharding.files) > draft.catalog.ranks
+        if parameter.is_weight and is_split and not has_parts:
+            names.append(name)
+    if names:
+        text = f"{summarize_names(names, 2)}: {draft.catalog.declared_by} joins slices rank by rank"
+        yield as_warning(
+            f"{text}; if each is several parts, say their rows (shard:REGEX=0:ROWS/ROWS@N, or 1/1 "
+            "if they are equal)"
+        )
 
 
 @rule(PLAN)

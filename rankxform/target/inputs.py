@@ -14,7 +14,7 @@ from rankxform.errors import FormatError, RankxformError, UsageError
 from rankxform.formats.container import container_suffixes as checkpoint_suffixes
 from rankxform.formats.documents import parse_shapes as parse_shapes
 from rankxform.geometry.box import Shape
-from rankxform.layout.strategy import Strategy
+from rankxform.layout.strategy import PatternStrategy, Strategy
 from rankxform.operations.base import read_inputs
 from rankxform.request import Request
 from rankxform.statements import Finding, as_warning
@@ -106,7 +106,12 @@ def _read(request: Request) -> ResolvedRequest:
     is_own = is_derived or (alone and not has_source)  # --src-config says how SRC is sharded
     dst_request = None if is_own and not request.derives else _question(request)
     dst = dst_request or load_strategy(request.dst_strategy)
+    if isinstance(dst, PatternStrategy) and dst.has_parts:
+        text = "parts of rows say how a source was sharded, and no destination is written so"
+        raise UsageError(text, where=f"--dst-strategy {dst.label}")
     if request.shapes is not None:
+        if isinstance(src, PatternStrategy) and src.has_parts:
+            raise UsageError("--shapes plans slices, and no parts of rows", where=src.label)
         shapes = read_shapes(Path(request.shapes))
         return ResolvedRequest(request, src, dst, shapes, **facts)
     if request.dst and not has_source and Path(request.dst).exists():

@@ -427,6 +427,41 @@ class TestNames:
             transformed(src, tmp_path / "dst", dst_form="huggingface", names="mindspore")
 
 
+@pytest.mark.parametrize(
+    ("kind", "parts"),
+    [
+        ("in_proj.weight", ("query", "key", "value", "z", "beta", "alpha")),
+        ("in_proj.weight", ("z", "x", "B", "C", "dt")),
+        ("conv1d.weight", ("query", "key", "value")),
+        ("conv1d.weight", ("x", "B", "C")),
+        ("conv1d.bias", ("x", "B", "C")),
+    ],
+)
+def test_parts_of_one_parameter_of_megatrons(kind, parts, tmp_path):
+    """In the model's order, whatever the table's; of weights and of the optimizer's states."""
+    tensors, joined = {}, {}
+    for root in ("", "optimizer.state.exp_avg."):
+        name = f"{root}decoder.layers.mixer.{kind}"
+        columns = () if kind.endswith("bias") else (3,)
+        arrays = [
+            np.arange(100 * n, 100 * n + 4 * (n + 1) * 3 ** len(columns), dtype="<u4")
+            .reshape(2, 2 * (n + 1), *columns) + bool(root)
+            for n in range(len(parts))
+        ]  # fmt: skip
+        tensors |= {f"{name}.{part}": ("Float32", a) for part, a in zip(parts[::-1], arrays[::-1])}
+        tensors |= {f"{name}.{part}": ("Float32", a) for part, a in zip(parts, arrays)}
+        for layer in range(2):
+            of_layer = np.concatenate([array[layer] for array in arrays])
+            joined[name.replace("layers.", f"layers.{layer}.")] = of_layer
+    src = write_dcp(tmp_path / "src", tensors)
+    (Path(src) / "metadata.json").write_text(
+        '{"sharded_backend": "torch_dist", "sharded_backend_version": 1}'
+    )
+    transformed(src, tmp_path / "dst", dst_form="huggingface")
+    made = {name: (shape, data) for name, (_, shape, data) in whole(tmp_path / "dst").items()}
+    assert made == {name: (a.shape, a.tobytes()) for name, a in joined.items()}
+
+
 class TestMegatron:
     @pytest.fixture
     def src(self, tmp_path):
