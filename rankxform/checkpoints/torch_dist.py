@@ -208,6 +208,7 @@ def _join(
                 (placed.box.stop[0] + rows, *placed.box.stop[1:]),
             ))
             for placed in boxes_by_name.pop(name)
+            if placed.box.size  # an empty one ends where the next part begins
         )  # fmt: skip
         rows += shape[0]
     tensors[whole_name] = dtype, (rows, *shape[1:])
