@@ -762,6 +762,13 @@ def _(place):
     small_model(place, change)
 
 
+@row("tensors_are_as_the_model_states", WARNING)
+def _(place):
+    """A quantization of which nothing is left."""
+    quantization = {"quantization_config": {"quant_method": "bitsandbytes"}}
+    small_model(place, lambda entries, config: config.update(quantization))
+
+
 @row("tensors_are_as_configured", WARNING)
 def _(place):
     small_model(place, drop_last_layer, check=True)

@@ -14,7 +14,8 @@ from math import prod
 from typing import Any
 
 from rankxform.errors import CheckpointError, UsageError
-from rankxform.formats.container import FLOAT8
+from rankxform.formats.container import FLOAT8, FLOATS
+from rankxform.geometry.box import Shape
 from rankxform.values import pattern_on_use
 
 from .base import BlockScale, ModelOperation, OperationContext, SourceTensor, Tensor
@@ -27,7 +28,12 @@ OF_ACTIVATIONS = "factors of activations, which numbers need not"
 _INTEGERS = ("Int4", "Int8", "UInt8", "Int32", "UInt32")
 _PACKED = pattern_on_use(r"weight[^.]*$|_blocks$")
 """Last parts of names of quantized matrices; other integers are tables and indexes."""
+_FACTOR_OF_ADAPTER = pattern_on_use(r"^(?:base_model\.model\.)?(.*?)\.lora_", re.IGNORECASE)
 _FACTOR_TYPES = ("Float32", "BFloat16", "F8_E8M0")
+_TABLE = pattern_on_use(r"(index|indices|_ids|mask|bias)$")
+"""Last parts of names of integers that are positions, or say what is left out."""
+_SHARES = (1, 2, 4, 8)
+"""Of how many integers packed ones are, or which part of an axis."""
 _ACTIVATION = pattern_on_use(r"(.*[._])?(input|output|activation|[qkv]|kv)_scale(_ub)?")
 _INTEGER_FACTOR = pattern_on_use(
     r"(weight_?)?(scales?|scale_inv|qzeros|zero_points?|g_idx|deq_scale|quant_(bias|scale|map|state).*"
@@ -36,17 +42,58 @@ _INTEGER_FACTOR = pattern_on_use(
 )
 
 
+def find_quantized(types: Mapping[str, tuple[str, Shape]]) -> dict[str, str]:
+    """Return matrices of integers that stand for numbers, each with a tensor of its factors.
+
+    types: type and full shape of each tensor, by name. By the names that tools use; or by relation:
+    a module without a weight of its own whose integers have an axis that a float's axis is a small
+    multiple or share of.
+    """
+    modules: dict[str, list[str]] = {}
+    for name in types:
+        modules.setdefault(name.rpartition(".")[0], []).append(name)
+    quantized = {}
+    for name, (dtype, shape) in types.items():
+        module, _, last_part = name.rpartition(".")
+        if dtype not in _INTEGERS or len(shape) < 2 or _TABLE().search(last_part):
+            continue
+        beside = [*modules[module], *modules.get(name, ())]
+        factors = [n for n in beside if _INTEGER_FACTOR().fullmatch(n.rpartition(".")[2])]
+        if not (factors and _PACKED().search(name)):
+            weight_type, weight_shape = types.get(f"{module}.weight", ("", ()))
+            is_floating = weight_type in FLOATS and len(weight_shape) > 1
+            factors = [
+                n
+                for n in (() if is_floating else modules[module])
+                if (types[n][0] in FLOATS or (types[n][0] == "UInt8" and "scale" in n))
+                and n != name
+                and any(a and b and (a % b == 0 or b % a == 0) and max(a, b) // min(a, b) in _SHARES
+                        for a in types[n][1][:1] + types[n][1][-1:] for b in (shape[0], shape[-1]))
+            ]  # fmt: skip
+        if factors:
+            quantized[name] = factors[0]
+    return quantized
+
+
 class DequantizeOperation(ModelOperation):
     """Multiplies 8-bit floats by their factors, which are left out; refuses integers."""
 
     renames = False
 
     def __init__(
-        self, block: tuple[int, int] = DEFAULT_BLOCK, *, applies: bool, option: str, scheme: str
+        self,
+        block: tuple[int, int] = DEFAULT_BLOCK,
+        *,
+        applies: bool,
+        option: str,
+        scheme: str,
+        touched: frozenset[str] | None = None,
     ) -> None:
         """`block`: rows and columns that share a factor. `applies`: numbers are asked for, by the
-        option `option`. `scheme`: what the configuration calls the quantization, or ""."""
+        option `option`. `scheme`: what the configuration calls the quantization, or "". `touched`:
+        the modules that are changed; None: all."""
         self._block, self._applies, self._asked, self._scheme = block, applies, option, scheme
+        self._touched = touched
 
     def compose(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         tensors_by_name = {tensor.name: tensor for tensor in tensors if not tensor.dropped}
@@ -72,28 +119,16 @@ class DequantizeOperation(ModelOperation):
 
     def _check_integers(self, tensors_by_name: Mapping[str, Tensor]) -> None:
         """Refuse matrices of integers that have factors beside them. Raises CheckpointError."""
-        matrices = [
-            tensor
-            for tensor in tensors_by_name.values()
-            if tensor.dtype in _INTEGERS and len(tensor.shape) > 1 and _PACKED().search(tensor.name)
-        ]
-        if not matrices:
-            return
-        factors_by_stem: dict[str, list[str]] = {}
-        for name in tensors_by_name:
-            stem, _, last_part = name.rpartition(".")
-            if _INTEGER_FACTOR().fullmatch(last_part):
-                factors_by_stem.setdefault(stem, []).append(name)
-        for matrix in matrices:
-            stem = matrix.name.rpartition(".")[0]
-            factors = factors_by_stem.get(stem) or factors_by_stem.get(matrix.name)
-            if factors:
+        types = {name: (tensor.dtype, tensor.shape) for name, tensor in tensors_by_name.items()}
+        for name, factor in find_quantized(types).items():
+            module = name.rpartition(".")[0]
+            if self._touched is None or module in self._touched:
                 scheme = f"{self._scheme}: " if self._scheme else ""
                 remedy = "leave out --dtype; a copy is exact"
                 if self._asked != "--dtype":
                     remedy = "convert the model that was not quantized"
                 raise CheckpointError(
-                    f"{matrix.name!r} is quantized ({scheme}{matrix.dtype} with {factors[0]!r}), "
+                    f"{name!r} is quantized ({scheme}{types[name][0]} with {factor!r}), "
                     f"and {self._asked} would change the numbers that it stands for",
                     remedy,
                 )
@@ -177,4 +212,11 @@ def make(options: Mapping[str, Any]) -> ModelOperation:
     """Return the operation, where another type, another naming or an adapter is asked for."""
     block, scheme = options["inputs"]["dequantize"]
     option = next(name for name in ("dtype", "map", "lora") if options[name] is not None)
-    return DequantizeOperation(block, applies=option != "lora", option=f"--{option}", scheme=scheme)
+    touched = None
+    if option == "lora":  # which changes the modules that it is for, and no others
+        names = options["inputs"]["lora"].shapes
+        modules = (_FACTOR_OF_ADAPTER().search(name) for name in names or ())
+        touched = frozenset(match[1] for match in modules if match) if names else None
+    return DequantizeOperation(
+        block, applies=option != "lora", option=f"--{option}", scheme=scheme, touched=touched
+    )

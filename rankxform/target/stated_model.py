@@ -13,6 +13,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from rankxform.errors import RankxformError
+from rankxform.formats.container import FLOAT8, FLOATS
 from rankxform.geometry.box import Shape
 from rankxform.operations.options import TYPES, WRITTEN_OUT
 from rankxform.operations.vocabulary import MTP_LAYERS, is_padding
@@ -55,7 +56,18 @@ def findings_of(model: StatedModel, catalog: Catalog) -> Iterator[Finding]:
 
         with suppress(RankxformError):  # a size is of another type
             mapping = NameMap(sizes, {})
-    is_quantized = any(map(config.get, ("quantization_config", "compression_config")))
+    is_quantized = False
+    if quantization := config.get("quantization_config") or config.get("compression_config"):
+        from rankxform.operations.dequantize import find_quantized
+
+        entries = {p.name: (p.dtype, p.shape) for p in catalog.parameters}
+        is_quantized = bool(find_quantized(entries)) or any(p.dtype in FLOAT8 for p in weights)
+        if not is_quantized and all(p.dtype in FLOATS for p in weights if len(p.shape) > 1):
+            method = quantization.get("quant_method") if isinstance(quantization, dict) else ""
+            yield as_warning(
+                f"{label}: states quantization_config{f' ({method})' if method else ''}, and all "
+                "matrices are floating; left over from before a merge?"
+            )
     if is_quantized:  # its matrices have other names, and other shapes
         pass
     elif mapping is not None and mapping.knows(shapes):
