@@ -236,3 +236,11 @@ def _(place):
             entries[name] = dtype, np.concatenate([words, words[:2]])
 
     return published(place, "qwen3", widen)
+
+
+@healthy("modules whose names begin as a wrapper's")
+def _(place):
+    names = ("_embed.weight", "module_list.0.w", "layers.0.module.w", "_head.w", "model.w")
+    entries = {name: ("Float32", values(name, (4, 4))) for name in names}
+    reference_forms.write_huggingface(place.src, entries)
+    return {}

@@ -824,6 +824,29 @@ def _(place):
     place.convert()
 
 
+@row("weights_are_usual", WARNING)
+def _(place):
+    """A wrapper that no list names."""
+    place.whole({f"_forward_module.layers.{n}.w": (4, 4) for n in range(3)})
+    place.convert()
+
+
+@row("weights_are_usual", WARNING)
+def _(place):
+    """Two wrappers, one in the other."""
+    place.whole({f"module.module.layers.{n}.w": (4, 4) for n in range(3)})
+    place.convert()
+
+
+@row("weights_are_usual", WARNING)
+def _(place):
+    """An adapter of Megatron-Bridge beside its layers."""
+    module = "layers.0.linear_proj"
+    place.whole({f"{module}.to_wrap.weight": (4, 4), f"{module}.adapter.linear_in.weight": (2, 4),
+                 f"{module}.adapter.linear_out.weight": (4, 2)})  # fmt: skip
+    place.convert()
+
+
 @row("the_request_is_meant", WARNING)
 def _(place):
     model = model_of(place, "llama_legacy")

@@ -22,10 +22,12 @@ from rankxform.layout.states import find_states
 from rankxform.layout.strategy import Strategy
 from rankxform.options import flag_of
 from rankxform.statements import Finding, as_notice, as_warning
-from rankxform.values import dataclass
+from rankxform.values import dataclass, pattern_on_use
 
 from .base import LowRankUpdate, ModelOperation, OperationContext, Tensor
 
+_BRIDGED = pattern_on_use(r"\.adapter\.linear_(?:in|out)\.")
+"""Megatron-Bridge's names."""
 _FAMILIES = (
     (".mindpet_delta_lora_a", ".mindpet_delta_lora_b", ".weight"),
     (".lora_A.weight", ".lora_B.weight", ".weight"),
@@ -234,6 +236,7 @@ class LoraOperation(ModelOperation):
         Raises CheckpointError for what is no pair.
         """
         adapter_shapes = {n: shape for n, shape in tensors.items() if "lora" in n or not inside}
+        foreign_names = [name for name in tensors if _BRIDGED().search(name)]
         self._scaling = scaling
         states = find_states({**adapter_shapes})
         tensors = {n: shape for n, shape in adapter_shapes.items() if states.is_weight(n)}
@@ -255,11 +258,12 @@ class LoraOperation(ModelOperation):
                 self._steps[module + end] = self._step(name, b, module, tensors, scaling)
         unpaired_names = [name for name in tensors if name not in paired_names]
         if unpaired_names or not self._steps:
-            shown = summarize_names(unpaired_names or tensors, 3) or "nothing"
+            shown = summarize_names(unpaired_names or tensors or foreign_names, 3) or "nothing"
             raise CheckpointError(
                 f"holds {shown}, and expected are pairs such as X.lora_A.weight and "
                 "X.lora_B.weight",
                 where=label,
+                details="it is Megatron-Bridge's, which merges it" if foreign_names else "",
             )
 
     def _step(

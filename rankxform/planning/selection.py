@@ -10,6 +10,8 @@ that they are for.
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import field, replace
 from math import lcm, prod
@@ -24,7 +26,7 @@ from rankxform.layout.layout import Layout, whole_layout
 from rankxform.layout.names import pattern_of, patterns, summarize_names
 from rankxform.layout.strategy import PatternStrategy, Strategy, WholeStrategy
 from rankxform.operations.base import OperationChain, Tensor
-from rankxform.values import dataclass
+from rankxform.values import dataclass, pattern_on_use
 
 from .build_catalog import add_followers, layout_with_uneven_rows
 from .catalog import Catalog, ComposedSharding, Parameter, Sharding
@@ -599,6 +601,9 @@ _WRAPPERS = (
     ("base_model.model.", "PEFT", r"^base_model\.model\.="),
     ("module.", "DistributedDataParallel", r"^module\.="),
 )
+_WRAPPING = pattern_on_use(r"(?:(?:module|_\w+)\.)+")
+"""Parts that wrappers put before a model's names; no published model's begin so."""
+_BRIDGED = pattern_on_use(r"\.adapter\.linear_(?:in|out)\.")
 _ANYWHERE = 3  # of these wrappers the first ones may stand anywhere in a name, the others begin it
 
 
@@ -633,6 +638,21 @@ def unusual_tensors(shapes: Mapping[str, Shape], names: Collection[str]) -> Iter
         if wrapped and 2 * len(wrapped) >= len(names):
             example_text = f"such as {wrapped[0]!r}"
             yield f"names have {tool}'s {text} in them, {example_text}; --rename {quote(rule)}"
+    begins = Counter(match[0] for name in names if (match := _WRAPPING().match(name)))
+    for text, count in begins.items():
+        if 2 * count >= len(names) and text not in {wrapper for wrapper, _, _ in _WRAPPERS}:
+            rule = quote(f"^{re.escape(text)}=")
+            yield f"{count} of {len(names)} names begin with a wrapper's {text}; --rename {rule}"
+    bridged = [name for name in shapes if _BRIDGED().search(name)]
+    if bridged:
+        layer_count = sum(".to_wrap." in name for name in shapes)
+        layers_text = (
+            f"lies beside {layer_count} layers, and is" if layer_count else "is alone, and"
+        )
+        yield (
+            f"an adapter of Megatron-Bridge {layers_text} not merged, such as {bridged[0]!r}; that "
+            "library merges it before saving"
+        )
     layers = [name for name in shapes if ".base_layer." in name]
     if layers and any("lora_a" in name.lower() for name in shapes):
         yield (
