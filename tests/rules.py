@@ -804,6 +804,15 @@ def _(place):
     place.convert(vocab=32, vocab_fill="repeat-last")
 
 
+@row("operations_fit", WARNING)
+def _(place):
+    """A state for which MindSpore has no name, beside some that it names."""
+    states = {f"optimizer.state.{n}.{kind}": (4, 4) for n in "ab" for kind in (
+        "exp_avg", "exp_avg_sq", "exp_avg_slow")}  # fmt: skip
+    place.whole({"a": (4, 4), "b": (4, 4), **states})
+    place.convert(names="mindspore")
+
+
 @row("states_belong_to_parameters", WARNING)
 def _(place):
     place.whole(NUMBERED)

@@ -7,17 +7,18 @@ that one framework keeps once and another for each parameter becomes the other.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from shlex import quote
 from typing import Any
 
 from rankxform.errors import RequestError, UsageError
-from rankxform.formats.container import BYTES
+from rankxform.formats.container import BYTES, FLOATS
 from rankxform.geometry.pieces import BROADCAST_AXIS, Assembly, Piece
 from rankxform.layout.names import compile_regex
 from rankxform.layout.states import MASTER, MODEL, OPTIMIZER, State, States, is_below_root
 from rankxform.layout.strategy import Strategy
+from rankxform.statements import Finding, as_warning
 
 from .base import ModelOperation, Tensor, TensorOperation
 from .select import NOT_CHOSEN
@@ -120,9 +121,19 @@ class RenameToMindSpore(ModelOperation):
 
     renames = True
 
-    def __init__(self, *, always: bool, keeps_steps: bool = False) -> None:
-        """`keeps_steps`: the destination has a step for each parameter, as the source has."""
-        self._always, self._keeps_steps = always, keeps_steps
+    def __init__(self, *, always: bool, is_last: bool, keeps_steps: bool = False) -> None:
+        """`is_last`: no other names are given then. `keeps_steps`: the destination has a step for
+        each parameter, as the source has."""
+        self._always, self._is_last, self._keeps_steps = always, is_last, keeps_steps
+        self._unnamed: dict[str, str] = {}  # states without a name there -> family
+
+    def findings(self, names: Sequence[str]) -> Iterator[Finding]:
+        if self._unnamed:
+            families = "; ".join(dict.fromkeys(self._unnamed.values()))
+            text = (
+                f"{families}: MindSpore has no name for these states, and {len(self._unnamed)} keep"
+            )
+            yield as_warning(f"--names mindspore: {text} theirs (--exclude leaves them out)")
 
     def compose(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         wrapper = wrapper_of(tensors)
@@ -150,6 +161,17 @@ class RenameToMindSpore(ModelOperation):
             ):
                 # No parameter's, or a state that MindSpore has no name for.
                 new_tensors.append(tensor)
+                is_unnamed = self._is_last and is_theirs and not tensor.dropped
+                is_unnamed = is_unnamed and tensor.dtype != BYTES
+                if is_unnamed and tensor.state is not None and tensor.base_name != tensor.name:
+                    self._unnamed[tensor.name] = tensor.state.family
+            elif tensor.dtype not in FLOATS and kind and self._is_last and not tensor.dropped:
+                raise RequestError(
+                    f"is {tensor.dtype}, and MindSpore's {kind} holds numbers, not codes of them",
+                    "--weights-only",
+                    "leave out --names mindspore",
+                    where=f"{tensor.name!r}",
+                )
             elif kind is None:
                 new_tensors.append(tensor.renamed(base))
             else:
@@ -313,7 +335,9 @@ def to_mindspore(options: Mapping[str, Any]) -> ModelOperation | None:
     if names == AS_STORED and not mapping:
         return None
     keeps_steps = names in (TORCH, HYPERPARALLEL) and not mapping
-    return RenameToMindSpore(always=names != AS_STORED, keeps_steps=keeps_steps)
+    return RenameToMindSpore(
+        always=names != AS_STORED, is_last=names == MINDSPORE, keeps_steps=keeps_steps
+    )
 
 
 def from_mindspore(options: Mapping[str, Any]) -> ModelOperation | None:

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 import rankxform
-from tests import reference
+from rankxform.errors import RequestError
+from tests import reference, reference_forms
 from tests.place import Place
 
 NAMES = ["model.layers.0.w", "model.layers.1.w"]
@@ -156,3 +157,19 @@ def test_a_pattern_for_the_source_means_its_own_names(tmp_path):
     rankxform.transform(src, tmp_path / "dst", "shard:^model=0@4", "shard:^w$=1@2", **renames)
     found = rankxform.inspect(tmp_path / "dst/rank_1/checkpoint_1.ckpt")["entries"]
     assert [(one["name"], one["shape"]) for one in found] == [("w", [8, 3])]
+
+
+def test_moments_that_are_codes_are_not_renamed_by_halves(tmp_path):
+    """8-bit optimizers keep codes and their scales: under MindSpore's names they would be numbers."""
+    tensors = {"w": ("Float32", np.ones((4, 4), "<u4"))}
+    for kind in ("exp_avg", "exp_avg_sq"):
+        tensors[f"optimizer.state.w.{kind}"] = "Int8", np.ones((4, 4), "u1")
+        tensors[f"optimizer.state.w.{kind}_scale"] = "Float32", np.ones(4, "<u4")
+    reference_forms.write_huggingface(tmp_path / "src", tensors)
+    options = {"dst_form": "huggingface", "fsync": False}
+    with pytest.raises(RequestError, match="is Int8, and MindSpore's adam_m holds numbers"):
+        rankxform.transform(tmp_path / "src", tmp_path / "dst", names="mindspore", **options)
+    options |= {"names": "mindspore", "weights_only": True}
+    rankxform.transform(tmp_path / "src", tmp_path / "dst", **options)
+    (path,) = (tmp_path / "dst").glob("*.safetensors")
+    assert [*reference.read_safetensors(path)] == ["w"]
