@@ -13,7 +13,7 @@ from zlib import crc32
 
 import numpy as np
 
-from tests import reference_forms
+from tests import reference, reference_forms
 from tests.reference_maps import Model
 from tests.rules import Place, usual
 
@@ -244,3 +244,14 @@ def _(place):
     entries = {name: ("Float32", values(name, (4, 4))) for name in names}
     reference_forms.write_huggingface(place.src, entries)
     return {}
+
+
+@healthy("a padded vocabulary under a pattern")
+def _(place):
+    for rank in range(2):
+        shapes = {"model.embed_tokens.weight": (8, 4), "lm_head.weight": (6, 4), "w": (4, 4)}
+        entries = {n: ("Float32", values(f"{n}{rank}", s)) for n, s in shapes.items()}
+        for name, (_, words) in entries.items():
+            words[5:] *= 1 - rank if name != "w" else 1
+        reference.write_safetensors(place.src / f"rank_{rank}/c_{rank}.safetensors", entries)
+    return {"src_strategy": "shard:weight=0,^w=0@2"}

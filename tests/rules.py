@@ -356,6 +356,15 @@ def _(place):
     place.convert()
 
 
+@row("unequal_slices_are_said", NOTICE)
+def _(place):
+    """Of torch.chunk's rows, under a strategy without their numbers; the last rank has none."""
+    for rank, rows in enumerate((2, 2, 1, 0)):
+        entries = {"w": ("Float32", values(f"{rank}", (rows, 4), ""))}
+        reference.write_safetensors(place.src / f"rank_{rank}/c_{rank}.safetensors", entries)
+    place.convert(place.strategy("a.ckpt", [{"w": ([4], [0, -1], 0, 0)}]))
+
+
 # -- samples ----------------------------------------------------------------------------------------
 
 
@@ -419,6 +428,18 @@ def _(place):
                for n in names}  # fmt: skip
     reference_forms.write_huggingface(place.src, entries)
     place.convert()
+
+
+@row("slices_end_in_numbers", WARNING)
+def _(place):
+    """Rows that were padded, of tensors of two lengths."""
+    for rank in range(2):
+        entries = {n: ("Float32", values(f"{n}{rank}", shape, ""))
+                   for n, shape in (("q.weight", (8, 4)), ("k.weight", (4, 4)), ("k.bias", (4,)))}  # fmt: skip
+        for _, words in entries.values():
+            words[2:] *= 1 - rank
+        reference.write_safetensors(place.src / f"rank_{rank}/c_{rank}.safetensors", entries)
+    place.convert(r"shard:^[qk]\.=0@2")
 
 
 @row("files_are_of_one_step")

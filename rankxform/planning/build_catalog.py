@@ -21,9 +21,10 @@ that the error can name them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from math import prod
 from types import MappingProxyType
 
 from rankxform.errors import CheckpointError, RequestError
@@ -450,6 +451,8 @@ class _RankCatalogBuilder:
         layout = layout_with_uneven_rows(strategy, name, stage, len(slice_shape))
         try:
             layout = layout.fold(slice_shape, slices=True)
+            if groups[1:]:
+                layout = self._with_chunked_rows(name, layout, strategy.ranks_in(stage), groups)
             shape = layout.full_shape(slice_shape)
             if layout.expanded_shape is not None:
                 layout = replace(layout, expanded_shape=None)
@@ -463,6 +466,39 @@ class _RankCatalogBuilder:
         for group in groups:
             self._check_slices(name, sharding, group, even)
         return sharding
+
+    def _with_chunked_rows(
+        self, name: str, layout: Layout, ranks: range, groups: Sequence[FileGroup]
+    ) -> Layout:
+        """Return a layout with the rows that each slice has, where these are torch.chunk's.
+
+        That gives the first ranks equal rows, one what is left, and the others none. Raises
+        CheckpointError for others that are unlike.
+        """
+        if layout.split_rows or prod(layout.counts) != (*layout.counts, 1)[0]:
+            return layout
+        rows_by_rank = {
+            rank: _slice_shape(name, group)[0] for group in groups for rank in group.ranks
+        } if layout.counts else {}  # fmt: skip
+        if len({*rows_by_rank.values()}) < 2:
+            return layout
+        by_cell = dict[int, set[int]]()
+        for rank, rows in rows_by_rank.items():
+            by_cell.setdefault(layout.cell(rank - ranks.start)[0], set()).add(rows)
+        counts = tuple(min(by_cell[cell]) for cell in sorted(by_cell))
+        largest, total = max(counts), sum(counts)
+        chunks = tuple(max(0, min(largest, total - largest * n)) for n in range(layout.counts[0]))
+        is_plain = all(len(rows) == 1 for rows in by_cell.values()) and counts == chunks
+        if is_plain and largest == -(-total // layout.counts[0]):
+            return replace(layout, split_rows=counts)
+        shown = ", ".join(
+            f"{rows_by_rank[rank]} on rank {rank}" for rank in sorted(rows_by_rank)[:8]
+        )
+        raise CheckpointError(
+            f"slices of {name!r} have unlike rows: {shown}",
+            "a strategy with param_split_shape, which says each slice's rows",
+            details=f"{self._strategy.label} makes them equal, and torch.chunk's differ otherwise",
+        )
 
     def _shapes_elsewhere(self) -> dict[str, Shape | None]:
         """Return full shapes in stages of which nothing is read; None where one is not known."""

@@ -29,7 +29,12 @@ _ENDS_BRANCH = (
 def is_judged(name: str, dtype: str, shape: Sequence[int]) -> bool:
     """Tell whether a weight that is zero everywhere may be one that was never written."""
     is_matrix = dtype in FLOATS and len(shape) > 1
-    return is_matrix and not (_ADAPTER().search(name) or _VOCABULARY().search(name))
+    return is_matrix and not (_ADAPTER().search(name) or is_vocabulary_name(name))
+
+
+def is_vocabulary_name(name: str) -> bool:
+    """Tell whether a tensor's rows are a vocabulary's, some of which may be of no word."""
+    return bool(_VOCABULARY().search(name))
 
 
 class StoredZeros(NamedTuple):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import field, replace
+from itertools import pairwise
 from math import prod
 from pathlib import Path
 from posixpath import basename, dirname
@@ -16,8 +17,9 @@ from rankxform.checkpoints.rank_folders import LATEST
 from rankxform.errors import FormatError, Message, RankxformError, StorageError
 from rankxform.formats.container import Index, Schema
 from rankxform.geometry.box import Shape
+from rankxform.geometry.tiling import Grid
 from rankxform.layout.layout import Layout, repair_misstated_layout
-from rankxform.layout.names import first_texts, summarize_names
+from rankxform.layout.names import and_more, first_texts, summarize_names
 from rankxform.layout.states import NEVER_SAVED, find_states, is_never_saved
 from rankxform.layout.strategy import Strategy
 from rankxform.planning.build_catalog import catalog_statements, following
@@ -374,6 +376,27 @@ def statements_agree(read: HeadersRead) -> Iterator[Finding]:
         *read.description.statements, *manifest_statements, *catalog_statements(read.catalog),
     )  # fmt: skip
     yield from (contradiction.finding for contradiction in contradictions(statements))
+
+
+@rule(CATALOG)
+def unequal_slices_are_said(read: HeadersRead) -> Iterator[Finding]:
+    """Slices of unlike rows are joined as torch.chunk makes them, which is said."""
+    catalog = read.catalog
+    assert catalog is not None
+    strategy, rows_by_name = catalog.strategy, {}
+    for name, parameter in catalog.declared.items() if strategy is not None else ():
+        edges = parameter.grid.edges[:1] if isinstance(parameter.grid, Grid) else ()
+        rows = tuple(b - a for a, b in pairwise(edges[0])) if edges else ()
+        if len({*rows}) > 1 and strategy is not None and name in strategy:
+            stage = strategy.stages_of[name][0]
+            base = strategy.states.base_name(name)
+            layouts = strategy.stages[stage]
+            if not layouts[name].split_rows and not layouts.get(base, layouts[name]).split_rows:
+                rows_by_name[name] = rows
+    if rows_by_name:
+        name, rows = next(iter(rows_by_name.items()))
+        text = f"{catalog.declared_by}: slices of {name!r} have {first_texts(rows, 8)} rows"
+        yield as_notice(f"{text}{and_more([*rows_by_name], 'such tensor')}; joined in this order")
 
 
 def _names_text(names: Sequence[str]) -> str:

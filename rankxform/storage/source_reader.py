@@ -23,6 +23,7 @@ from rankxform.formats.container import (
     ReadAt,
     Span,
     container_of,
+    content_bytes,
     file_signature,
     item_size,
     non_tensor_spans,
@@ -321,6 +322,8 @@ _ELEMENT = 8
 _LONG = 1 << 20
 """Bytes of a hole that counts."""
 SAMPLE = 4096
+_LARGEST_ROW = 1 << 20
+"""Bytes of a row that is looked at."""
 """Bytes of a tensor that are looked at."""
 
 
@@ -394,6 +397,26 @@ def read_samples_of(path: str, index: Index, names: Iterable[str]) -> dict[str, 
             elements = data[(-start) % width :]
             samples[name] = elements[: len(elements) // width * width]
     return samples
+
+
+def ends_in_zeros(path: str, index: Index, names: Iterable[str]) -> Iterator[str]:
+    """Yield those of some floating tensors whose last row is zero, and one before it is not."""
+    with closing(storage_of(path).ranges()) as ranges:
+        check_same(path, ranges.version(path, sparse=True), index)
+        for name in names:
+            nbytes, dtype = index.nbytes(name), _dtype(index, name)
+            shape = index.schema.shapes[index.schema.position[name]]
+            row = content_bytes(dtype, shape[1:])
+            if dtype not in FLOATS or not 0 < row <= _LARGEST_ROW or nbytes < 2 * row:
+                continue
+            start = max(0, nbytes - max(SAMPLE // row, 2) * row)
+            room = memoryview(bytearray(nbytes - start))
+            done = 0
+            for span in spans_of_range(index.spans(name), start, nbytes - start):
+                ranges.read(path, span.offset, room[done : done + span.nbytes], sparse=True)
+                done += span.nbytes
+            if not bytes(room[-row:]).strip(b"\0") and bytes(room).strip(b"\0"):
+                yield name
 
 
 def _sample(

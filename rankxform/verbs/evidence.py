@@ -19,7 +19,8 @@ from rankxform.engine.copier import read_box
 from rankxform.errors import DifferenceError, Message, RankxformError, UsageError
 from rankxform.formats.container import BOX_MARK, content_bytes
 from rankxform.geometry.box import Box
-from rankxform.layout.names import STEPS, pattern_of, summarize_names
+from rankxform.geometry.tiling import Grid
+from rankxform.layout.names import STEPS, first_texts, pattern_of, summarize_names
 from rankxform.layout.states import States
 from rankxform.layout.strategy import WholeStrategy
 from rankxform.operations.rename import STEP_OF_ONE
@@ -71,6 +72,7 @@ from rankxform.storage.source_reader import (
     check_crc,
     digest_all,
     digest_samples,
+    ends_in_zeros,
     find_holes,
     index_file,
 )
@@ -301,6 +303,7 @@ class SourceSamples(SampledSource):
 
     source: Source
     holes: Mapping[int, Mapping[str, int]]  # by file the tensors with long unwritten parts -> bytes
+    zero_ends: Sequence[str]  # of what a pattern shards, weights whose last row is zero
     is_crc_checked: bool  # files are compared with the checksums that they carry
     is_adapter: bool
 
@@ -343,6 +346,7 @@ def _compare(
         TensorsToRead(b_matrices, False),
     ]
     read = read_samples(source, tensors_to_read, team, crc=request.check_crc)
+    zero_ends = _find_zero_ends(source, parameters, pattern_names, team) if pattern_names else ()
 
     def judge_all() -> Evidence:
         sampled = read.samples[False]
@@ -355,7 +359,8 @@ def _compare(
             catalog, all_indexes, {file: source.paths[file] for file in extra_indexes},
             request.accepts, request.unlisted == "take-one", name_of, sampled_tensors,
             pattern_names, frozenset(undeclared_names), frozenset(per_rank_names),
-            read.samples[True], sampled, source, read.holes, request.check_crc, is_adapter,
+            read.samples[True], sampled, source, read.holes, zero_ends, request.check_crc,
+            is_adapter,
         )  # fmt: skip
         evidence = Evidence(reads=len(sizes), bytes_read=sum(sizes), digests_by_file=sampled)
         for noticed in run_rules(SAMPLES, subject, request.accepts):
@@ -363,6 +368,36 @@ def _compare(
         return evidence
 
     return team.agree(judge_all)
+
+
+def _find_zero_ends(
+    source: Source, parameters: Sequence[Parameter], names: Collection[str], team: Team
+) -> list[str]:
+    """Return the weights of `names` whose last slice ends in a row of zeros. Collective.
+
+    Not those of a vocabulary, which has rows of no word.
+    """
+    from rankxform.planning.zeros import is_vocabulary_name
+
+    names_by_file: dict[int, list[str]] = {}
+    for parameter in parameters:
+        name, grid = parameter.name, parameter.grid
+        is_plain = parameter.is_weight and isinstance(grid, Grid) and parameter.shape != ()
+        if name not in names or not is_plain or is_vocabulary_name(name):
+            continue
+        file = parameter.sharding.files[max(parameter.sharding.files)][0]
+        if name in source.indexes[file]:  # not under the names of parts
+            names_by_file.setdefault(file, []).append(name)
+
+    def read() -> list[str]:
+        return [
+            name
+            for file in source.reach.partition(names_by_file)[team.rank]
+            for path, index in [(source.paths[file], source.indexes[file])]
+            for name in ends_in_zeros(path, index, names_by_file[file])
+        ]
+
+    return [name for part in team.allgather(read) for name in part]
 
 
 class ReadSamples(NamedTuple):
@@ -523,6 +558,19 @@ def matrices_were_filled(sample: SourceSamples) -> Iterator[Finding]:
     stored_zeros = find_stored_zeros(zeros_by_file, names, is_full=False)
     for text in stored_zeros.in_words(source.paths):
         yield as_warning(f"{text}; inspect --check --full looks at all")
+
+
+@rule(SAMPLES)
+def slices_end_in_numbers(sample: SourceSamples) -> Iterator[Finding]:
+    """Tensors of unlike length that a pattern shards do not all end in rows of zeros: padding."""
+    parameters = {p.name: p for p in sample.catalog.parameters}
+    lengths = {parameters[name].shape[0] for name in sample.zero_ends}
+    if len(lengths) > 1:
+        texts = [f"{name} {list(parameters[name].shape)}" for name in sample.zero_ends]
+        yield as_warning(
+            f"{sample.catalog.declared_by}: the last rows of {first_texts(texts, 2)} are zeros, as "
+            "where slices were padded to equal rows; a map, or --vocab, knows how many are meant"
+        )
 
 
 @rule(SAMPLES)

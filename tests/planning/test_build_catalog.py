@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import random
 
 import numpy as np
 import pytest
 
+import rankxform
 from rankxform.errors import CheckpointError
 from rankxform.formats.container import Schema
 from rankxform.geometry.box import Box
@@ -16,6 +18,7 @@ from rankxform.planning.build_catalog import catalog_of
 from rankxform.planning.catalog import DeclaredBox, Description
 from rankxform.planning.plan import Planner
 from rankxform.planning.selection import select_parameters
+from tests import reference
 from tests.geometry.test_tiling import split
 from tests.planning import assigned
 
@@ -108,3 +111,37 @@ def test_a_box_whose_file_is_not_there_is_lacking():
     description = Description("m", boxes={"w": boxes}, declared={"w": ("Int8", (6, 4))})
     catalog = table(description, {0: Schema(("w",), ("Int8",), ((3, 4),))})
     assert catalog.declared["w"].sharding.placement.lacking == {(1, 0): (1,)}
+
+
+@pytest.mark.parametrize("kind", ["ckpt", "shard"])
+@pytest.mark.parametrize(
+    ("rows", "is_joined"),
+    [((4, 4, 4, 2), True), ((3, 3, 3, 0), True), ((1, 1, 0, 0), True), ((2, 1, 0, 0), False),
+     ((2, 4, 4, 4), False), ((4, 4, 3, 3), False), ((4, 4, 2, 4), False)],
+)  # fmt: skip
+def test_slices_of_the_rows_that_chunks_have(rows, is_joined, kind, tmp_path):
+    """And their states; others are refused with each rank's rows."""
+    arrays = {}
+    for name in ("w", "adam_m.w"):
+        arrays[name] = np.arange(1, 1 + sum(rows) * 3, dtype="<u4").reshape(-1, 3) + len(name)
+    for rank, count in enumerate(rows):
+        first = sum(rows[:rank])
+        entries = {n: ("Float32", a[first : first + count]) for n, a in arrays.items()}
+        reference.write_safetensors(tmp_path / f"src/rank_{rank}/c_{rank}.safetensors", entries)
+    a = "shard:^w=0@4"
+    if kind == "ckpt":
+        stages = [dict.fromkeys(arrays, ([4], [0, -1], 0, 0))]
+        a = reference.write_strategy(tmp_path / "a.ckpt", stages)
+    call = functools.partial(
+        rankxform.transform, tmp_path / "src", tmp_path / "dst", a, fsync=False
+    )
+    if not is_joined:
+        with pytest.raises(
+            CheckpointError, match=f"unlike rows: {rows[0]} on rank 0, {rows[1]} on"
+        ):
+            call()
+        return
+    call(verify=True)
+    (path,) = (tmp_path / "dst").rglob("*.safetensors")
+    made = {name: data for name, (_, _, data) in reference.read_safetensors(path).items()}
+    assert made == {name: array.tobytes() for name, array in arrays.items()}
