@@ -128,8 +128,13 @@ def read(context: OperationContext) -> ModelSizes | None:
     options = context.options
     if options["map"] is None:
         has_use = options["dtype"] is not None or options["lora"] is not None
+        is_copied = options["dst_form"] == "huggingface"  # along with the tensors
         for name in ("config", "like", *CHOICES, "variant"):
-            if options[name] and not (name == "config" and has_use):
+            if (
+                options[name]
+                and not (name == "config" and has_use)
+                and (name not in ("config", "like") or not is_copied)
+            ):
                 raise UsageError(f"{flag_of(name)} is for --map", "give both")
         return None
     table = context.map_table(options["map"])

@@ -474,7 +474,8 @@ def _compare_companions(
             path = folder / name
             if str(path) not in wrong and not (path.is_file() and read_bytes(path) == content):
                 state = "is not what it would be" if path.is_file() else "is not there"
-                notices.append(f"{path}: {state}, by --like or --config")
+                by = "SRC's own" if name in target.own_companions else "--like or --config"
+                notices.append(f"{path}: {state}, by {by}")
     return [as_difference(text, path) for path, text in wrong.items()], notices
 
 

@@ -296,12 +296,13 @@ def training_facts_have_a_place(draft: TargetDraft) -> Iterator[Finding]:
 def a_model_has_its_configuration(draft: TargetDraft) -> Iterator[Finding]:
     """A Hugging Face folder gets a config.json."""
     form, mapped = FORMS[draft.request.dst_form or DEFAULT_FORM], draft.request.map is not None
-    has_config = draft.source.form.configured or CONFIG in draft.resolved.companions
-    if form.configured and not has_config:
-        names = "" if mapped else "tensors keep their names, and "
+    companions = (*draft.resolved.companions, *draft.resolved.own_companions)
+    if form.configured and CONFIG not in companions:
+        is_own = mapped or draft.source.form.configured  # the names are a published model's
+        names = "" if is_own else "tensors keep their names, and "
         yield as_notice(
             f"{names}the destination gets no config.json; for a model that Transformers reads, "
-            f"give {'' if mapped else '--map and '}--like"
+            f"give {'' if is_own else '--map and '}--like"
         )
 
 

@@ -483,6 +483,7 @@ class FolderDestination(Destination):
         options = verify_options(self.conversion)
         steps = {n: v for n in STEPS if isinstance(v := target.training.get(n), int)}
         steps |= {fact.subject: fact.value for fact in target.evidence.steps}
+        companion_digests = {n: digest_of(d) for n, d in target.companions.items()}
         copied_names = write_companions_near(target)
         names = target.arrangement.names
         accepted = request.accept
@@ -492,7 +493,6 @@ class FolderDestination(Destination):
             "step": steps,
             "accepted": accepted,
         }
-        companion_digests = {n: digest_of(d) for n, d in target.companions.items()}
         manifest_fields |= (
             {"beside": companion_digests, "copied": copied_names} if companion_digests else {}
         )

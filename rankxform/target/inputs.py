@@ -57,6 +57,8 @@ class ResolvedRequest:
     # Small files that belong to the model and go with the destination.
     companions: Mapping[str, bytes] = field(default_factory=dict)
     findings: tuple[Finding, ...] = ()  # what may not be what was meant
+    # Small files of the source that go with the destination too, as far as these are fit.
+    own_companions: Mapping[str, bytes] = field(default_factory=dict)
 
     @property
     def where(self) -> CheckpointRef:

@@ -216,9 +216,10 @@ def configuration_doubts(draft: TargetDraft) -> Iterator[str]:
             f"{label}: its quantization_config is copied, and the destination's tensors are "
             "not quantized; remove it from DST/config.json"
         )
-    if request.vocab is not None and config.get("vocab_size", request.vocab) != request.vocab:
+    vocab_size = config.get("vocab_size", request.vocab)
+    if request.vocab not in (None, vocab_size) and not resolved.own_companions:
         yield (
-            f"{label}: states vocab_size {config['vocab_size']}, and the destination "
+            f"{label}: states vocab_size {vocab_size}, and the destination "
             f"has {request.vocab} rows; change the configuration that goes with it"
         )
     dtype = config.get("torch_dtype", config.get("dtype", request.dtype))
@@ -246,7 +247,7 @@ def check_model_files(conversion: Conversion) -> list[str]:
     shapes = {parameter.name: parameter.shape for parameter in target.planner.selection.parameters}
     model_config = own_config(conversion)
     is_part = bool(request.include or request.exclude)
-    copied = [name for name in existing_names if name in _unchanged_copies(folder)]
+    copied = [name for name in existing_names if name in unchanged_copies(folder)]
     if copied and request.overwrite and not is_of(folder, model_config, shapes):
         return [f"{folder}: {first_texts(copied)} go with the tensors for which they were copied"]
     existing_names = [name for name in existing_names if name not in copied]
@@ -275,10 +276,10 @@ def stale(conversion: Conversion) -> frozenset[str]:
     shapes = {parameter.name: parameter.shape for parameter in target.planner.selection.parameters}
     if is_of(target.folder, own_config(conversion), shapes):
         return frozenset()
-    return _unchanged_copies(target.folder)
+    return unchanged_copies(target.folder)
 
 
-def _unchanged_copies(folder: Path) -> frozenset[str]:
+def unchanged_copies(folder: Path) -> frozenset[str]:
     """Return the small files that an earlier run copied into a folder, and nobody has changed."""
     with suppress(StorageError):
         if (folder / MANIFEST_NAME).is_file():
@@ -303,7 +304,9 @@ def own_config(conversion: Conversion) -> tuple[Mapping[str, Any], str]:
     request, source, target = conversion.request, conversion.source, conversion.target
     with suppress(RankxformError):
         if CONFIG in target.companions:
-            label = request.config or f"{request.like}/{CONFIG}"
+            given_label = request.config or f"{request.like}/{CONFIG}"
+            is_own = CONFIG in target.own_companions
+            label = f"{source.where.path}/{CONFIG}" if is_own else given_label
             return parse_config(target.companions[CONFIG], label), label
         path = Path(source.where.path) / CONFIG
         if source.form.configured and request.map is None and is_path(source.where.path):

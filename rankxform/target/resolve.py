@@ -165,9 +165,13 @@ def resolve_target(resolved: ResolvedRequest, source: Source, team: Team) -> Tar
     if adapter is not None and not resolved.request.accepts(ACCEPT_CONTRADICTIONS):
         team.bcast(lambda: check_not_applied(source, adapter))
     request = resolved.request
-    if source.form.configured and not (request.map or request.include or request.exclude):
-        stated_model = team.bcast(lambda: read_stated_model(source))
-        resolved = replace(resolved, stated_model=stated_model)
+    if source.form.configured:
+        from .own_companions import read_own_companions
+
+        is_all = not (request.map or request.include or request.exclude)
+        stated_model = team.bcast(lambda: read_stated_model(source) if is_all else None)
+        own_companions = team.bcast(lambda: read_own_companions(request, source))
+        resolved = replace(resolved, stated_model=stated_model, own_companions=own_companions)
     if resolved.request.map is not None:
         from .map_choices import settle_map
 
@@ -206,7 +210,7 @@ def _adapter(resolved: ResolvedRequest, team: Team) -> Source | None:
 def _check_arrangement(resolved: ResolvedRequest, source: Source, team: Team) -> Source | None:
     """Compare how tensors are joined with a reference; return that, if one is given. Collective."""
     request = resolved.request
-    if request.like is None or resolved.shapes is not None:
+    if request.like is None or request.map is None or resolved.shapes is not None:
         return None
     from .map_choices import check_joining
 
@@ -265,6 +269,12 @@ def _make_target(
     )
     draft = TargetDraft(resolved, source, operations, tensors, selection, dst)
     findings = [*source.findings, *run_rules(PLAN, draft, request.accepts)]
+    companions = resolved.companions
+    if resolved.own_companions:
+        from .own_companions import adapt_companions
+
+        own_companions, noticed = adapt_companions(resolved.own_companions, draft)
+        companions, findings = {**own_companions, **companions}, [*findings, *noticed]
     require(findings, is_counted=False)
     planner = Planner(catalog, dst, selection)
     try:
@@ -292,7 +302,8 @@ def _make_target(
         derived=derived,
         adapter=adapter,
         training=kept_facts(request, training),
-        companions=resolved.companions,
+        companions=companions,
+        own_companions=frozenset(resolved.own_companions) - frozenset(resolved.companions),
         truncated_vocab=tuple(
             tensor.sources[0].name
             for operation in operations.compositions

@@ -49,6 +49,7 @@ class Target(HasFindings):
     training: Mapping[str, Any] = field(default_factory=dict)  # facts such as its global_step
     # Name -> content of small files that go with it.
     companions: Mapping[str, bytes] = field(default_factory=dict)
+    own_companions: frozenset[str] = frozenset()  # of these what is the source's own
     truncated_vocab: tuple[str, ...] = ()  # source tensors that lose rows of the vocabulary
     # Tensors that are left out because each repeats another one.
     tied_duplicates: tuple[tuple[str, str], ...] = ()
