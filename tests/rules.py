@@ -442,6 +442,39 @@ def _(place):
     place.convert(r"shard:^[qk]\.=0@2")
 
 
+def with_copies(place, change=lambda entries: None, listed=("a", "b", "c", "d")):
+    """Convert a folder with an index, of whose first file the second has copies, some changed."""
+    tensors = {n: ("Float32", values(n, (8, 8), "")) for n in "abcd"}
+    copies = dict(tensors)
+    change(copies)
+    parts = {"x.safetensors": {n: tensors[n] for n in "abc"}, "y.safetensors": copies}
+    for file, entries in parts.items():
+        reference.write_safetensors(place.src / file, entries)
+    files = {n: "./y.safetensors" if n == "d" else "z/..//x.safetensors" for n in listed}
+    index = {"metadata": {}, "weight_map": files}
+    (place.src / "model.safetensors.index.json").write_text(json.dumps(index))
+    place.convert()
+
+
+@row("an_index_decides", WARNING)
+def _(place):
+    with_copies(place, lambda copies: copies.update(b=("Float32", values("B", (8, 8), ""))))
+
+
+@row("an_index_decides", NOTICE)
+def _(place):
+    with_copies(place)
+
+
+@row("an_index_decides", WARNING)
+def _(place):
+    """A file that the index does not name at all."""
+    place.whole({"a": (8, 8), "b": (8, 8), "c": (8, 8)}, 2)
+    entries = {n: ("Float32", values(n * 2, (8, 8), "")) for n in "abc"}
+    reference.write_safetensors(place.src / "model.safetensors", entries)
+    place.convert()
+
+
 @row("files_are_of_one_step")
 def _(place):
     def step(rank):

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from math import prod
 from posixpath import isabs, normpath
 from shlex import quote
 from typing import TYPE_CHECKING, Any
 
-from rankxform.errors import CheckpointError, FormatError, UsageError
+from rankxform.errors import CheckpointError, FormatError, RankxformError, UsageError
 from rankxform.formats.checkpoint2_metadata import parse_common
 from rankxform.formats.container import (
     BOX_MARK,
@@ -22,6 +23,7 @@ from rankxform.formats.container import (
     DeclaredFile,
     EntryView,
     TensorSpec,
+    container_of,
     content_bytes,
     file_signature,
     item_size,
@@ -66,8 +68,9 @@ def name_in_folder(name: object, source: str, suffixes: Collection[str] = (SUFFI
     folder, or is of another kind."""
     if not isinstance(name, str) or not name or "\0" in name:
         raise CheckpointError(f"names {name!r}, which is no file", where=source)
-    name = name.removeprefix("./")  # as some tools write it
-    if isabs(name) or ".." in name.split("/") or normpath(name) != name:
+    stated_name, name = name, normpath(name)  # some tools write ./, or //
+    if isabs(name) or name.split("/")[0] == "..":
+        name = stated_name
         raise CheckpointError(f"names {name!r}, which is not below its folder", where=source)
     if not name.endswith(tuple(suffixes)):
         kind = " or ".join(suffix[1:] for suffix in suffixes)
@@ -150,10 +153,21 @@ def whole_tensors(
         )
     unlisted_files = [n for n in tensor_files(present_names) if n not in names and n != untracked]
     findings: tuple[Finding, ...] = ()
+    passed_over: dict[str, dict[str, str]] = {}
     if unlisted_files:
         assert index is not None
-        unlisted_text = listing.at(unlisted_files[0]) + and_more(unlisted_files, "file")
-        findings = (as_notice(f"{unlisted_text}: {index} does not list it, and it was not used"),)
+        for file in unlisted_files:
+            # One that holds nothing else is an earlier copy; what cannot be read is none.
+            with suppress(RankxformError, FormatError), store.open(below + file) as opened:
+                index_of_file = container_of(SUFFIX).read_index(opened.read_at, opened.version.size)
+                stored_names = index_of_file.schema.names
+                if {*stored_names} <= files_by_parameter.keys():
+                    passed_over[below + file] = {n: files_by_parameter[n] for n in stored_names}
+        other_files = [file for file in unlisted_files if below + file not in passed_over]
+        if other_files:
+            unlisted_text = listing.at(other_files[0]) + and_more(other_files, "file")
+            notice = f"{unlisted_text}: {index} does not list it, and it was not used"
+            findings = (as_notice(notice),)
     names_by_id = {number: below + name for number, name in enumerate(names)}
     if untracked is not None and untracked in present_names:
         names_by_id[len(names)] = below + untracked
@@ -165,6 +179,7 @@ def whole_tensors(
             untracked=len(names) if len(names_by_id) > len(names) else None,
             statements=statements,
             findings=findings,
+            passed_over=passed_over,
         ),
     )
 

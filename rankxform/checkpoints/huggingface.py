@@ -82,9 +82,13 @@ class HuggingFaceForm(Form):
                 "move the others away",
                 where=listing.path,
             )
-        _check_clear(listing, bool(indexes))
+        if not indexes:
+            _check_clear(listing, indexed=False)
         selected = folders.whole_tensors(listing, store, indexes[0] if indexes else None)
         assert selected.description is not None
+        listed_files = {*selected.names.values(), *selected.description.passed_over}
+        if indexes and not {*folders.tensor_files(listing.files)} <= listed_files:
+            _check_clear(listing, indexed=True)
         statements = (*selected.description.statements, *_commits(selected, store))
         return replace(selected, description=replace(selected.description, statements=statements))
 

@@ -128,6 +128,12 @@ class Schema:
     def position(self) -> Mapping[str, int]:
         return {name: i for i, name in enumerate(self.names)}
 
+    def of(self, names: Sequence[str]) -> Schema:
+        """Return what a file holds of some tensors."""
+        rows = [self.position[name] for name in names]
+        dtypes, shapes = (tuple(column[i] for i in rows) for column in (self.dtypes, self.shapes))
+        return Schema(tuple(names), dtypes, shapes)  # type: ignore[arg-type]
+
     def nbytes(self, i: int) -> int:
         """Bytes that the shape and type of entry `i` call for."""
         return content_bytes(self.dtypes[i], self.shapes[i])

@@ -56,13 +56,13 @@ class OperationOptions:
         kind=choice_of(NAMINGS_OF_FRAMEWORKS),
     )  # fmt: skip
     config: str | None = option(
-        None, GROUP_OPERATIONS, "the model's config.json, whose sizes the map needs, and which goes "
-        "to a Hugging Face DST (default: of --like, or of SRC)", *_ALL, metavar="FILE",
+        None, GROUP_OPERATIONS, "the model's config.json, whose sizes the map needs, and which "
+        "goes to a Hugging Face DST (default: of --like, or of SRC)", *_ALL, metavar="FILE",
     )  # fmt: skip
     like: str | None = option(
         None, GROUP_OPERATIONS, "a published Hugging Face folder of the model: its config.json is "
-        "taken, and copied to a Hugging Face DST with the tokenizer's files; with --map some tensors "
-        "are compared, and a wrong --qkv or --gate-up is refused", *_ALL, metavar="FOLDER",
+        "taken, and copied to a Hugging Face DST with the tokenizer's files; with --map some "
+        "tensors are compared, and a wrong --qkv or --gate-up is refused", *_ALL, metavar="FOLDER",
     )  # fmt: skip
     qkv: str | None = option(
         None, GROUP_OPERATIONS, "how q, k and v are joined, which no file records: by groups of "

@@ -66,6 +66,8 @@ class Description:
     refused: Mapping[str, str] = field(default_factory=dict)  # tensors that cannot be read -> why
     statements: tuple[Statement, ...] = ()  # statements that others may contradict
     findings: tuple[Finding, ...] = ()  # what its reader noticed
+    # File of the place -> tensors that an index lists in other files, each with that.
+    passed_over: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
     @property
     def lists_files(self) -> bool:

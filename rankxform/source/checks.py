@@ -61,11 +61,21 @@ Dropped = Callable[[str], bool]
 def schemas_without_repeats(
     description: Description, indexes: Mapping[int, Index]
 ) -> dict[int, Schema]:
-    """Return what files hold, without what a file of loose values repeats.
+    """Return what files hold, without what a file of loose values repeats, and without what an
+    index lists in other files, where it decides.
 
-    MindSpore puts one rank's slices there, of what it was told to leave out.
+    MindSpore puts one rank's slices there, of what it was told to leave out. An index decides if it
+    lists all tensors, each where it is, and of a file with copies less than half.
     """
     schemas = {file: index.schema for file, index in indexes.items()}
+    file_of = {name: file for file, names in description.listed.items() for name in names}
+    if description.is_whole and len(file_of) < sum(len(s.names) for s in schemas.values()):
+        are_listed = all(name in file_of for s in schemas.values() for name in s.names)
+        are_there = all(f in schemas and name in schemas[f].position for name, f in file_of.items())
+        for file, schema in schemas.items() if are_listed and are_there else ():
+            named = [name for name in schema.names if file_of[name] == file]
+            if 2 * len(named) < len(schema.names):
+                schemas[file] = schema.of(named)
     if description.untracked is None or description.untracked not in schemas:
         return schemas
     tracked_names = {
@@ -76,9 +86,7 @@ def schemas_without_repeats(
     rows = [
         i for i, n in enumerate(schema.names) if n not in tracked_names and states.of(n) is None
     ]
-    schemas[description.untracked] = Schema(
-        *(tuple(column[i] for i in rows) for column in (schema.names, schema.dtypes, schema.shapes))  # type: ignore[arg-type]
-    )
+    schemas[description.untracked] = schema.of([schema.names[i] for i in rows])
     return schemas
 
 

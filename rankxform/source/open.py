@@ -187,6 +187,19 @@ def _touched_files(source: Source) -> list[int]:
     ]
 
 
+def _passed_over(
+    source: Source, description: Description, schemas: Mapping[int, Schema]
+) -> dict[str, dict[str, str]]:
+    """Return by file the tensors that its index lists in others, each with that file."""
+    names, passed_over = source.selected.names, dict[str, dict[str, str]]()
+    for file, index in source.indexes.items():
+        if len(schemas[file].names) < len(index.schema.names) and file != description.untracked:
+            file_of = {name: f for f, listed in description.listed.items() for name in listed}
+            others = (name for name in index.schema.names if name not in schemas[file].position)
+            passed_over[names[file]] = {name: names[file_of[name]] for name in others}
+    return passed_over
+
+
 def open_arrays(
     place: str,
     index_by_rank: Mapping[int, Index],
@@ -280,6 +293,10 @@ def _with_catalog(
         )
     else:
         schemas = schemas_without_repeats(description, inside)
+        if description.is_whole and description.listed:
+            description = replace(description, passed_over={
+                **description.passed_over, **_passed_over(source, description, schemas)
+            })  # fmt: skip
         final_description = repair_description(description, schemas)
         findings += final_description.findings[len(description.findings) :]
         names = [name for schema in dict.fromkeys(schemas.values()) for name in schema.names]

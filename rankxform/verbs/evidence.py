@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from posixpath import basename
 from shlex import quote
 from typing import Any
 
+from rankxform.display.text import format_count
 from rankxform.engine.cast import BFLOAT16, FLOAT16, cast_function
 from rankxform.engine.copier import read_box
 from rankxform.errors import DifferenceError, Message, RankxformError, UsageError
@@ -304,6 +306,8 @@ class SourceSamples(SampledSource):
     source: Source
     holes: Mapping[int, Mapping[str, int]]  # by file the tensors with long unwritten parts -> bytes
     zero_ends: Sequence[str]  # of what a pattern shards, weights whose last row is zero
+    # By file how many tensors an index lists in others, and whether samples of these are equal.
+    passed_over: Mapping[str, tuple[int, bool]]
     is_crc_checked: bool  # files are compared with the checksums that they carry
     is_adapter: bool
 
@@ -348,6 +352,10 @@ def _compare(
     read = read_samples(source, tensors_to_read, team, crc=request.check_crc)
     zero_ends = _find_zero_ends(source, parameters, pattern_names, team) if pattern_names else ()
 
+    passed_over = dict[str, tuple[int, bool]]()
+    if source.description.passed_over:
+        passed_over = team.bcast(lambda: dict(_compare_passed_over(source)))
+
     def judge_all() -> Evidence:
         sampled = read.samples[False]
         sizes = [
@@ -359,8 +367,8 @@ def _compare(
             catalog, all_indexes, {file: source.paths[file] for file in extra_indexes},
             request.accepts, request.unlisted == "take-one", name_of, sampled_tensors,
             pattern_names, frozenset(undeclared_names), frozenset(per_rank_names),
-            read.samples[True], sampled, source, read.holes, zero_ends, request.check_crc,
-            is_adapter,
+            read.samples[True], sampled, source, read.holes, zero_ends, passed_over,
+            request.check_crc, is_adapter,
         )  # fmt: skip
         evidence = Evidence(reads=len(sizes), bytes_read=sum(sizes), digests_by_file=sampled)
         for noticed in run_rules(SAMPLES, subject, request.accepts):
@@ -368,6 +376,25 @@ def _compare(
         return evidence
 
     return team.agree(judge_all)
+
+
+def _compare_passed_over(source: Source) -> Iterator[tuple[str, tuple[int, bool]]]:
+    """Yield of each file how many of its tensors an index lists elsewhere, and whether samples of
+    some are equal there."""
+    for file, files_by_name in source.description.passed_over.items():
+        names = [*files_by_name][:: max(1, len(files_by_name) // _SECOND)]
+        is_equal = False  # if one cannot be read
+        with suppress(RankxformError, OSError):
+            for name in names:
+                paths = [Path(source.where.path) / n for n in (file, files_by_name[name])]
+                digests = [
+                    digest_samples(str(path), index_file(path), [name])[name].digest
+                    for path in paths
+                ]
+                is_equal = digests[0] == digests[1]
+                if not is_equal:
+                    break
+        yield file, (len(files_by_name), is_equal)
 
 
 def _find_zero_ends(
@@ -558,6 +585,18 @@ def matrices_were_filled(sample: SourceSamples) -> Iterator[Finding]:
     stored_zeros = find_stored_zeros(zeros_by_file, names, is_full=False)
     for text in stored_zeros.in_words(source.paths):
         yield as_warning(f"{text}; inspect --check --full looks at all")
+
+
+@rule(SAMPLES)
+def an_index_decides(sample: SourceSamples) -> Iterator[Finding]:
+    """Of several files with one tensor, that is read which the index lists; others are equal."""
+    description = sample.source.description
+    for file, (count, is_equal) in sample.passed_over.items():
+        text = f"{file}: {format_count(count, 'tensor')} that {basename(description.source)} lists"
+        if is_equal:
+            yield as_notice(f"{text} in other files hold the same there, and it was not used")
+        else:
+            yield as_warning(f"{text} in other files are passed over, and differ from these")
 
 
 @rule(SAMPLES)
