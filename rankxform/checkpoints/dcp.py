@@ -70,6 +70,7 @@ from .folders import (
 from .folders import SUFFIX as TENSORS
 
 DISTCP_SUFFIX = ".distcp"
+_FIRST_FILE = f"__0_0{DISTCP_SUFFIX}"
 BACKEND = "metadata.json"
 _FILE = pattern_on_use(r"__([0-9]{1,9})_0\.distcp")
 
@@ -340,6 +341,9 @@ class HyperParallelForm(Form):
     def recognizes(self, listing: Listing, store: Store) -> str | None:
         if listing.kind != FOLDER or any(name.endswith(DISTCP_SUFFIX) for name in listing.entries):
             return None
+        steps = [name for name in listing.folders if _STEP().fullmatch(name)]
+        if any(store.has(f"{name}/{_FIRST_FILE}") for name in steps[:_LOOKED_AT]):
+            return None  # steps of PyTorch's DCP
         return next(
             (
                 name

@@ -161,7 +161,7 @@ def whole_tensors(
             with suppress(RankxformError, FormatError), store.open(below + file) as opened:
                 index_of_file = container_of(SUFFIX).read_index(opened.read_at, opened.version.size)
                 stored_names = index_of_file.schema.names
-                if {*stored_names} <= files_by_parameter.keys():
+                if stored_names and {*stored_names} <= files_by_parameter.keys():
                     passed_over[below + file] = {n: files_by_parameter[n] for n in stored_names}
         other_files = [file for file in unlisted_files if below + file not in passed_over]
         if other_files:
@@ -300,6 +300,8 @@ class StepFolders:
     # Tells by the names in its folder whether a step is complete, where that does not depend on the
     # tracker.
     is_complete: Callable[[Iterable[str]], bool] | None = None
+    # The same of steps of which the tracker tells: what is not whole cannot be read.
+    is_whole: Callable[[Iterable[str]], bool] = bool
 
 
 @dataclass(frozen=True)
@@ -368,7 +370,16 @@ def iteration_of(
         number = tracker_number if tracker_number in names_by_number else max(names_by_number)
         findings = _doubts(listing, kind, names_by_number, tracker_number)
     else:
-        number, findings = _number(listing, where, store, sorted(names_by_number), kind)
+        readable = [n for n, names in sorted(names_by_number.items()) if kind.is_whole(names)]
+        number, findings = _number(listing, where, store, sorted(names_by_number), readable, kind)
+        if number not in readable:
+            raise CheckpointError(
+                f"{kind.word} {number} was not saved whole",
+                *([f"--step {readable[-1]} takes the newest that was"] if readable else []),
+                "save again",
+                where=listing.at(folders[number].rstrip("/")),
+                details=f"there are {', '.join(sorted(names_by_number[number])[:4])}",
+            )
     skipped_steps = tuple((n,) for n in sorted(names_by_number) if n != number)
     return SelectedIteration(
         listing, folders[number], number, tuple(names_by_number[number]), skipped_steps, findings
@@ -401,8 +412,14 @@ def _tracked_number(listing: Listing, store: Store, kind: StepFolders) -> int:
 
 
 def _number(
-    listing: Listing, where: CheckpointRef, store: Store, numbers: list[int], kind: StepFolders
+    listing: Listing,
+    where: CheckpointRef,
+    store: Store,
+    numbers: list[int],
+    readable: list[int],
+    kind: StepFolders,
 ) -> tuple[int, tuple[Finding, ...]]:
+    """Return which step is meant, and what is doubtful of it. readable: those that can be read."""
     if where.step not in (None, LATEST):
         assert where.step is not None
         if not _is_number(where.step) or int(where.step) not in numbers:
@@ -420,9 +437,11 @@ def _number(
         )
     text = store.read(kind.tracker, listing.searched).decode(errors="replace").strip()
     if not _is_number(text) or int(text) not in numbers:
+        is_folder = text == _RELEASE and text in listing.folders
         raise CheckpointError(
             f"says {text[:20]!r}, and the {kind.word}s that are there are {format_ranges(numbers)}",
-            "name the folder of one of them",
+            *([f"name {quote(listing.at(text))}, which it means"] if is_folder else []),
+            *([f"--step {readable[-1]} takes the newest"] if readable else []),
             where=listing.at(kind.tracker),
         )
     newer = [n for n in numbers if n > int(text)]
@@ -435,10 +454,14 @@ def _number(
         )
     newer_texts = [
         f"{listing.path}: {kind.word} {number} is newer, and {kind.tracker} does not call it "
-        "complete"
+        f"complete{f'; --step {number} takes it' if number in readable else ''}"
         for number in newer[-1:]
     ]
     return int(text), tuple(as_warning(text) for text in newer_texts)
+
+
+_RELEASE = "release"
+"""What Megatron's tracker says of a converted model, and calls its folder."""
 
 
 def _is_number(text: str) -> bool:

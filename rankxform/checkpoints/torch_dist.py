@@ -58,7 +58,14 @@ def _files(names: Iterable[str]) -> list[str]:
     return [name for name in names if name == DCP_METADATA or name.endswith(DISTCP_SUFFIX)]
 
 
-STEPS_OF = StepFolders("iteration", _STEP(), "iter_{:07}", TRACKER, _files)
+STEPS_OF = StepFolders(
+    "iteration",
+    _STEP(),
+    "iter_{:07}",
+    TRACKER,
+    _files,
+    is_whole=lambda names: DCP_METADATA in names,
+)
 
 
 class TorchDistForm(Form):
@@ -89,7 +96,9 @@ class TorchDistForm(Form):
         source = iteration.at(DCP_METADATA)
         training = {} if iteration.number is None else {"global_step": iteration.number}
         refused = {**_raw(table, source), **_lone_parts(table, source)}
-        base_description = Description(source, training=training, refused=refused)
+        base_description = Description(
+            source, training=training, refused=refused, findings=iteration.findings
+        )
         names, description = describe_boxes(
             listing,
             _of_model(table, base_description.refused),

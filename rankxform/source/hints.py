@@ -9,12 +9,18 @@ from pathlib import Path
 from posixpath import basename
 from shlex import quote
 
-from rankxform.checkpoints.base import DEFAULT_PATTERN, CheckpointRef, SelectedFiles, recognize_form
+from rankxform.checkpoints.base import (
+    DEFAULT_PATTERN,
+    CheckpointRef,
+    RankFilter,
+    SelectedFiles,
+    recognize_form,
+)
 from rankxform.checkpoints.rank_folders import by_rank
 from rankxform.display.text import format_count
-from rankxform.errors import Message, RankxformError, UsageError
+from rankxform.errors import CheckpointError, Message, RankxformError, UsageError
 from rankxform.formats.container import container_suffixes, folder_signature
-from rankxform.layout.names import natural_sort_key
+from rankxform.layout.names import first_texts, natural_sort_key
 from rankxform.layout.strategy import Strategy
 from rankxform.storage.posix import suggest_similar_path
 from rankxform.storage.store import FOLDER, RANK, Listing, is_litter, is_path, store_at
@@ -143,10 +149,13 @@ def what_lies_at(folder: Path) -> Message | None:
     ]
     if children:
         inside = "a checkpoint" if len(children) == 1 else f"{len(children)} checkpoints"
+        torn = [child for child in children[: 2 * _MOST_CHILDREN] if _is_torn(child)]
+        whole_children = [child for child in children if child not in torn]
         return Message(
             f"holds no checkpoint itself, and {inside} in its folders",
-            tuple(map(_folder_to_try, children[:_MOST_CHILDREN])),
+            tuple(map(_folder_to_try, (whole_children or children)[:_MOST_CHILDREN])),
             where=str(folder),
+            details=f"{first_texts([c.name for c in torn])}: was not saved whole" if torn else "",
         )
     for place in (folder, *_folders_in(folder)):
         with suppress(OSError):
@@ -157,6 +166,19 @@ def what_lies_at(folder: Path) -> Message | None:
                 problem_text = f"expected a checkpoint that rankxform reads, found {title}"
                 return Message(problem_text, signature.tries, where=str(folder))
     return None
+
+
+def _is_torn(folder: Path) -> bool:
+    """Tell whether a checkpoint's files cannot be selected, as what is written last is missing."""
+    where, store = CheckpointRef(str(folder)), store_at(str(folder))
+    try:
+        form = recognize_form(store.list("*"), store)
+        form.select(store.list(form.pattern(where)), where, store, RankFilter())
+    except CheckpointError:
+        return True
+    except (RankxformError, OSError):
+        return False  # it is not clear which are meant
+    return False
 
 
 def _folder_to_try(child: Path) -> str:

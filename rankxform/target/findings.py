@@ -36,7 +36,7 @@ from rankxform.planning.evidence import sharded_by_pattern
 from rankxform.planning.sampling import first_box
 from rankxform.planning.selection import ERROR, Selection, types_by_file, unusual_tensors
 from rankxform.request import Request
-from rankxform.source.choose import ranks_at
+from rankxform.source.choose import list_and_select, ranks_at
 from rankxform.source.hints import option_for, short_path
 from rankxform.source.open import Source
 from rankxform.statements import (
@@ -53,7 +53,8 @@ from rankxform.statements import (
     contradictions,
     rule,
 )
-from rankxform.storage.store import is_path
+from rankxform.storage.source_reader import index_file
+from rankxform.storage.store import address_of, is_path
 from rankxform.storage.user_files import (
     CONFIG,
     load_readable,
@@ -456,6 +457,7 @@ def iteration_findings(
 # Ranks beyond the strategy make it likelier than the check's own words, and it is said first;
 # fewer ranks may be lost ones, and it is said last.
 
+_MOST_STEPS = 3
 _LOOKED_AT = 100
 """Files of a folder that are looked at for another strategy."""
 
@@ -507,6 +509,10 @@ def _find_suggestion(request: Request, source: Source, dst: object) -> _Suggesti
         return suggestion
     src = source.where.strategy if request.src_strategy is not None else None
     unreadable = any(error.file is not None for error in source.errors[:1])
+    if unreadable and (step := _older_step(request, source)):
+        return _Suggestion(
+            "", (f"--step {step} takes an older one, whose files can be read",), False
+        )
     if source.form.described or request.files is not None or not source.paths or unreadable:
         return None
     if src is None:
@@ -519,6 +525,23 @@ def _find_suggestion(request: Request, source: Source, dst: object) -> _Suggesti
         if suggestion is not None:  # fewer ranks may be lost ones as well
             return suggestion._replace(first=ranks > src.ranks)
     return _stage_file(request.dst_strategy, "--dst-strategy")
+
+
+def _older_step(request: Request, source: Source) -> str:
+    """Return the newest step before the one that was chosen all of whose files can be read; ""."""
+    selected, where = source.selected, source.where
+    if selected.step is None or request.step is not None or request.files is not None:
+        return ""
+    older = [s for s in selected.skipped_steps if s < (selected.step or ())]
+    for step in sorted(older, reverse=True)[:_MOST_STEPS]:
+        name = "_".join(map(str, step))
+        with suppress(RankxformError, OSError):
+            _, _, candidate = list_and_select(replace(where, step=name))
+            for file in [*candidate.names.values()][:_LOOKED_AT]:
+                index_file(address_of(where.path, file))
+            if not candidate.missing_ranks:
+                return name
+    return ""
 
 
 def _other_map(request: Request, source: Source) -> _Suggestion | None:

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 import rankxform
-from tests import reference
+from rankxform.errors import CheckpointError
+from tests import reference, reference_dcp, reference_forms
 from tests.checkpoints import DATA, METADATA
 
 
@@ -170,3 +171,116 @@ def test_a_number_that_no_counter_holds_is_refused(tmp_path):
     common.write_text(json.dumps({**json.loads(common.read_text()), "step_num": 1 << 63}))
     with pytest.raises(rankxform.CheckpointError, match="step_num is .9223372036854775808"):
         rankxform.transform(src, tmp_path / "dst")
+
+
+# -- folders of steps -------------------------------------------------------------------------------
+
+
+MEGATRON = '{"sharded_backend": "torch_dist", "sharded_backend_version": 1}'
+W = [{"w": ([2], [0, -1], 0, 0)}]
+
+
+def step(folder, value, *, megatron=True, whole=True):
+    """Write one step of DCP files, all of whose values are one."""
+    reference_dcp.write_dcp(folder, {"w": ("Float32", np.full((4, 4), value, "<f4").view("<u4"))})
+    if megatron:
+        (folder / "metadata.json").write_text(MEGATRON)
+    if not whole:
+        (folder / ".metadata").unlink()
+
+
+def iterations(root, tracker, *, whole=(100, 200), torn=()):
+    for number in (*whole, *torn):
+        step(root / f"iter_{number:07}", number, whole=number in whole)
+    (root / "latest_checkpointed_iteration.txt").write_text(tracker)
+
+
+def value_of(dst):
+    (path,) = dst.rglob("*.safetensors")
+    return float(np.frombuffer(reference.read_safetensors(path)["w"][2], "<f4")[0])
+
+
+def converted(src, dst, **options):
+    rankxform.transform(src, dst, dst_form="huggingface", fsync=False, **options)
+    return value_of(dst)
+
+
+def test_a_newer_iteration_than_the_tracker_says(tmp_path):
+    """A roll-back is legal: what the tracker says is taken, and the other named."""
+    iterations(tmp_path / "src", "100")
+    with pytest.warns(
+        rankxform.RankxformWarning, match="iteration 200 is newer.*; --step 200 takes"
+    ):
+        assert converted(tmp_path / "src", tmp_path / "dst") == 100
+    assert converted(tmp_path / "src", tmp_path / "newer", step="200") == 200
+
+
+def test_a_newer_iteration_that_is_torn_is_not_offered(tmp_path):
+    iterations(tmp_path / "src", "100", whole=(100,), torn=(200,))
+    with pytest.warns(rankxform.RankxformWarning, match="200 is newer") as told:
+        assert converted(tmp_path / "src", tmp_path / "dst") == 100
+    assert "--step" not in str(told[0].message)
+
+
+@pytest.mark.parametrize("options", [{}, {"step": "300"}])
+def test_an_iteration_that_is_torn_names_the_newest_whole_one(options, tmp_path):
+    iterations(tmp_path / "src", "300", torn=(300, 250))
+    with pytest.raises(CheckpointError, match="iteration 300 was not saved whole") as refusal:
+        converted(tmp_path / "src", tmp_path / "dst", **options)
+    assert refusal.value.parts.tries[0].startswith("--step 200 ")
+    assert converted(tmp_path / "src", tmp_path / "dst", step="200") == 200
+
+
+@pytest.mark.parametrize("has_folder", [True, False])
+def test_a_tracker_that_names_no_iteration(has_folder, tmp_path):
+    iterations(tmp_path / "src", "release")
+    if has_folder:
+        step(tmp_path / "src/release", 7)
+    with pytest.raises(CheckpointError, match="says 'release'") as refusal:
+        converted(tmp_path / "src", tmp_path / "dst")
+    tries = refusal.value.parts.tries
+    assert tries[-1].startswith("--step 200 ") and len(tries) == 1 + has_folder
+    if has_folder:
+        assert tries[0].startswith(f"name {tmp_path / 'src/release'}")
+        assert converted(tmp_path / "src/release", tmp_path / "dst") == 7
+
+
+@pytest.mark.parametrize("name", ["step-{}", "global_step_{}", "checkpoint-{}"])
+def test_folders_of_dcp_files_are_dcp(name, tmp_path):
+    """Whatever their numbers are called; a torn one is not offered."""
+    for number in (9, 10, 11):
+        folder = tmp_path / "src" / name.format(number)
+        step(folder, number, megatron=False, whole=number < 11)
+    with pytest.raises(rankxform.RankxformError, match="3 checkpoints in its folders") as refusal:
+        converted(tmp_path / "src", tmp_path / "dst")
+    parts = refusal.value.parts
+    names = [name.format(10), name.format(9)]
+    assert [text.rpartition("/")[2] for text in parts.tries] == names
+    assert name.format(11) in parts.details and "not saved whole" in parts.details
+    assert converted(tmp_path / "src" / name.format(10), tmp_path / "dst") == 10
+
+
+@pytest.mark.parametrize("form", ["ranks", "checkpoint2"])
+def test_a_torn_file_of_the_newest_step(form, tmp_path):
+    """The newest step all of whose files can be read is named, and can be taken."""
+    src, strategy = tmp_path / "src", None
+    for number in (1, 2, 3):
+        if form == "ranks":
+            strategy = reference.write_strategy(tmp_path / "a.ckpt", W)
+            params = {"w": ((4, 4), "Float32")}
+            reference.write_checkpoint(src, W, params, kind="safetensors", name=f"net-1_{number}")
+        else:
+            reference_forms.write_checkpoint2(
+                src, W, {"w": ((4, 4), "Float32")}, {}, iteration=number
+            )
+    for number in (2, 3):
+        pattern = f"*1_{number}.*" if form == "ranks" else f"*{number:07}*/*-0000001-*"
+        for path in src.rglob(pattern):
+            path.write_bytes(path.read_bytes()[:40])
+            break
+    with pytest.raises(CheckpointError) as refusal:
+        rankxform.transform(src, tmp_path / "dst", strategy)
+    (named,) = [text for text in refusal.value.parts.tries if text.startswith("--step")]
+    taken = named.split()[1]
+    assert taken == ("1_1" if form == "ranks" else "1")
+    rankxform.transform(src, tmp_path / "dst", strategy, step=taken, fsync=False)
