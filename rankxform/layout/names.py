@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from shlex import quote
 
 from rankxform.errors import UsageError
 from rankxform.values import pattern_on_use
@@ -15,6 +16,8 @@ TRAINING_FACTS = ("epoch_num", "step_num", "global_step", "loss_scale", "global_
 CONSUMED = "consumed_samples"
 """What it states since 2.1.0, and earlier versions refuse to read."""
 
+_MOST_KINDS = 8
+"""In one expression."""
 _NUMBERED = pattern_on_use(r"(?:^|\.)(\d{1,9})\.")
 
 
@@ -80,6 +83,19 @@ def summarize_names(names: Iterable[str], most: int = 12) -> str:
     shown = patterns(names)
     suffix = f" and {and_more_patterns(len(shown) - most)}" if len(shown) > most else ""
     return ", ".join(shown[:most]) + suffix
+
+
+def option_to_exclude(names: Iterable[str]) -> str:
+    """Return the option that leaves out some names, and those of the same kinds in other layers.
+
+    >>> option_to_exclude(["h.0.inv_freq", "h.1.inv_freq"])
+    "--exclude '^h\\\\.\\\\d+\\\\.inv_freq$'"
+    """
+    kinds = dict.fromkeys(
+        r"\.".join(r"\d+" if part.isdecimal() else re.escape(part) for part in name.split("."))
+        for name in names
+    )
+    return f"--exclude {quote('|'.join(f'^{kind}$' for kind in [*kinds][:_MOST_KINDS]))}"
 
 
 def compile_regex(text: str, option: str) -> re.Pattern[str]:

@@ -35,7 +35,13 @@ from rankxform.geometry.pieces import (
     invert,
     pile,
 )
-from rankxform.layout.names import and_more, compile_regex, first_texts, summarize_names
+from rankxform.layout.names import (
+    and_more,
+    compile_regex,
+    first_texts,
+    option_to_exclude,
+    summarize_names,
+)
 from rankxform.layout.states import COUNTERS, State
 from rankxform.options import flag_of
 from rankxform.statements import (
@@ -831,28 +837,33 @@ class NameMap(ModelOperation):
         return next((copy.tied_to for copy in self.copies if copy.name == name), name)
 
     def _tensors_without_link(self, side: str, remaining_tensors: Sequence[Tensor]) -> list[Tensor]:
-        dropped_tensors = []
+        dropped_tensors, unknown_names = [], list[str]()
         for tensor in remaining_tensors:
             if not tensor.dropped and tensor.name in self._ignored[side]:
                 tensor = replace(tensor, dropped="left out: no weight of the model")
             if not tensor.dropped:
                 if not any(pattern.search(tensor.name) for pattern in self._excluded):
-                    raise self._unknown(side, tensor.name)
+                    unknown_names.append(tensor.name)
                 tensor = replace(tensor, dropped="left out: no rule of the map takes it")
             dropped_tensors.append(tensor)
+        if unknown_names:
+            raise self._unknown(side, unknown_names)
         return dropped_tensors
 
-    def _unknown(self, side: str, name: str) -> CheckpointError:
-        """Say why no rule takes a tensor: often its layer is beyond those of the configuration."""
-        leave = f"--exclude {quote(f'^{re.escape(name)}$')}"
+    def _unknown(self, side: str, names: Sequence[str]) -> CheckpointError:
+        """Say why no rule takes tensors: often a layer is beyond those of the configuration."""
+        name, leave = names[0], option_to_exclude(names)
         if text := self._why_beyond(side, name):
             config = "--config FILE of this model, if that is another's"
-            return CheckpointError(text, config, f"{leave} to leave it out")
+            beyond_names = [other for other in names if self._why_beyond(side, other)]
+            prefixes = dict.fromkeys(re.match(r".*?\d+\.|.*", n)[0] for n in beyond_names)  # type: ignore[index]
+            pattern = "|".join(f"^{re.escape(prefix)}" for prefix in prefixes)
+            return CheckpointError(text, config, f"--exclude {quote(pattern)} leaves these out")
         weights = ("--weights-only, without counters",) if name in COUNTERS else ()
         return CheckpointError(
             f"no rule of {self.table.label} takes {name!r}, of {_TITLES[side]} names",
             *weights,
-            f"{leave} to leave it out",
+            f"{leave} leaves such tensors out",
             "--map FILE.toml, a table of your own",
         )
 

@@ -21,7 +21,7 @@ that the error can name them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from math import prod
@@ -32,7 +32,7 @@ from rankxform.formats.container import Schema, content_bytes
 from rankxform.geometry.box import Shape
 from rankxform.geometry.tiling import BoxTiling, Cell, Grid, build_tiling
 from rankxform.layout.layout import Layout, whole_layout
-from rankxform.layout.names import pattern_of, summarize_names
+from rankxform.layout.names import option_to_exclude, pattern_of, summarize_names
 from rankxform.layout.states import NEVER_SAVED, States, find_states
 from rankxform.layout.strategy import PatternStrategy, Strategy, WholeStrategy
 from rankxform.statements import (
@@ -71,17 +71,19 @@ def catalog_of(
     needed_files: Iterable[int],
     searched: str = "",
     elsewhere: Mapping[int, Schema] = MappingProxyType({}),
+    dropped: Callable[[str], bool] | None = None,
 ) -> Catalog:
     """Return the catalog of a source whose files hold `schemas`, by id.
 
     Files of ranks beyond the strategy's must have been left out by the caller; `needed_files` are
     the ids of files that were looked for, found or not. elsewhere: what files of other pipeline
-    stages hold, of which nothing is read. Raises CheckpointError where types or shapes differ
-    between ranks that should agree, or where boxes do not tile their tensor.
+    stages hold, of which nothing is read. dropped: tells what is not converted. Raises
+    CheckpointError where types or shapes differ between ranks that should agree, or where boxes do
+    not tile their tensor, unless that is dropped.
     """
     if description.boxes:
         with no_garbage_collection():
-            return _of_boxes(description, schemas, paths, searched)
+            return _of_boxes(description, schemas, paths, searched, dropped)
     strategy = description.strategy
     if strategy is None:  # an id stands for a rank that holds what it holds whole
         strategy = WholeStrategy(stage_size=max(schemas, default=0) + 1)
@@ -206,7 +208,11 @@ def with_uneven_states(strategy: Strategy) -> Strategy:
 
 
 def _of_boxes(
-    description: Description, schemas: Mapping[int, Schema], paths: Mapping[int, str], searched: str
+    description: Description,
+    schemas: Mapping[int, Schema],
+    paths: Mapping[int, str],
+    searched: str,
+    dropped: Callable[[str], bool] | None,
 ) -> Catalog:
     """Return the catalog of a checkpoint whose boxes are stated one by one."""
     declared: dict[str, Parameter] = {}
@@ -221,7 +227,13 @@ def _of_boxes(
                 )
         key = shape, boxes
         if key not in tilings_by_key:
-            tilings_by_key[key] = _build_sharding(name, shape, boxes, schemas, description.source)
+            try:
+                sharding_of_boxes = _build_sharding(name, shape, boxes, schemas, description.source)
+            except CheckpointError:
+                if dropped is not None and dropped(name):
+                    continue
+                raise
+            tilings_by_key[key] = sharding_of_boxes
         tiling, placement = tilings_by_key[key]
         sharding = shardings.setdefault((id(tiling), id(placement)), Sharding(tiling, placement))
         declared[name] = Parameter(name, dtype, sharding, name, dtype)
@@ -302,7 +314,8 @@ def _build_sharding(
     try:
         tiling, cells = build_tiling(shape, [declared_box.box for declared_box in boxes])
     except ValueError as error:
-        raise CheckpointError(f"{name}: {error}", "copy it again", where=source) from error
+        leave = f"{option_to_exclude([name])} leaves it out"
+        raise CheckpointError(f"{name}: {error}", leave, "save again", where=source) from error
     files: dict[Cell, dict[int, None]] = {}
     suffixes: dict[tuple[Cell, int], str] = {}
     for declared_box, cell in zip(boxes, cells):

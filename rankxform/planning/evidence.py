@@ -19,7 +19,7 @@ from rankxform.errors import Message
 from rankxform.formats.container import Index, content_bytes
 from rankxform.geometry.box import Box
 from rankxform.geometry.tiling import Grid
-from rankxform.layout.names import summarize_names
+from rankxform.layout.names import option_to_exclude, summarize_names
 from rankxform.layout.strategy import SHARD_PREFIX
 from rankxform.statements import (
     ACCEPT_EXTRA_RANKS,
@@ -186,7 +186,7 @@ def unlisted_values_agree(sample: SampledSource) -> Iterator[Finding | Evidence]
                 f"{catalog.declared_by} does not list {'it' if len(large) == 1 else 'these'}, and "
                 f"{name!r} differs between {a} and {b}",
                 (
-                    f"--exclude '^{re.escape(name_of(name))}$', which leaves it out",
+                    f"{option_to_exclude(map(name_of, large))} leaves such tensors out",
                     take if is_whole else "give a strategy that lists it",
                 ),
                 summarize_names(large),

@@ -187,6 +187,17 @@ def _touched_files(source: Source) -> list[int]:
     ]
 
 
+def _describe_parts(
+    source: Source, strategy: PatternStrategy, indexes: Mapping[int, Index]
+) -> tuple[Description, dict[int, Index]]:
+    """Return what files hold part by part, and their tables under the names of parts."""
+    from rankxform.planning.parts import describe_parts
+
+    schemas = {file: index.schema for file, index in indexes.items()}
+    description, views = describe_parts(strategy, schemas, source.selected.rank_of)
+    return description, {file: index.viewed(views[file]) for file, index in indexes.items()}
+
+
 def _passed_over(
     source: Source, description: Description, schemas: Mapping[int, Schema]
 ) -> dict[str, dict[str, str]]:
@@ -269,20 +280,14 @@ def _with_catalog(
     }
     extra = {file: index for file, index in source.indexes.items() if file not in inside}
     source = replace(source, indexes=inside, extra_rank_index=extra)
-    paths = source.paths
+    paths, dropped = source.paths, None
     if description is None:
         ranks = {} if isinstance(strategy, WholeStrategy) else source.selected.ranks
         label = strategy.label if strategy else source.where.path  # files of ranks say nothing
         final_description = Description(label, strategy, ranks=ranks)
         if isinstance(strategy, PatternStrategy) and strategy.has_parts:
-            from rankxform.planning.parts import describe_parts
-
-            schemas = {file: index.schema for file, index in inside.items()}
             try:
-                final_description, views = describe_parts(
-                    strategy, schemas, source.selected.rank_of
-                )
-                inside = {file: index.viewed(views[file]) for file, index in inside.items()}
+                final_description, inside = _describe_parts(source, strategy, inside)
                 source = replace(source, indexes=inside)
             except (CheckpointError, RequestError, StrategyError) as error:
                 findings.append(Finding.of_error(error))
@@ -312,7 +317,13 @@ def _with_catalog(
     if not errors_of(findings):
         try:
             catalog = catalog_of(
-                final_description, schemas, paths, source.needed_files, source.searched, elsewhere
+                final_description,
+                schemas,
+                paths,
+                source.needed_files,
+                source.searched,
+                elsewhere,
+                dropped,
             )
         except (CheckpointError, RequestError, StrategyError) as error:
             findings.append(Finding.of_error(error))

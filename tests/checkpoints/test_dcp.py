@@ -191,8 +191,16 @@ class TestRefused:
         ],
     )
     def test_boxes_that_do_not_tile(self, tmp_path, boxes, text):
-        src = write_dcp(tmp_path / "src", {"w": ("Float32", WORDS)}, boxes={"w": boxes})
+        tensors = {"w": ("Float32", WORDS), "good": ("Float32", WORDS + 1)}
+        src = write_dcp(tmp_path / "src", tensors, boxes={"w": boxes})
         self.refused(src, tmp_path, text)
+        with pytest.raises(RankxformError) as refusal:
+            transformed(src, tmp_path / "dst", dst_form="huggingface")
+        tries = refusal.value.parts.tries
+        assert "copy it again" not in tries and tries[0] == "--exclude '^w$' leaves it out"
+        transformed(src, tmp_path / "dst", dst_form="huggingface", exclude=("^w$",))
+        made = whole(tmp_path / "dst")
+        assert made == {"good": ("Float32", WORDS.shape, (WORDS + 1).tobytes())}
 
     def test_a_box_that_is_nowhere_stored(self, tmp_path):
         def change(table):

@@ -4,6 +4,7 @@ sees."""
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
 from pathlib import Path
 
@@ -776,3 +777,34 @@ def test_a_tensor_of_a_layer_that_should_have_none_is_refused(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({**model.config, "num_hidden_layers": 3}))
     with pytest.raises(UsageError, match="a list is too short"):
         rankxform.transform(src, tmp_path / "dst", dst_form="huggingface", **options)
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [
+        [f"model.layers.{n}.self_attn.rotary_emb.inv_freq" for n in (0, 1)],
+        ["model.layers.0.a", "model.layers.1.a", "model.layers.1.b"],
+        [f"model.layers.9.{kind}.weight" for kind in ("eh_proj", "enorm", "self_attn.q_proj")],
+        [f"model.layers.{n}.input_layernorm.weight" for n in (9, 10)],
+    ],
+)
+def test_one_try_leaves_out_all_that_no_rule_takes(extra, tmp_path):
+    """And nothing else: what a map makes then is what it makes of the model without these."""
+    model = Model("qwen3", 1)
+    tensors = {n: ("BFloat16", np.asarray(w) & 0x7F | 0x3F80) for n, w in model.hf.items()}
+    src, plain = tmp_path / "src", tmp_path / "plain"
+    for folder, entries in ((plain, tensors),
+                            (src, tensors | {n: ("BFloat16", np.full(8, 0x3F80, "<u2")) for n in extra})):  # fmt: skip
+        reference_forms.write_huggingface(folder, entries)
+        (folder / "config.json").write_text(json.dumps(model.config))
+    options = {"map": "qwen3", "fsync": False, "qkv": "grouped", "gate_up": "interleaved"}
+    with pytest.raises(CheckpointError) as refusal:
+        rankxform.transform(src, tmp_path / "dst", **options)
+    (text,) = [t for t in refusal.value.parts.tries if t.startswith("--exclude")]
+    pattern = shlex.split(text)[1]
+    made = []
+    for folder, exclude in ((src, (pattern,)), (plain, ())):
+        rankxform.transform(folder, tmp_path / f"{folder.name}dst", exclude=exclude, **options)
+        (path,) = (tmp_path / f"{folder.name}dst").rglob("*.safetensors")
+        made.append(reference.read_safetensors(path))
+    assert made[0] == made[1]
