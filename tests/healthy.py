@@ -255,3 +255,68 @@ def _(place):
             words[5:] *= 1 - rank if name != "w" else 1
         reference.write_safetensors(place.src / f"rank_{rank}/c_{rank}.safetensors", entries)
     return {"src_strategy": "shard:weight=0,^w=0@2"}
+
+
+@healthy("causal masks in each layer")
+def _(place):
+    entries = {}
+    for layer in range(3):
+        prefix = f"transformer.h.{layer}.attn"
+        entries[f"{prefix}.bias"] = "Float32", np.tril(np.full((1, 1, 8, 8), 0x3F800000, "<u4"))
+        entries[f"{prefix}.c_attn.weight"] = "Float32", values(prefix, (8, 24))
+        entries[f"transformer.h.{layer}.table"] = "Float32", values("table", (8, 8))
+    reference_forms.write_huggingface(place.src, entries)
+    return {}
+
+
+@healthy("identity blocks under other names")
+def _(place):
+    entries = {}
+    for layer in range(4):
+        for name in ("self_attn.q_proj", "self_attn.dense", "mlp.fc1", "mlp.fc2",
+                     "attention.query_key_value", "attention.dense", "mlp.dense_h_to_4h",
+                     "mlp.dense_4h_to_h", "attn.qkv", "attn.proj"):  # fmt: skip
+            words = values(f"{layer}{name}", (8, 8))
+            is_end = layer == 2 and name.endswith(("dense", "fc2", "4h_to_h", "attn.proj"))
+            entries[f"model.layers.{layer}.{name}.weight"] = "Float32", words * (not is_end)
+    reference_forms.write_huggingface(place.src, entries)
+    return {}
+
+
+@healthy("layers that were repeated in a merge")
+def _(place):
+    entries = model(6)
+    for name in [n for n in entries if ".layers.2." in n or ".layers.3." in n]:
+        number = int(name.split(".")[2])
+        entries[name.replace(f".{number}.", f".{number + 2}.", 1)] = entries[name]
+    reference_forms.write_huggingface(place.src, entries)
+    return {}
+
+
+@healthy("biases of experts that are zero in a layer")
+def _(place):
+    entries = {}
+    for layer in range(3):
+        for name in ("gate_up_proj_bias", "down_proj_bias"):
+            words = values(f"{layer}{name}", (4, 16)) * (layer != 1)
+            entries[f"model.layers.{layer}.mlp.experts.{name}"] = "Float32", words
+    reference_forms.write_huggingface(place.src, entries)
+    return {}
+
+
+@healthy("a cache that alone is quantized")
+def _(place):
+    def change(entries, config):
+        config["quantization_config"] = {"quant_method": "fp8", "kv_cache_scheme": {"num_bits": 8}}
+
+    return published(place, "qwen3", change)
+
+
+@healthy("a reward model, with another head")
+def _(place):
+    def change(entries, config):
+        config["tie_word_embeddings"] = False
+        entries.pop("lm_head.weight", None)
+        entries["v_head.summary.weight"] = "BFloat16", np.full((1, 16), 0x3F80, "<u2")
+
+    return published(place, "qwen3", change)

@@ -894,6 +894,12 @@ def _(place):
     place.convert()
 
 
+@row("tensors_are_as_the_model_states", WARNING)
+def _(place):
+    """Layers of which no model has so many: their names are not worked out."""
+    small_model(place, lambda entries, config: config.update(num_hidden_layers=10**6))
+
+
 @row("weights_are_usual", WARNING)
 def _(place):
     """Two wrappers, one in the other."""

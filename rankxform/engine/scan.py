@@ -201,5 +201,6 @@ def largest_difference(contents: Sequence[bytes], dtype: str) -> float:
     rows = np.empty((len(contents), len(contents[0]) // item_size(dtype)), transport_dtype(wide))
     for row, content in zip(rows, contents):
         cast(row, np.frombuffer(content, transport_dtype(dtype)))
-    with np.errstate(all="ignore"):  # what is infinite is said elsewhere
-        return float((rows.max(axis=0) - rows.min(axis=0)).max(initial=0))
+    with np.errstate(all="ignore"):  # what is infinite, or no number, is said elsewhere
+        spread = rows.max(axis=0) - rows.min(axis=0)
+        return float(spread[np.isfinite(spread)].max(initial=0))

@@ -25,12 +25,14 @@ DEFAULT_BLOCK, _MOST_BLOCK = (128, 128), 1 << 20
 APPLIED = "factors of 8-bit matrices, which are applied"
 OF_ACTIVATIONS = "factors of activations, which numbers need not"
 
-_INTEGERS = ("Int4", "Int8", "UInt8", "Int32", "UInt32")
+_INTEGERS = ("Int4", "Int8", "UInt8", "Int16", "UInt16", "Int32", "UInt32")
 _PACKED = pattern_on_use(r"weight[^.]*$|_blocks$")
 """Last parts of names of quantized matrices; other integers are tables and indexes."""
 _FACTOR_OF_ADAPTER = pattern_on_use(r"^(?:base_model\.model\.)?(.*?)\.lora_", re.IGNORECASE)
 _FACTOR_TYPES = ("Float32", "BFloat16", "F8_E8M0")
-_TABLE = pattern_on_use(r"(index|indices|_ids|mask|bias)$")
+_TABLE = pattern_on_use(r"(index|_ids|mask|bias)$")
+_CODES = pattern_on_use(r"indices|codes")
+"""In names of integers whose values lie in a module below."""
 """Last parts of names of integers that are positions, or say what is left out."""
 _SHARES = (1, 2, 4, 8)
 """Of how many integers packed ones are, or which part of an axis."""
@@ -62,9 +64,11 @@ def find_quantized(types: Mapping[str, tuple[str, Shape]]) -> dict[str, str]:
         if not (factors and _PACKED().search(name)):
             weight_type, weight_shape = types.get(f"{module}.weight", ("", ()))
             is_floating = weight_type in FLOATS and len(weight_shape) > 1
+            below = [f"{module}.centroids", f"{module}.codebooks"] if _CODES().search(name) else []
+            candidates = [n for m in (module, *below) for n in modules.get(m, ())]
             factors = [
                 n
-                for n in (() if is_floating else modules[module])
+                for n in (() if is_floating else candidates)
                 if (types[n][0] in FLOATS or (types[n][0] == "UInt8" and "scale" in n))
                 and n != name
                 and any(a and b and (a % b == 0 or b % a == 0) and max(a, b) // min(a, b) in _SHARES

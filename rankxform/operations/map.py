@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from math import prod
 from shlex import quote
 from typing import Any
 
@@ -511,19 +512,24 @@ class NameMap(ModelOperation):
             if shapes[name][free:] != shape[free:]:
                 unlike.append(name)
         label = self.sizes.label
+        is_other_head = any("layers" not in name and name not in expected for name in present_names)
+        if is_other_head and all(expected[name][1].vocabulary for name in missing):
+            missing = []  # it has another head, such as a reward model's
         if missing:
             stops = self.sizes.stated(block.range.stop for block in self.table.blocks.values())
             text = f"{label} ({stops}) makes {len(expected) - absent_count:,} tensors, and "
-            yield f"{text}{len(missing):,} are in no file: {first_texts(missing, 2)}"
+            yield f"{text}{len(missing):,} of them are in no file: {first_texts(missing, 2)}"
         if unlike:
             shape, rule = expected[unlike[0]]
             sizes_text = self.sizes.stated(
                 n for part_shape in rule.parts.values() for n in part_shape
             )
             have = f"{unlike[0]!r} has shape {list(shapes[unlike[0]])}"
+            is_less = prod(shapes[unlike[0]]) < prod(shape)
+            perhaps = "; perhaps one rank's slice" if is_less else ""
             yield (
                 f"{have}, and {label} ({sizes_text}) makes it {list(shape)}"
-                f"{and_more(unlike, 'such tensor')}; perhaps one rank's slice"
+                f"{and_more(unlike, 'such tensor')}{perhaps}"
             )
         unexpected = sorted(present_names.difference(expected))
         beyond = [text for name in unexpected if (text := self._why_beyond(HUGGINGFACE, name))]
@@ -758,7 +764,7 @@ class NameMap(ModelOperation):
                     f"({self.sizes.stated(expressions)}) makes it {list(shape)}",
                     *((f"--vocab {words}",) if is_resized else ()),
                     "--config FILE of this model, if that is another's",
-                    details="" if rows >= words else "perhaps it is one rank's slice",
+                    details="" if rows >= words or is_resized else "perhaps it is one rank's slice",
                 )
         types = {f"{t.dtype} (stored as {t.sources[0].src_dtype})": t.name for t in tensors}
         if len(types) > 1:

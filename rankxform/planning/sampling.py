@@ -277,6 +277,17 @@ def _may_be_own(parameters: Sequence[Parameter], catalog: Catalog) -> set[str]:
     }
 
 
+def entries_of_holders(parameter: Parameter) -> dict[int, list[str]]:
+    """Return by file the entries of a tensor that files hold each for itself."""
+    entries_by_file: dict[int, list[str]] = {}
+    files_by_cell = parameter.sharding.files
+    for cell in sorted(files_by_cell):
+        files = files_by_cell[cell]
+        for file in files if len(files) == 1 or len(files_by_cell) == 1 else ():
+            entries_by_file.setdefault(file, []).append(parameter.entry(cell, file))
+    return entries_by_file
+
+
 def entries_to_read(tensors: Iterable[SampledTensor]) -> dict[int, list[str]]:
     """Return what is read: by file the entries that are looked at."""
     entries_by_file: dict[int, dict[str, None]] = {}
@@ -479,10 +490,16 @@ def pattern_slices_differ(sample: SampledSource) -> Iterator[Finding]:
     """
     equal: dict[bool, list[str]] = {False: [], True: []}  # by whether it is accepted
     for name in sample.pattern_names:
-        holders = sample.catalog.declared[name].holders
-        digests = [sample.samples[r][name] for r in holders if name in sample.samples[r]]
-        is_equal = len({digest.digest for digest in digests}) == 1 < len(digests)
-        if is_equal and not digests[0].constant:
+        parameter = sample.catalog.declared[name]
+        entries = entries_of_holders(parameter)  # of a tensor in parts several of each holder
+        digests = [
+            [digests_of_file[entry] for entry in file_entries if entry in digests_of_file]
+            for file, file_entries in entries.items()
+            for digests_of_file in [sample.samples.get(file, {})]
+        ]
+        contents = {tuple(d.digest for d in of_file) for of_file in digests if of_file}
+        is_equal = len(contents) == 1 < len(digests) and all(map(len, digests))
+        if is_equal and not all(digest.constant for digest in digests[0]):
             equal[sample.accepts(ACCEPT_EQUAL_SLICES, name)].append(repr(name))
     for is_accepted, names in equal.items():
         if names:

@@ -369,7 +369,9 @@ def add_destination_followers(
     if operations.renames or isinstance(dst, WholeStrategy):
         return dst, frozenset()
     follows = {p.name: p.follows for p in catalog.parameters if p.follows is not None}
-    non_followers = frozenset(name for name in follows if operations.name_of(name) in dst)
+    non_followers = frozenset(
+        name for name in follows if (new := operations.name_of(name)) in dst and new not in unlisted
+    )
     bases_by_state = {
         operations.name_of(name): operations.name_of(base)
         for name, base in follows.items()
@@ -630,19 +632,21 @@ def unusual_tensors(shapes: Mapping[str, Shape], names: Collection[str]) -> Iter
             "merges it into the model that is given as SRC"
         )
         return
+    begins = Counter(match[0] for name in names if (match := _WRAPPING().match(name)))
+    run = next((text for text, count in begins.items() if 2 * count >= len(names)), "")
+    if run and run not in {wrapper for wrapper, _, _ in _WRAPPERS}:  # several, or one of no list
+        option = quote(f"^{re.escape(run)}=")
+        yield f"{begins[run]} of {len(names)} names begin with a wrapper's {run}; --rename {option}"
+    else:
+        run = ""
     for number, (text, tool, rule) in enumerate(_WRAPPERS):
         if number < _ANYWHERE:
             wrapped = [name for name in names if text in name]
         else:
             wrapped = [name for name in names if name.startswith(text)]
-        if wrapped and 2 * len(wrapped) >= len(names):
+        if wrapped and 2 * len(wrapped) >= len(names) and text not in run:
             example_text = f"such as {wrapped[0]!r}"
             yield f"names have {tool}'s {text} in them, {example_text}; --rename {quote(rule)}"
-    begins = Counter(match[0] for name in names if (match := _WRAPPING().match(name)))
-    for text, count in begins.items():
-        if 2 * count >= len(names) and text not in {wrapper for wrapper, _, _ in _WRAPPERS}:
-            rule = quote(f"^{re.escape(text)}=")
-            yield f"{count} of {len(names)} names begin with a wrapper's {text}; --rename {rule}"
     bridged = [name for name in shapes if _BRIDGED().search(name)]
     if bridged:
         layer_count = sum(".to_wrap." in name for name in shapes)

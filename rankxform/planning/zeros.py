@@ -20,15 +20,18 @@ _VOCABULARY = pattern_on_use(
     r"(?:^|\.)(?:\w*embed(?:dings?|_tokens|_in|_out)?|wte|shared|lm_head|head|output|output_layer)"
     r"\.(?:embedding_)?weight"
 )
+_NO_MATRIX = pattern_on_use(r"(?:bias|mask|table|cached|freqs?|cos|sin)$")
+"""Ends of names of what has two axes or more and is no matrix: masks, biases of experts, tables."""
 _ENDS_BRANCH = (
     "o_proj", "down_proj", "linear_proj", "linear_fc2", "wo", "w2", "c_proj", "out_proj",
+    "dense", "dense_4h_to_h", "fc2", "fc_out", "proj",
 )  # fmt: skip
 """Modules whose matrix ends a residual branch."""
 
 
 def is_judged(name: str, dtype: str, shape: Sequence[int]) -> bool:
     """Tell whether a weight that is zero everywhere may be one that was never written."""
-    is_matrix = dtype in FLOATS and len(shape) > 1
+    is_matrix = dtype in FLOATS and len(shape) > 1 and not _NO_MATRIX().search(name)
     return is_matrix and not (_ADAPTER().search(name) or is_vocabulary_name(name))
 
 
@@ -51,7 +54,7 @@ class StoredZeros(NamedTuple):
             yield f"{paths[file]}: {text}"
         if self.names:
             count = f"{len(self.names):,} of {self.compared:,} matrices looked at"
-            text = f"{count} are zero, and most of their kind are not"
+            text = f"{count} are zero, and others of their kind are not"
             yield f"{text}: {first_texts(self.names, 2)}"
 
 
@@ -112,9 +115,18 @@ def equal_matrices(first_of: Mapping[str, str], zeros: Collection[str]) -> dict[
     """Return which of a file's matrices hold the bytes of another of their kind, and should not.
 
     first_of: all of them, each with the first that has its bytes. zeros: those of zeros; a block
-    whose branches end in them was made of another. Experts all of which are equal were made of one.
+    whose branches end in them was made of another. So were experts all of which are equal, and a
+    layer all of whose matrices are another's; what all layers have alike is no weight.
     """
     made_of_others = {_layer_of(name) for name in zeros}
+    originals: dict[str, set[str]] = {}
+    kinds: dict[str, list[str]] = {}
+    for name, first in first_of.items():
+        originals.setdefault(_layer_of(name), set()).add(_layer_of(first))
+        kinds.setdefault(pattern_of(name), []).append(first)
+    made_of_others |= {
+        layer for layer, layers in originals.items() if len(layers) == 1 and layer not in layers
+    }
     contents: dict[tuple[str, str], list[str]] = {}
     for name, first in first_of.items():
         contents.setdefault((_layer_of(name), pattern_of(name)), []).append(first)
@@ -125,6 +137,7 @@ def equal_matrices(first_of: Mapping[str, str], zeros: Collection[str]) -> dict[
         if name != first
         and not made_of_others.intersection((_layer_of(name), _layer_of(first)))
         and (len(peers) == 1 or len({*peers}) > 1)
+        and len({*kinds[pattern_of(name)]}) > 1
     }
 
 

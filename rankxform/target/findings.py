@@ -278,12 +278,15 @@ def fused_rows_are_stated(draft: TargetDraft) -> Iterator[Finding]:
         has_parts = len(parameter.sharding.files) > draft.catalog.ranks
         if parameter.is_weight and is_split and not has_parts:
             names.append(name)
-    if names:
-        text = f"{summarize_names(names, 2)}: {draft.catalog.declared_by} joins slices rank by rank"
-        yield as_warning(
-            f"{text}; if each is several parts, say their rows (shard:REGEX=0:ROWS/ROWS@N, or 1/1 "
-            "if they are equal)"
-        )
+    columns = [n for n in names if first_box(declared[n]).shape[0] == declared[n].shape[0]]
+    for some_names, remedy in (
+        ([n for n in names if n not in columns],
+         "say their rows (shard:REGEX=0:ROWS/ROWS@N, or 1/1 if they are equal)"),
+        (columns, "their columns cannot be stated here: bring the tensors whole"),
+    ):  # fmt: skip
+        if some_names:
+            text = f"{summarize_names(some_names, 2)}: {draft.catalog.declared_by} joins slices "
+            yield as_warning(f"{text}rank by rank; if each is several parts, {remedy}")
 
 
 @rule(PLAN)

@@ -49,23 +49,18 @@ def read_own_companions(request: Request, source: Source) -> dict[str, bytes]:
     names = user_files.companion_names(folder)
     companions = {name: read_bytes(folder / name) for name in names}
     config = parse_config(companions.get(CONFIG, b"{}"), str(folder / CONFIG))
-    for name in _code_files(config):
-        if (folder / name).is_file():
-            companions[name] = read_bytes(folder / name)
+    classes = config.get("auto_map")
+    for named in classes.values() if isinstance(classes, dict) else ():
+        for name in named if isinstance(named, list) else [named]:
+            is_here = isinstance(name, str) and re.fullmatch(r"\w+(\.\w+)+", name)
+            file = f"{name.partition('.')[0]}.py" if is_here else ""  # else of another repository
+            if file and (folder / file).is_file():
+                companions[file] = read_bytes(folder / file)
     if request.config is not None:  # the one that is given goes
         companions.pop(CONFIG, None)
     dst = Path(request.dst)  # where others may lie, which somebody means
     ours = unchanged_copies(dst)
     return {n: data for n, data in companions.items() if n in ours or not (dst / n).exists()}
-
-
-def _code_files(config: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the files with code that a configuration names, without those of other repositories."""
-    classes = config.get("auto_map")
-    for names in classes.values() if isinstance(classes, dict) else ():
-        for name in names if isinstance(names, list) else [names]:
-            if isinstance(name, str) and "--" not in name and re.fullmatch(r"\w+(\.\w+)+", name):
-                yield f"{name.partition('.')[0]}.py"
 
 
 def adapt_companions(

@@ -13,7 +13,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from rankxform.errors import RankxformError
-from rankxform.formats.container import FLOAT8, FLOATS
+from rankxform.formats.container import FLOAT8
 from rankxform.geometry.box import Shape
 from rankxform.operations.options import TYPES, WRITTEN_OUT
 from rankxform.operations.vocabulary import MTP_LAYERS, is_padding
@@ -33,6 +33,8 @@ _LAYERS = ("num_hidden_layers", "n_layer", "num_layers")
 
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 """Keys that give how many experts a layer has."""
+_MOST_TIMES = 16
+"""How many layers may be stated for each tensor that is there."""
 _EXPERT = pattern_on_use(r"\.experts\.(\d+)\.")
 _LAYER = pattern_on_use(r"model\.layers\.(\d+)\.")
 
@@ -55,6 +57,13 @@ def findings_of(model: StatedModel, catalog: Catalog) -> Iterator[Finding]:
         from rankxform.operations.map import NameMap
 
         with suppress(RankxformError):  # a size is of another type
+            ranges = [block.range for block in sizes.table.blocks.values()]
+            ranges += [r for rule in sizes.table.rules for r in rule.ranges]
+            largest = max(sizes.number(size_range.stop, {}) for size_range in ranges)
+            if largest > _MOST_TIMES * len(shapes):  # names are not worked out for each
+                text = f"states {largest:,} layers or experts, beside {len(shapes):,} tensors"
+                yield as_warning(f"{label}: {text}")
+                return
             mapping = NameMap(sizes, {})
     is_quantized = False
     if quantization := config.get("quantization_config") or config.get("compression_config"):
@@ -62,7 +71,14 @@ def findings_of(model: StatedModel, catalog: Catalog) -> Iterator[Finding]:
 
         entries = {p.name: (p.dtype, p.shape) for p in catalog.parameters}
         is_quantized = bool(find_quantized(entries)) or any(p.dtype in FLOAT8 for p in weights)
-        if not is_quantized and all(p.dtype in FLOATS for p in weights if len(p.shape) > 1):
+        other_schemes = ("kv_cache_scheme", "sparsity_config")  # of what is no weight
+        is_of_weights = not (
+            isinstance(quantization, dict) and any(map(quantization.get, other_schemes))
+        )
+        is_left_over = not any(
+            "scale" in name or "Int" in dtype for name, (dtype, _) in entries.items()
+        )
+        if is_of_weights and is_left_over and not is_quantized:
             method = quantization.get("quant_method") if isinstance(quantization, dict) else ""
             yield as_warning(
                 f"{label}: states quantization_config{f' ({method})' if method else ''}, and all "
@@ -143,7 +159,8 @@ def refuted(config: Mapping[str, Any], shapes: Mapping[str, Shape], *, is_part: 
         and isinstance(architectures, list)
     ):
         is_causal = any(str(name).endswith("ForCausalLM") for name in architectures)
-        if is_causal and all(tensor_name.startswith("model.") for tensor_name in shapes):
+        has_head = any("lm_head" in n or not n.startswith("model.") for n in shapes)
+        if is_causal and not has_head:
             return f"tie_word_embeddings is false, and there is no head beside {name!r}"
     counts = [(k, text_config[k]) for k in _EXPERTS if type(text_config.get(k)) is int]
     experts_by_layer: dict[str, set[str]] = {}

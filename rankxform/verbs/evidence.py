@@ -41,6 +41,7 @@ from rankxform.planning.evidence import (
 from rankxform.planning.sampling import (
     SampledSource,
     choose_samples,
+    entries_of_holders,
     entries_to_read,
     to_know_again,
 )
@@ -327,6 +328,10 @@ def _compare(
     steps = {file: [n for n in STEPS if n in index] for file, index in source.indexes.items()}
     few = _ACCEPTED if request.accepts(ACCEPT_EQUAL_SLICES) else None
     pattern_names = sharded_by_pattern(parameters, catalog)[:few]
+    pattern_entries: dict[int, list[str]] = {}
+    for name in pattern_names:
+        for file, file_entries in entries_of_holders(catalog.declared[name]).items():
+            pattern_entries.setdefault(file, []).extend(file_entries)
     sampled_tensors = choose_samples(parameters, catalog, source.indexes)
     entries = entries_to_read(sampled_tensors)
     if request.dst is not None:  # whose records say what was read
@@ -343,7 +348,7 @@ def _compare(
     }
     tensors_to_read = [
         TensorsToRead(steps, True),
-        TensorsToRead(dict.fromkeys(all_indexes, pattern_names), False),
+        TensorsToRead(pattern_entries, False),
         TensorsToRead(entries, False),
         TensorsToRead(dict.fromkeys(all_indexes, extra_names), False),
         TensorsToRead(values, True),

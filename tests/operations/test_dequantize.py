@@ -19,7 +19,10 @@ QUANTIZED = {
     "hqq": {"q.W_q": ("UInt8", (16, 32)), "q.scale": ("Float16", (64, 1)), "q.zero": ("Float16", (64, 1))},
     "eetq": {"q.weight": ("Int8", (32, 16)), "q.weight_scales": ("Float16", (16,))},
     "quanto": {"q.weight._data": ("Int8", (32, 16)), "q.weight._scale": ("Float32", (32, 1))},
-    "vptq": {"q.indices_packed": ("Int32", (1, 8, 16)), "q.centroids": ("Float16", (1, 16, 8))},
+    "packed": {"q.indices_packed": ("Int32", (1, 8, 16)), "q.centroids": ("Float16", (1, 16, 8))},
+    "aqlm": {"q.codes": ("Int16", (32, 2, 1)), "q.codebooks": ("Float16", (1, 256, 1, 8)),
+             "q.scales": ("Float16", (32, 1, 1, 1))},
+    "vptq": {"q.indices": ("Int32", (1, 8, 64)), "q.centroids.weight": ("Float16", (1, 256))},
     "gpt_oss": {"mlp.experts.down_proj_blocks": ("UInt8", (4, 32, 2, 16)),
                 "mlp.experts.down_proj_scales": ("UInt8", (4, 32, 2))},
     "other": {"q.codes": ("UInt32", (32, 4)), "q.steps": ("Float32", (32,))},
@@ -40,7 +43,7 @@ PLAIN = {
 
 def random_folder(path, types):
     words = {"Float32": "<u4", "Float16": "<u2", "Int32": "<u4", "UInt32": "<u4", "UInt8": "u1",
-             "Int8": "u1", "Int64": "<u8", "Bool": "u1"}  # fmt: skip
+             "Int8": "u1", "Int16": "<u2", "Int64": "<u8", "Bool": "u1"}  # fmt: skip
     tensors = {
         name: (dtype, np.full(shape, ONE.get(dtype, 1), words[dtype]))
         for name, (dtype, shape) in {**types, **NORM}.items()

@@ -130,3 +130,16 @@ def test_a_destination_has_no_parts(tmp_path):
     write(tmp_path / "src", 1, [(4, False)])
     with pytest.raises(UsageError, match="no destination is written so"):
         rankxform.transform(tmp_path / "src", tmp_path / "dst", "none", "shard:qkv=0:2/2@2")
+
+
+@pytest.mark.parametrize("rule", ["qkv=0", "qkv=0:1/1/1"])
+def test_what_every_rank_holds_alike_is_no_slice(rule, tmp_path):
+    """With parts and without: both ranks hold the whole tensor."""
+    random = np.random.default_rng(3)
+    whole, rows = random.integers(1, 99, (48, 64), "<u4"), random.integers(1, 99, (32, 64), "<u4")
+    for rank in range(2):
+        entries = {"l.0.qkv_proj.weight": ("Float32", whole),
+                   "l.0.x.weight": ("Float32", rows[16 * rank : 16 * rank + 16])}  # fmt: skip
+        reference.write_safetensors(tmp_path / f"src/rank_{rank}/c_{rank}.safetensors", entries)
+    with pytest.raises(rankxform.RankxformError, match="all ranks hold the same bytes of it"):
+        rankxform.transform(tmp_path / "src", tmp_path / "dst", f"shard:{rule},x=0@2", fsync=False)
