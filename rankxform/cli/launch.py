@@ -9,7 +9,9 @@ off from that launcher; if the program does, it must not.
 from __future__ import annotations
 
 import os
+import resource
 import shutil
+import signal
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -19,6 +21,7 @@ from rankxform.display.text import as_text, format_count, warn, warning_lines
 from rankxform.errors import UsageError
 from rankxform.request import Request
 from rankxform.results import QUIET, DictResult
+from rankxform.storage.posix import FILE_LIMITS
 from rankxform.storage.store import absolute
 from rankxform.transport import Team
 from rankxform.transport.launcher import leave_hydra, local_rank, msrun_workers
@@ -85,6 +88,10 @@ class Program:
         """Take this process's place. Raises OSError where that fails."""
         if not self.uses_mpi:
             leave_hydra()
+        # As this process was started, which Python and reading of many files have changed.
+        for number in (signal.SIGPIPE, signal.SIGXFSZ):
+            signal.signal(number, signal.SIG_DFL)
+        resource.setrlimit(resource.RLIMIT_NOFILE, FILE_LIMITS)
         os.execvpe(self.command[0], self.command, dict(self.environment))
 
 

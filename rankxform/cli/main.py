@@ -49,6 +49,11 @@ def main(argv: Sequence[str] | None = None, signals: Signals | None = None) -> i
     argv = sys.argv[1:] if argv is None else list(argv)
     if wants_help(argv):
         return _help(argv)
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        error = UsageError("the working folder is gone", "cd to one that is there")
+        return error.exit_code if launched_rank() else _print_error(error, argv)
     if _is_alone() and any(re.match("-[a-z]*n|--processes|--hostfile", word) for word in argv):
         try:
             _start_processes(argv)
@@ -176,7 +181,9 @@ def _in_lines(error: BaseException, argv: Sequence[str] = ()) -> str:
     parts = _parts(error, argv)
     process = getattr(error, "process", "")
     details = [*parts.details.splitlines(), *([f"met by {process}"] if process else [])]
-    columns, cwd_prefix = width(STDERR), os.getcwd() + os.sep
+    columns, cwd_prefix = width(STDERR), ""
+    with suppress(FileNotFoundError):  # it is gone
+        cwd_prefix = os.getcwd() + os.sep
     first = "\n".join(map(printable, parts.line.splitlines()))
     lines = [wrap_text(f"{red('rankxform: error:', STDERR)} {first}", columns)]
     for number, text in enumerate(map(printable, parts.tries)):

@@ -14,6 +14,7 @@ from dataclasses import Field, is_dataclass, replace
 from types import SimpleNamespace
 from typing import Any
 
+from rankxform.display.text import warn
 from rankxform.errors import UsageError
 from rankxform.options import (
     GROUP_CLUSTER,
@@ -32,6 +33,7 @@ from rankxform.options import (
 from rankxform.process import Signals
 from rankxform.request import all_options
 from rankxform.transport import Team
+from rankxform.transport.launcher import launched_rank
 
 _MARGIN_SECONDS, _MARGIN_SHARE, _LONGEST = 30.0, 0.1, 1 << 40
 CONFIG_FILE = "rankxform.toml"
@@ -93,7 +95,12 @@ def seconds_left(environ: Mapping[str, str] = os.environ) -> float | None:
     >>> seconds_left({})
     """
     end = environ.get("SLURM_JOB_END_TIME", "")
-    return max(0.0, float(end) - time.time()) if end.isdigit() else None
+    left = float(end) - time.time() if end.isdigit() else None
+    if left is not None and left <= 0:  # of a job that has ended, whose environment is left
+        if launched_rank(environ) == 0:
+            warn(f"SLURM_JOB_END_TIME={end} is past; the run has no limit (--time-limit sets one)")
+        return None
+    return left
 
 
 def _parse_count(text: str) -> int:

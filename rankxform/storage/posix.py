@@ -199,6 +199,10 @@ def sparse_descriptors() -> Descriptors:
     return Descriptors(os.O_RDONLY, os.POSIX_FADV_RANDOM)
 
 
+FILE_LIMITS = resource.getrlimit(resource.RLIMIT_NOFILE)
+"""How many files this process might have open when it started."""
+
+
 def _descriptor_limit() -> int:
     """Raise the soft limit of open files to the hard one, and return it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -23,6 +23,14 @@ from .hostfile import Host, parse_hostfile
 from .launcher import MPICH, OPEN_MPI, family_of, import_mpi, name_of
 
 _ANSWER = 30.0
+_SLURM = {"SLURM_JOB_ID", "SLURM_JOBID", "SLURM_NODELIST", "SLURM_JOB_NODELIST"}
+"""By any of these mpirun takes itself for started in an allocation."""
+_NODE_COUNTS = ("SLURM_JOB_NUM_NODES", "SLURM_NNODES")
+_CHOSEN_STARTERS = (
+    "HYDRA_LAUNCHER", "HYDRA_BOOTSTRAP", "HYDRA_RMK", "PRTE_MCA_plm", "PRTE_MCA_ras",
+    "OMPI_MCA_plm", "OMPI_MCA_ras",
+)  # fmt: skip
+"""What a person sets who knows how mpirun reaches nodes."""
 _SETUP = f"import sys; sys.path[:1] = []; sys.path.append({str(Path(__file__).parents[2])!r});"
 """As `rankxform` itself is started: no module of the working folder is imported."""
 _PROGRAM = f"{_SETUP} from rankxform.__main__ import run; sys.exit(run())"
@@ -58,10 +66,11 @@ def command(
             before = accumulate((host.devices for host in hosts), initial=0)
             names = [name for name, slots in zip(names, before) if slots < processes]
         check_hosts(names, path, HostSetup(version, library, _SETUP, passed_on))
+    starter = _starter_options(family_of(library) or MPICH, path)
     if family_of(library) != OPEN_MPI:
         named = _as_options(path, data, hosts, rb"(:\d+)?", "-f", "-hosts") if path else []
-        return [mpirun, *named, *number, *command]
-    options = ["--bind-to", "none"]
+        return [mpirun, *starter, *named, *number, *command]
+    options = ["--bind-to", "none", *starter]
     if os.geteuid() == 0:
         options.append("--allow-run-as-root")
     if path:
@@ -70,6 +79,56 @@ def command(
     else:  # what it counts as slots may be cores, or what a scheduler has granted
         options.append("--oversubscribe")
     return [mpirun, *options, *number, *command]
+
+
+def _starter_options(
+    family: str, hostfile: str | None, environ: Mapping[str, str] = os.environ
+) -> list[str]:
+    """Return the options by which mpirun starts processes where a scheduler's means would fail.
+
+    Inside an allocation mpirun asks the scheduler to start processes, which the script's own node
+    does not need, and without a working srun MPICH's waits for ever. Raises UsageError where
+    several nodes are meant, and none can be reached.
+    """
+    if any(name in environ for name in _CHOSEN_STARTERS):
+        return []
+    node_counts = [environ[name] for name in _NODE_COUNTS if environ.get(name, "").isdecimal()]
+    is_slurm, is_lsf = bool(_SLURM & environ.keys()), "LSF_BINDIR" in environ
+    is_one_node = max(map(int, node_counts), default=1) <= 1
+    if is_lsf:  # host and slots, host and slots, ...
+        is_one_node = len(environ.get("LSB_MCPU_HOSTS", "").split()) <= 2
+    if not (is_slurm or is_lsf):
+        return []
+    if hostfile is None and is_one_node:
+        # Of its own node the process needs no scheduler's leave.
+        here = ["--prtemca", "plm", "^slurm", "--prtemca", "ras", "^slurm"]
+        return here if family == OPEN_MPI else ["-launcher", "fork", "-rmk", "user"]
+    if not is_slurm or (failure := _srun_failure()) is None:
+        return []
+    if hostfile is not None and family != OPEN_MPI:
+        return ["-launcher", "ssh"]
+    count = max(node_counts, default="several")
+    raise UsageError(
+        f"-n: the Slurm allocation has {count} nodes, and srun {failure}",
+        "--hostfile FILE, whose hosts ssh reaches",
+        "srun -n P python -m rankxform ... where srun works",
+    )
+
+
+def _srun_failure() -> str | None:
+    """Return why srun starts nothing; None if it does, or has not answered yet."""
+    try:
+        done = subprocess.run(
+            ["srun", "-N1", "-n1", "true"], capture_output=True, text=True,
+            timeout=_ANSWER, check=False, stdin=subprocess.DEVNULL,
+        )  # fmt: skip
+    except OSError:
+        return "is not there"
+    except subprocess.TimeoutExpired:
+        return None  # it waits for what other steps use
+    if done.returncode == 0:
+        return None
+    return f"fails: {(done.stderr.strip().splitlines() or ['without a reason'])[-1]}"
 
 
 def _hosts(path: str) -> tuple[bytes, list[Host]]:

@@ -580,3 +580,13 @@ def test_a_plan_says_the_command_that_does_it(place):
         code, output = command(*shlex.split(line))
         assert code == 0 and right(place) and ("2 processes" in output) == ("=2" in line)
         shutil.rmtree(place.dst)
+
+
+def test_a_working_folder_that_is_gone(tmp_path):
+    folder = tmp_path / "gone"
+    folder.mkdir()
+    line = [sys.executable, "-m", "rankxform", "transform", str(tmp_path), str(tmp_path / "dst")]
+    shell = ["/bin/sh", "-c", 'rmdir "$PWD"; exec "$@"', "sh", *line]
+    root = str(Path(__file__).parents[2])
+    code, output = run(shell, 60, env=environment(PYTHONPATH=root), cwd=folder)
+    assert code == 2 and output.count("\n") <= 2 and "the working folder is gone" in output

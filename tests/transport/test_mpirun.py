@@ -15,6 +15,7 @@ from rankxform.cli.main import main
 from rankxform.errors import UsageError
 from rankxform.transport import launcher, mpirun
 from rankxform.transport.mpirun import _PROGRAM, _SETUP, command
+from tests.mpi_launch import run
 
 HERE = 'shift; exec sh -c "$*"'
 """What a host answers that is as this one."""
@@ -161,3 +162,73 @@ def test_a_rank_table_is_no_hostfile(tmp_path):
     file.write_text("localhost:0\n")
     with pytest.raises(UsageError, match="no host of a hostfile: 'localhost:0'"):
         command(None, ["plan"], str(file), rankxform.__version__)
+
+
+# -- inside a scheduler's allocation, or what is left of one ------------------------------------------
+
+ONE_NODE = {
+    "SLURM_JOB_ID": "7", "SLURM_JOBID": "7", "SLURM_NODELIST": "n1", "SLURM_JOB_NODELIST": "n1",
+    "SLURM_NNODES": "1", "SLURM_TASKS_PER_NODE": "4",
+}  # fmt: skip
+TWO_NODES = {**ONE_NODE, "SLURM_NNODES": "2", "SLURM_NODELIST": "n[1-2]"}
+LEFTOVERS = {
+    "one node": ONE_NODE,
+    "a job's number alone": {"SLURM_JOB_ID": "7"},
+    "LSF": {"LSB_JOBID": "7", "LSF_BINDIR": "/nowhere"},
+    "Kubernetes": {"KUBERNETES_SERVICE_HOST": "10.0.0.1"},
+    "a job that has ended": {**ONE_NODE, "SLURM_JOB_END_TIME": "1"},
+}
+
+
+def srun(tmp_path, monkeypatch, text):
+    """Put a srun into PATH that does something."""
+    (tmp_path / "bin").mkdir()
+    path = tmp_path / "bin/srun"
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+
+
+@pytest.mark.parametrize("kind", LEFTOVERS)
+def test_processes_of_this_node_start_without_a_scheduler(kind, tmp_path, monkeypatch):
+    """A srun that fails, or never answers, is not asked; the processes are a world of two."""
+    srun(tmp_path, monkeypatch, "exec sleep 60" if kind == "one node" else "exit 1")
+    for name, value in LEFTOVERS[kind].items():
+        monkeypatch.setenv(name, value)
+    line = command(2, ["transform", "--help"])
+    line[line.index("-c") + 1 :] = [
+        "import os; from mpi4py import MPI; os.write(1, b'size %d\\n' % MPI.COMM_WORLD.size)"
+    ]
+    began = time.monotonic()
+    code, output = run(line, 60)
+    assert code == 0, output
+    assert output.count("size 2") == 2 and time.monotonic() - began < 30
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [("echo no controller >&2; exit 1", "no controller"), ("exit 3", "without a reason")],
+)
+def test_nodes_that_srun_cannot_reach_are_refused_before_the_start(
+    text, told, tmp_path, monkeypatch
+):
+    srun(tmp_path, monkeypatch, text)
+    for name, value in TWO_NODES.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(UsageError, match=f"has 2 nodes, and srun fails: .*{told}"):
+        command(2, ["transform", "a", "b"])
+
+
+def test_nodes_that_srun_reaches_are_left_to_it(tmp_path, monkeypatch):
+    srun(tmp_path, monkeypatch, "exit 0")
+    plain = command(2, ["transform", "a", "b"])
+    for name, value in TWO_NODES.items():
+        monkeypatch.setenv(name, value)
+    assert command(2, ["transform", "a", "b"]) == plain
+
+
+def test_what_a_person_has_chosen_stays(monkeypatch):
+    plain = command(2, ["transform", "a", "b"])
+    for name, value in {**ONE_NODE, "HYDRA_LAUNCHER": "ssh", "PRTE_MCA_plm": "ssh"}.items():
+        monkeypatch.setenv(name, value)
+    assert command(2, ["transform", "a", "b"]) == plain

@@ -153,7 +153,15 @@ def test_a_lost_process_ends_all_within_the_stall_limit(place):
 def test_what_slurm_says_is_left():
     left = seconds_left({"SLURM_JOB_END_TIME": str(int(time.time()) + 100)})
     assert 98 <= left <= 100
-    assert seconds_left({"SLURM_JOB_END_TIME": "1"}) == 0
+
+
+def test_what_slurm_said_of_a_job_that_has_ended(capfd):
+    """Its environment is left in a shell: there is no limit, which process 0 says once."""
+    environ = {"SLURM_JOB_END_TIME": "1"}
+    assert seconds_left({**environ, "PMI_RANK": "1"}) is None
+    assert capfd.readouterr().err == ""
+    assert seconds_left(environ) is None
+    assert capfd.readouterr().err.count("SLURM_JOB_END_TIME=1 is past") == 1
 
 
 def test_times():

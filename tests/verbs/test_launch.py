@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import sys
 import time
 from pathlib import Path
@@ -342,3 +343,25 @@ def test_stage_files_are_kept_merged_too(place):
     ]  # fmt: skip
     assert rankxform.inspect(kept / "merged_ckpt_strategy.ckpt")["stages"] == 2
     assert rankxform.inspect(kept)["stages"] == 2
+
+
+def test_the_program_is_started_as_the_launcher_was(place):
+    """Python ignores SIGPIPE and SIGXFSZ, and reading many files raises a limit: not the program's."""
+    words = [
+        sys.executable,
+        "-m",
+        "rankxform",
+        "launch",
+        "--load",
+        "src",
+        "--src-strategy",
+        "a.ckpt",
+    ]
+    words += ["--dst-strategy", "none", "--no-fsync", "--", "/bin/sh", "-c"]
+    words += ["grep SigIgn /proc/self/status > ignored; ulimit -n > limit; umask > mask"]
+    line = ["/bin/sh", "-c", 'ulimit -Sn 200; umask 027; exec "$@"', "sh", *words]
+    code, output = run(line, 60, env=environment(PYTHONPATH=str(ROOT)), cwd=place)
+    assert code == 0, output
+    ignored = int((place / "ignored").read_text().split()[1], 16)
+    assert not ignored & (1 << (signal.SIGPIPE - 1) | 1 << (signal.SIGXFSZ - 1))
+    assert (place / "limit").read_text() == "200\n" and (place / "mask").read_text() == "0027\n"
