@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -18,7 +19,8 @@ from rankxform.cli.main import main
 from rankxform.engine import pipeline
 from rankxform.engine.piece_schedule import PieceSchedule
 from rankxform.errors import RankxformError
-from tests import reference
+from tests import reference, reference_forms
+from tests.reference_maps import Model
 
 CASES = Path(__file__).parent / "data" / "cases"
 
@@ -852,3 +854,99 @@ class TestBeside:
         (dst / "config.json").write_text(json.dumps({**config, "rope_theta": 1}))
         verdict = rankxform.verify(ranks, dst, dst_form="huggingface", **options)
         assert verdict and any("config.json: was changed" in text for text in verdict.notices)
+
+
+# -- what was left of the first round ----------------------------------------------------------------
+
+
+def numbers(words):
+    return "Float32", (np.asarray(words) & 0x7F | 0x3F80).astype("<u4") << 16
+
+
+def qwen(folder, change=lambda name: name, **config):
+    """Write a model under other names; return its whole tensors as a map makes them."""
+    model = Model("qwen3", 1)
+    tensors = {n: numbers(w) for n, w in model.hf.items()}
+    reference_forms.write_huggingface(folder, {change(n): entry for n, entry in tensors.items()})
+    (folder / "config.json").write_text(json.dumps({**model.config, **config}))
+    return model
+
+
+MAPPED = {"dst_form": "unified", "map": "qwen3", "qkv": "grouped", "gate_up": "interleaved"}
+
+
+def test_names_without_what_a_model_begins_with(tmp_path, dst):
+    qwen(tmp_path / "plain")
+    qwen(tmp_path / "src", lambda name: name.removeprefix("model."))
+    parts = refused(tmp_path / "src", dst, **MAPPED)
+    (option,) = [text for text in parts.tries if text.startswith("--rename")]
+    rename = (shlex.split(option)[1],)
+    made = convert(tmp_path / "src", dst, **MAPPED, rename=rename)[1]
+    same(made, convert(tmp_path / "plain", tmp_path / "whole", **MAPPED)[1])
+
+
+def test_the_text_of_a_vision_language_model(tmp_path, dst):
+    model = qwen(tmp_path / "plain")
+    src, text = tmp_path / "src", tmp_path / "text.json"
+    text.write_text(json.dumps(model.config))
+    change = {"architectures": ["Qwen3VLForConditionalGeneration"], "text_config": model.config}
+    for key in model.config:
+        change[key] = None
+    tensors = {
+        n.replace("model.", "model.language_model.", 1): numbers(w) for n, w in model.hf.items()
+    }
+    tensors["model.visual.blocks.0.attn.qkv.weight"] = "Float32", np.full((4, 4), 0x3F800000, "<u4")
+    reference_forms.write_huggingface(src, tensors)
+    (src / "config.json").write_text(json.dumps(change))
+    first, second = refused(src, dst, **MAPPED).tries
+    words = shlex.split(first.replace("and ", ""))
+    assert "leave out --map" in second and words[0] == "--config"
+    options = {
+        w.lstrip("-"): words[i + 1] for i, w in enumerate(words) if w in ("--exclude", "--rename")
+    }
+    options = {name: (value,) for name, value in options.items()}
+    made = convert(src, dst, **MAPPED, config=str(text), **options)[1]
+    same(made, convert(tmp_path / "plain", tmp_path / "whole", **MAPPED)[1])
+
+
+def test_rank_folders_from_another_number_on(tmp_path, dst):
+    params, stages = {"w": ((16, 8), "Float32")}, [{"w": ([4], [0, -1], 0, 0)}]
+    plain = reference.write_checkpoint(tmp_path / "plain", stages, params)
+    for rank in range(4):
+        folder = tmp_path / "my src" / f"rank_{rank + 8}"
+        folder.mkdir(parents=True)
+        shutil.copy(
+            f"{plain}/rank_{rank}/checkpoint_{rank}.ckpt", folder / f"checkpoint_{rank + 8}.ckpt"
+        )
+    a = reference.write_strategy(tmp_path / "a.ckpt", stages)
+    parts = refused(tmp_path / "my src", dst, a)
+    assert "has 4 ranks, 8-11" in parts.what
+    line, _, named = parts.tries[0].partition(" and name ")
+    subprocess.run(["/bin/sh", "-c", line], check=True)
+    made = convert(Path(shlex.split(named)[0]), dst, a)[1]
+    same(made, convert(plain, tmp_path / "whole", a)[1])
+
+
+@pytest.mark.parametrize(
+    "name", ["rng_state", "rng_state.cpu", "np_rng_state", "rng.cuda", "rng_states.0"]
+)
+def test_states_of_generators_are_no_weights(name, tmp_path, dst):
+    state = {name: np.arange(16, dtype="u1")}
+    src = put(tmp_path / "src", {"w": (4, 4), "model.wrng.b": (6, 4)}, **state)
+    assert {*convert(src, dst, weights_only=True)[1]} == {"w", "model.wrng.b"}
+
+
+def test_a_folder_with_a_map_of_names_is_unified(tmp_path, dst):
+    """Whatever its files are called, as Hugging Face's shards too."""
+    tensors = {n: ("Float32", np.full((4, 4), 0x3F800000, "<u4")) for n in "ab"}
+    src = tmp_path / "src"
+    reference_forms.write_unified(src, tensors, {})
+    path = src / "param_name_map.json"
+    text = path.read_text()
+    for number, file in enumerate(sorted(src.glob("*.safetensors")), 1):
+        new = f"model-{number:05}-of-00002.safetensors"
+        text = text.replace(file.name, new)
+        file.rename(src / new)
+    path.write_text(text)
+    report, found = convert(src, dst)
+    assert {*found} == {"a", "b"} and rankxform.check(src).form == "unified"

@@ -56,7 +56,8 @@ class HuggingFaceForm(Form):
             name == DCP_METADATA or SHARD.fullmatch(name) or _OF_RANK().match(name)
             for name in names
         )
-        if listing.kind != FOLDER or listing.name.startswith("rank_") or has_boxes:
+        is_other = listing.name.startswith("rank_") or _MAP_OF_NAMES in names
+        if listing.kind != FOLDER or is_other or has_boxes:
             return None
         for name in names:
             if name.endswith(INDEX) or _SHARD().fullmatch(name):
@@ -177,6 +178,8 @@ def _check_clear(listing: Listing, indexed: bool) -> None:
 
 
 _OF_RANK = pattern_on_use(r"_rank[0-9]+_|[0-9]+\.metadata$|\.rank[0-9]+_metadata$")
-_OTHERS = ("param_name_map.json", "part0.safetensors", "metadata.json", "common.json")
+_MAP_OF_NAMES = "param_name_map.json"
+"""Of unified safetensors, whatever their files are called."""
+_OTHERS = (_MAP_OF_NAMES, "part0.safetensors", "metadata.json", "common.json")
 _OTHER = pattern_on_use(r"(^|-)(model|opt)-\d{7}-\d{7}\.safetensors$")
 """Files by which a folder of safetensors is of another form."""

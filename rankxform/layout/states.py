@@ -96,6 +96,9 @@ _COUNTER = pattern_on_use(r"learning_rate_group_\d+|Parameter\$\d+")
 _NUMBERED_MATRIX = pattern_on_use(r"matrix_(?:[ag]_inv_|max)\d+")
 """What THOR keeps for each layer, by number."""
 
+_RNG = pattern_on_use(r"(?:^|\.)(?:\w+_)?rng(?:_states?)?(?:\.\w+)*$")
+"""States of generators of random numbers, which trainers save with a model."""
+
 _MOST_COUNTER_AXES = 1  # a learning rate may have a value for each step
 
 NOT_SAVED = (
@@ -452,7 +455,8 @@ def _is_numbered(name: str, root: str) -> bool:
 
 def _is_counter(name: str, shape: Shape | None) -> bool:
     """Tell whether a tensor is a counter, or kept for a run, by its name and its few axes."""
-    if name in COUNTERS or _COUNTER().fullmatch(name):
+    is_of_generator = "rng" in name and _RNG().search(name) is not None
+    if name in COUNTERS or is_of_generator or _COUNTER().fullmatch(name):
         return shape is None or len(shape) <= _MOST_COUNTER_AXES
     if name.startswith("matrix_") and _NUMBERED_MATRIX().fullmatch(name):
         return True

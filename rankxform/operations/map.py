@@ -7,7 +7,7 @@ has, with their shapes; all of them are compared with the checkpoint's before an
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import prod
 from shlex import quote
@@ -43,7 +43,7 @@ from rankxform.layout.names import (
     option_to_exclude,
     summarize_names,
 )
-from rankxform.layout.states import COUNTERS, State
+from rankxform.layout.states import COUNTERS, MODEL, State
 from rankxform.options import flag_of
 from rankxform.statements import (
     MODEL_SIZE,
@@ -169,9 +169,12 @@ def read(context: OperationContext) -> ModelSizes | None:
     architectures = config.get("architectures")
     named = [str(name) for name in architectures] if isinstance(architectures, list) else []
     if table.architectures and named and not set(named) & set(table.architectures):
+        is_of_parts = isinstance(config.get("text_config"), dict)  # as vision-language models are
         raise UsageError(
             f"is of a {named[0]}; {table.label} is for {' and '.join(table.architectures)}",
+            *(_TEXT_ALONE if is_of_parts else ()),
             where=label,
+            details="the text's part alone can be translated" if is_of_parts else "",
         )
     return ModelSizes(table, config, label)
 
@@ -197,6 +200,11 @@ def make(options: Mapping[str, Any]) -> NameMap:
 CHOICES = ("qkv", "gate_up")
 """The options that choose a step of a map."""
 
+_TEXT_ALONE = (
+    "--config FILE, the text_config of that as a file of its own, with --exclude visual and "
+    r"--rename '^model\.language_model\.=model.'",
+    "leave out --map for a copy of all parts",
+)
 _IS_SIZE = pattern_on_use(
     r"hidden_size|num_(?!nextn).*(heads|layers)|.*head_dim|.*intermediate_size|.*_lora_rank|.*experts"
 )
@@ -550,9 +558,20 @@ class NameMap(ModelOperation):
         if not counts[best]:
             raise RequestError(
                 f"{self.table.label} is another model's: none of its names is in the checkpoint, "
-                f"which has {summarize_names(all_names, 3)}"
+                f"which has {summarize_names(all_names, 3)}",
+                *self._missing_prefix(all_names),
             )
         return best
+
+    def _missing_prefix(self, names: Collection[str]) -> list[str]:
+        """Return what to try where names lack what stands before the model's: `model.`."""
+        expected_names = {*self._names[HUGGINGFACE]}
+        prefixed = [name for name in names if f"{MODEL}{name}" in expected_names]
+        others = [name for name in names if name in expected_names]
+        if 2 * len(prefixed) < len(names):
+            return []
+        but = f"(?!{'|'.join(f'{re.escape(name)}$' for name in others)})" if others else ""
+        return [f"--rename {quote(f'^{but}={MODEL}')} puts before names what is missing there"]
 
     def knows(self, names: Iterable[str]) -> bool:
         """Tell whether at least half of some tensors have names of one side."""
@@ -726,6 +745,7 @@ class NameMap(ModelOperation):
             raise RequestError(
                 f"of the {len(expected_names):,} names of {self.table.label} the checkpoint has "
                 f"{present_count:,}, but {summarize_names(tensors_by_name, 2)}",
+                *self._missing_prefix(tensors_by_name),
                 "choose another map (`rankxform maps`)",
             )
 

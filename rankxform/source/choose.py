@@ -583,10 +583,14 @@ def _contradictions(
         )
 
 
+def rank_files_at(folder: Path) -> dict[int, list[str]]:
+    """Return the files of rank folders at a place, by rank."""
+    return by_rank(store_at(str(folder)).list(DEFAULT_PATTERN), DEFAULT_PATTERN)
+
+
 def ranks_at(folder: Path) -> int:
     """Return how many ranks the rank folders at a place are of; 0 if there are none."""
-    listing = store_at(str(folder)).list(DEFAULT_PATTERN)
-    return max(by_rank(listing, DEFAULT_PATTERN), default=-1) + 1
+    return max(rank_files_at(folder), default=-1) + 1
 
 
 def infer_whole_strategy(

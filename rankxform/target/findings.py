@@ -36,7 +36,7 @@ from rankxform.planning.evidence import sharded_by_pattern
 from rankxform.planning.sampling import first_box
 from rankxform.planning.selection import ERROR, Selection, types_by_file, unusual_tensors
 from rankxform.request import Request
-from rankxform.source.choose import list_and_select, ranks_at
+from rankxform.source.choose import list_and_select, rank_files_at, ranks_at
 from rankxform.source.hints import option_for, short_path
 from rankxform.source.open import Source
 from rankxform.statements import (
@@ -521,6 +521,8 @@ def _find_suggestion(request: Request, source: Source, dst: object) -> _Suggesti
     if src is None:
         src = WholeStrategy()
     ranks = source.selected.rank_count
+    if (suggestion := _other_numbers(request, src)) is not None:
+        return suggestion
     src_path = path_of(request.src_strategy)
     fits = ranks == src.ranks or (request.accepts(ACCEPT_EXTRA_RANKS) and ranks > src.ranks)
     if src_path is not None and not fits:
@@ -528,6 +530,29 @@ def _find_suggestion(request: Request, source: Source, dst: object) -> _Suggesti
         if suggestion is not None:  # fewer ranks may be lost ones as well
             return suggestion._replace(first=ranks > src.ranks)
     return _stage_file(request.dst_strategy, "--dst-strategy")
+
+
+def _other_numbers(request: Request, src: Strategy) -> _Suggestion | None:
+    """Return what to do where rank folders are as many as a strategy's ranks, from another number
+    on."""
+    files_by_rank: dict[int, list[str]] = {}
+    if is_path(request.src):
+        with suppress(RankxformError, OSError):
+            files_by_rank = rank_files_at(Path(request.src))
+    ranks = sorted(files_by_rank)
+    if not ranks or not ranks[0] or ranks != [*range(ranks[0], ranks[0] + src.ranks)]:
+        return None
+    tries = ["the strategy of the whole job, if these are a part of it"]
+    if all(len(files) == 1 for files in files_by_rank.values()):
+        folder, suffix = quote(str(Path(request.src))), Path(files_by_rank[ranks[0]][0]).suffix
+        link = f"ln -s {folder}/rank_$((n + {ranks[0]}))/*{suffix} {folder}-0/rank_$n/net{suffix}"
+        loop = f"for n in $(seq 0 {src.ranks - 1}); do mkdir -p {folder}-0/rank_$n && {link}; done"
+        tries.insert(0, f"{loop} and name {folder}-0")
+    return _Suggestion(
+        f"{request.src} has {src.ranks} ranks, {format_ranges(ranks)}, and {src.label} is of ranks "
+        f"{format_ranges(range(src.ranks))}",
+        tuple(tries),
+    )
 
 
 def _older_step(request: Request, source: Source) -> str:
