@@ -948,5 +948,5 @@ def test_a_folder_with_a_map_of_names_is_unified(tmp_path, dst):
         text = text.replace(file.name, new)
         file.rename(src / new)
     path.write_text(text)
-    report, found = convert(src, dst)
+    found = convert(src, dst)[1]
     assert {*found} == {"a", "b"} and rankxform.check(src).form == "unified"

@@ -56,7 +56,8 @@ class HuggingFaceForm(Form):
             name == DCP_METADATA or SHARD.fullmatch(name) or _OF_RANK().match(name)
             for name in names
         )
-        is_other = listing.name.startswith("rank_") or _MAP_OF_NAMES in names
+        is_mapped = _MAP_OF_NAMES in names and not any(name.endswith(INDEX) for name in names)
+        is_other = listing.name.startswith("rank_") or is_mapped
         if listing.kind != FOLDER or is_other or has_boxes:
             return None
         for name in names:
