@@ -89,8 +89,8 @@ def find_stored_zeros(
         if not zero or file in of_zeros or not nonzero or 2 * nonzero < totals[kind] - 1:
             continue
         if any(part in _ENDS_BRANCH for part in name.split(".")[-2:]):
-            block_names = [peer for peer in names_by_block[_block_of(name)] if peer != name]
-            zeros_of_block = [zero_by_name[peer] for peer in block_names if peer in zero_by_name]
+            block_names = [n for n in names_by_block.get(_block_of(name), ()) if n != name]
+            zeros_of_block = [zero_by_name[n] for n in block_names if n in zero_by_name]
             place = _layer_of(name), kind
             is_lone = is_full and zero_peers[place] < peers[place]  # one expert of a layer
             is_seen = not block_names or zeros_of_block
