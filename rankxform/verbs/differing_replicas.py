@@ -11,6 +11,7 @@ from dataclasses import replace
 from itertools import chain
 
 from rankxform.engine.scan import largest_difference
+from rankxform.geometry.tiling import Cell
 from rankxform.layout.names import format_ranges, summarize_names
 from rankxform.planning.catalog import Catalog, Holders, Parameter, Sharding
 from rankxform.planning.evidence import Evidence
@@ -20,7 +21,7 @@ from rankxform.storage.source_reader import read_samples_of
 from rankxform.transport import Team
 
 Contents = Mapping[int, Mapping[str, bytes]]
-"""Sampled bytes, by file and tensor."""
+"""Sampled bytes, by file and entry."""
 
 
 def choose_replicas(source: Source, evidence: Evidence, team: Team) -> Evidence:
@@ -37,15 +38,17 @@ def choose_replicas(source: Source, evidence: Evidence, team: Team) -> Evidence:
         parameter = catalog.declared[name]
         if isinstance(parameter.sharding, Sharding):
             by_placement.setdefault(parameter.sharding.placement, []).append(parameter)
-    names_by_file: dict[int, list[str]] = {}
+    entries_by_file: dict[int, list[str]] = {}
     for placement, parameters in by_placement.items():
-        for file in placement.holders:
-            names_by_file.setdefault(file, []).extend(p.src_name for p in parameters)
+        for cell, holders in placement.files.items():
+            for file in holders:
+                entries = (parameter.entry(cell, file) for parameter in parameters)
+                entries_by_file.setdefault(file, []).extend(entries)
 
     def read() -> dict[int, dict[str, bytes]]:
-        files = source.reach.partition(names_by_file)[team.rank]
+        files = source.reach.partition(entries_by_file)[team.rank]
         return {
-            file: read_samples_of(source.paths[file], source.indexes[file], names_by_file[file])
+            file: read_samples_of(source.paths[file], source.indexes[file], entries_by_file[file])
             for file in files
         }
 
@@ -53,16 +56,17 @@ def choose_replicas(source: Source, evidence: Evidence, team: Team) -> Evidence:
     texts, files_by_name = list[str](), dict[str, frozenset[int]]()
     for placement, parameters in by_placement.items():
         names = [parameter.src_name for parameter in parameters]
-        files = _agreeing_files(placement, names, contents, catalog)
+        files = _agreeing_files(placement, parameters, contents, catalog)
         is_readable = all(
             source.reach.sees(process, [f for f in holders if f in files])
             for process in range(team.size)
             for holders in placement.files.values()
+            if len(holders) > 1
         )
         largest = max(
-            largest_difference([contents[file][p.src_name] for file in holders], p.src_dtype)
+            largest_difference([contents[f][p.entry(cell, f)] for f in holders], p.src_dtype)
             for p in parameters
-            for holders in placement.files.values()
+            for cell, holders in placement.files.items()
         )
         spread = f" (by up to {largest:.3g} in the samples)" if largest else ""
         ranks = format_ranges(sorted(catalog.rank_of(file) for file in files))
@@ -92,16 +96,20 @@ def choose_replicas(source: Source, evidence: Evidence, team: Team) -> Evidence:
 
 
 def _agreeing_files(
-    placement: Holders, names: Sequence[str], contents: Contents, catalog: Catalog
+    placement: Holders, parameters: Sequence[Parameter], contents: Contents, catalog: Catalog
 ) -> frozenset[int]:
-    """Return of each cell the largest group of files that agree; of equal ones that of the lowest
-    rank."""
+    """Return of files that hold the same cells the largest group that agrees; of equal ones that of
+    the lowest rank."""
+    cells_by_holders: dict[tuple[int, ...], list[Cell]] = {}
+    for cell, holders in placement.files.items():
+        if len(holders) > 1:
+            cells_by_holders.setdefault(holders, []).append(cell)
     chosen_files = set[int]()
-    for holders in placement.files.values():
-        groups: dict[tuple[bytes | None, ...], list[int]] = {}
+    for holders, cells in cells_by_holders.items():
+        groups: dict[tuple[bytes, ...], list[int]] = {}
         for file in holders:
-            content = contents.get(file, {})
-            groups.setdefault(tuple(map(content.get, names)), []).append(file)
+            entries = (p.entry(cell, file) for p in parameters for cell in cells)
+            groups.setdefault(tuple(contents[file][e] for e in entries), []).append(file)
         best = min(groups.values(), key=lambda group: (-len(group), catalog.rank_of(min(group))))
         chosen_files.update(best)
     return frozenset(chosen_files)

@@ -67,3 +67,26 @@ def test_moments_alone(tmp_path, dtype):
     a = write(tmp_path, change, dtype)
     ranks = converted(tmp_path, a, r"by up to 1 in the samples\): taken of rank 0, 2,")
     assert ranks[NORM[1]] == [0, 2]
+
+
+def test_a_part_that_ranks_have_whole_and_otherwise(tmp_path):
+    """Of a tensor in parts; of other ones enough is equal that the strategy is not refuted."""
+    random = np.random.default_rng(1)
+    wholes = {f"l.{n}.qkv": random.integers(1, 99, (2, 16, 64), "<u4") for n in range(6)}
+    for rank in range(2):
+        entries = {}
+        for name, (shared, own) in wholes.items():
+            part = shared + (rank if name == "l.5.qkv" else 0)
+            entries[name] = "Float32", np.concatenate([own[8 * rank : 8 * rank + 8], part])
+        reference.write_safetensors(tmp_path / f"src/rank_{rank}/c_{rank}.safetensors", entries)
+    options = {
+        "src_strategy": "shard:qkv=0:16/16r@2",
+        "accept": ("contradictions",),
+        "fsync": False,
+    }
+    with pytest.warns(rankxform.RankxformWarning, match="l.5.qkv.*: taken of rank 0,"):
+        rankxform.transform(tmp_path / "src", tmp_path / "dst", **options)
+    (path,) = (tmp_path / "dst").rglob("*.safetensors")
+    made = reference.read_safetensors(path)
+    for name, (shared, own) in wholes.items():
+        assert made[name][2] == np.concatenate([own, shared]).tobytes()
