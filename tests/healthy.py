@@ -320,3 +320,73 @@ def _(place):
         entries["v_head.summary.weight"] = "BFloat16", np.full((1, 16), 0x3F80, "<u2")
 
     return published(place, "qwen3", change)
+
+
+def of_parts(place, names: dict[str, tuple[int, ...]], config: dict[str, Any]) -> dict[str, Any]:
+    """Write tensors of some shapes, and a configuration that no table is for."""
+    entries = {}
+    for name, shape in names.items():
+        is_index = name.endswith(("position_ids", "_index"))
+        words = np.zeros(shape, "<u8") if is_index else values(name, shape)
+        entries[name] = ("Int64" if is_index else "Float32"), words
+    reference_forms.write_huggingface(place.src, entries)
+    (place.src / "config.json").write_text(json.dumps(config))
+    return {"dst_form": "huggingface", "dtype": "bf16"}
+
+
+@healthy("CLIP: two towers, sizes of each")
+def _(place):
+    names = {"logit_scale": (), "text_model.embeddings.token_embedding.weight": (49, 16),
+             "text_model.embeddings.position_ids": (1, 7),
+             "vision_model.embeddings.position_ids": (1, 5),
+             "vision_model.embeddings.class_embedding": (24,)}  # fmt: skip
+    for tower, width, layers in (("text_model", 16, 2), ("vision_model", 24, 3)):
+        for layer in range(layers):
+            for kind in ("q", "k", "v", "out"):
+                names[f"{tower}.encoder.layers.{layer}.self_attn.{kind}_proj.weight"] = width, width
+    text, vision = (
+        {"vocab_size": 49, "hidden_size": 16},
+        {"hidden_size": 24, "num_hidden_layers": 3},
+    )
+    config = {"architectures": ["CLIPModel"], "text_config": text, "vision_config": vision,
+              "projection_dim": 512}  # fmt: skip
+    return of_parts(place, names, config)
+
+
+@healthy("Swin: stages of unlike widths, tables and indexes")
+def _(place):
+    names = {}
+    for stage, width in enumerate((8, 16)):
+        for block in range(2):
+            prefix = f"swin.encoder.layers.{stage}.blocks.{block}.attention"
+            names[f"{prefix}.self.relative_position_bias_table"] = 9, 2
+            names[f"{prefix}.self.relative_position_index"] = 4, 4
+            for kind in ("query", "key", "value"):
+                names[f"{prefix}.self.{kind}.weight"] = width, width
+            names[f"{prefix}.output.dense.weight"] = width, width
+    config = {"architectures": ["SwinModel"], "depths": [2, 2], "num_heads": [1, 2],
+              "num_layers": 2, "hidden_size": 16, "embed_dim": 8}  # fmt: skip
+    return of_parts(place, names, config)
+
+
+@healthy("GPT-2: its own keys, one matrix for queries, keys and values")
+def _(place):
+    names = {"wte.weight": (50, 16), "wpe.weight": (32, 16), "ln_f.weight": (16,)}
+    for layer in range(3):
+        names |= {f"h.{layer}.attn.c_attn.weight": (16, 48), f"h.{layer}.attn.c_proj.weight": (16, 16),
+                  f"h.{layer}.mlp.c_fc.weight": (16, 64), f"h.{layer}.mlp.c_proj.weight": (64, 16)}  # fmt: skip
+    config = {"architectures": ["GPT2LMHeadModel"], "model_type": "gpt2", "vocab_size": 50,
+              "n_embd": 16, "n_layer": 3, "n_head": 2}  # fmt: skip
+    return of_parts(place, names, config)
+
+
+@healthy("BERT: a classifier's head, positions")
+def _(place):
+    names = {"bert.embeddings.word_embeddings.weight": (60, 16), "classifier.weight": (2, 16),
+             "bert.embeddings.position_ids": (1, 12), "bert.pooler.dense.weight": (16, 16)}  # fmt: skip
+    for layer in range(2):
+        for kind in ("attention.self.query", "attention.self.key", "attention.output.dense"):
+            names[f"bert.encoder.layer.{layer}.{kind}.weight"] = 16, 16
+    config = {"architectures": ["BertForSequenceClassification"], "vocab_size": 60,
+              "hidden_size": 16, "num_hidden_layers": 2}  # fmt: skip
+    return of_parts(place, names, config)

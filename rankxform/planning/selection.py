@@ -471,7 +471,7 @@ def _unmatched_error(
     renamed = any(operations.name_of(p.name) != p.name for p in catalog.parameters)
     return RequestError(
         "; ".join(parts),
-        "--unmatched drop",
+        "--unmatched drop leaves them out",
         "--unmatched replicate if every rank of the side that does not list them holds them whole",
         details=f"with --rename, {dst.label} must list the new names" if renamed else "",
     )

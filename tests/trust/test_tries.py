@@ -21,7 +21,7 @@ from safetensors.numpy import save_file
 
 from rankxform.cli.main import main
 from tests.corpus import SOURCES, STRATEGIES, write_wrong
-from tests.tries import flags_of, takes_value
+from tests.tries import FILES, TESTS, flags_of, takes_value
 
 CASES = Path(__file__).parents[1] / "data" / "cases"
 OPTIONS = (
@@ -90,6 +90,11 @@ def commands(tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore")
+def test_the_tests_whose_tries_are_tried_are_there():
+    """A file that was renamed would be left out without a word."""
+    assert [name for name in FILES if not (TESTS / name).is_file()] == []
+
+
 def test_no_try_leads_to_the_same_error_again(tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
     write_wrong(tmp_path)
