@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -357,9 +357,16 @@ _MOST_BASES = 8
 """Tables that extend each other in a row."""
 
 
-def map_names() -> list[str]:
-    """Return the names of the tables that come with rankxform."""
-    return sorted(path.stem for path in FOLDER.glob("*.toml") if not path.name.startswith("_"))
+def map_names(naming: Collection[str] = ()) -> list[str]:
+    """Return the names of the tables that come with rankxform.
+
+    naming: architectures, or types of models; only tables with one of these, which are not parsed.
+    """
+    paths = [path for path in FOLDER.glob("*.toml") if not path.name.startswith("_")]
+    if naming:
+        quoted = "|".join(re.escape(f'"{word}"') for word in naming).encode()
+        paths = [path for path in paths if re.search(quoted, path.read_bytes())]
+    return sorted(path.stem for path in paths)
 
 
 def load_map_table(name: str) -> MapTable:

@@ -133,9 +133,11 @@ def read_stated_model(source: Source) -> StatedModel | None:
         config = parse_config(store.read(CONFIG), label)
         named, sizes = config.get("architectures"), None
         architectures = {*map(str, named)} if isinstance(named, list) else set[str]()
-        for name in user_files.map_names():
+        model_type = config.get("model_type")
+        words = architectures or ({model_type} if isinstance(model_type, str) else {""})
+        for name in user_files.map_names(words):
             table = user_files.load_map_table(name)
-            is_of_type = not architectures and config.get("model_type") in table.model_types
+            is_of_type = not architectures and model_type in table.model_types
             if is_of_type or architectures.intersection(table.architectures):
                 from rankxform.operations.map import ModelSizes
 
