@@ -175,6 +175,7 @@ LEFTOVERS = {
     "one node": ONE_NODE,
     "a job's number alone": {"SLURM_JOB_ID": "7"},
     "LSF": {"LSB_JOBID": "7", "LSF_BINDIR": "/nowhere"},
+    "PBS": {"PBS_JOBID": "7", "PBS_NODEFILE": "/nowhere", "PBS_ENVIRONMENT": "PBS_BATCH"},
     "Kubernetes": {"KUBERNETES_SERVICE_HOST": "10.0.0.1"},
     "a job that has ended": {**ONE_NODE, "SLURM_JOB_END_TIME": "1"},
 }
