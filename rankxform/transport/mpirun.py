@@ -97,12 +97,12 @@ def _starter_options(
     is_one_node = max(map(int, node_counts), default=1) <= 1
     if is_lsf:  # host and slots, host and slots, ...
         is_one_node = len(environ.get("LSB_MCPU_HOSTS", "").split()) <= 2
-    if family == OPEN_MPI and "PBS_NODEFILE" in environ and hostfile is None:
+    if "PBS_NODEFILE" in environ and hostfile is None:
         nodes = set[str]()
         with suppress(OSError):  # of a job that has ended
             nodes = {*Path(environ["PBS_NODEFILE"]).read_text().split()}
         if len(nodes) <= 1:
-            return ["--prtemca", "ras", "^pbs"]
+            return ["--prtemca", "ras", "^pbs"] if family == OPEN_MPI else ["-rmk", "user"]
     if not (is_slurm or is_lsf):
         return []
     if hostfile is None and is_one_node:
