@@ -146,7 +146,8 @@ def _seen_taking_part(
                 refusals.add(
                     f"is sharded by the optimizer, although it is smaller than "
                     f"{threshold // 1024} KiB",
-                    "Give --src-threshold, the source's parallel_optimizer_threshold in KiB",
+                    "Give --src-threshold, and --threshold if the destination's is another "
+                    "(parallel.parallel_optimizer_config.parallel_optimizer_threshold, in KiB)",
                     name,
                 )
             continue
@@ -598,7 +599,11 @@ def _assumptions(request: DeriveRequest) -> tuple[str, ...]:
     if stages == request.dst.pp > 1 and not request.places.says_counts:
         texts.append("Layers are taken to be on the pipeline stages where the source has them.")
     if request.dst.shards and not request.predict:
+        source_text = (
+            ", as in the source: --threshold states another" if request.takes_threshold else ""
+        )
         texts.append(
-            f"The optimizer shards parameters of {request.dst.threshold_bytes // 1024} KiB or more."
+            f"The optimizer shards parameters of {request.dst.threshold_bytes // 1024} KiB or "
+            f"more{source_text}."
         )
     return tuple(texts)

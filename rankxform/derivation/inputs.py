@@ -60,6 +60,7 @@ _KNOWN_KEYS = {
     "parallel_config": (*_SIZES, *_SYNONYMS, *_OTHERS, "use_seq_parallel", "vocab_emb_dp"),
 }
 """Keys by which a strategy is derived, by the table that they stand in."""
+_THRESHOLD = "parallel_optimizer_threshold"
 _RUN_MODES = ("train", "finetune", "predict", "predict_with_train_model", "eval", "export")
 _LIKENESS = 0.88
 _SEMI_AUTO = (1, "1", "semi", "semi_auto", "semi_auto_parallel")
@@ -99,6 +100,7 @@ def parse_job_config(data: bytes, label: str) -> JobConfig:
                 raise UsageError(
                     f"{key} is {repr(value)}, {usual} is {sizes[usual]!r}", where=label
                 )
+    is_threshold_stated = optimizer.get(_THRESHOLD) is not None
     sizes_by_field = {f: sizes[key] for key, f in _SIZES.items() if sizes.get(key) is not None}
     for key, value in sizes_by_field.items():
         if type(value) is not int:
@@ -111,7 +113,7 @@ def parse_job_config(data: bytes, label: str) -> JobConfig:
             vocab_emb_dp=_flag(sizes, "vocab_emb_dp", True, label),
             use_seq_parallel=_flag(sizes, "use_seq_parallel", False, label),
             optimizer_shard=_optimizer_shard(config, optimizer, label),
-            threshold=_number(optimizer, "parallel_optimizer_threshold", 64, label),
+            threshold=_number(optimizer, _THRESHOLD, 0, label) if is_threshold_stated else None,
         ),
         predict=_run_mode(document, label).startswith("predict"),
         offset=_offset(model, label),
@@ -281,10 +283,12 @@ def derive_request(options: DeriveOptions) -> DeriveRequest | None:
     dst_config = _config("dst", options)
     src, dst, keep_mesh = _sizes(options, src_config, dst_config)
     preset = _preset(options)
+    src_threshold = src.threshold if src and dst.threshold is None else None
     return DeriveRequest(
         source=None,
-        src=src,
-        dst=dst,
+        src=replace(src, threshold=src.threshold_bytes // 1024) if src and src_config else src,
+        dst=override_sizes(dst, {"threshold": src_threshold}),
+        takes_threshold=src_threshold is not None,
         keep_mesh=keep_mesh,
         keep_stages=options.dst_parallel == SAME,
         preset=preset,

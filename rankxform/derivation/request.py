@@ -32,6 +32,7 @@ class DeriveRequest:
     source: Strategy | None  # None where every parameter is whole
     dst: Parallel
     src: Parallel | None = None  # the source's sizes; with `keep_mesh` only its threshold counts
+    takes_threshold: bool = False  # nothing states the destination's threshold: it is the source's
     # The ranks of a stage stay arranged as they are; only the optimizer's shard and the pipeline
     # change, and with `keep_stages` not even the latter.
     keep_mesh: bool = False

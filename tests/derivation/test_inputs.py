@@ -120,6 +120,37 @@ def strategy_of(path):
     return user_files.load_strategy(str(path))
 
 
+def test_a_threshold_that_nothing_states_for_the_destination_is_the_sources(full, tmp_path):
+    """Slices of two jobs with a threshold of 4 KiB, of which the user says it once."""
+    options = {"fsync": False, "preset": "llama_legacy", "optimizer_shard": "on"}
+    there = {"dst_parallel": SIZES, "threshold": 4}
+    rankxform.transform(full / "full.ckpt", tmp_path / "src", **there, **options)
+    src = (tmp_path / "src", tmp_path / "src_strategy.ckpt")
+    job = {**options, "src_parallel": SIZES, "dst_parallel": SIZES.replace("pp=2", "pp=1")}
+    with pytest.raises(DerivationError) as refusal:
+        rankxform.transform(src[0], tmp_path / "no", src[1], **job)
+    key = "parallel.parallel_optimizer_config.parallel_optimizer_threshold"
+    assert all(text in str(refusal.value) for text in ("--src-threshold", "--threshold", key))
+    rankxform.transform(src[0], tmp_path / "both", src[1], src_threshold=4, threshold=4, **job)
+    done = rankxform.transform(src[0], tmp_path / "one", src[1], src_threshold=4, **job)
+    assert differing(tmp_path / "both", tmp_path / "one") == []
+    said = "of 4 KiB or more, as in the source: --threshold states another"
+    assert any(said in text for text in done.derivation["assumptions"])
+    config = tmp_path / "dst.yaml"
+    silent = CONFIG.replace("pipeline_stage: 2", "pipeline_stage: 1")
+    silent = silent.replace("    parallel_optimizer_threshold: 0\n", "").replace(
+        "  parallel_optimizer_config:\n", ""
+    )
+    config.write_text(silent)
+    by_config = {**job, "dst_parallel": None, "optimizer_shard": None, "dst_config": str(config)}
+    rankxform.transform(src[0], tmp_path / "yaml", src[1], src_threshold=4, **by_config)
+    assert differing(tmp_path / "both", tmp_path / "yaml") == []
+    stated = CONFIG.replace("threshold: 0", "threshold: 24")
+    config.write_text(stated.replace("pipeline_stage: 2", "pipeline_stage: 1"))
+    rankxform.transform(src[0], tmp_path / "stated", src[1], src_threshold=4, **by_config)
+    assert differing(tmp_path / "both", tmp_path / "stated")
+
+
 def test_load_and_plan_derive_too(full, tmp_path):
     whole = rankxform.load(
         full / "full.ckpt", dst_parallel=SIZES, rank=11, include="layers.39", **DERIVED
