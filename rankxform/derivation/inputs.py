@@ -19,6 +19,7 @@ from typing import Any
 
 from rankxform.errors import CheckpointError, RequestError, UsageError, did_you_mean
 from rankxform.formats.container import Schema, content_bytes
+from rankxform.geometry.box import Shape
 from rankxform.layout.names import compile_regex, format_ranges, summarize_names
 from rankxform.layout.strategy import Strategy, WholeStrategy
 from rankxform.options import flag_of, is_default
@@ -283,12 +284,10 @@ def derive_request(options: DeriveOptions) -> DeriveRequest | None:
     dst_config = _config("dst", options)
     src, dst, keep_mesh = _sizes(options, src_config, dst_config)
     preset = _preset(options)
-    src_threshold = src.threshold if src and dst.threshold is None else None
-    return DeriveRequest(
+    request = DeriveRequest(
         source=None,
-        src=replace(src, threshold=src.threshold_bytes // 1024) if src and src_config else src,
-        dst=override_sizes(dst, {"threshold": src_threshold}),
-        takes_threshold=src_threshold is not None,
+        src=src,
+        dst=dst,
         keep_mesh=keep_mesh,
         keep_stages=options.dst_parallel == SAME,
         preset=preset,
@@ -300,7 +299,10 @@ def derive_request(options: DeriveOptions) -> DeriveRequest | None:
         places=_places(options, preset, dst_config),
         src_flag="--src-config" if options.src_parallel is None and src_config else SRC_SIZES,
         dst_flag="--dst-config" if dst_config else DST_SIZES,
-    )
+    ).with_threshold()
+    if src is None or src_config is None:
+        return request
+    return replace(request, src=replace(src, threshold=src.threshold_bytes // 1024))
 
 
 def source_request(options: DeriveOptions) -> DeriveRequest:
@@ -323,6 +325,18 @@ def source_request(options: DeriveOptions) -> DeriveRequest:
         src_flag="--src-config",
         dst_flag="--src-config",
     )
+
+
+def derive_of_shapes(options: DeriveOptions, shapes: Mapping[str, tuple[Shape, str]]) -> Derived:
+    """Derive a source's strategy from --src-config and the shapes and types of whole parameters.
+
+    Raises DerivationError, UsageError.
+    """
+    extents = {
+        name: Extent(shape, content_bytes(dtype, shape)) for name, (shape, dtype) in shapes.items()
+    }
+    request = replace(source_request(options), extents=extents)
+    return derive(request, f"derived from {options.src_config}")
 
 
 def _config(side: str, options: DeriveOptions) -> JobConfig | None:
@@ -439,7 +453,8 @@ def derive_from(request: DeriveRequest, source: Strategy, schemas: Mapping[int, 
         )
     extents = full_extents(source, schemas)
     source, absent = _present(source, extents, schemas)
-    derived = derive(complete_request(request, source, extents), label + source.label)
+    label += source.label.removeprefix(label)
+    derived = derive(complete_request(request, source, extents), label)
     if not absent:
         return derived
     assumption = f"Left out, because no file holds them: {summarize_names(absent, 4)}."

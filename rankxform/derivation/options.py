@@ -70,9 +70,8 @@ class DeriveOptions:
         "repeatable", AFFECTS_LOAD, kind=TYPE_REPEATED, metavar="REGEX",
     )  # fmt: skip
     threshold: int | None = option(
-        None, GROUP_DERIVATION, "size from which the optimizer shards a parameter (default: 64)",
-        AFFECTS_LOAD,
-        kind=TYPE_NUMBER, metavar="KIB",
+        None, GROUP_DERIVATION, "size from which the optimizer shards a parameter (default: the "
+        "source's where it is stated, or 64)", AFFECTS_LOAD, kind=TYPE_NUMBER, metavar="KIB",
     )  # fmt: skip
     src_threshold: int | None = option(
         None, GROUP_DERIVATION, "the threshold of the source job (default: 64)", AFFECTS_LOAD,

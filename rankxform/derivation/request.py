@@ -51,6 +51,13 @@ class DeriveRequest:
     dst_flag: str = DST_SIZES
     places: StageLayers = field(default_factory=StageLayers)  # what is said of the pipeline
 
+    def with_threshold(self) -> DeriveRequest:
+        """Return the request with the source's threshold, where nothing states the other's."""
+        threshold = self.src.threshold if self.src else None
+        if threshold is None or self.dst.threshold is not None:
+            return self
+        return replace(self, dst=replace(self.dst, threshold=threshold), takes_threshold=True)
+
     @property
     def all_rules(self) -> tuple[ShardingRule, ...]:
         """The rules, in the order in which they are tried."""

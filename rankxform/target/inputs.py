@@ -115,6 +115,8 @@ def _read(request: Request) -> ResolvedRequest:
         if isinstance(src, PatternStrategy) and src.has_parts:
             raise UsageError("--shapes plans slices, and no parts of rows", where=src.label)
         shapes = read_shapes(Path(request.shapes))
+        if request.src_strategy is None:
+            src = _derive_from_shapes(request, shapes) or src
         return ResolvedRequest(request, src, dst, shapes, **facts)
     if request.dst and not has_source and Path(request.dst).exists():
         raise UsageError(
@@ -129,6 +131,25 @@ def _read(request: Request) -> ResolvedRequest:
         findings += (*_by_configuration_alone(request.src_config or ""),)
     request = _absolute(request, where)
     return ResolvedRequest(request, declared_src, dst, findings=(*findings,), **facts)
+
+
+def _derive_from_shapes(
+    request: Request, shapes: Mapping[str, tuple[Shape, str]]
+) -> Strategy | None:
+    """Derive how a source of full shapes is sharded; None if it is one whole checkpoint."""
+    if request.src_parallel is not None:
+        raise UsageError(
+            "--src-parallel has the sizes of the source's job, and nothing says how it is sharded",
+            "--src-strategy FILE or FOLDER",
+            "--src-config FILE --preset NAME",
+            "leave out --src-parallel if the source is one whole checkpoint",
+            where=f"--shapes {request.shapes}",
+        )
+    if request.src_config is None:
+        return None
+    from rankxform.derivation.inputs import derive_of_shapes
+
+    return derive_of_shapes(request, shapes).strategy
 
 
 def _by_configuration_alone(path: str) -> Iterator[Finding]:

@@ -141,7 +141,7 @@ def with_stated_sizes(
         src=request.src if src is None else src,
         dst=request.dst if dst is None else dst,
         rules=(*request.rules, *(_rule(names, spec) for names, spec in pairs)),
-    )
+    ).with_threshold()
 
 
 def _rule(names: str, spec: Any) -> ShardingRule:
