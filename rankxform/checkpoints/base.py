@@ -102,15 +102,17 @@ class SelectedFiles:
         """Which step, this or a newer one, some rank lacks, in words; None if there is none."""
         if not self.missing_ranks:
             return None
-        step, lacking = max(self.missing_ranks.items())
-        ranks_text = (
-            f"rank {lacking[0]} has"
-            if len(lacking) == 1
-            else f"ranks {format_ranges(lacking)} have"
-        )
+        step = max(self.missing_ranks)
         state = "is newer but not complete" if step != self.step else "is not complete"
-        files_text = "not all files of it" if self.ranks else "no file of it"
-        return f"epoch {step[0]} step {step[1]} {state}: {ranks_text} {files_text}"
+        return f"epoch {step[0]} step {step[1]} {state}: {self.lacking_in_words(step)}"
+
+    def lacking_in_words(self, step: TrainingStep) -> str:
+        """Return which ranks lack a step of `missing_ranks`."""
+        ranks = self.missing_ranks[step]
+        ranks_text = (
+            f"rank {ranks[0]} has" if len(ranks) == 1 else f"ranks {format_ranges(ranks)} have"
+        )
+        return f"{ranks_text} {'not all files' if self.ranks else 'no file'} of it"
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,6 @@ from typing import Any
 
 from rankxform.errors import CheckpointError, RequestError, UsageError, did_you_mean
 from rankxform.formats.container import Schema, content_bytes
-from rankxform.geometry.box import Shape
 from rankxform.layout.names import compile_regex, format_ranges, summarize_names
 from rankxform.layout.strategy import Strategy, WholeStrategy
 from rankxform.options import flag_of, is_default
@@ -325,18 +324,6 @@ def source_request(options: DeriveOptions) -> DeriveRequest:
         src_flag="--src-config",
         dst_flag="--src-config",
     )
-
-
-def derive_of_shapes(options: DeriveOptions, shapes: Mapping[str, tuple[Shape, str]]) -> Derived:
-    """Derive a source's strategy from --src-config and the shapes and types of whole parameters.
-
-    Raises DerivationError, UsageError.
-    """
-    extents = {
-        name: Extent(shape, content_bytes(dtype, shape)) for name, (shape, dtype) in shapes.items()
-    }
-    request = replace(source_request(options), extents=extents)
-    return derive(request, f"derived from {options.src_config}")
 
 
 def _config(side: str, options: DeriveOptions) -> JobConfig | None:

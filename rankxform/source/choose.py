@@ -152,25 +152,26 @@ def list_and_select(
     return form, listing, form.select(listing, where, store, RankFilter())
 
 
-def steps_at(where: CheckpointRef) -> tuple[list[str], Callable[[str], SelectedFiles | None]]:
+def steps_at(where: CheckpointRef) -> tuple[list[str], Callable[[str], SelectedFiles]]:
     """Return the steps at a place, the oldest first, and what finds the files of one.
 
-    It finds None where some rank lacks the step. The place is listed once. Raises UsageError where
-    no name states a step, CheckpointError where there is no checkpoint.
+    It raises CheckpointError where some rank lacks the step. The place is listed once. Raises
+    UsageError where no name states a step, CheckpointError where there is no checkpoint.
     """
     form, listing, selected = list_and_select(where)
     if selected.step is None:
         raise UsageError("no file's name states a step", "rankxform transform", where=where.path)
 
-    def files_of(step: str) -> SelectedFiles | None:
-        try:
-            ref = replace(where, step=step)
-            return form.select(listing, ref, store_at(where.path), RankFilter())
-        except CheckpointError:
-            return None
+    def files_of(step_name: str) -> SelectedFiles:
+        if (step := steps_by_name[step_name]) in selected.missing_ranks:
+            problem = f"step {step_name} is not complete: {selected.lacking_in_words(step)}"
+            raise CheckpointError(problem, "bring what is missing", where=where.path)
+        ref = replace(where, step=step_name)
+        return form.select(listing, ref, store_at(where.path), RankFilter())
 
     steps = {selected.step, *selected.skipped_steps, *selected.missing_ranks}
-    return ["_".join(map(str, step)) for step in sorted(steps)], files_of
+    steps_by_name = {"_".join(map(str, step)): step for step in sorted(steps)}
+    return [*steps_by_name], files_of
 
 
 def listing_at(folder: Path, form: Form, where: CheckpointRef | None = None) -> Listing:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from rankxform.checkpoints.base import CheckpointRef
 from rankxform.errors import FormatError, RankxformError, UsageError
+from rankxform.formats.container import Schema
 from rankxform.formats.container import container_suffixes as checkpoint_suffixes
 from rankxform.formats.documents import parse_shapes as parse_shapes
 from rankxform.geometry.box import Shape
@@ -147,9 +148,13 @@ def _derive_from_shapes(
         )
     if request.src_config is None:
         return None
-    from rankxform.derivation.inputs import derive_of_shapes
+    from rankxform.derivation.derive import derive
+    from rankxform.derivation.inputs import source_request, whole_extents
 
-    return derive_of_shapes(request, shapes).strategy
+    full_shapes, dtypes = zip(*shapes.values()) if shapes else ((), ())
+    extents = whole_extents([Schema(tuple(shapes), dtypes, full_shapes)])
+    label = f"derived from {request.src_config}"
+    return derive(replace(source_request(request), extents=extents), label).strategy
 
 
 def _by_configuration_alone(path: str) -> Iterator[Finding]:

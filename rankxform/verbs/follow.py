@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from math import inf
 from pathlib import Path
@@ -29,6 +29,7 @@ from rankxform.publish.folder_records import (
     remove_unfinished,
 )
 from rankxform.publish.lock import taking_turns
+from rankxform.publish.records import identity_differences
 from rankxform.request import Request
 from rankxform.results import NORMAL, QUIET, Result, Section, lines
 from rankxform.source.choose import steps_at
@@ -36,6 +37,8 @@ from rankxform.statements import FILE_IDENTITY
 from rankxform.storage.posix import remove_if_possible, write_atomically
 from rankxform.storage.store import FileVersion, absolute, address_of, is_path, storage_of
 from rankxform.target.inputs import source_ref
+from rankxform.target.manifest import conversion_identity
+from rankxform.target.resolve import resolve
 from rankxform.transport import Team
 from rankxform.values import NamedTuple, dataclass, pattern_on_use
 
@@ -79,6 +82,7 @@ class Followed(Result):
     waiting: tuple[str, ...]  # steps that some rank lacks
     removed: tuple[str, ...]  # steps whose conversions were removed
     warnings: tuple[str, ...] = ()  # what may be wrong
+    lacking: tuple[str, ...] = ()  # what the steps lack that are waited for, in sentences
 
     def in_short(self) -> str:
         return f"{format_count(len(self.converted), 'step')} converted"
@@ -91,11 +95,12 @@ class Followed(Result):
                 yield lines("step", f"{entry.step}: {size}, {seconds}, {entry.dst}")
             for label, steps in (
                 ("before", self.complete_before),
-                ("waiting", self.waiting),
+                ("waiting", () if self.lacking else self.waiting),
                 ("removed", self.removed),
             ):
                 if steps:
                     yield lines(label, ", ".join(steps))
+            yield from (lines("waiting", text) for text in self.lacking)
         yield lines("done", self.in_short())
 
 
@@ -106,6 +111,8 @@ class _Look(NamedTuple):
     waiting: tuple[str, ...]
     done: tuple[str, ...]
     trouble: str = ""  # why no steps can be told, in a watch
+    # What steps lack; in a watch those that have lacked it for a while.
+    lacking: tuple[CheckpointError, ...] = ()
 
 
 class _StepFiles(NamedTuple):
@@ -125,6 +132,7 @@ class _Watcher:
         self.dst, self._settings = Path(absolute(request.dst or "")), settings
         self._looked_at: dict[str, _StepFiles] = {}
         self._failed: dict[str, Sequence[FileVersion | None]] = {}
+        self._lacking_since: dict[str, float] = {}
         self._is_watching = bool(settings.watch)
         self._pause = _POLL_SECONDS  # until the next look
 
@@ -141,12 +149,21 @@ class _Watcher:
             return _Look((), (), (), error.parts.line)
         steps = self._steps_asked_for(steps)
         done = [step for step in steps if _manifest_folder(self.dst / step) is not None]
-        ready = [step for step in steps if step not in done and self._is_ready(step, files_of)]
+        ready: list[str] = []
+        lacking: list[CheckpointError] = []
+        for step in [step for step in steps if step not in done]:
+            try:
+                if self._is_ready(step, files_of(step)):
+                    ready.append(step)
+            except CheckpointError as error:
+                if self._has_settled(self._lacking_since.setdefault(step, time.monotonic())):
+                    lacking.append(error)
         waiting = [step for step in steps if step not in done and step not in ready]
         # One that is older than those to keep is not converted to be removed, or once more.
         newest = [step for step in steps if step not in waiting][-(self._settings.keep or 0) :]
         self._pause = min(max(_POLL_SECONDS, _SHARE * (time.monotonic() - began)), _LONGEST_PAUSE)
-        return _Look(tuple(s for s in ready if s in newest), tuple(waiting), tuple(done))
+        ready = [step for step in ready if step in newest]
+        return _Look(tuple(ready), tuple(waiting), tuple(done), "", tuple(lacking))
 
     def _steps_asked_for(self, steps: list[str]) -> list[str]:
         """Return those of the steps that --step names, as 1_100 or as 100; all if it names none."""
@@ -249,18 +266,16 @@ class _Watcher:
             [*self._versions(names)] != versions for names, versions, _ in self._looked_at.values()
         )
 
-    def _is_ready(self, step: str, files_of: Callable[[str], SelectedFiles | None]) -> bool:
-        """Tell whether every rank has its file of a step, and none has changed for a while."""
-        selected = files_of(step)
-        if selected is None:
-            return False
+    def _has_settled(self, since: float) -> bool:
+        return not self._is_watching or time.monotonic() - since >= self._settings.settle
+
+    def _is_ready(self, step: str, selected: SelectedFiles) -> bool:
+        """Tell whether no file of a step has changed for a while."""
         versions, before = [*self._versions(selected.names)], self._looked_at.get(step)
         if before is None or versions != before.versions:
             before = _StepFiles(selected.names, versions, time.monotonic())
             self._looked_at[step] = before
-        if self._failed.get(step) == versions:
-            return False
-        return not self._is_watching or time.monotonic() - before.since >= self._settings.settle
+        return self._failed.get(step) != versions and self._has_settled(before.since)
 
     def _versions(self, names: Mapping[int, str]) -> Iterator[FileVersion | None]:
         ranges = storage_of(self._where.path).ranges()
@@ -292,6 +307,7 @@ def follow(
         look, has_failed = team.bcast(watcher.look_for_steps), False
         if complete_before is None:
             complete_before = look.done
+            _check_options(request, watcher.dst, look.done, team)
             removed += team.bcast(watcher.keep)
         for step in look.ready:
             dst = str(watcher.dst / step)
@@ -317,24 +333,55 @@ def follow(
             announce(f"step      {step}: {format_size(report.bytes_written)}, {dst}")
             strategy = Path(report.strategy).name if report.strategy else None
             team.bcast(lambda step=step, name=strategy: watcher.note(step, name))  # type: ignore[misc]
-            removed += team.bcast(watcher.keep)
+            older_steps = team.bcast(watcher.keep)
+            removed += older_steps
+            if is_watching and older_steps:  # or else it is said at the end
+                announce(f"removed   {', '.join(older_steps)}")
             announced = ""
         if not is_watching and has_failed:
             continue  # an older step may be among the newest now
         if not is_watching:
             break
-        text = "; ".join(filter(None, ["waiting   for the next step", look.trouble]))
+        problems = [error.parts.what for error in look.lacking]
+        text = "; ".join(filter(None, ["waiting   for the next step", look.trouble, *problems]))
         if announced != text:
             announce(text)
             announced = text
         team.agree(team.check_stop)
         is_watching = team.bcast(watcher.wait)
     warnings += filter(None, [look.trouble])
+    if request.step and not settings.watch:
+        for problem in look.lacking:
+            raise problem
     return Followed(
         request.src, request.dst or "", tuple(converted), complete_before, look.waiting,
         tuple(removed),
-        tuple(warnings),
+        tuple(warnings), tuple(error.parts.what for error in look.lacking),
     )  # fmt: skip
+
+
+def _check_options(request: Request, dst: Path, steps: Sequence[str], team: Team) -> None:
+    """Refuse to go on beside steps that were made otherwise than the request says. Collective.
+
+    The newest is compared that the source still has.
+    """
+    for step in reversed(steps):
+        folder = dst / step
+        with suppress(CheckpointError):  # its files are being removed, say
+            conversion = resolve(replace(request, step=step, dst=str(folder)), team)
+            identity = {**conversion_identity(conversion), "source files": {}}
+            recorded = team.bcast(
+                lambda: read_manifest(_manifest_folder(folder) or folder)["identity"]  # noqa: B023
+            )
+            changed = identity_differences(recorded, identity)
+            if not changed:
+                return
+            raise StorageError(
+                f"was made with other options: {'; '.join(changed[:3])}",
+                "name another folder as DST",
+                "run with what it was made with",
+                where=folder,
+            )
 
 
 def _convert(request: Request, team: Team, on_start: OnStart) -> Report:

@@ -17,6 +17,7 @@ import pytest
 
 import rankxform
 from rankxform import process
+from rankxform.cli.main import main
 from rankxform.publish import folder_records, journal
 from rankxform.publish.lock import FolderLock
 from rankxform.request import Request
@@ -560,3 +561,89 @@ def test_verbs_that_move_bytes_are_throttled(verb, training, monkeypatch):
     options = {"src_strategy": training.a, "dst_strategy": training.b, "throttle": 1024}
     getattr(rankxform, verb)(training.src, training.dst, **options)
     assert clock.now >= 100.5
+
+
+def test_a_step_that_a_rank_lacks_is_said(training, capfd):
+    """It was "done 0 steps", and nothing at all in a watch."""
+    training.save(1)
+    training.save(2, ranks=range(3))
+    training.save(3, ranks=(1,))
+    texts = (
+        "step 1_2 is not complete: rank 3 has no file of it",
+        "step 1_3 is not complete: ranks 0, 2-3 have no file of it",
+    )
+    outcome = training.follow()
+    assert outcome.waiting == ("1_2", "1_3") and outcome.lacking == texts
+    assert main([*map(str, training.words), "--no-fsync"]) == 0
+    printed = capfd.readouterr().out
+    assert all(f"waiting   {text}\n" in printed for text in texts)
+    assert main([*map(str, training.words), "--step", "1_1,1_3", "--no-fsync"]) == 3
+    assert texts[1] in capfd.readouterr().err
+    assert main([*map(str, training.words), "--step", "1_1", "--no-fsync"]) == 0
+
+
+@pytest.mark.parametrize("settle", [0.0, 3600.0])
+def test_a_step_that_a_rank_lacks_is_said_once_in_a_watch(training, settle):
+    """As soon as it has lacked it for as long as files have to stay the same."""
+    training.save(1)
+    training.save(2, ranks=range(3))
+    said, answers = [], iter([True] * 4)
+    settings = FollowSettings(watch=lambda: next(answers, False), settle=settle)
+    request = Request(str(training.src), str(training.dst), training.a, training.b, fsync=False)
+    follow(request, settings, SerialTeam(), announce=said.append)
+    text = "step 1_2 is not complete: rank 3 has no file of it"
+    assert sum(text in line for line in said) == (settle == 0.0)
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.parametrize("changed", ["strategy", "option", "source"])
+def test_steps_that_were_made_with_other_options(training, changed, processes):
+    """It was "done 0 steps", as if they had been made as was asked for."""
+    training.save(1)
+    training.save(2)
+    words = [*map(str, training.words), "--no-fsync"]
+    assert run_forked(words, processes, training.tmp).code == 0
+    assert run_forked(words, processes, training.tmp).code == 0  # with the same ones
+    if changed == "option":
+        words += ["--dtype", "bf16"]
+    else:
+        sharding = {"strategy": [2], "source": [4]}[changed]
+        folder = reference.write_stage_files(
+            training.tmp / "other", [{"w": (sharding, [0, -1], 0, 0)}]
+        )
+        words[-2] = folder
+    training.save(3)
+    done = run_forked(words, processes, training.tmp)
+    assert done.code == 4 and "1_2: was made with other options: " in done.stderr
+    assert not (training.dst / "1_3").exists()
+
+
+def test_steps_whose_sources_are_gone_or_were_saved_again_are_done(training):
+    for step in (1, 2, 3):
+        training.save(step)
+    training.follow()
+    for path in training.src.glob("rank_[12]/*-1_3.*"):
+        path.unlink()
+    for path in training.src.glob("*/*-1_2.*"):
+        os.utime(path, (1, 1))
+    outcome = training.follow()
+    assert outcome.converted == () and outcome.complete_before == ("1_1", "1_2", "1_3")
+
+
+def test_what_is_removed_is_said_while_it_watches(training):
+    training.save(1)
+    said, steps = [], iter([2, 3])
+
+    def goes_on():
+        step = next(steps, None)
+        if step is not None:
+            training.save(step)
+        return step is not None
+
+    settings = FollowSettings(watch=goes_on, settle=0.0, keep=1)
+    request = Request(str(training.src), str(training.dst), training.a, training.b, fsync=False)
+    follow(request, settings, SerialTeam(), announce=said.append)
+    assert [line for line in said if line.startswith("removed")] == [
+        "removed   1_1",
+        "removed   1_2",
+    ]
