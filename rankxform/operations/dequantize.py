@@ -30,10 +30,12 @@ _PACKED = pattern_on_use(r"weight[^.]*$|_blocks$")
 """Last parts of names of quantized matrices; other integers are tables and indexes."""
 _FACTOR_OF_ADAPTER = pattern_on_use(r"^(?:base_model\.model\.)?(.*?)\.lora_", re.IGNORECASE)
 _FACTOR_TYPES = ("Float32", "BFloat16", "F8_E8M0")
-_TABLE = pattern_on_use(r"(index|_ids|mask|bias)$")
+_TABLE = pattern_on_use(r"(index|idx|ids|eid|mask|bias|grid|choices|table|buckets?|positions?)$")
+"""Last parts of names of integers that are positions, or say what is left out."""
 _CODES = pattern_on_use(r"indices|codes")
 """In names of integers whose values lie in a module below."""
-"""Last parts of names of integers that are positions, or say what is left out."""
+_NO_FACTOR = pattern_on_use(r"bias|freq|norm|embed")
+"""In last parts of names of floats that multiply no integers."""
 _SHARES = (1, 2, 4, 8)
 """Of how many integers packed ones are, or which part of an axis."""
 _ACTIVATION = pattern_on_use(r"(.*[._])?(input|output|activation|[qkv]|kv)_scale(_ub)?")
@@ -68,9 +70,10 @@ def find_quantized(types: Mapping[str, tuple[str, Shape]]) -> dict[str, str]:
             candidates = [n for m in (module, *below) for n in modules.get(m, ())]
             factors = [
                 n
-                for n in (() if is_floating else candidates)
+                for n in (candidates if module and not is_floating else ())
                 if (types[n][0] in FLOATS or (types[n][0] == "UInt8" and "scale" in n))
                 and n != name
+                and not _NO_FACTOR().search(n.rpartition(".")[2])
                 and any(a and b and (a % b == 0 or b % a == 0) and max(a, b) // min(a, b) in _SHARES
                         for a in types[n][1][:1] + types[n][1][-1:] for b in (shape[0], shape[-1]))
             ]  # fmt: skip

@@ -174,6 +174,7 @@ class TestCast(OperationTests):
         return {"dtype": "bf16", "keep_dtype": "norm"}
 
 
+@pytest.mark.filterwarnings("ignore:.*beside .* that it has:rankxform.RankxformWarning")
 class TestVocabulary(OperationTests):
     block = 1 << 16
     back: ClassVar = {"vocab": 40}

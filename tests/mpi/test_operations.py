@@ -214,6 +214,7 @@ def test_operands_of_unequal_size_leave_all_processes_the_same_tiles(seed, tmp, 
         assert (tmp / "dst" / path.relative_to(tmp / "one")).read_bytes() == path.read_bytes()
 
 
+@pytest.mark.filterwarnings("ignore:.*beside .* that it has:rankxform.RankxformWarning")
 @pytest.mark.filterwarnings("ignore:.*stays as it is:rankxform.RankxformWarning")
 @pytest.mark.world(sizes=(1, 2))
 @pytest.mark.parametrize("fill", ["zeros", "repeat-last"])
@@ -258,6 +259,7 @@ def test_a_vocabulary_gets_padding_and_loses_it_again(fill, tmp):
     rankxform.transform(tmp / "src", tmp / "cut", a, vocab=39, vocab_cut=True, **options)
 
 
+@pytest.mark.filterwarnings("ignore:.*beside .* that it has:rankxform.RankxformWarning")
 @pytest.mark.world(sizes=(1, 3))
 @pytest.mark.parametrize("method", ["auto", "two-phase"])
 def test_ranks_of_nothing_but_padding_get_zeros(method, tmp):

@@ -37,6 +37,12 @@ PLAIN = {
     "gpt2": {"attn.bias": ("UInt8", (1, 1, 16, 16)), "attn.masked_bias": ("Float32", ()),
              "attn.c_attn.weight": ("Float32", (16, 48))},
     "deepseek_v4": {"ffn.gate.tid2eid": ("Int32", (32, 4)), "ffn.gate.weight": ("Float32", (8, 16))},
+    "routing": {"gate.tid2eid": ("Int32", (40, 4)), "gate.bias": ("Float32", (4,))},
+    "rotary": {"rotary.position_grid": ("Int32", (8, 8)), "rotary.inv_freq": ("Float32", (8,))},
+    "swin_idx": {"attn.relative_position_idx": ("Int32", (16, 16)),
+                 "attn.relative_position_bias_table": ("Float32", (32, 4))},
+    "medusa": {"tree_choices": ("Int32", (16, 4)), "scale": ("Float32", (4,))},
+    "counts": {"n": ("Int32", (16, 4)), "a": ("Float32", (16, 4))},
     "bool": {"attn.tril": ("Bool", (16, 16)), "attn.scale": ("Float32", (16,))},
 }  # fmt: skip
 
