@@ -40,6 +40,7 @@ from .files import (
     check_index_is_own,
     check_no_foreign_files,
     check_places,
+    copied,
     is_noted_part_file,
     is_same_file,
     is_unchanged,
@@ -104,6 +105,7 @@ class FolderRecords:
         self._folder, self._own, self._durable = folder, folder / FOLDER_NAME, durable
         self._form, self._mark = form, mark
         self._companions: dict[str, str] = {}
+        self._copied: dict[str, str] = {}  # small files of a model that are a run's own -> digests
         self._stale_files: dict[str, Any] = {}
         self._finals = output_paths
         self._identity = dict(identity)
@@ -125,6 +127,9 @@ class FolderRecords:
     def _open(self, overwrite: bool) -> None:
         manifest, job = self._read(MANIFEST), self._read(JOB)
         old_manifest = manifest
+        for record in filter(None, (manifest, job)):
+            digests = record.get("beside", {})
+            self._copied |= {n: digests[n] for n in record.get("copied", ()) if n in digests}
         self.begun = job is not None
         self._stale_files = dict(job.get("stale", {})) if job else {}
         if job is not None and self._changed(job, overwrite, is_begun=True):
@@ -321,13 +326,16 @@ class FolderRecords:
         stats_by_path: Mapping[Path, FileStat],
         digests: Mapping[Path, str],
         stale: Collection[str] = (),
+        copies: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         """Record the facts of the complete part files, which are about to get final names.
 
         Files that these replace are removed from the manifest, and `stale`, small files that go
-        with their tensors. Raises StorageError if another run has taken the folder.
+        with their tensors. `copies` are those that are about to be written, with their digests.
+        Raises StorageError if another run has taken the folder.
         """
         self._lock.check()
+        self._copied |= copies
         boot = "" if self._durable else boot_id()
         for final, file_stat in stats_by_path.items():
             file_entry = self._files[self._name(final)]
@@ -385,6 +393,8 @@ class FolderRecords:
             "files": self._files,
             "companions": self._companions,
             "stale": self._stale_files,
+            "beside": self._copied,
+            "copied": [*self._copied],
         }
         write_atomically(self._own / JOB_NAME, format_document(JOB, content), durable=self._durable)
 
@@ -437,7 +447,7 @@ class FolderRecords:
             **contents,
         }
         if "copied" in contents:  # what an earlier run copied is still its own
-            content["copied"] = sorted({*old_manifest.get("copied", ()), *contents["copied"]})
+            content["copied"] = sorted({*self._copied, *contents["copied"]})
         if "stages" in contents:
             content["stages"] = {**old_manifest.get("stages", {}), **contents["stages"]}
         self._write_manifest(content)
@@ -492,6 +502,15 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         return parse_document(MANIFEST, read_bytes(path))
     except FormatError as error:
         raise StorageError.of_parts(error.at(path)) from error
+
+
+def copied_files(folder: Path) -> frozenset[str]:
+    """Return the small files of a model that runs have copied into a folder, and nobody changed."""
+    names: frozenset[str] = frozenset()
+    for kind, path in ((MANIFEST, folder / MANIFEST_NAME), (JOB, folder / FOLDER_NAME / JOB_NAME)):
+        with suppress(FormatError, StorageError):
+            names |= copied(folder, parse_document(kind, read_bytes(path)))
+    return names
 
 
 def remove_unfinished(folder: Path) -> bool:

@@ -405,7 +405,8 @@ def _load(path: Path, label: str, above: tuple[str, ...]) -> MapTable:
 _COMPANIONS = (
     "config.json", "generation_config.json", "tokenizer*", "special_tokens_map.json",
     "added_tokens.json", "vocab.*", "merges.txt", "chat_template*", "spiece.model",
-    "sentencepiece*", "LICENSE*",
+    "sentencepiece*", "*.tiktoken", "preprocessor_config.json", "processor_config.json",
+    "video_preprocessor_config.json", "LICENSE*",
 )  # fmt: skip
 """Files of a Hugging Face folder that belong to a model beside its tensors."""
 

@@ -300,8 +300,8 @@ def training_facts_have_a_place(draft: TargetDraft) -> Iterator[Finding]:
 def a_model_has_its_configuration(draft: TargetDraft) -> Iterator[Finding]:
     """A Hugging Face folder gets a config.json."""
     form, mapped = FORMS[draft.request.dst_form or DEFAULT_FORM], draft.request.map is not None
-    companions = (*draft.resolved.companions, *draft.resolved.own_companions)
-    if form.configured and CONFIG not in companions:
+    companions = draft.resolved.companions, *(draft.resolved.own_companions or ())
+    if form.configured and not any(CONFIG in contents for contents in companions):
         is_own = mapped or draft.source.form.configured  # the names are a published model's
         names = "" if is_own else "tensors keep their names, and "
         yield as_notice(
@@ -333,7 +333,7 @@ def options_have_an_effect(draft: TargetDraft) -> Iterator[Finding]:
 @rule(PLAN)
 def configurations_state_tensors(draft: TargetDraft) -> Iterator[Finding]:
     """The configuration that goes with tensors states what they are."""
-    yield from map(as_notice, configuration_doubts(draft))
+    yield from configuration_doubts(draft)
 
 
 @rule(PLAN)

@@ -83,7 +83,7 @@ from .manifest import (
     verify_options,
     write_companions_near,
 )
-from .model_files import stale
+from .model_files import new_copies, stale
 from .node_folders import NodeFolder, Placement, find_placement
 from .target import Conversion, Target
 
@@ -444,7 +444,8 @@ class FolderDestination(Destination):
             for file in files
             if self.request.verify and file in self.root.files
         }
-        self.folder.complete(stats_by_path, digests, stale(self.conversion))
+        copies = new_copies(self.target) if self.target.companions else {}
+        self.folder.complete(stats_by_path, digests, stale(self.conversion), copies)
 
     def _rename(
         self, noted_stats: Mapping[Path, FileStat], part_stats: Mapping[int, FileStat]

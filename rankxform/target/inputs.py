@@ -39,6 +39,7 @@ from .model_files import ModelConfig, RequestContext, read_companions
 if TYPE_CHECKING:
     from rankxform.derivation.request import DeriveRequest
 
+    from .own_companions import OwnCompanions
     from .stated_model import StatedModel
 
 
@@ -59,7 +60,7 @@ class ResolvedRequest:
     companions: Mapping[str, bytes] = field(default_factory=dict)
     findings: tuple[Finding, ...] = ()  # what may not be what was meant
     # Small files of the source that go with the destination too, as far as these are fit.
-    own_companions: Mapping[str, bytes] = field(default_factory=dict)
+    own_companions: OwnCompanions | None = None
 
     @property
     def where(self) -> CheckpointRef:

@@ -20,11 +20,11 @@ from rankxform.geometry.box import Shape
 from rankxform.layout.names import first_texts
 from rankxform.operations.base import OperationContext
 from rankxform.operations.options import WRITTEN_OUT
-from rankxform.publish import files
-from rankxform.publish.folder_records import MANIFEST_NAME, read_manifest
+from rankxform.publish.files import digest_of
+from rankxform.publish.folder_records import copied_files
 from rankxform.request import Request
 from rankxform.source.choose import form_at, list_and_select
-from rankxform.statements import ACCEPT_CONTRADICTIONS, as_warning
+from rankxform.statements import ACCEPT_CONTRADICTIONS, as_notice, as_warning
 from rankxform.storage import user_files
 from rankxform.storage.posix import is_same_file, read_bytes
 from rankxform.storage.store import address_of, is_path, scheme_of, store_at
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     from .findings import TargetDraft
     from .stated_model import StatedModel
-    from .target import Conversion
+    from .target import Conversion, Target
 
 ModelConfig = tuple[Mapping[str, Any], str]
 """A config.json, and where it is."""
@@ -209,24 +209,32 @@ def _with_type(
     return (json.dumps(typed_config, indent=2) + "\n").encode()
 
 
-def configuration_doubts(draft: TargetDraft) -> Iterator[str]:
+def configuration_doubts(draft: TargetDraft) -> Iterator[Finding]:
     """Yield what the model's configuration states otherwise than the destination's tensors."""
     resolved, request = draft.resolved, draft.request
     config, label = resolved.config or ({}, "")
+    if request.map is None and CONFIG in resolved.companions:
+        from .own_companions import stated_otherwise
+
+        label = request.config or f"{request.like}/{CONFIG}"
+        config = parse_config(resolved.companions[CONFIG], label)
+        yield from stated_otherwise(f"{label}: goes along, but ", config, draft)
+        return
     if resolved.companions and config.get("quantization_config"):
-        yield (
+        yield as_notice(
             f"{label}: its quantization_config is copied, and the destination's tensors are "
             "not quantized; remove it from DST/config.json"
         )
     vocab_size = config.get("vocab_size", request.vocab)
-    if request.vocab not in (None, vocab_size) and not resolved.own_companions:
-        yield (
+    has_own = resolved.own_companions is not None and CONFIG in resolved.own_companions.contents
+    if request.vocab not in (None, vocab_size) and not has_own:
+        yield as_notice(
             f"{label}: states vocab_size {vocab_size}, and the destination "
             f"has {request.vocab} rows; change the configuration that goes with it"
         )
     dtype = config.get("torch_dtype", config.get("dtype", request.dtype))
     if resolved.companions and request.dtype and WRITTEN_OUT.get(dtype, dtype) != request.dtype:
-        yield (
+        yield as_notice(
             f"{label}: states torch_dtype {dtype}, and the destination's tensors are "
             f"{request.dtype}; change DST/config.json"
         )
@@ -249,7 +257,7 @@ def check_model_files(conversion: Conversion) -> list[str]:
     shapes = {parameter.name: parameter.shape for parameter in target.planner.selection.parameters}
     model_config = own_config(conversion)
     is_part = bool(request.include or request.exclude)
-    copied = [name for name in existing_names if name in unchanged_copies(folder)]
+    copied = [name for name in existing_names if name in copied_files(folder)]
     if copied and request.overwrite and not is_of(folder, model_config, shapes):
         return [f"{folder}: {first_texts(copied)} go with the tensors for which they were copied"]
     existing_names = [name for name in existing_names if name not in copied]
@@ -278,15 +286,20 @@ def stale(conversion: Conversion) -> frozenset[str]:
     shapes = {parameter.name: parameter.shape for parameter in target.planner.selection.parameters}
     if is_of(target.folder, own_config(conversion), shapes):
         return frozenset()
-    return unchanged_copies(target.folder)
+    return copied_files(target.folder)
 
 
-def unchanged_copies(folder: Path) -> frozenset[str]:
-    """Return the small files that an earlier run copied into a folder, and nobody has changed."""
-    with suppress(StorageError):
-        if (folder / MANIFEST_NAME).is_file():
-            return files.copied(folder, read_manifest(folder))
-    return frozenset()
+def new_copies(target: Target) -> dict[str, str]:
+    """Return the digests of the small files that are written beside a target's tensors, by name.
+
+    Those that somebody else put there stay theirs, even if they are the same.
+    """
+    ours = copied_files(target.folder)
+    return {
+        name: digest_of(content)
+        for name, content in target.companions.items()
+        if name in ours or not (target.folder / name).is_file()
+    }
 
 
 def is_of(

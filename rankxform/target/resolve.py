@@ -269,11 +269,12 @@ def _make_target(
     )
     draft = TargetDraft(resolved, source, operations, tensors, selection, dst)
     findings = [*source.findings, *run_rules(PLAN, draft, request.accepts)]
-    companions = resolved.companions
-    if resolved.own_companions:
+    companions, own_names = resolved.companions, frozenset[str]()
+    if resolved.own_companions is not None:
         from .own_companions import adapt_companions
 
         own_companions, noticed = adapt_companions(resolved.own_companions, draft)
+        own_names = frozenset(own_companions.keys() - companions.keys())
         companions, findings = {**own_companions, **companions}, [*findings, *noticed]
     require(findings, is_counted=False)
     planner = Planner(catalog, dst, selection)
@@ -303,7 +304,7 @@ def _make_target(
         adapter=adapter,
         training=kept_facts(request, training),
         companions=companions,
-        own_companions=frozenset(resolved.own_companions) - frozenset(resolved.companions),
+        own_companions=own_names,
         truncated_vocab=tuple(
             tensor.sources[0].name
             for operation in operations.compositions

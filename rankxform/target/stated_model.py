@@ -129,13 +129,13 @@ def refuted(config: Mapping[str, Any], shapes: Mapping[str, Shape], *, is_part: 
         and not _is_padded(words, rows, text_config)
     ):
         return f"vocab_size is {words}, and {name!r} has shape {list(shape)}"
-    if isinstance(width, int) and width != columns and not any(map(text_config.get, _OTHER_WIDTH)):
+    if type(width) is int and width != columns and not any(map(text_config.get, _OTHER_WIDTH)):
         return f"hidden_size is {width}, and {name!r} has shape {list(shape)}"
     match = EMBEDDING().fullmatch(name)
     assert match is not None
     layer = re.compile(re.escape(match["parent"]) + r"(?:layers|h|blocks)\.(\d+)\.")
     layer_numbers = {number[1] for tensor_name in shapes if (number := layer.match(tensor_name))}
-    key = next((key for key in _LAYERS if isinstance(text_config.get(key), int)), "")
+    key = next((key for key in _LAYERS if type(text_config.get(key)) is int), "")
     extra_layer_count = text_config.get("num_nextn_predict_layers")
     max_layer_count = (
         text_config[key] + (extra_layer_count if isinstance(extra_layer_count, int) else 0)

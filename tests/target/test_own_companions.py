@@ -9,6 +9,7 @@ import pytest
 
 import rankxform
 from rankxform.errors import StorageError
+from rankxform.publish.folder_records import FolderRecords
 from tests import reference, reference_forms
 from tests.reference_maps import Model
 
@@ -93,7 +94,8 @@ def test_a_quantization_goes_with_its_matrices(is_written_out, tmp_path):
 def test_a_part_of_a_model(tmp_path):
     """Its configuration is the whole model's, unchanged; what it lacks is said."""
     write(tmp_path / "src")
-    with pytest.warns(rankxform.RankxformWarning, match="goes along unchanged, but tie_word"):
+    text = "goes along unchanged, but torch_dtype is bfloat16, and it is float32 here; tie_word"
+    with pytest.warns(rankxform.RankxformWarning, match=text):
         made = converted(tmp_path, exclude=("^lm_head",), dtype="fp32")
     assert made == (tmp_path / "src/config.json").read_bytes()
 
@@ -153,3 +155,128 @@ def test_files_of_ranks_get_none(tmp_path):
     rankxform.transform(tmp_path / "src", tmp_path / "dst", fsync=False)
     assert not [*(tmp_path / "dst").rglob("*config*"), *(tmp_path / "dst").rglob("tokenizer*")]
     assert reference.read_safetensors(next((tmp_path / "dst").rglob("*.safetensors")))
+
+
+def test_a_configuration_stays_the_runs_own(tmp_path):
+    """A run that finds it as it would write it knows it again in the next."""
+    write(tmp_path / "src")
+    converted(tmp_path)
+    for options in ({}, {}, {"dtype": "fp32"}, {"dtype": "fp32"}, {"dtype": "fp16"}):
+        made = json.loads(converted(tmp_path, overwrite=True, **options))
+        types = {"fp32": "float32", "fp16": "float16"}
+        assert made["torch_dtype"] == types.get(options.get("dtype"), "bfloat16")
+    assert (tmp_path / "dst/tokenizer.json").is_file()
+
+
+def test_what_a_killed_run_wrote_is_known_again(tmp_path, monkeypatch):
+    """It is killed between the small files and the manifest."""
+    write(tmp_path / "src")
+
+    def interrupt(*_, **__):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(FolderRecords, "finish", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            converted(tmp_path, dtype="fp32")
+    assert (tmp_path / "dst/config.json").is_file()
+    converted(tmp_path, dtype="fp32")
+    made = converted(tmp_path, dtype="fp16", overwrite=True)
+    assert json.loads(made)["torch_dtype"] == "float16"
+
+
+@pytest.mark.parametrize("name", ["exclude", "include"])
+def test_what_is_not_so_of_a_part(name, tmp_path):
+    def change(config, tensors):
+        config["quantization_config"] = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+        for weight in [n for n in tensors if "up_proj" in n]:
+            words = tensors[weight][1]
+            tensors[weight] = "F8_E4M3", np.full(words.shape, 0x38, "u1")
+            tensors[f"{weight}_scale_inv"] = "Float32", np.full((1, 1), 0x3F800000, "<u4")
+
+    write(tmp_path / "src", change)
+    options = {"exclude": ("inv_freq|q_norm",)} if name == "exclude" else {"include": ("layers",)}
+    with pytest.warns(rankxform.RankxformWarning, match="quantization_config is stated, and its"):
+        converted(tmp_path, dtype="bf16", **options)
+
+
+@pytest.mark.parametrize("section", ["vision_config", "llm_config"])
+def test_sections_of_all_parts_state_the_type(section, tmp_path):
+    """Where all tensors get one; a part that was of another type before stays so in a copy."""
+
+    def change(config, tensors):
+        config[section] = {"dtype": "torch.bfloat16", "deep": {"quantization_config": None}}
+
+    config = write(tmp_path / "src", change)
+    assert json.loads(converted(tmp_path))[section] == config[section]
+    made = json.loads(converted(tmp_path, dtype="fp32", overwrite=True))
+    assert made[section] == {"dtype": "torch.float32", "deep": {"quantization_config": None}}
+
+
+def test_what_lies_there_is_compared(tmp_path):
+    """It stays, with a warning; and no note says that there is none."""
+    config = write(tmp_path / "src")
+    (tmp_path / "dst").mkdir()
+    (tmp_path / "dst/config.json").write_text(json.dumps({**config, "mine": 3}))
+    report = rankxform.transform(
+        tmp_path / "src", tmp_path / "dst", dst_form="huggingface", fsync=False, dtype="fp32"
+    )
+    text = "dst/config.json: lies there and stays, but torch_dtype is bfloat16, and it is float32"
+    assert any(text in notice for notice in report.notices)
+    assert not any("gets no config.json" in notice for notice in report.notices)
+
+
+@pytest.mark.parametrize("name", ["like", "config"])
+def test_a_configuration_that_is_given_is_compared(name, tmp_path):
+    config = write(tmp_path / "like", lambda config, tensors: config.update(vocab_size=99))
+    write(tmp_path / "src")
+    given = tmp_path / "like" / ("config.json" if name == "config" else "")
+    with pytest.warns(rankxform.RankxformWarning, match="goes along, but vocab_size is 99, and"):
+        converted(tmp_path, **{name: str(given)})
+    (tmp_path / "like/config.json").write_text(json.dumps({**config, "vocab_size": 48}))
+    report = rankxform.transform(
+        tmp_path / "src", tmp_path / "dst", dst_form="huggingface", fsync=False, overwrite=True,
+        dtype="fp16", **{name: str(given)},
+    )  # fmt: skip
+    text = "goes along, but torch_dtype is bfloat16, and it is float16 here"
+    assert any(text in notice for notice in report.notices)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"torch_dtype": ["bfloat16"]}, {"dtype": {"a": 1}}, {"text_config": {"dtype": [1]}},
+        {"title": "\ud800 and \u00e4"}, {"num_hidden_layers": True}, {"auto_map": [1]},
+    ],
+)  # fmt: skip
+def test_odd_values_stay_as_they_are(change, tmp_path):
+    def text(config):
+        return json.dumps(config, ensure_ascii="title" not in change).replace("\ud800", "\\ud800")
+
+    config = write(tmp_path / "src", lambda config, tensors: config.update(change), text)
+    made = json.loads(converted(tmp_path, dtype="fp32"))
+    is_stated = config["torch_dtype"] == "bfloat16"
+    assert made == {**config, **({"torch_dtype": "float32"} if is_stated else {})}
+
+
+@pytest.mark.parametrize("content", ["{", "[1]", "null"])
+def test_a_configuration_that_cannot_be_read_goes_along(content, tmp_path):
+    write(tmp_path / "src", text=lambda config: content)
+    with pytest.warns(rankxform.RankxformWarning, match="goes along unchanged, but"):
+        assert converted(tmp_path).decode() == content
+
+
+def test_code_that_other_code_imports(tmp_path):
+    classes = {"AutoModel": "modeling_new.NewModel"}
+    write(tmp_path / "src", lambda config, tensors: config.update(auto_map=classes))
+    tokenizer = {"auto_map": {"AutoTokenizer": ["tokenization_new.Slow", None]}}
+    (tmp_path / "src/tokenizer_config.json").write_text(json.dumps(tokenizer))
+    for name, line in (
+        ("modeling_new", "from .helper_ops import x\nfrom .package import y\nimport torch\n"),
+        ("helper_ops", "    from .modeling_new import z\nfrom .deeper.part import w\n"),
+        ("deeper", ""), ("tokenization_new", ""), ("unnamed", ""),
+    ):  # fmt: skip
+        (tmp_path / "src" / f"{name}.py").write_text(line)
+    converted(tmp_path)
+    copied = sorted(path.stem for path in (tmp_path / "dst").glob("*.py"))
+    assert copied == ["deeper", "helper_ops", "modeling_new", "tokenization_new"]
