@@ -99,7 +99,8 @@ class _MessageError(Exception):
     def say(self, parts: Message) -> None:
         """Replace the message."""
         what, details = _shorten_quotations(parts.what), _shorten_quotations(parts.details)
-        tries = tuple(map(_shorten_quotations, parts.tries))
+        # What is to be pasted is left whole.
+        tries = tuple(t if t.startswith("--") else _shorten_quotations(t) for t in parts.tries)
         self.parts = Message(what, tries, _shorten_quotations(parts.where), details)
         self.args = (str(self.parts),)
 

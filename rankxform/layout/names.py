@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from shlex import quote
 
 from rankxform.errors import UsageError
@@ -16,8 +16,6 @@ TRAINING_FACTS = ("epoch_num", "step_num", "global_step", "loss_scale", "global_
 CONSUMED = "consumed_samples"
 """What it states since 2.1.0, and earlier versions refuse to read."""
 
-_MOST_KINDS = 8
-"""In one expression."""
 _NUMBERED = pattern_on_use(r"(?:^|\.)(\d{1,9})\.")
 
 
@@ -85,17 +83,54 @@ def summarize_names(names: Iterable[str], most: int = 12) -> str:
     return ", ".join(shown[:most]) + suffix
 
 
-def option_to_exclude(names: Iterable[str]) -> str:
-    """Return the option that leaves out some names, and those of the same kinds in other layers.
+def option_to_exclude(names: Iterable[str], others: Iterable[str] | None = None) -> str:
+    """Return the option that leaves out some names, and none of `others`.
+
+    others: the other names that are there, by which modules and layers are known that have none of
+    them; None: it is not known which.
 
     >>> option_to_exclude(["h.0.inv_freq", "h.1.inv_freq"])
-    "--exclude '^h\\\\.\\\\d+\\\\.inv_freq$'"
+    "--exclude '^h\\\\.(?:0|1)\\\\.inv_freq$'"
+    >>> option_to_exclude(["h.0.inv_freq", "h.1.inv_freq", "v.0.w", "v.1.b"], ["h.0.w"])
+    "--exclude '^h\\\\.\\\\d+\\\\.inv_freq$|^v\\\\.'"
     """
-    kinds = dict.fromkeys(
-        r"\.".join(r"\d+" if part.isdecimal() else re.escape(part) for part in name.split("."))
-        for name in names
-    )
-    return f"--exclude {quote('|'.join(f'^{kind}$' for kind in [*kinds][:_MOST_KINDS]))}"
+    used = {prefix for name in others or () for prefix in _prefixes(name)}
+    numbers_by_place: dict[tuple[Sequence[str], Sequence[str]], list[str]] = {}
+    for name in names:
+        prefixes = [*_prefixes(name)]
+        is_known = others is not None
+        prefix = next((p for p in prefixes if is_known and p not in used), prefixes[-1])
+        positions = [p for p, part in enumerate(prefix) if part.isdecimal()] or [0]
+        own = prefix[positions[-1]]
+        place = prefix[: positions[-1]], prefix[positions[-1] + 1 :]
+        numbers = numbers_by_place.setdefault(place, [])
+        if own not in numbers:
+            numbers.append(own)
+    expressions = []
+    for (before, after), numbers in numbers_by_place.items():
+        parts, own_parts, after_parts = (
+            [part if part == _NUMBER else re.escape(part) for part in some]
+            for some in (before, numbers, after)
+        )
+        number = own_parts[0] if len(numbers) == 1 else f"(?:{'|'.join(own_parts)})"
+        parts += [number, *after_parts]
+        text = r"\.".join(parts)
+        expressions.append(f"^{text[:-2]}$" if parts[-1] == "" else rf"^{text}\.")
+    return f"--exclude {quote('|'.join(expressions))}"
+
+
+_NUMBER = r"\d+"
+
+
+def _prefixes(name: str) -> Iterator[tuple[str, ...]]:
+    """Yield the beginnings of a name by its parts, with any numbers and then with its own.
+
+    The last one has an empty part more: it is the name as a whole.
+    """
+    parts = (*name.split("."), "")
+    lengths = [*range(1, len(parts) - 1), len(parts)]
+    for with_numbers in (tuple(_NUMBER if p.isdecimal() else p for p in parts), parts):
+        yield from (with_numbers[:length] for length in lengths)
 
 
 def compile_regex(text: str, option: str) -> re.Pattern[str]:

@@ -873,18 +873,20 @@ class NameMap(ModelOperation):
                 tensor = replace(tensor, dropped="left out: no rule of the map takes it")
             dropped_tensors.append(tensor)
         if unknown_names:
-            raise self._unknown(side, unknown_names)
+            known_names = {t.name for t in remaining_tensors} - {*unknown_names}
+            raise self._unknown(side, unknown_names, known_names.union(self._names[side]))
         return dropped_tensors
 
-    def _unknown(self, side: str, names: Sequence[str]) -> CheckpointError:
+    def _unknown(
+        self, side: str, names: Sequence[str], known_names: Collection[str]
+    ) -> CheckpointError:
         """Say why no rule takes tensors: often a layer is beyond those of the configuration."""
-        name, leave = names[0], option_to_exclude(names)
+        name, leave = names[0], option_to_exclude(names, known_names)
         if text := self._why_beyond(side, name):
             config = "--config FILE of this model, if that is another's"
             beyond_names = [other for other in names if self._why_beyond(side, other)]
-            prefixes = dict.fromkeys(re.match(r".*?\d+\.|.*", n)[0] for n in beyond_names)  # type: ignore[index]
-            pattern = "|".join(f"^{re.escape(prefix)}" for prefix in prefixes)
-            return CheckpointError(text, config, f"--exclude {quote(pattern)} leaves these out")
+            leave = option_to_exclude(beyond_names, known_names)
+            return CheckpointError(text, config, f"{leave} leaves these out")
         weights = ("--weights-only, without counters",) if name in COUNTERS else ()
         return CheckpointError(
             f"no rule of {self.table.label} takes {name!r}, of {_TITLES[side]} names",

@@ -167,6 +167,7 @@ def unlisted_values_agree(sample: SampledSource) -> Iterator[Finding | Evidence]
     differing = {n: files for n, files in all_differing.items() if n not in sample.per_rank_names}
     parameters_by_name = {**catalog.undeclared, **catalog.declared}
     large = [n for n in differing if _is_large(parameters_by_name[n])]
+    other_names = [name_of(name) for name in parameters_by_name.keys() - {*large}]
     if large and catalog.is_whole:
         name = large[0]
         a, b = (catalog.paths[file] for file in differing[name])
@@ -179,6 +180,7 @@ def unlisted_values_agree(sample: SampledSource) -> Iterator[Finding | Evidence]
         name = large[0]
         a, b = (catalog.paths[file] for file in differing[name])
         # Of a matrix, or experts, one rank's would be a part.
+        leave = option_to_exclude(map(name_of, large), other_names)
         is_whole = all(len(parameters_by_name[n].shape) < 2 and "expert" not in n for n in large)
         take = "--unlisted take-one, which takes one rank's bytes as they are"
         yield Finding(
@@ -186,7 +188,7 @@ def unlisted_values_agree(sample: SampledSource) -> Iterator[Finding | Evidence]
                 f"{catalog.declared_by} does not list {'it' if len(large) == 1 else 'these'}, and "
                 f"{name!r} differs between {a} and {b}",
                 (
-                    f"{option_to_exclude(map(name_of, large))} leaves such tensors out",
+                    f"{leave} leaves such tensors out",
                     take if is_whole else "give a strategy that lists it",
                 ),
                 summarize_names(large),
