@@ -391,7 +391,7 @@ def test_the_newest_step_is_named_first(tmp_path, dst):
 
 @pytest.mark.filterwarnings("ignore:1 of 4 matrices looked at are zero")  # as they are made
 def test_files_that_an_index_does_not_name_are_ignored(made, dst):
-    for kind, text in (("same", "hold the same there"), ("other", "does not list it")):
+    for kind, text in (("same", "have equal samples there"), ("other", "does not list it")):
         report, found = convert(made("stray_file") / kind, dst)
         assert len(found) == 4 and any(text in notice for notice in report.notices)
     with pytest.warns(rankxform.RankxformWarning, match="4 tensors .* are passed over, and differ"):

@@ -54,6 +54,7 @@ if TYPE_CHECKING:  # of the DCP family alone
     from rankxform.formats.dcp_metadata import DcpMetadata, StoredItem
 
 SUFFIX = ".safetensors"
+_WHOLE = "model.safetensors"
 COMMON = "common.json"
 """Where MindFormers looks for how far a training was."""
 
@@ -157,13 +158,14 @@ def whole_tensors(
     if unlisted_files:
         assert index is not None
         for file in unlisted_files:
-            # One that holds nothing else is an earlier copy; what cannot be read is none.
+            # One that holds nothing else is an earlier copy; in what cannot be read is nothing.
+            stored_names: tuple[str, ...] = ()
             with suppress(RankxformError, FormatError), store.open(below + file) as opened:
                 index_of_file = container_of(SUFFIX).read_index(opened.read_at, opened.version.size)
                 stored_names = index_of_file.schema.names
-                if stored_names and {*stored_names} <= files_by_parameter.keys():
-                    passed_over[below + file] = {n: files_by_parameter[n] for n in stored_names}
-        other_files = [file for file in unlisted_files if below + file not in passed_over]
+            if {*stored_names} <= files_by_parameter.keys():
+                passed_over[below + file] = {n: files_by_parameter[n] for n in stored_names}
+        other_files = [file for file in unlisted_files if not passed_over.get(below + file)]
         if other_files:
             unlisted_text = listing.at(other_files[0]) + and_more(other_files, "file")
             notice = f"{unlisted_text}: {index} does not list it, and it was not used"
@@ -194,7 +196,9 @@ def _missing_files(
     """Say which files of an index are missing, and which lie there that it does not list."""
     unlisted_files = tensor_files(present)
     tries, details = ["copy the missing files into the folder"], ""
-    if unlisted_files:
+    if _WHOLE in unlisted_files:
+        tries.insert(0, f"name {quote(listing.at(_WHOLE))} itself")
+    elif unlisted_files:
         tries.insert(0, f"mv {quote(listing.at(index))} {quote(listing.at(index) + '.old')}")
         details = (
             f"{unlisted_files[0]}{and_more(unlisted_files, 'file')} lie there, and the index does "
@@ -432,7 +436,7 @@ def _number(
         raise CheckpointError(
             f"has no {kind.tracker}, by which a complete {kind.word} is known",
             "name the folder of the one that is meant, such as "
-            f"{listing.at(kind.name.format(numbers[-1]))}",
+            f"{listing.at(kind.name.format((readable or numbers)[-1]))}",
             where=listing.path,
         )
     text = store.read(kind.tracker, listing.searched).decode(errors="replace").strip()

@@ -101,21 +101,22 @@ def option_to_exclude(names: Iterable[str], others: Iterable[str] | None = None)
         is_known = others is not None
         prefix = next((p for p in prefixes if is_known and p not in used), prefixes[-1])
         positions = [p for p, part in enumerate(prefix) if part.isdecimal()] or [0]
-        own = prefix[positions[-1]]
+        number = prefix[positions[-1]]
         place = prefix[: positions[-1]], prefix[positions[-1] + 1 :]
         numbers = numbers_by_place.setdefault(place, [])
-        if own not in numbers:
-            numbers.append(own)
+        if number not in numbers:
+            numbers.append(number)
     expressions = []
-    for (before, after), numbers in numbers_by_place.items():
-        parts, own_parts, after_parts = (
-            [part if part == _NUMBER else re.escape(part) for part in some]
-            for some in (before, numbers, after)
+    for (first_parts, last_parts), numbers in numbers_by_place.items():
+        escaped_groups = (
+            [part if part == _NUMBER else re.escape(part) for part in group]
+            for group in (first_parts, numbers, last_parts)
         )
-        number = own_parts[0] if len(numbers) == 1 else f"(?:{'|'.join(own_parts)})"
-        parts += [number, *after_parts]
-        text = r"\.".join(parts)
-        expressions.append(f"^{text[:-2]}$" if parts[-1] == "" else rf"^{text}\.")
+        head, alternatives, tail = escaped_groups
+        number = alternatives[0] if len(numbers) == 1 else f"(?:{'|'.join(alternatives)})"
+        text = r"\.".join([*head, number, *tail])
+        is_whole_name = bool(last_parts) and not last_parts[-1]
+        expressions.append(f"^{text[:-2]}$" if is_whole_name else rf"^{text}\.")
     return f"--exclude {quote('|'.join(expressions))}"
 
 

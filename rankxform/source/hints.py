@@ -151,9 +151,10 @@ def what_lies_at(folder: Path) -> Message | None:
         inside = "a checkpoint" if len(children) == 1 else f"{len(children)} checkpoints"
         torn = [child for child in children[: 2 * _MOST_CHILDREN] if _is_torn(child)]
         whole_children = [child for child in children if child not in torn]
+        tries = tuple(map(_folder_to_try, whole_children[:_MOST_CHILDREN]))
         return Message(
             f"holds no checkpoint itself, and {inside} in its folders",
-            tuple(map(_folder_to_try, (whole_children or children)[:_MOST_CHILDREN])),
+            tries or ("save again",),
             where=str(folder),
             details=f"{first_texts([c.name for c in torn])}: was not saved whole" if torn else "",
         )

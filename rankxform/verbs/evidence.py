@@ -79,7 +79,7 @@ from rankxform.storage.source_reader import (
     find_holes,
     index_file,
 )
-from rankxform.storage.store import is_path
+from rankxform.storage.store import address_of, is_path
 from rankxform.target.destination import open_work_inputs
 from rankxform.target.findings import adding_suggestions
 from rankxform.target.target import Conversion, Target
@@ -385,21 +385,22 @@ def _compare(
 
 def _compare_passed_over(source: Source) -> Iterator[tuple[str, tuple[int, bool]]]:
     """Yield of each file how many of its tensors an index lists elsewhere, and whether samples of
-    some are equal there."""
+    all are equal there."""
     for file, files_by_name in source.description.passed_over.items():
-        names = [*files_by_name][:: max(1, len(files_by_name) // _SECOND)]
+        names_by_file: dict[str, list[str]] = {}
+        for name, other_file in files_by_name.items():
+            names_by_file.setdefault(other_file, []).append(name)
         is_equal = False  # if one cannot be read
         with suppress(RankxformError, OSError):
-            for name in names:
-                paths = [Path(source.where.path) / n for n in (file, files_by_name[name])]
-                digests = [
-                    digest_samples(str(path), index_file(path), [name])[name].digest
-                    for path in paths
-                ]
-                is_equal = digests[0] == digests[1]
-                if not is_equal:
-                    break
-        yield file, (len(files_by_name), is_equal)
+            index = index_file(path := address_of(source.where.path, file))
+            is_equal = all(
+                digest_samples(path, index, names)
+                == digest_samples(other_path, index_file(other_path), names)
+                for other_file, names in names_by_file.items()
+                for other_path in [address_of(source.where.path, other_file)]
+            )
+        if files_by_name:
+            yield file, (len(files_by_name), is_equal)
 
 
 def _find_zero_ends(
@@ -599,9 +600,10 @@ def an_index_decides(sample: SourceSamples) -> Iterator[Finding]:
     for file, (count, is_equal) in sample.passed_over.items():
         text = f"{file}: {format_count(count, 'tensor')} that {basename(description.source)} lists"
         if is_equal:
-            yield as_notice(f"{text} in other files hold the same there, and it was not used")
+            yield as_notice(f"{text} in other files have equal samples there; it was not used")
         else:
-            yield as_warning(f"{text} in other files are passed over, and differ from these")
+            first = "; Transformers reads this file first" * (file == "model.safetensors")
+            yield as_warning(f"{text} in other files are passed over, and differ from these{first}")
 
 
 @rule(SAMPLES)
