@@ -864,9 +864,14 @@ def numbers(words):
 
 
 def qwen(folder, change=lambda name: name, **config):
-    """Write a model under other names; return its whole tensors as a map makes them."""
+    """Write a model under other names; return its whole tensors as a map makes them.
+
+    Of one whose head is the embedding, a copy of it is stored as well.
+    """
     model = Model("qwen3", 1)
     tensors = {n: numbers(w) for n, w in model.hf.items()}
+    if config.get("tie_word_embeddings"):
+        tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"]
     reference_forms.write_huggingface(folder, {change(n): entry for n, entry in tensors.items()})
     (folder / "config.json").write_text(json.dumps({**model.config, **config}))
     return model
@@ -875,9 +880,10 @@ def qwen(folder, change=lambda name: name, **config):
 MAPPED = {"dst_form": "unified", "map": "qwen3", "qkv": "grouped", "gate_up": "interleaved"}
 
 
-def test_names_without_what_a_model_begins_with(tmp_path, dst):
-    qwen(tmp_path / "plain")
-    qwen(tmp_path / "src", lambda name: name.removeprefix("model."))
+@pytest.mark.parametrize("config", [{}, {"tie_word_embeddings": True}])
+def test_names_without_what_a_model_begins_with(config, tmp_path, dst):
+    qwen(tmp_path / "plain", **config)
+    qwen(tmp_path / "src", lambda name: name.removeprefix("model."), **config)
     parts = refused(tmp_path / "src", dst, **MAPPED)
     (option,) = [text for text in parts.tries if text.startswith("--rename")]
     rename = (shlex.split(option)[1],)
@@ -909,7 +915,9 @@ def test_the_text_of_a_vision_language_model(tmp_path, dst):
     same(made, convert(tmp_path / "plain", tmp_path / "whole", **MAPPED)[1])
 
 
-def test_rank_folders_from_another_number_on(tmp_path, dst):
+@pytest.mark.parametrize("is_relative", [False, True])
+def test_rank_folders_from_another_number_on(is_relative, tmp_path, dst, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     params, stages = {"w": ((16, 8), "Float32")}, [{"w": ([4], [0, -1], 0, 0)}]
     plain = reference.write_checkpoint(tmp_path / "plain", stages, params)
     for rank in range(4):
@@ -919,7 +927,7 @@ def test_rank_folders_from_another_number_on(tmp_path, dst):
             f"{plain}/rank_{rank}/checkpoint_{rank}.ckpt", folder / f"checkpoint_{rank + 8}.ckpt"
         )
     a = reference.write_strategy(tmp_path / "a.ckpt", stages)
-    parts = refused(tmp_path / "my src", dst, a)
+    parts = refused("my src" if is_relative else tmp_path / "my src", dst, a)
     assert "has 4 ranks, 8-11" in parts.what
     line, _, named = parts.tries[0].partition(" and name ")
     subprocess.run(["/bin/sh", "-c", line], check=True)

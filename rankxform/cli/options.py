@@ -95,7 +95,7 @@ def seconds_left(environ: Mapping[str, str] = os.environ) -> float | None:
     >>> seconds_left({})
     """
     end = environ.get("SLURM_JOB_END_TIME", "")
-    left = float(end) - time.time() if end.isdigit() else None
+    left = float(end) - time.time() if end.isdecimal() else None
     if left is not None and left <= 0:  # of a job that has ended, whose environment is left
         if launched_rank(environ) == 0:
             warn(f"SLURM_JOB_END_TIME={end} is past; the run has no limit (--time-limit sets one)")

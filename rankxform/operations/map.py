@@ -567,7 +567,8 @@ class NameMap(ModelOperation):
         """Return what to try where names lack what stands before the model's: `model.`."""
         expected_names = {*self._names[HUGGINGFACE]}
         prefixed = [name for name in names if f"{MODEL}{name}" in expected_names]
-        others = [name for name in names if name in expected_names]
+        tied_names = {copy.name for copy in self.copies}
+        others = [name for name in names if name in expected_names | tied_names]
         if 2 * len(prefixed) < len(names):
             return []
         but = f"(?!{'|'.join(f'{re.escape(name)}$' for name in others)})" if others else ""

@@ -54,7 +54,7 @@ from rankxform.statements import (
     rule,
 )
 from rankxform.storage.source_reader import index_file
-from rankxform.storage.store import address_of, is_path
+from rankxform.storage.store import absolute, address_of, is_path
 from rankxform.storage.user_files import (
     CONFIG,
     load_readable,
@@ -545,7 +545,8 @@ def _other_numbers(request: Request, src: Strategy) -> _Suggestion | None:
     tries = ["the strategy of the whole job, if these are a part of it"]
     if all(len(files) == 1 for files in files_by_rank.values()):
         folder, suffix = quote(str(Path(request.src))), Path(files_by_rank[ranks[0]][0]).suffix
-        link = f"ln -s {folder}/rank_$((n + {ranks[0]}))/*{suffix} {folder}-0/rank_$n/net{suffix}"
+        target = quote(absolute(request.src))  # a link is looked up where it lies
+        link = f"ln -s {target}/rank_$((n + {ranks[0]}))/*{suffix} {folder}-0/rank_$n/net{suffix}"
         loop = f"for n in $(seq 0 {src.ranks - 1}); do mkdir -p {folder}-0/rank_$n && {link}; done"
         tries.insert(0, f"{loop} and name {folder}-0")
     return _Suggestion(

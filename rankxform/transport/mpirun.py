@@ -25,6 +25,8 @@ from .launcher import MPICH, OPEN_MPI, family_of, import_mpi, name_of
 _ANSWER = 30.0
 _SLURM = {"SLURM_JOB_ID", "SLURM_JOBID", "SLURM_NODELIST", "SLURM_JOB_NODELIST"}
 """By any of these mpirun takes itself for started in an allocation."""
+_NODE_FILES = ("PBS_NODEFILE", "PE_HOSTFILE", "COBALT_NODEFILE")
+"""Where a scheduler's file of nodes is, each at the beginning of its lines."""
 _NODE_COUNTS = ("SLURM_JOB_NUM_NODES", "SLURM_NNODES")
 _CHOSEN_STARTERS = (
     "HYDRA_LAUNCHER", "HYDRA_BOOTSTRAP", "HYDRA_RMK", "PRTE_MCA_plm", "PRTE_MCA_ras",
@@ -97,18 +99,22 @@ def _starter_options(
     is_one_node = max(map(int, node_counts), default=1) <= 1
     if is_lsf:  # host and slots, host and slots, ...
         is_one_node = len(environ.get("LSB_MCPU_HOSTS", "").split()) <= 2
-    if "PBS_NODEFILE" in environ and hostfile is None:
+    node_file = next((environ[name] for name in _NODE_FILES if name in environ), None)
+    if node_file is not None and hostfile is None:
         nodes = set[str]()
         with suppress(OSError):  # of a job that has ended
-            nodes = {*Path(environ["PBS_NODEFILE"]).read_text().split()}
+            lines = Path(node_file).read_text().splitlines()
+            nodes = {line.split()[0] for line in lines if line.strip()}
         if len(nodes) <= 1:
-            return ["--prtemca", "ras", "^pbs"] if family == OPEN_MPI else ["-rmk", "user"]
+            here = ["-launcher", "fork", "-rmk", "user"]
+            return ["--prtemca", "ras", "^pbs"] if family == OPEN_MPI else here
     if not (is_slurm or is_lsf):
         return []
     if hostfile is None and is_one_node:
         # Of its own node the process needs no scheduler's leave.
-        here = ["--prtemca", "plm", "^slurm", "--prtemca", "ras", "^slurm"]
-        return here if family == OPEN_MPI else ["-launcher", "fork", "-rmk", "user"]
+        here = ["-launcher", "fork", "-rmk", "user"]
+        no_slurm = ["--prtemca", "plm", "^slurm", "--prtemca", "ras", "^slurm"]
+        return no_slurm if family == OPEN_MPI else here
     if not is_slurm or (failure := _srun_failure()) is None:
         return []
     if hostfile is not None and family != OPEN_MPI:

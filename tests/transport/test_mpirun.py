@@ -176,6 +176,8 @@ LEFTOVERS = {
     "a job's number alone": {"SLURM_JOB_ID": "7"},
     "LSF": {"LSB_JOBID": "7", "LSF_BINDIR": "/nowhere"},
     "PBS": {"PBS_JOBID": "7", "PBS_NODEFILE": "/nowhere", "PBS_ENVIRONMENT": "PBS_BATCH"},
+    "SGE": {"PE_HOSTFILE": "/nowhere", "SGE_ROOT": "/nowhere", "JOB_ID": "7", "ARC": "lx-amd64"},
+    "Cobalt": {"COBALT_NODEFILE": "/nowhere"},
     "Kubernetes": {"KUBERNETES_SERVICE_HOST": "10.0.0.1"},
     "a job that has ended": {**ONE_NODE, "SLURM_JOB_END_TIME": "1"},
 }
