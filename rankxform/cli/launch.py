@@ -9,16 +9,19 @@ off from that launcher; if the program does, it must not.
 from __future__ import annotations
 
 import os
+import re
 import resource
+import shlex
 import shutil
 import signal
+import sys
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from rankxform.display.text import as_text, format_count, warn, warning_lines
-from rankxform.errors import UsageError
+from rankxform.errors import UsageError, did_you_mean
 from rankxform.request import Request
 from rankxform.results import QUIET, DictResult
 from rankxform.storage.posix import FILE_LIMITS
@@ -34,6 +37,9 @@ if TYPE_CHECKING:
     from rankxform.target.target import Target
 
 
+_FILLED_IN = ("rank", "checkpoint")
+
+
 def run(options: Parsed, team: Team) -> Program:
     from rankxform.verbs.launch import launch
 
@@ -45,7 +51,7 @@ def run(options: Parsed, team: Team) -> Program:
         request,
         Path(options.output).absolute(),
         team,
-        partial(_announce, request, team, screen),
+        partial(_announce, options, request, team, screen),
         screen.begin_writing,
     )
     facts = {
@@ -59,11 +65,27 @@ def run(options: Parsed, team: Team) -> Program:
     return _program(options, checkpoint, team)
 
 
-def _announce(request: Request, team: Team, screen: Screen, target: Target, fits: bool) -> None:
+def _announce(
+    options: Parsed, request: Request, team: Team, screen: Screen, target: Target, fits: bool
+) -> None:
     """Say how the strategy was derived, and whether anything is converted."""
     ranks = target.planner.dst.ranks
-    if team.rank == 0 and ranks > 1 < team.size != ranks:
-        warn(f"{team.size} processes start, and the destination has {format_count(ranks, 'rank')}")
+    if ranks > 1 and team.size != ranks:
+        text = (
+            f"the destination has {format_count(ranks, 'rank')}, and the program is started by "
+            f"another number of processes: {team.size}"
+        )
+        if not options.any_world_size:
+            program = (
+                "rankxform" if Path(sys.argv[0]).name == "rankxform" else "python -m rankxform"
+            )
+            raise UsageError(
+                text,
+                f"mpirun -n {ranks} {program} {shlex.join(sys.argv[1:])}",
+                "--any-world-size, if the program starts others itself",
+            )
+        if team.rank == 0 and team.size > 1:
+            warn(text)
     if target.derived is not None:
         screen.say(as_text(target.derived))
     if fits:
@@ -100,11 +122,11 @@ def _program(options: Parsed, checkpoint: str, team: Team) -> Program:
     who = {"RANK_ID": str(team.rank), "RANK_SIZE": str(team.size), "DEVICE_ID": str(local_rank())}
     environment = {**who, **os.environ, **(who if team.size > 1 else {})}
     environment["LOAD_CHECKPOINT"] = checkpoint
-    words = {"{rank}": environment["RANK_ID"], "{checkpoint}": checkpoint}  # which may hold {rank}
+    values = environment["RANK_ID"], checkpoint  # which may hold {rank}
     filled = []
     for part in options.program:
-        for word, value in words.items():
-            part = part.replace(word, value)
+        for word, value in zip(_FILLED_IN, values):
+            part = part.replace(f"{{{word}}}", value)
         filled.append(part)
     return Program(filled, environment, checkpoint, options.uses_mpi)
 
@@ -114,6 +136,10 @@ def _check(options: Parsed, team: Team) -> None:
         raise UsageError("launch: which program? launch --load CKPT ... -- python train.py ...")
     if shutil.which(options.program[0]) is None:
         raise UsageError(f"launch: there is no program {options.program[0]!r} in PATH")
+    for word in re.findall(r"\{(\w+)\}", " ".join(options.program)):
+        suggestion = "" if word in _FILLED_IN else did_you_mean(word, _FILLED_IN)
+        if suggestion:
+            raise UsageError(f"launch: {{{word}}} is not filled in{suggestion}")
     if team.size == 1 and msrun_workers() > 1:
         raise UsageError(
             f"launch: {msrun_workers()} workers were started without MPI, as by msrun, and "

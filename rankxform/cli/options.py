@@ -260,6 +260,10 @@ class Launch:
         False, GROUP_COMMAND, "the program uses MPI itself, for example through rankxform.load",
         kind=TYPE_FLAG,
     )  # fmt: skip
+    any_world_size = option(
+        False, GROUP_COMMAND, "start the program although processes are not as many as the "
+        "destination's ranks", kind=TYPE_FLAG,
+    )  # fmt: skip
 
 
 class Planning:

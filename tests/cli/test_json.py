@@ -125,7 +125,10 @@ def documents(capfd):
         yield json.loads(out)
     launch = [sys.executable, "-m", "rankxform", "launch", "--load", "SRC", *A_TO_B.split()]
     done = subprocess.run(
-        [*launch, "--json", "--", "true"], capture_output=True, env=environment(), check=True
+        [*launch, "--json", "--any-world-size", "--", "true"],
+        capture_output=True,
+        env=environment(),
+        check=True,
     )
     yield json.loads(done.stdout)
 

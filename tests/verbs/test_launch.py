@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import signal
 import sys
@@ -47,6 +48,7 @@ def place(tmp_path):
 
 def launch(place, processes, *words, dst="b.ckpt", src="a.ckpt", options=(), **more):
     start = mpirun(processes) if processes else []
+    options = options if processes else ["--any-world-size", *options]
     line = [*start, sys.executable, "-m", "rankxform", "launch", "--load", "src"]
     line += ["--src-strategy", src, "--dst-strategy", dst, "--no-fsync", *options]
     line += ["--", sys.executable, "train.py", *words]
@@ -128,7 +130,8 @@ def test_weights_alone_of_a_training_checkpoint_fit(place):
 
 def test_a_missing_rank_does_not_fit(place):
     (place / "src/rank_3/checkpoint_3.ckpt").unlink()
-    code, output, told = launch(place, 2, "plain", dst="a.ckpt")
+    options = ["--any-world-size"]
+    code, output, told = launch(place, 2, "plain", dst="a.ckpt", options=options)
     assert code == 3 and told == [] and "rank 3 has no file" in output
 
 
@@ -301,7 +304,7 @@ def test_a_program_that_cannot_be_started(place):
     bad.chmod(0o755)
     strategies = "--src-strategy", "a.ckpt", "--dst-strategy", "b.ckpt"
     line = [sys.executable, "-m", "rankxform", "launch", "--load", "src", *strategies]
-    line += ["--no-fsync", "--", "./bad"]
+    line += ["--no-fsync", "--any-world-size", "--", "./bad"]
     code, output = run(line, 60, env=environment(), cwd=place)
     assert code == 2 and "./bad: cannot be started: Exec format error" in output
     assert "Traceback" not in output
@@ -310,7 +313,7 @@ def test_a_program_that_cannot_be_started(place):
 def test_a_derived_strategy_is_kept_for_the_next_job(place):
     """The first launch derives, prints and keeps it; the next finds the checkpoint fit by it."""
     sizes = ["--src-parallel", "dp=1,mp=4", "--dst-parallel", "dp=1,mp=2"]
-    sizes += ["--optimizer-shard", "off"]
+    sizes += ["--optimizer-shard", "off", "--any-world-size"]
     start = [sys.executable, "-m", "rankxform", "launch", "--no-fsync", "--load"]
     program = ["--", sys.executable, "train.py"]
     more = environment(PYTHONPATH=str(ROOT))
@@ -365,3 +368,35 @@ def test_the_program_is_started_as_the_launcher_was(place):
     ignored = int((place / "ignored").read_text().split()[1], 16)
     assert not ignored & (1 << (signal.SIGPIPE - 1) | 1 << (signal.SIGXFSZ - 1))
     assert (place / "limit").read_text() == "200\n" and (place / "mask").read_text() == "0027\n"
+
+
+@pytest.mark.parametrize("processes", [None, 3])
+def test_processes_that_are_not_as_many_as_ranks(place, processes):
+    """A forgotten mpirun started rank 0 of 1 with a slice of two ranks. The try works as it is."""
+    start = mpirun(processes) if processes else []
+    words = ["launch", "--load", "src", "--src-strategy", "a.ckpt", "--dst-strategy", "b.ckpt"]
+    program = ["--no-fsync", "--", sys.executable, "train.py", "plain"]
+    more = environment(PYTHONPATH=str(ROOT))
+    line = [*start, sys.executable, "-m", "rankxform", *words, *program]
+    code, output = run(line, 60, env=more, cwd=place)
+    assert code == 2 and not [*place.glob("told_*")] and not (place / "output").exists()
+    assert "the destination has 2 ranks, and the program is started by another" in output
+    assert f"number of processes: {processes or 1}\n" in output
+    (told,) = {text for text in output.splitlines() if "  try  " in text}
+    again = shlex.split(told.partition("try")[2])
+    assert again[:6] == ["mpirun", "-n", "2", "python", "-m", "rankxform"]
+    code, output = run([*mpirun(2), sys.executable, *again[4:]], 60, env=more, cwd=place)
+    assert code == 0 and len([*place.glob("told_*")]) == 2, output
+
+
+def test_a_whole_checkpoint_is_for_any_number_of_processes(place):
+    code, output, told = launch(place, 2, "plain", dst="none")
+    assert code == 0 and len(told) == 2, output
+
+
+@pytest.mark.parametrize("word", ["{chekpoint}", "--load={checkpoints}", "{ranks}"])
+def test_a_word_that_is_nearly_one_that_is_filled_in(place, word):
+    code, output, told = launch(place, 2, "plain", word)
+    assert (code, told) == (2, []) and "is not filled in; did you mean" in output
+    code, output, told = launch(place, 2, "plain", "{epoch}", "{}")
+    assert code == 0 and told[0][2][1:] == ["{epoch}", "{}"]
