@@ -17,7 +17,7 @@ from functools import cache
 
 from rankxform.errors import DerivationError, RequestError
 from rankxform.layout.layout import Layout, same_boxes, without_optimizer
-from rankxform.layout.names import pattern_of
+from rankxform.layout.names import pattern_of, summarize_names
 from rankxform.layout.states import NEVER_SAVED
 from rankxform.layout.strategy import Strategy, describe_layout
 
@@ -294,7 +294,10 @@ def derive(request: DeriveRequest, label: str = "derived") -> Derived:
         raise DerivationError.of(refusals.texts(), tries=tries)
     strategy = _strategy(request, parameters, layouts, stages, label)
     roles = _roles(request, parameters, specs_by_name, takes_part, layouts)
-    return Derived(strategy, roles, _assumptions(request))
+    is_on = request.dst.shards and not request.predict
+    undivided = [n for n, a in layouts.items() if is_on and takes_part[n] is not False]
+    undivided = [n for n in undivided if _is_undivided(request, layouts[n], request.extents.get(n))]
+    return Derived(strategy, roles, _assumptions(request, undivided))
 
 
 def _check_patterns(
@@ -579,7 +582,17 @@ def format_layout(layout: Layout) -> str:
     return f"{list(layout.device_matrix)} {layout.printable_map}{shards}"
 
 
-def _assumptions(request: DeriveRequest) -> tuple[str, ...]:
+def _is_undivided(request: DeriveRequest, layout: Layout, extent: Extent | None) -> bool:
+    """Tell whether the optimizer would shard a parameter, if its slices' rows did divide."""
+    return (
+        layout.opt_shards == 1 < layout.free_ranks
+        and extent is not None
+        and extent.nbytes >= request.dst.threshold_bytes
+        and bool(extent.shape)
+    )
+
+
+def _assumptions(request: DeriveRequest, undivided: Sequence[str]) -> tuple[str, ...]:
     texts = ["This holds if the network's shard() calls do not change."]
     if request.preset is None and request.dst.vocab_emb_dp is None and not request.keep_mesh:
         texts[0] += (
@@ -605,5 +618,10 @@ def _assumptions(request: DeriveRequest) -> tuple[str, ...]:
         texts.append(
             f"The optimizer shards parameters of {request.dst.threshold_bytes // 1024} KiB or "
             f"more{source_text}."
+        )
+    if undivided:
+        texts.append(
+            f"It does not shard {len(undivided)} of these, whose slices do not divide among the "
+            f"ranks that hold them: {summarize_names(undivided, 3)}."
         )
     return tuple(texts)

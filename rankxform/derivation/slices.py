@@ -21,7 +21,7 @@ from rankxform.layout.strategy import Strategy
 from rankxform.values import NamedTuple
 
 from .derive import derive
-from .explain import Refusals
+from .explain import Refusals, rule_for
 from .request import Derived, DeriveRequest, Extent
 from .rules import ShardingRule, mismatched_shapes
 
@@ -94,7 +94,22 @@ def derive_of_slices(
         }
         for layouts in derived.strategy.stages
     )
-    return replace(derived, strategy=replace(derived.strategy, stages=tuple(saved)))
+    strategy = replace(derived.strategy, stages=tuple(saved))
+    shape_rules = [rule for rule in request.preset.rules if rule.shape] if request.preset else []
+    by_rule_alone = [
+        name
+        for layouts in strategy.stages
+        for name, layout in layouts.items()
+        if any(count > 1 for count in layout.map_counts)
+        and rule_for(request.rules, name, "spec")
+        and not any(rule.names.search(name) for rule in shape_rules)
+    ]
+    if not by_rule_alone:
+        return replace(derived, strategy=strategy)
+    text = (
+        f"By which axes these are sharded, --rule alone says: {summarize_names(by_rule_alone, 3)}."
+    )
+    return replace(derived, strategy=strategy, assumptions=(*derived.assumptions, text))
 
 
 def _without_shapes(request: DeriveRequest) -> DeriveRequest:
@@ -252,12 +267,19 @@ def _check_bytes(
     kinds: dict[tuple[str, Layout], list[str]] = {}
     for stage_layouts in strategy.stages:
         for name, layout in stage_layouts.items():
-            is_weight = name in slices and strategy.states.of(name) is None
-            is_matrix = is_weight and len(layout.tensor_map) > 1
-            if is_matrix and layout.free_ranks > 1:
+            if name in slices and strategy.states.of(name) is None:
                 kinds.setdefault((pattern_of(name), layout), []).append(name)
     refusals = Refusals(dst_flag=request.dst_flag)
     for (_, layout), names in kinds.items():
+        plain, rule = without_optimizer(layout), rule_for(request.all_rules, names[0], "spec")
+        differing = [r for r in range(plain.ranks) if plain.cell(r) != plain.cell(0)]
+        if differing and rule is not None and not slice_bytes.may_repeat(names[0], 2):
+            answers = (slice_bytes.holds_same(n, 0, differing[0]) for n in names[:_LOOKED_AT])
+            if next((answer for answer in answers if answer is not None), False):
+                reason = "two ranks hold the same bytes where they would hold different slices"
+                refusals.add(reason, f"Correct {rule.label}, or {request.dst_flag}", *names)
+        if len(layout.tensor_map) < 2 or layout.free_ranks == 1:
+            continue
         is_equal = _is_same(names, layout, slice_bytes)
         is_requested = any(pattern.search(names[0]) for pattern in request.opt_on)
         if is_equal is None or is_equal == (layout.opt_shards == 1) or (is_equal and is_requested):

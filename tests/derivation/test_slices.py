@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import re
 import shutil
 from pathlib import Path
@@ -312,3 +313,63 @@ def test_what_is_advised_where_sizes_or_a_preset_are_wrong(small, config, tmp_pa
     with pytest.raises(rankxform.DerivationError, match="^nothing says what shards") as raised:
         rankxform.transform(src, tmp_path / "no", src_config=config(2, 4, 1))
     assert raised.value.tries[0].startswith("--preset NAME")
+
+
+# -- rules of one's own ------------------------------------------------------------------------------
+
+RULES = ("wq=(tp, None)", "wo=(None, tp)", "norm=(None,)", "emb=(None, None)")
+
+
+@pytest.fixture
+def ranks(tmp_path):
+    """Files of four ranks, of which nothing but rules says how they are sharded."""
+    shapes = {"wq": ([0, -1], (64, 64)), "wo": ([-1, 0], (64, 64)), "norm": ([-1], (64,))}
+    names = {f"layers.{layer}.{name}": fact for layer in (0, 1) for name, fact in shapes.items()}
+    names["emb"] = [-1, -1], (96, 64)
+    stages = [{name: ([4], where, 0, 0) for name, (where, _) in names.items()}]
+    params = {name: (shape, "Float32") for name, (_, shape) in names.items()}
+    return reference.write_checkpoint(tmp_path / "src", stages, params)
+
+
+def derive_by_rules(src, *rules, **options):
+    pairs = [rule.split("=", 1) for rule in rules]
+    return rankxform.derive(
+        dst="dp=1,mp=4", shapes=src, rules=pairs, optimizer_shard="off", **options
+    )
+
+
+def test_what_rules_alone_say_is_said(ranks):
+    text = "By which axes these are sharded, --rule alone says: layers.*.wo (2), layers.*.wq (2)."
+    assert text in derive_by_rules(ranks, *RULES).assumptions
+
+
+@pytest.mark.parametrize("rule", ["norm=(tp,)", "emb=(tp, None)", "emb=(None, tp)"])
+def test_a_rule_by_which_replicas_would_be_slices(rule, ranks):
+    """It was believed."""
+    with pytest.raises(
+        rankxform.DerivationError, match="hold the same bytes where they would"
+    ) as refusal:
+        derive_by_rules(ranks, rule, *RULES)
+    assert any("Correct" in reason and rule.partition("=")[0] in reason
+               for reason in refusal.value.reasons)  # fmt: skip
+
+
+@pytest.mark.parametrize("shard", ["on", 3])
+def test_an_optimizer_that_cannot_shard_is_said(shard, tmp_path):
+    shapes = {"w": (64, 64), "v": (66, 64), "norm": (64,)}
+    path = tmp_path / "shapes.json"
+    path.write_text(json.dumps({
+        f"layers.{layer}.{name}": {"shape": shape} for layer in range(9)
+        for name, shape in shapes.items()
+    }))  # fmt: skip
+    rules = [(name, f"({'None, ' * len(shape)})") for name, shape in shapes.items()]
+    derived = rankxform.derive(
+        dst="dp=3", shapes=path, rules=rules, optimizer_shard=str(shard), threshold=1,
+        opt_on=("layers",),
+    )  # fmt: skip
+    text = "It does not shard 9 of these, whose slices do not divide among the ranks that hold them"
+    assert any(text in one and "layers.*.w (9)" in one for one in derived.assumptions)
+    derived = rankxform.derive(
+        dst="dp=2", shapes=path, rules=rules, optimizer_shard="on", threshold=1, opt_on=("layers",)
+    )
+    assert not any("does not shard" in one for one in derived.assumptions)
