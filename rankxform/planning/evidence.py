@@ -72,6 +72,9 @@ class Evidence(HasFindings):
     # Share of the source's bytes in tensors like the sampled ones, rounded down; None: nothing to
     # compare.
     percent: int | None = None
+    # Number of sharded weights of which ranks were compared that hold one slice: that they agree
+    # says which rank is which. None: no weight is sharded, or files say themselves what they hold.
+    ordered: int | None = None
     reads: int = 0  # number of reads
     bytes_read: int = 0  # bytes that were read
     digests_by_file: DigestsByFile = field(default_factory=dict, compare=False)  # of samples
@@ -84,7 +87,8 @@ class Evidence(HasFindings):
     @property
     def facts(self) -> dict[str, int | None]:
         """Its numbers, for JSON."""
-        return {name: getattr(self, name) for name in ("samples", "percent", "reads", "bytes_read")}
+        names = ("samples", "percent", "ordered", "reads", "bytes_read")
+        return {name: getattr(self, name) for name in names}
 
     def __add__(self, other: Evidence) -> Evidence:
         numbers = ("names", "nbytes", "samples", "reads", "bytes_read", "findings", "differing")
@@ -92,6 +96,7 @@ class Evidence(HasFindings):
             per_rank_tensors=self.per_rank_tensors | other.per_rank_tensors,
             sampled=self.sampled | other.sampled,
             percent=self.percent if other.percent is None else other.percent,
+            ordered=other.ordered if self.ordered is None else self.ordered,
             digests_by_file=self.digests_by_file or other.digests_by_file,
             steps=self.steps or other.steps,
             taken_from={**self.taken_from, **other.taken_from},
@@ -342,7 +347,9 @@ def extra_ranks_are_left_over(sample: SampledSource) -> Iterator[Finding]:
 def samples_text(facts: Mapping[str, int | None]) -> str:
     """Say on what a source's strategy stands, by bytes that were compared."""
     percent, text = facts.get("percent"), format_count(facts.get("samples") or 0, "sample")
-    return f"{text}, of kinds that hold {percent} % of the bytes" if percent else text
+    text += f", of kinds that hold {percent} % of the bytes" if percent else ""
+    unordered = "; no slice of a weight is on two ranks: the order of the ranks was not checked"
+    return text + unordered * (facts.get("ordered") == 0)
 
 
 @dataclass(frozen=True)

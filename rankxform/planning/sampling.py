@@ -531,6 +531,8 @@ def replicas_are_equal(sample: SampledSource) -> Iterator[Finding | Evidence]:
         if not sample.accepts(ACCEPT_CONTRADICTIONS, contradiction.tensor.name)
     ]
     yield Evidence(samples=len(compared), sampled=frozenset(compared))
+    if catalog.strategy is not None and any(len(t.files) > 1 for t in tensors if t.weighty):
+        yield Evidence(ordered=sum(len(tensor.files) > 1 for tensor in agreement.compared))
     if (agreement.is_refuted or _is_derived(catalog)) and refused:
         zeros = sorted(_files_of_zeros(refused, sample.samples))
         suffix = f"; so have {len(zeros) - 1} more files" if zeros[1:] else ""

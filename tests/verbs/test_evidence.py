@@ -13,6 +13,7 @@ import pytest
 
 import rankxform
 from rankxform.cli.main import main
+from rankxform.display.text import as_text
 from tests import reference
 from tests.place import punch
 
@@ -328,7 +329,25 @@ def test_a_single_rank_is_looked_at_to_be_known_again(tmp_path):
     reference.write_checkpoint(tmp_path / "src", stages, {"w": ((64, 64), "Float32")})
     strategy = reference.write_strategy(tmp_path / "a.ckpt", stages)
     report = rankxform.transform(tmp_path / "src", tmp_path / "dst", strategy, None)
-    assert report.evidence == {"samples": 0, "percent": 0, "reads": 1, "bytes_read": 4096}
+    expected = {"samples": 0, "percent": 0, "ordered": None, "reads": 1, "bytes_read": 4096}
+    assert report.evidence == expected
+
+
+@pytest.mark.parametrize(
+    ("layout", "ordered"),
+    [(([4], [0, -1], 0, 0), 0), (([2, 2], [0, -1], 0, 0), 1), (([4], [-1, -1], 0, 0), None)],
+)
+def test_evidence_says_whether_the_order_of_the_ranks_was_checked(layout, ordered, tmp_path):
+    """That slices differ says nothing of it; that ranks of one slice hold the same does."""
+    stages = [{"w": layout, "norm": ([4], [-1], 0, 0)}]
+    params = {"w": ((64, 64), "Float32"), "norm": ((512,), "Float32")}
+    src = reference.write_checkpoint(tmp_path / "src", stages, params)
+    strategy = reference.write_strategy(tmp_path / "a.ckpt", stages)
+    report = rankxform.transform(src, tmp_path / "dst", strategy, None)
+    assert report.evidence["ordered"] == ordered and report.evidence["samples"] > 0
+    told = as_text(rankxform.verify(src, tmp_path / "dst", strategy))
+    text = "no slice of a weight is on two ranks: the order of the ranks was not checked"
+    assert (text in told) == (ordered == 0)
 
 
 def test_a_launch_with_nothing_to_convert_looks_too(tmp_path):
