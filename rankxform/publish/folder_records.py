@@ -69,6 +69,7 @@ from .records import (
 MANIFEST_NAME = "rankxform.json"
 FOLDER_NAME = ".rankxform"
 JOB_NAME = "job.json"
+_RANKS = "--ranks"
 
 
 class FolderRecords:
@@ -142,7 +143,7 @@ class FolderRecords:
             recorded_files = record["identity"]["source files"]
             self._identity["source files"] = {**recorded_files, **self._identity["source files"]}
         self.resumed = job is not None
-        if job and job["identity"].get("continued_by") != self._identity.get("continued_by"):
+        if job and _ranks_of(job["identity"]) != _ranks_of(self._identity):
             self._identity["continued_by"] = []  # no one command finishes all that is begun here
         companion_digests = {
             **(manifest or {}).get("companions", {}),
@@ -174,7 +175,7 @@ class FolderRecords:
                 del self._files[name]
         seed = (job or manifest or {"seed": int(random_hex(8), 16) >> 1})["seed"]
         self.state = FolderState(
-            self._folder, random_hex(4), seed, complete_files, CompletedSlices()
+            self._folder, random_hex(4), seed, complete_files, CompletedSlices(), self.resumed
         )
         self._write_job()
         completed = self._completed().limited_to(r for r in self._finals if r not in complete_files)
@@ -535,6 +536,12 @@ def remove_unfinished(folder: Path) -> bool:
     finally:
         lock.release()
     return True
+
+
+def _ranks_of(identity: Mapping[str, Any]) -> str:
+    """Return which ranks the command that a job states makes; "": all, or that of a run without."""
+    words = words_of(identity.get("continued_by"))
+    return words[words.index(_RANKS) + 1] if _RANKS in words[:-1] else ""
 
 
 def begun_command(folder: Path) -> list[str]:

@@ -315,14 +315,16 @@ class FolderState:
     seed: int  # of fingerprints
     complete_files: frozenset[int]  # ranks whose files are complete
     completed: CompletedSlices  # of those that are not
+    resumed: bool = False  # whether a stopped run is continued, whatever it left
 
     def with_all(self, states: Iterable[FolderState]) -> FolderState:
         """Return this folder's state with what is complete in all folders, of which it is one."""
-        complete_files, completed = self.complete_files, CompletedSlices()
+        complete_files, completed, resumed = self.complete_files, CompletedSlices(), False
         for state in states:
             complete_files |= state.complete_files
             completed.add(state.completed)
-        return replace(self, complete_files=complete_files, completed=completed)
+            resumed = resumed or state.resumed
+        return replace(self, complete_files=complete_files, completed=completed, resumed=resumed)
 
 
 _WRONG = (KeyError, IndexError, TypeError, ValueError, AttributeError, ArithmeticError)

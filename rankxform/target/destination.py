@@ -69,6 +69,7 @@ class StoredFiles(NamedTuple):
 
     linked: int = 0  # files that share another one's bytes
     kept: int = 0  # files that were complete before
+    resumed: bool = False  # whether a stopped run is continued
     continued: int = 0  # files that an earlier run had begun
     bytes_before: int = 0  # bytes of tensors that an earlier run had written
     compared: int = 0  # complete files that were compared with their fingerprints

@@ -157,6 +157,7 @@ class FolderDestination(Destination):
         return StoredFiles(
             linked=sum(len(ranks) - 1 for ranks in self.groups.values()),
             kept=len(self.state.complete_files),
+            resumed=self.state.resumed,
             continued=len(completed),
             bytes_before=nbytes,
             compared=self._compared_count,
@@ -195,7 +196,8 @@ class FolderDestination(Destination):
         def lock() -> FolderState | None:
             if team.rank != root.processes[0]:
                 return None
-            locked_folders.append(_lock_folder(conversion, root))
+            processes = team.size if team.nodes.count == 1 else 1  # or else hosts belong to it
+            locked_folders.append(_lock_folder(conversion, root, processes))
             return locked_folders[0].state
 
         try:
@@ -510,12 +512,15 @@ class FolderDestination(Destination):
         return foreign_files(self.target, self.target.paths.values(), team)
 
 
-def _lock_folder(conversion: Conversion, root: NodeFolder) -> FolderRecords:
+def _lock_folder(conversion: Conversion, root: NodeFolder, processes: int) -> FolderRecords:
     request, target = conversion.request, conversion.target
     mark = target.arrangement.mark
     return FolderRecords(
         target.folder,
-        {**conversion_identity(conversion), "continued_by": transform_command(conversion)},
+        {
+            **conversion_identity(conversion),
+            "continued_by": transform_command(conversion, processes),
+        },
         {file: final for file, final in target.paths.items() if file in root.files},
         form=target.form.name,
         mark=None if mark is None else (Path(target.dst or "") / mark[0], mark[1]),

@@ -235,7 +235,7 @@ def verify_options(conversion: Conversion) -> list[str]:
     return words
 
 
-def transform_command(conversion: Conversion) -> list[str]:
+def transform_command(conversion: Conversion, processes: int) -> list[str]:
     """Return the words of a `transform` that makes this destination, or continues it.
 
     [] where a program gave a strategy or the files of ranks that no words name.
@@ -249,6 +249,7 @@ def transform_command(conversion: Conversion) -> list[str]:
     words += option_words(request, names - {"costs", "step"})
     if step := conversion.source.selected.step_name or request.step:
         words += _words("step", step)
+    words += ["-n", str(processes)] if processes > 1 else []
     places = conversion.source.where.path, absolute(str(request.dst))
     values = (getattr(request, o.name) for o in all_options() if option_info(o).metavar in _PATHS)
     texts = (text for value in values for text in (value if isinstance(value, tuple) else (value,)))

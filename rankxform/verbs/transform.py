@@ -97,6 +97,7 @@ class Report(Result):
     fingerprints: bool = False  # whether fingerprints are kept, for `verify DST`
     # Number of files that were complete before, and were compared with their fingerprints.
     files_compared: int = 0
+    resumed: bool = False  # whether a stopped run was continued, whatever it left
     src_layers: tuple[str, ...] = ()  # for each pipeline stage its layers, such as "0-15"
     dst_layers: tuple[str, ...] = ()  # for each pipeline stage its layers, such as "0-15"
     notices: tuple[str, ...] = ()  # what was assumed
@@ -132,10 +133,9 @@ class Report(Result):
         yield lines("done", self._last_word())
 
     def _reading(self, level: int) -> Iterator[Lines]:
-        if self.files_kept or self.files_continued:
-            files_text = format_count(self.files_kept, "file")
-            begun = f"{self.files_continued} begun"
-            yield lines("continued", f"an earlier run: {files_text} complete, {begun}")
+        if self.resumed or self.files_kept or self.files_continued:
+            kept = f"{self.files_kept:,} of {format_count(len(self.files), 'file')} were complete"
+            yield lines("continued", f"an earlier run: {kept}, {self.files_continued:,} begun")
         if self.placement:
             yield lines("placed", self.placement)
         sent = f"; sent {format_size(self.bytes_sent)} between processes" if self.bytes_sent else ""
@@ -274,6 +274,7 @@ def report_of(outcome: Outcome, team: Team) -> Report:
         form=target.form.name,
         fingerprints=conversion.request.verify,
         files_compared=stored.compared,
+        resumed=stored.resumed,
         src_layers=layers_by_stage(catalog.strategy.stages if catalog.strategy else ()),
         dst_layers=layers_by_stage(planner.dst.stages),
         notices=outcome.notices,
