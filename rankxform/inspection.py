@@ -30,7 +30,8 @@ from rankxform.publish.folder_records import (
     FOLDER_NAME,
     JOB_NAME,
     MANIFEST_NAME,
-    begun_command,
+    BegunJob,
+    begun_job,
     read_manifest,
 )
 from rankxform.source.choose import form_at, list_and_select, listing_at
@@ -370,10 +371,19 @@ def _destination(place: str, pattern: str) -> Found:
     common_fields: dict[str, Any] = {"kind": "destination", "path": place, "continued_by": []}
     unfinished = {**common_fields, "complete": False, "src": None, "shards": []}
     try:
-        common_fields["continued_by"] = begun_command(path) if begun else []
+        record = read_manifest(path) if has_manifest else {"files": {}}
+        job = begun_job(path) if begun else BegunJob()
+        listed_names = {*record["files"]} - job.names
+        common_fields |= {
+            "begun": begun,
+            "continued_by": job.command,
+            "at_work": job.is_at_work,
+            "files_complete": len(listed_names | job.complete_names),
+            "files_to_make": len(listed_names | job.names),
+            "bytes_begun": job.part_bytes,
+        }
         if not has_manifest:
             return {**unfinished, **common_fields}
-        record = read_manifest(path)
     except StorageError as error:
         return {**unfinished, "unclear": str(error)}
     files = sorted(record["files"].items(), key=lambda item: item[1]["id"])
@@ -391,7 +401,6 @@ def _destination(place: str, pattern: str) -> Found:
         "options": record.get("verify", []),
         "written_at": (path / MANIFEST_NAME).stat().st_mtime,
         "fingerprints": all("digest" in file_entry for _, file_entry in files),
-        "begun": begun,
         "shards": rows,
     }
 

@@ -16,9 +16,12 @@ from rankxform.cli.options import request_options
 from rankxform.cli.parser import parse_arguments
 from rankxform.display.text import as_text
 from rankxform.options import option_info
+from rankxform.publish.folder_records import read_manifest
+from rankxform.publish.lock import FolderLock
 from rankxform.request import Request, all_options
 from rankxform.target.manifest import option_words
 from tests import reference
+from tests.forked import run_forked
 
 SHARDED = [{"w": ([4], [0, -1], 0, 0)}]
 HALF = [{"w": ([2], [0, -1], 0, 0)}]
@@ -195,6 +198,40 @@ def test_unfinished_work_says_so(job, tmp_path, stopping):
     stopping.undo()
     assert main(found["continued_by"][1:]) == 0
     assert look(tmp_path / "dst")["complete"]
+
+
+def test_what_is_known_of_a_stopped_run(job, tmp_path, stopping, capfd):
+    """The last command is kept, whatever it has that does not change a byte."""
+    dst = tmp_path / "dst"
+    for options in ({}, {"throttle": 1 << 30, "memory": 1 << 23}):
+        with pytest.raises(rankxform.StoppedError):
+            rankxform.transform(
+                job / "checkpoint", dst, job / "strategy", "none", step="1_100", fsync=False,
+                **options,
+            )  # fmt: skip
+    found = look(dst)
+    assert found["continued_by"].count("--throttle") == 1
+    assert (found["files_complete"], found["files_to_make"]) == (0, 1) and found["bytes_begun"]
+    assert main(["inspect", str(dst)]) == 75
+    printed = capfd.readouterr().out
+    assert "begun     0 of 1 files complete" in printed and "no run is at work on it" in printed
+    lock = FolderLock(dst / ".rankxform" / "lock")
+    assert look(dst)["at_work"] and "next" not in as_text(look(dst))
+    lock.release()
+    assert not look(dst)["at_work"]
+    stopping.undo()
+    assert main(found["continued_by"][1:]) == 0
+    assert "continued an earlier run: 0 of 1 files were complete, 1 begun" in capfd.readouterr().out
+    assert main(["inspect", str(dst)]) == 0
+    next(dst.glob("rank_*/*")).write_bytes(b"")
+    assert main(["inspect", str(dst)]) == 3
+
+
+def test_a_command_states_its_processes(job, tmp_path):
+    words = ["transform", str(job / "checkpoint"), str(tmp_path / "dst"), "--step", "1_100"]
+    words += ["--src-strategy", str(job / "strategy"), "--no-fsync"]
+    assert run_forked(words, 2, tmp_path).code == 0
+    assert read_manifest(tmp_path / "dst")["command"][-2:] == ["-n", "2"]
 
 
 @pytest.mark.parametrize("form", ["checkpoint2", "hyperparallel"])

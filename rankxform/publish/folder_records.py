@@ -34,6 +34,7 @@ from rankxform.storage.posix import (
     sync,
     write_atomically,
 )
+from rankxform.values import NamedTuple
 
 from .files import (
     FileStat,
@@ -52,7 +53,7 @@ from .files import (
     status_of_name,
     write_companion,
 )
-from .lock import FolderLock, boot_id, is_of_lock
+from .lock import FolderLock, boot_id, is_held, is_of_lock
 from .records import (
     JOB,
     MANIFEST,
@@ -544,16 +545,33 @@ def _ranks_of(identity: Mapping[str, Any]) -> str:
     return words[words.index(_RANKS) + 1] if _RANKS in words[:-1] else ""
 
 
-def begun_command(folder: Path) -> list[str]:
-    """Return the words of the command that was begun in a folder; [] where none is recorded.
+class BegunJob(NamedTuple):
+    """A conversion that was begun in a folder, and is at work or was stopped."""
 
-    Raises StorageError for a job that cannot be read.
-    """
+    command: Sequence[str] = ()  # words of the command that continues it; (): it is not known
+    is_at_work: bool = False  # whether a live run has the folder
+    names: frozenset[str] = frozenset()  # of the files that are made
+    complete_names: frozenset[str] = frozenset()  # of those that have their names
+    part_bytes: int = 0  # that others take on the device
+
+
+def begun_job(folder: Path) -> BegunJob:
+    """Return what was begun in a folder. Raises StorageError for a job that cannot be read."""
     path = folder / FOLDER_NAME / JOB_NAME
     try:
-        return words_of(parse_document(JOB, read_bytes(path))["identity"].get("continued_by"))
+        job = parse_document(JOB, read_bytes(path))
     except FormatError as error:
         raise StorageError.of_parts(error.at(path)) from error
+    complete_names = frozenset(
+        name
+        for name, file_entry in job["files"].items()
+        if is_same_file(file_entry, stat_or_none(folder / name), "inode", "size", "modified")
+    )
+    parts = (status_of_name(part_of(folder / name)) for name in job["files"])
+    part_bytes = sum(status.st_blocks * 512 for status in parts if status)
+    command = words_of(job["identity"].get("continued_by"))
+    is_at_work = is_held(folder / FOLDER_NAME / "lock")
+    return BegunJob(command, is_at_work, frozenset(job["files"]), complete_names, part_bytes)
 
 
 def refused_file(path: Path, *, is_ours: bool) -> Message:

@@ -170,7 +170,15 @@ def _read(path: Path) -> dict[str, Any] | None:
     return None
 
 
-def _life(holder: Mapping[str, Any], path: Path) -> tuple[float, float]:
+def is_held(path: Path) -> bool:
+    """Tell whether a live run has a lock, by this node's clock; nothing is written."""
+    holder = _read(path)
+    return holder is not None and _life(holder, path, lambda folder: time.time())[0] > 0
+
+
+def _life(
+    holder: Mapping[str, Any], path: Path, clock: Callable[[Path], float] | None = None
+) -> tuple[float, float]:
     """Return after how many seconds the holder of a lock is dead, and when it renewed the lock."""
     me = _this_process()
     if all(holder.get(key) == me[key] and me[key] for key in ("boot", "namespace")):
@@ -184,7 +192,8 @@ def _life(holder: Mapping[str, Any], path: Path) -> tuple[float, float]:
         renewed = path.stat().st_mtime
     except OSError:
         return 0.0, 0.0
-    return max(0.0, DEAD_AFTER_SECONDS - (_now(path.parent) - renewed)), renewed
+    now = (clock or _now)(path.parent)
+    return max(0.0, DEAD_AFTER_SECONDS - (now - renewed)), renewed
 
 
 def _now(folder: Path) -> float:

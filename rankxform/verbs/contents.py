@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from rankxform.display.text import format_count, format_size, shown_path
-from rankxform.errors import CheckpointError
+from rankxform.errors import CheckpointError, StoppedError
 from rankxform.formats.container import Index, content_bytes
 from rankxform.geometry.tiling import Grid
 from rankxform.layout.names import natural_sort_key, pattern_of
@@ -265,7 +265,10 @@ class Inspection(dict[str, Any], Result):
     @property
     def exit_code(self) -> int:
         """Exit code of the command that shows it."""
-        return CheckpointError.exit_code if self.get("faults") else 0
+        if self.get("begun"):
+            return StoppedError.exit_code
+        is_incomplete = self["kind"] == "destination" and not self["complete"]
+        return CheckpointError.exit_code if is_incomplete or self.get("faults") else 0
 
     @property
     def warnings(self) -> Sequence[str]:
@@ -303,9 +306,8 @@ class Inspection(dict[str, Any], Result):
             if "unclear" in self:
                 yield lines("", f"{path}: rankxform's records cannot be read ({self['unclear']})")
             else:
-                reason = "a run that is at work or was stopped"
-                yield lines("", f"{path}: unfinished work of rankxform ({reason})")
-                yield self._continuation()
+                yield lines("", f"{path}: unfinished work of rankxform")
+                yield from self._continuation()
         else:
             yield from self._heads(kind, path)
             yield self._files("" if level >= VERBOSE else "files")
@@ -363,13 +365,19 @@ class Inspection(dict[str, Any], Result):
         yield from (lines("", f"WRONG: {fault}") for fault in self.get("faults", ()))
         yield from (lines("", f"note: {notice}") for notice in self.get("notices", ()))
         if self.get("begun"):
-            yield lines("", "a run into this folder is at work or was stopped")
-            yield self._continuation()
+            yield from self._continuation()
 
-    def _continuation(self) -> Section:
-        """Return how a run that was stopped is continued."""
-        words = self.get("continued_by")
-        return lines("next", shlex.join(words) if words else "the same command continues it")
+    def _continuation(self) -> Iterator[Section]:
+        """Yield how far a run came, and how it is continued if it was stopped."""
+        files = f"{self['files_complete']:,} of {self['files_to_make']:,} files"
+        yield lines("begun", f"{files} complete; others take {format_size(self['bytes_begun'])}")
+        if self["at_work"]:
+            yield lines("at work", "a run, on this folder now")
+            return
+        words = self["continued_by"]
+        command = shlex.join(words) if words else "the same command continues it"
+        yield lines("stopped", "no run is at work on it")
+        yield lines("next", command)
 
     def _origin(self) -> Iterator[Section]:
         """Yield what rankxform wrote down of its own work."""

@@ -134,8 +134,10 @@ class Report(Result):
 
     def _reading(self, level: int) -> Iterator[Lines]:
         if self.resumed or self.files_kept or self.files_continued:
-            kept = f"{self.files_kept:,} of {format_count(len(self.files), 'file')} were complete"
-            yield lines("continued", f"an earlier run: {kept}, {self.files_continued:,} begun")
+            files_text = f"{self.files_kept:,} of {len(self.files):,} files were complete"
+            yield lines(
+                "continued", f"an earlier run: {files_text}, {self.files_continued:,} begun"
+            )
         if self.placement:
             yield lines("placed", self.placement)
         sent = f"; sent {format_size(self.bytes_sent)} between processes" if self.bytes_sent else ""

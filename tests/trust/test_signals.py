@@ -70,7 +70,9 @@ class SlowPlace(Place):
         output, errors = process.communicate(timeout=60)
         assert process.returncode == 0, output + errors
         if continued:
-            assert f"continued an earlier run: 0 of 3 files were complete, {continued} begun" in output
+            assert (
+                f"continued an earlier run: 0 of 3 files were complete, {continued} begun" in output
+            )
         assert reference.wrong_slices(self.dst, DST, PARAMS) == []
 
 
