@@ -45,12 +45,16 @@ from .records import FolderState, PartFile, format_moved, format_start
 _ENTRY = 256 << 10
 """Room for the entry that is written when the device is full."""
 
-JOURNAL_SECONDS = 30.0
-"""Between two entries of a journal: what is lost at most when a run is killed."""
+JOURNAL_SECONDS = 5.0
+"""Between two entries of a journal: what is lost at most when a run is killed, beside the tensor
+that is being moved."""
+_ENTRY_SECONDS, _MOST_TIMES = 0.05, 6.0
+"""An entry may take a hundredth of that time; where it takes longer, entries are rarer, down to so
+many times the seconds between two."""
 
 
 class Journal:
-    """What one process has written: an entry every half minute.
+    """What one process has written: an entry every few seconds.
 
     durable: whether what it says is synced. parts: the part files that this process created, by
     file. seconds: what syncing took. sums:
@@ -72,7 +76,7 @@ class Journal:
         """
         self._spare = spare
         self._path = state.folder / FOLDER_NAME / f"journal-{state.token}-{process}.jsonl"
-        self.durable, self._last = durable, monotonic()
+        self.durable, self._last, self._pause = durable, monotonic(), JOURNAL_SECONDS
         self.seconds = 0.0
         self.sums: dict[int, int] = {}
         self._fresh: dict[tuple[int, ...], list[str]] = {}
@@ -116,7 +120,7 @@ class Journal:
 
     @property
     def due(self) -> bool:
-        return bool(self._fresh) and monotonic() - self._last >= JOURNAL_SECONDS
+        return bool(self._fresh) and monotonic() - self._last >= self._pause
 
     def commit(
         self, parts: Mapping[int, Path], sums: Mapping[int, int], on_progress: OnProgress
@@ -149,7 +153,9 @@ class Journal:
             self.sums[file] = (self.sums.get(file, 0) + value) % MODULUS
         self._fresh, self._fresh_sums = {}, {}
         self._last = monotonic()
-        self.seconds += self._last - began
+        seconds = self._last - began
+        self._pause = JOURNAL_SECONDS * min(max(1.0, seconds / _ENTRY_SECONDS), _MOST_TIMES)
+        self.seconds += seconds
 
     def _append(self, line: bytes) -> None:
         with open_for_writing(self._path) as fd:
