@@ -9,14 +9,16 @@ reported. Which file is meant is never guessed from modification times or the or
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from posixpath import basename, dirname, normpath, splitext
+from shlex import quote
 from typing import Any
 
 from rankxform.errors import CheckpointError, UsageError
 from rankxform.formats.container import container_suffixes
-from rankxform.layout.names import first_texts, format_ranges
+from rankxform.layout.names import and_more, first_texts, format_ranges
 from rankxform.planning.plan import Planner
 from rankxform.storage.store import FILE, FOLDER, RANK, Listing, Store, expression_of
 from rankxform.values import dataclass, pattern_on_use
@@ -40,6 +42,7 @@ _AT_THE_END = pattern_on_use(r"\d+$")
 _NUMBER = pattern_on_use(r"\d+")
 _SHOWN = 2
 _FOLDER = pattern_on_use(r"rank_(\d+)")
+_OWN_FOLDER = pattern_on_use(r"(rank_)\d+$")
 
 
 class RankFoldersForm(Form):
@@ -346,12 +349,36 @@ def _one_family(files: list[_Candidate], *, is_given: bool) -> set[str]:
         {c.starred for c in files}, {c.family for c in files}, {c.numbered for c in files}, key=len
     )
     if len(families) > 1:
+        _refuse_exchanged(files)
         raise CheckpointError(
             f"the rank folders hold {len(families)} families of checkpoints "
             f"({', '.join(sorted(families)[:6])}); say which by --suffix, --step or --src-pattern; "
             + _listing(files)
         )
     return families
+
+
+def _refuse_exchanged(files: Sequence[_Candidate]) -> None:
+    """Refuse files that by their names belong in each other's folders. Raises CheckpointError."""
+    usual, _ = Counter(file.numbered for file in files).most_common(1)[0]
+    expression = re.compile(re.escape(usual).replace(r"\*", r"(\d+)"))
+    moves: dict[str, str] = {}
+    for file in files:
+        folder, match = dirname(file.path), expression.fullmatch(file.family)
+        if file.numbered != usual:
+            numbers = {*match.groups()} if match else set()
+            if len(numbers) != 1 or not _OWN_FOLDER().search(folder):
+                return
+            moves[file.path] = _OWN_FOLDER().sub(rf"\g<1>{int(numbers.pop())}", folder)
+    if not {*moves.values()}.symmetric_difference(map(dirname, moves)):
+        first, paths = min(moves), [*moves]
+        folders = dict.fromkeys(basename(dirname(path)) for path in sorted(paths))
+        raise CheckpointError(
+            f"{basename(first)} lies in {basename(dirname(first))}{and_more(paths, 'such file')}: "
+            f"by their names the files of {' and '.join(folders)} were exchanged",
+            " && ".join(f"mv {quote(path)} {quote(to)}/" for path, to in moves.items()),
+            where=dirname(dirname(first)),
+        )
 
 
 def _common_step(

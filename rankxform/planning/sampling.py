@@ -58,6 +58,7 @@ _LEAST_SAMPLE = 64
 _CELLS, _HOLDERS = 2, 2
 """Of tensors that not all of its files are looked at for: different boxes, and holders of each."""
 _SHOWN = 3
+_FEW = 4
 
 
 class SampledTensor(NamedTuple):
@@ -540,8 +541,15 @@ def replicas_are_equal(sample: SampledSource) -> Iterator[Finding | Evidence]:
             f"copy {catalog.paths[file]} again: it has zeros where replicas have numbers{suffix}"
             for file in zeros[:1]
         ]
+        from .misplaced import misplaced_files
+
+        differing = [contradiction.tensor for contradiction in refused]
+        misplaced = misplaced_files(catalog, tensors, differing, sample.samples)
+        order = [*misplaced, _RIGHT_STRATEGY]
+        if catalog.ranks <= _FEW:  # another order of the mesh looks like two that were exchanged
+            order = order[::-1]
         tries = (
-            *(*again, _RIGHT_STRATEGY, "copy its files again")[:2],
+            *(*again, *order, "copy its files again")[:2],
             "--accept contradictions converts it, and takes what differs of the ranks that agree",
         )
         details = _describe_observed(catalog, agreement, sample.samples)

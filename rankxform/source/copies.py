@@ -151,7 +151,7 @@ def _drop_unreadable(
         for group in (group for group in groups if group not in kept_groups):
             if whole_groups:
                 fault, host = faults_by_node[group[0]][file], names[whole_groups[0][0]]
-                text = f"{names[group[0]]}: {fault}; the copy on {host} is read instead"
+                text = f"{names[group[0]]}: {fault}; the copy on {host} takes its place"
                 findings.append(as_warning(text))
             for node in group:
                 del identities_by_node[node][file]
@@ -256,7 +256,8 @@ class PlaceUse(NamedTuple):
         """Bytes, and of which ranks."""
         name = "ranks" if self.ranks_read[1:] else "rank"
         ranks = f" of {name} {format_ranges(self.ranks_read)}" if self.ranks_read else ""
-        return f"{shown_path(self.place)}: {format_size(self.bytes_needed)}{ranks}"
+        size = format_size(self.bytes_needed) if self.bytes_needed else "nothing was needed of it"
+        return f"{shown_path(self.place)}: {size}{ranks}"
 
 
 class _PlaceCopies(NamedTuple):
@@ -338,7 +339,7 @@ def choose_copies(
         copy = copies[place_of[file]]
         if file in copy.indexes:
             lines = [fault.message.line for fault in faults_of_file]
-            texts = [f"{line}; {copy.paths[file]} is read instead" for line in lines]
+            texts = [f"{line}; {copy.paths[file]} takes its place" for line in lines]
             findings += map(as_warning, texts)
         else:
             findings.append(faults_of_file[0])
@@ -417,7 +418,7 @@ def _drop_unwritten(team: Team, copies: Sequence[_PlaceCopies]) -> list[Finding]
         for number in {*numbers}.difference(whole):
             path, other_path = copies[number].paths[file], copies[whole[0]].paths[file]
             nbytes = samples[number, file].unwritten
-            text = f"{path}: {nbytes:,} bytes were never written; {other_path} is read instead"
+            text = f"{path}: {nbytes:,} bytes were never written; {other_path} takes its place"
             findings.append(as_warning(text))
             del copies[number].indexes[file]
         kinds = {

@@ -512,10 +512,8 @@ def _find_suggestion(request: Request, source: Source, dst: object) -> _Suggesti
         return suggestion
     src = source.where.strategy if request.src_strategy is not None else None
     unreadable = any(error.file is not None for error in source.errors[:1])
-    if unreadable and (step := _older_step(request, source)):
-        return _Suggestion(
-            "", (f"--step {step} takes an older one, whose files can be read",), False
-        )
+    if unreadable and (tries := _tries_without(request, source)):
+        return _Suggestion("", tries, False)
     if source.form.described or request.files is not None or not source.paths or unreadable:
         return None
     if src is None:
@@ -554,6 +552,28 @@ def _other_numbers(request: Request, src: Strategy) -> _Suggestion | None:
         f"{format_ranges(range(src.ranks))}",
         tuple(tries),
     )
+
+
+def _tries_without(request: Request, source: Source) -> tuple[str, ...]:
+    """Return what can be done where the first file that is in error cannot be read."""
+    step = _older_step(request, source)
+    older = [f"--step {step} takes an older one, whose files can be read"] if step else []
+    tries, path = list[str](), str(source.errors[0].file)
+    file = next((file for file, name in source.paths.items() if name == path), None)
+    if file is None or file in source.indexes or request.files is not None:
+        return (*older,)
+    if not any("copy" in text for text in source.errors[0].message.tries):
+        tries.append("copy the file again")
+    src, rank = source.where.strategy, source.selected.rank_of(file)
+    if src is not None and rank < src.ranks and is_path(path) and len(source.errors) == 1:
+        place = rank % src.stage_size
+        layouts = src.stages[src.stage_of(rank)].values()
+        if all(len(layout.holders[layout.cell(place)]) > 1 for layout in layouts):
+            move = f"mv {quote(path)} {quote(f'{path}.torn')}"
+            tries.append(f"{move}, and ranks that hold the same slices serve")
+    if not (request.fallback or source.form.described) and is_path(path):
+        tries.append("--fallback PLACE, where a copy of it is")
+    return (*tries, *older)
 
 
 def _older_step(request: Request, source: Source) -> str:

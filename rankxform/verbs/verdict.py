@@ -132,7 +132,8 @@ class Verdict(HasFindings, Comparison):
         compared = f"{self._compared}, {format_seconds(self.seconds)}"
         if self.same is None:
             yield lines("NOT VERIFIED:", self._not_compared())
-            yield lines("", f"to compare every byte: {self.command}")
+            text = "its source is not there any more, without which not every byte can be compared"
+            yield lines("", f"to compare every byte: {self.command}" if self.command else text)
         if self.same is False and level > QUIET:
             yield self._rows(level)
         if level > QUIET:

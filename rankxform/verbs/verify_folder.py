@@ -27,6 +27,7 @@ from rankxform.source.choose import form_at, list_and_select, listing_at
 from rankxform.source.written import CHECKED, WrittenRead, declared_files_of, read_listed_file
 from rankxform.statements import ERROR, WARNING, WRITTEN, Finding, run_rules
 from rankxform.storage.identity import file_digest, sampled_bytes
+from rankxform.storage.store import is_path
 from rankxform.target.existing import wrong_tracker
 from rankxform.target.manifest import verify_command
 from rankxform.transport import Team
@@ -130,6 +131,8 @@ def verify_folder(
     )  # fmt: skip
     findings = (*run_rules(WRITTEN, read), *place.warnings)
     errors = [finding for finding in findings if finding.severity == ERROR]
+    source = merged["identity"].get("source")
+    has_source = team.bcast(lambda: source is None or not is_path(source) or Path(source).exists())
     ranks = {} if form.described else {r.path: r.entry["id"] for r in reads} | strays
     return Verdict(
         None,
@@ -143,7 +146,7 @@ def verify_folder(
         total_bytes=sum(entry["size"] for entry in entries),
         seconds=time.monotonic() - began,
         processes=team.size,
-        command=verify_command(merged, folder),
+        command=verify_command(merged, folder) if has_source else None,
         repair=repair_command(where, merged, errors) if errors else None,
     )
 

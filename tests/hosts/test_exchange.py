@@ -283,13 +283,13 @@ def test_different_files_under_one_name_are_told_apart(clean):
     shutil.rmtree(clean.disk("h1") / "dst")
     code, output = transform(clean, 1, [*options, "--overwrite"])
     assert code == 0, output
-    assert re.search(r"h3: \S+rank_0/\S+: .*; the copy on h1 is read instead", output)
+    assert re.search(r"h3: \S+rank_0/\S+: .*; the copy on h1 takes its place", output)
     assert reference.wrong_slices(gathered(clean), case.dst, case.params) == []
     kept = clean.shared / "kept"
     shutil.copytree(clean.disk("h1") / "src" / "rank_0", kept / "rank_0")
     os.truncate(next((clean.disk("h1") / "src" / "rank_0").iterdir()), 100)
     code, output = transform(clean, 1, [*options, "--overwrite"])
-    assert code == 3 and "differs" not in output and "is read instead" not in output
+    assert code == 3 and "differs" not in output and "takes its place" not in output
     shutil.rmtree(clean.disk("h1") / "dst")
     code, output = transform(clean, 1, [*options, "--overwrite", "--fallback", kept])
     assert code == 0 and f"{kept / 'rank_0'}" in output, output

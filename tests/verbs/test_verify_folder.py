@@ -15,6 +15,7 @@ import pytest
 
 import rankxform
 from rankxform.cli.main import main
+from rankxform.display.text import as_text
 from rankxform.errors import RankxformError
 from tests import reference, rules
 from tests.mpi_launch import environment
@@ -343,3 +344,15 @@ def test_a_manifest_with_a_value_of_another_type_is_one_message(tmp_path):
                     call()
             shutil.rmtree(place.dst)
             shutil.copytree(kept, place.dst)
+
+
+def test_no_command_is_printed_that_needs_a_source_that_is_gone(tmp_path):
+    stages = [{"w": ([2], [0, -1], 0, 0)}]
+    src = reference.write_checkpoint(tmp_path / "src", stages, {"w": ((8, 8), "Float32")})
+    strategy = reference.write_strategy(tmp_path / "a.ckpt", stages)
+    rankxform.transform(src, tmp_path / "dst", strategy, None)
+    told = as_text(rankxform.verify(tmp_path / "dst"))
+    assert f"rankxform verify {src}" in told
+    (tmp_path / "src").rename(tmp_path / "moved")
+    told = as_text(rankxform.verify(tmp_path / "dst"))
+    assert "its source is not there any more" in told and "rankxform verify" not in told
