@@ -540,9 +540,9 @@ def resumed(runner):
 
 
 MESSAGE_TESTS = (
-    "test_bad_input.py", "test_cases.py", "test_check.py", "test_sources.py", "test_which_strategy.py",
-    "trust/test_completeness.py", "trust/test_evidence.py", "trust/test_lies.py",
-    "trust/test_statements.py",
+    "test_errors.py", "test_cases.py", "test_statements.py", "source/test_choose.py",
+    "source/test_hints.py", "trust/test_completeness.py", "trust/test_lies.py",
+    "verbs/test_check.py", "verbs/test_evidence.py",
 )  # fmt: skip
 
 

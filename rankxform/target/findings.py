@@ -560,9 +560,11 @@ def _tries_without(request: Request, source: Source) -> tuple[str, ...]:
     older = [f"--step {step} takes an older one, whose files can be read"] if step else []
     tries, path = list[str](), str(source.errors[0].file)
     file = next((file for file, name in source.paths.items() if name == path), None)
-    if file is None or file in source.indexes or request.files is not None:
+    known_tries = source.errors[0].message.tries
+    is_torn = not known_tries or any("copy" in text for text in known_tries)  # or of another kind
+    if file is None or file in source.indexes or request.files is not None or not is_torn:
         return (*older,)
-    if not any("copy" in text for text in source.errors[0].message.tries):
+    if not known_tries:
         tries.append("copy the file again")
     src, rank = source.where.strategy, source.selected.rank_of(file)
     if src is not None and rank < src.ranks and is_path(path) and len(source.errors) == 1:
