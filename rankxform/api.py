@@ -20,11 +20,12 @@ from typing import TYPE_CHECKING, Any, TypeVar, Union
 
 from rankxform import inspection
 from rankxform.display.progress import Begin, Callback, progress_shower
+from rankxform.display.text import format_count
 from rankxform.engine.in_memory import stand_ins
 from rankxform.layout.strategy import Strategy
 from rankxform.planning.selection import source_ranks_needed
 from rankxform.storage.user_files import is_none, load_strategy, merge_stage_files, save_strategy
-from rankxform.transport.launcher import launched_rank
+from rankxform.transport.launcher import launched_rank, launched_size
 from rankxform.verbs.check import Check
 from rankxform.verbs.contents import Contents, Inspection
 from rankxform.verbs.follow import Followed, FollowSettings
@@ -35,13 +36,14 @@ from rankxform.verbs.verdict import Verdict
 from rankxform.verbs.verify_folder import verify_folder
 
 from .errors import (
+    Message,
     RankxformError,
     RankxformWarning,
     UsageError,
     did_you_mean,
     raising_storage_errors,
 )
-from .options import AFFECTS_LOAD, OptionType, option_info
+from .options import AFFECTS_LOAD, OptionType, number_ranges, option_info
 from .request import Request, all_options, options_affecting, options_in_words
 from .transport import SerialTeam, Team, team
 from .verbs import check as checking
@@ -193,7 +195,7 @@ def load(
             request, dst_rank, processes, lambda _, total: begin("load", total), arrays
         )
 
-    return _collective(comm, progress, ask, run)
+    return _collective(comm, progress, ask, run, speak=_in_keywords)
 
 
 @_with_options(resharding_names)
@@ -245,7 +247,7 @@ def reshard(
             is_reused=plan is not None,
         )  # fmt: skip
 
-    return _collective(comm, progress, ask, run)
+    return _collective(comm, progress, ask, run, speak=_in_keywords)
 
 
 def plan_reshard(
@@ -278,7 +280,7 @@ def plan_reshard(
         held_slices, dst_rank = processes.agree(lambda: describe_slices(processes))
         return loading.plan_reshard(request, held_slices, dst_rank, processes)
 
-    return _collective(comm, False, ask, run)
+    return _collective(comm, False, ask, run, speak=_in_keywords)
 
 
 def _resharding(
@@ -517,36 +519,76 @@ def contents(
     return _collective(comm, progress, ask, run)
 
 
+def _with_keywords(message: Message) -> Message:
+    """Add the keywords of options that a message writes as the command line does."""
+    flags = dict.fromkeys(re.findall(r"(?<![\w-])--[a-z][a-z-]+", str(message)))
+    names = ((flag, flag[2:].replace("-", "_")) for flag in flags)
+    keywords = [f"{flag} is {name}=" for flag, name in names if name in {*_option_names(), *_GIVEN}]
+    details = [message.details, f"in Python: {', '.join(keywords)}" if keywords else ""]
+    return message._replace(details="\n".join(filter(None, details)))
+
+
+def _in_keywords(message: Message) -> Message:
+    """Write the options that a message names as keywords.
+
+    >>> _in_keywords(Message("x", ("--src-strategy FILE, --step 7 or --src-strategy",))).tries
+    ('src_strategy=FILE, step=7 or src_strategy=',)
+    """
+    spell = partial(
+        re.sub, r"(?<![\w-])--([a-z][a-z-]*)(?:([ =])('[^']*'|[^\s,;:'()]+))?", _keyword
+    )
+    tries = message.tries
+    if tries[:1] and tries[0].startswith("--ranks "):  # a rank that is not there; `load` takes one
+        numbers = tries[0].split()[1]
+        start = f"start {format_count(len(number_ranges(numbers)), 'process')}"
+        tries = (start,) * (launched_size() is not None) + (f"pass rank= of {numbers}",)
+    return Message(
+        spell(message.what), tuple(map(spell, tries)), spell(message.where), spell(message.details)
+    )
+
+
+def _keyword(match: re.Match[str]) -> str:
+    """Return how Python writes an option, with its value where a value follows."""
+    kinds = {option.name: option_info(option).kind for option in all_options()}
+    name, space, text = match[1].replace("-", "_"), match[2] or "", match[3] or ""
+    if name not in kinds and name not in _GIVEN:
+        return match[0]
+    kind = kinds.get(name, OptionType())
+    if kind.stands_for is not None:
+        return f"{name}={kind.stands_for}{space}{text}"
+    if text.isupper() or text.isdecimal():
+        return f"{name}={text}"
+    is_value = text in {"none", *kind.choices} or not re.fullmatch(r"[a-z-]*", text)
+    return f"{name}={text.strip(_QUOTE)!r}" if is_value else f"{name}={space}{text}"
+
+
+_QUOTE = "'"
+
+
 def _collective(
     comm: Any,
     progress: Progress,
     ask: Callable[[], Request],
     run: Callable[[Request, Team, Begin], T],
+    speak: Callable[[Message], Message] = _with_keywords,
 ) -> T:
     """Return `run` of what each process asks and the team of `comm`; free its communicator if all
-    processes end alike."""
+    processes end alike. speak: how a message names options."""
     processes = team(comm)
     try:
         with progress_shower(progress, processes) as begin:
             outcome = run(processes.agree(ask), processes, begin)
         _warn(getattr(outcome, "warnings", ()), processes)
-    except (RankxformError, RankxformWarning) as error:  # raised on every process
+    except RankxformWarning:  # raised on every process
         processes.free()
-        _say_keywords(error)
         raise
+    except RankxformError as error:
+        processes.free()
+        error.say(speak(error.parts))
+        # Every process prints this: no lines of this package, and none of what it was met in.
+        raise error.with_traceback(None) from None
     processes.free()
     return outcome
-
-
-def _say_keywords(error: RankxformError | RankxformWarning) -> None:
-    """Add the keywords of options that a message writes as the command line does."""
-    message = str(error.parts) if isinstance(error, RankxformError) else ""
-    flags = dict.fromkeys(re.findall(r"(?<![\w-])--[a-z][a-z-]+", message))
-    names = ((flag, flag[2:].replace("-", "_")) for flag in flags)
-    keywords = [f"{flag} is {name}=" for flag, name in names if name in {*_option_names(), *_GIVEN}]
-    if keywords and isinstance(error, RankxformError):
-        details = filter(None, (error.details, f"in Python: {', '.join(keywords)}"))
-        error.say(error.parts._replace(details="\n".join(details)))
 
 
 def _warn(texts: Iterable[str], processes: Team) -> None:

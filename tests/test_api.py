@@ -276,7 +276,7 @@ def test_help_lists_the_options_by_group(name):
 
 def test_a_message_names_keywords_beside_options(place, tmp_path):
     with pytest.raises(rankxform.UsageError) as raised:
-        rankxform.load(place.src)
+        rankxform.transform(place.src, tmp_path / "out")
     assert "--src-strategy is src_strategy=" in raised.value.details
     with pytest.raises(rankxform.UsageError, match="optimizer_shard: a Parallel was given"):
         rankxform.derive(place.a, dst=rankxform.Parallel(dp=1, mp=2), optimizer_shard="off")
@@ -284,3 +284,28 @@ def test_a_message_names_keywords_beside_options(place, tmp_path):
         rankxform.derive(place.a, dst="dp=2", src=rankxform.Parallel(dp=4), src_threshold=1)
     with pytest.raises(rankxform.UsageError, match="without a strategy there is one, 0, of whole"):
         rankxform.load(place.src, place.a, rank=3)
+
+
+def test_load_and_reshard_advise_in_keywords(place):
+    with pytest.raises(rankxform.UsageError) as raised:
+        rankxform.load(place.src)
+    assert "no src_strategy= says" in raised.value.what
+    first, *others = raised.value.tries
+    assert first.startswith("src_strategy=FILE or FOLDER ("), first
+    assert any(text.startswith("src_strategy='none' if ") for text in others), others
+    assert "--" not in str(raised.value)
+    with pytest.raises(rankxform.UsageError, match="does not exist") as raised:
+        rankxform.load(place.src, place.a, place.b, rank=64)
+    assert raised.value.tries[0].startswith("pass rank= of 0-"), raised.value.tries
+    slices = dict(rankxform.load(place.src, place.a, place.a, rank=0))
+    with pytest.raises(rankxform.UsageError, match="nobody takes rank 1") as raised:
+        rankxform.reshard(slices, place.a, place.a)
+    assert raised.value.tries[0].startswith("start "), raised.value.tries
+
+
+def test_an_error_is_shown_by_few_lines_of_this_package(place):
+    """Every process prints it: under mpirun it is read as often as there are processes."""
+    with pytest.raises(rankxform.RankxformError) as raised:
+        rankxform.load(f"{place.src}/absent")
+    assert raised.value.__cause__ is None and raised.value.__suppress_context__
+    assert len(raised.traceback) <= 3, raised.traceback

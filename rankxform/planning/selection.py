@@ -529,7 +529,8 @@ def check_ranks(ranks: Iterable[int], dst: Strategy) -> tuple[int, ...]:
         is_whole = isinstance(dst, WholeStrategy)
         present = f"{dst.label} has ranks 0 to {dst.ranks - 1}"
         present = "without a strategy there is one, 0, of whole tensors" if is_whole else present
-        tries = ("--dst-strategy FILE of its job",) if is_whole else ()
+        all_ranks = f"--ranks 0-{dst.ranks - 1}"
+        tries = ("--dst-strategy FILE of its job",) if is_whole else (all_ranks,)
         raise UsageError(f"destination rank {ascending[-1]} does not exist: {present}", *tries)
     return ascending
 

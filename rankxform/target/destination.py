@@ -283,8 +283,11 @@ class ArrayDestination(Destination):
             all_ranks = {rank_request.rank for rank_request in self.rank_requests}
             if self._may_be_none and (lacking := {*range(planner.dst.ranks)} - all_ranks):
                 raise UsageError(
-                    f"{len(all_ranks)} processes take a rank each; {planner.dst.label} has "
-                    f"{planner.dst.ranks}, and nobody takes rank {min(lacking)}"
+                    f"processes take {len(all_ranks)} of the {planner.dst.ranks} ranks of "
+                    f"{planner.dst.label}, and nobody takes rank {min(lacking)}",
+                    f"start {planner.dst.ranks} processes"
+                    if team.size < planner.dst.ranks
+                    else "rank=, another one on each process",
                 )
             return [
                 _slices_of_names(planner, rank_request)

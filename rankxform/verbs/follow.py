@@ -20,7 +20,7 @@ from pathlib import Path
 
 from rankxform.checkpoints.base import DEFAULT_FORM, FORMS, SelectedFiles
 from rankxform.display.text import format_count, format_seconds, format_size
-from rankxform.errors import CheckpointError, RankxformError, StorageError, UsageError
+from rankxform.errors import CheckpointError, RankxformError, StoppedError, StorageError, UsageError
 from rankxform.publish.files import copied
 from rankxform.publish.folder_records import (
     FOLDER_NAME,
@@ -40,6 +40,7 @@ from rankxform.target.inputs import source_ref
 from rankxform.target.manifest import conversion_identity
 from rankxform.target.resolve import resolve
 from rankxform.transport import Team
+from rankxform.transport.team import StopSource
 from rankxform.values import NamedTuple, dataclass, pattern_on_use
 
 from .convert import OnStart, start_silently
@@ -47,6 +48,7 @@ from .transform import Report, transform
 
 _POLL_SECONDS, _LONGEST_PAUSE, _SHARE = 0.5, 60.0, 9.0
 """Between two looks; where looking takes long, as on large storage, so many times as long."""
+_LISTEN_SECONDS = 0.2
 RECORD_NAME = "rankxform-follow.json"
 """What was converted here by `follow`, in its destination."""
 _STEP = pattern_on_use(r"\d{1,18}(_\d{1,18})?")
@@ -186,9 +188,11 @@ class _Watcher:
         folders = self.dst / step, *self.dst.glob(f"*_{step}")
         return any(_manifest_folder(folder) is not None for folder in folders)
 
-    def wait(self) -> bool:
-        """Wait for the next look, and return whether it is not the last one."""
-        time.sleep(self._pause)
+    def wait(self, stopping: StopSource) -> bool:
+        """Wait for the next look or a signal, and return whether it is not the last one."""
+        until = time.monotonic() + self._pause
+        while (left := until - time.monotonic()) > 0 and stopping.reason() is None:
+            time.sleep(min(left, _LISTEN_SECONDS))
         if callable(self._settings.watch):
             try:
                 self._is_watching = bool(self._settings.watch())
@@ -296,6 +300,24 @@ def follow(
     announce: told on process 0 what is waited for. Collective. Raises StoppedError when it is
     asked to stop, and without `watch` the first error.
     """
+    try:
+        return _convert_steps(request, settings, team, on_start, announce)
+    except StoppedError as error:
+        error.say(
+            error.parts._replace(tries=error.tries or ("the same command goes on from here",))
+        )
+        raise
+    finally:
+        team.stopping.at_work(False)
+
+
+def _convert_steps(
+    request: Request,
+    settings: FollowSettings,
+    team: Team,
+    on_start: OnStart,
+    announce: Callable[[str], None],
+) -> Followed:
     watcher = team.agree(lambda: _watcher(request, settings))
     converted: list[ConvertedStep] = []
     removed: list[str] = []
@@ -342,13 +364,14 @@ def follow(
             continue  # an older step may be among the newest now
         if not is_watching:
             break
+        # From now on a signal ends all processes as one, with one message, not by MPI's abort.
+        team.stopping.at_work(True)
         problems = [error.parts.what for error in look.lacking]
         text = "; ".join(filter(None, ["waiting   for the next step", look.trouble, *problems]))
         if announced != text:
             announce(text)
             announced = text
-        team.agree(team.check_stop)
-        is_watching = team.bcast(watcher.wait)
+        is_watching = team.bcast(lambda: watcher.wait(team.stopping))
     warnings += filter(None, [look.trouble])
     if request.step and not settings.watch:
         for problem in look.lacking:

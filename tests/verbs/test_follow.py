@@ -28,7 +28,7 @@ from tests import reference
 from tests.forked import run_forked
 from tests.local_world import run_world
 from tests.mpi.test_maps import write_ranks
-from tests.mpi_launch import environment
+from tests.mpi_launch import environment, mpirun
 from tests.reference_maps import Model
 
 SRC = [{"w": ([4], [0, -1], 0, 0)}]
@@ -347,6 +347,26 @@ def test_it_goes_on_where_it_was_killed(training):
     assert process.returncode == 75
     assert all(map(training.is_right, range(1, steps + 1)))
     assert not [*training.dst.rglob("*.part")]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_a_watch_of_several_processes_with_one_message(number, training):
+    training.save(1)
+    words = [*mpirun(2), sys.executable, "-m", "rankxform", *training.words, "--no-fsync"]
+    process = subprocess.Popen(
+        [*map(str, words), "--watch", "--settle", "0", "--progress", "none"],
+        env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        start_new_session=True,
+    )  # fmt: skip
+    while not process.stdout.readline().startswith("waiting"):
+        assert process.poll() is None
+    process.send_signal(number)
+    output, errors = process.communicate(timeout=30)
+    said = output + errors
+    assert process.returncode == 75, said
+    assert said.count(f"rankxform: error: stopped by {number.name}") == 1, said
+    assert "the same command goes on from here" in said
+    assert "MPI_Abort" not in said, said
 
 
 def test_a_step_that_is_torn_is_tried_again_when_it_has_changed(training, monkeypatch):
