@@ -18,7 +18,9 @@ from tests.mpi_launch import environment, run
 ROOT = Path(__file__).parents[1]
 LAUNCH = ROOT / "launch"
 BIN = Path(sys.executable).parent
-SCRIPTS = [*sorted(LAUNCH.glob("*.sh")), LAUNCH / "slurm.sbatch", ROOT / "examples/demo.sh"]
+SCRIPTS = [
+    *sorted(LAUNCH.glob("*.sh")), *sorted(LAUNCH.glob("*.sbatch")), ROOT / "examples/demo.sh"
+]  # fmt: skip
 PARAMS = {"w": ((8, 6), "Float32")}
 SRC = [{"w": ([4], [0, -1], 0, 0)}]
 DST = [{"w": ([2], [-1, 0], 0, 0)}]
@@ -47,7 +49,7 @@ def converted(place, folder="dst"):
 def test_they_are_all_here():
     assert {path.name for path in LAUNCH.iterdir()} == {
         "modelarts.sh", "mpijob.yaml", "mpirun.sh", "msrun.sh", "pbs.sh",
-        "slurm.sbatch", "survive.sh",
+        "slurm.sbatch", "survive.sh", "train.sbatch",
     }  # fmt: skip
 
 
@@ -182,6 +184,29 @@ def test_survive_forwards_a_signal_and_waits(place):
     process.send_signal(signal.SIGTERM)
     output, _ = process.communicate(timeout=30)
     assert (process.returncode, output) == (75, "ended in order\n")
+
+
+@pytest.mark.parametrize("tasks", [2, 3])
+def test_a_slurm_job_converts_and_trains(place, tasks):
+    """With an mpirun where srun stands; the program takes over the tasks."""
+    fake = place / "srun"
+    fake.write_text(f'#!/bin/sh\nshift\nexec "{BIN}/mpirun" -n {tasks} "$@"\n')
+    fake.chmod(0o755)
+    (place / "train.py").write_text(
+        "import os, sys\nopen('trains_' + os.environ['RANK_ID'], 'w').write(sys.argv[1])\n"
+    )
+    words = "--load", "src", "--src-strategy", "a.ckpt", "--dst-strategy", "b.ckpt"
+    code, output = script(
+        place, "train.sbatch", *words, "--", sys.executable, "train.py", "{checkpoint}",
+        PATH=f"{place}:{BIN}:/usr/bin:/bin", SLURM_JOB_ID="7", SLURM_STEP_ID="0",
+    )  # fmt: skip
+    if tasks == 3:
+        assert "try  srun -n 2 python -m rankxform launch --load src" in output
+        assert code == 2 and not [*place.glob("trains_*")], output
+        return
+    assert code == 0 and converted(place, "output/transformed_checkpoint"), output
+    folder = str(place / "output/transformed_checkpoint")
+    assert [(place / f"trains_{rank}").read_text() for rank in range(2)] == [folder] * 2
 
 
 def test_msrun(place):

@@ -79,9 +79,10 @@ def _announce(
             program = (
                 "rankxform" if Path(sys.argv[0]).name == "rankxform" else "python -m rankxform"
             )
+            launcher = "srun" if "SLURM_STEP_ID" in os.environ else "mpirun"
             raise UsageError(
                 text,
-                f"mpirun -n {ranks} {program} {shlex.join(sys.argv[1:])}",
+                f"{launcher} -n {ranks} {program} {shlex.join(sys.argv[1:])}",
                 "--any-world-size, if the program starts others itself",
             )
         if team.rank == 0 and team.size > 1:
