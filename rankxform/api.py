@@ -407,7 +407,7 @@ def derive(
     `source` is the strategy of a job of the same network with the sizes `src`; or None for whole
     parameters, whose names `shapes` tells. `dst` are the sizes of the wanted job, or "same".
     `shapes` is a JSON file of full shapes, or the source's checkpoint. `rules` are pairs of a
-    regular expression and a spec: names by tensor axis, such as ("tp", None), a JAX PartitionSpec,
+    regular expression and a spec: names by tensor axis, such as ("mp", None), a JAX PartitionSpec,
     a `mindspore.parallel.Layout` called with its axes, or a text. `output` is a file or folder to
     write, which must not exist; of processes under mpirun the first writes it. The options are
     those of `strategy derive` (docs/cli.md).

@@ -23,7 +23,7 @@ from rankxform.checkpoints.base import (
 from rankxform.checkpoints.rank_folders import by_rank
 from rankxform.formats.container import BYTES, Index, container_suffixes
 from rankxform.layout.layout import Layout
-from rankxform.layout.strategy import Strategy
+from rankxform.layout.strategy import Strategy, WholeStrategy
 from rankxform.planning.catalog import Description
 from rankxform.publish.files import wrong_companions
 from rankxform.publish.folder_records import (
@@ -92,14 +92,15 @@ def _describe_self_describing(place: str, pattern: str) -> Found:
         names = listing.files if listing is not None else ()
         files = [_facts(address_of(place, n)) for n in names if n.endswith(container_suffixes())]
         return {**common_fields, "step": None, "steps": [], "faults": faults, "shards": files}
-    rows = []
+    strategy, rows = description.strategy, []
+    is_of_files = isinstance(strategy, WholeStrategy)  # each file has tensors of its own
     for number, row in _rows(place, source).items():
         rank = {"rank": description.ranks[number]} if number in description.ranks else {}
         rows.append({**row, **rank})
     return {
         **common_fields,
         **_steps(source.selected),
-        "ranks": description.strategy.ranks if description.strategy else None,
+        "ranks": None if strategy is None or is_of_files else strategy.ranks,
         "faults": faults,
         "notices": [*_boxes_in_words(description), *source.notices],
         **_warnings(source),

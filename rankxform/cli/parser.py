@@ -372,9 +372,14 @@ def _place_words(command: Command, values: dict[str, Any], words: Sequence[str])
     if extra_words:
         text = " ".join(extra_words)
         if command.name == "launch":
-            loads = () if "load" in values else (f"--load {text}",)
-            tries = (*loads, f"launch ... -- {text}")
-            raise UsageError("the program stands behind --", *tries, where=text)
+            is_loaded = "load" not in values and Path(words[0]).is_dir()
+            program = " ".join(words[is_loaded:])
+            loads = (f"--load {words[0]}",) if is_loaded else ()
+            raise UsageError(
+                "the program stands behind --" if program else "a checkpoint is given by --load",
+                " ".join(["launch ...", *loads, *(["--", program] if program else ())]),
+                where=text,
+            )
         has_strategies = any(option.name == "dst_strategy" for option in command.options)
         text_of_strategies = "strategies are given by --src-strategy and --dst-strategy"
         raise UsageError(
@@ -406,6 +411,8 @@ def _refuse_flag(command: Command, flag: str, flags: Iterable[str], word: str) -
         )
     see = f"rankxform {command.name} --help-all"
     shown = word if flag[1] != "-" else flag
+    if command.name == "launch":  # the program's, perhaps
+        see = f"{see}; options of the program stand behind --"
     refuse_unknown(shown, [*flags, *HELP_FLAGS], f"{command.name} has no option", see)
 
 

@@ -331,7 +331,7 @@ def _check_preset(
     if unknown and preset.complete:
         refusals.add(
             f"{preset.label} has no rule for it",
-            "Add --rule 'REGEX=(tp, None)', or choose the network's own preset",
+            "Add --rule 'REGEX=(mp, None)', or choose the network's own preset",
             *unknown,
         )
     shapes = {name: extent for name, extent in request.shapes.items() if name in parameters}
@@ -421,7 +421,7 @@ def _meanings_by_rule(
                 continue
             refusals.add(
                 "no rule says how it is sharded, and there is no source strategy",
-                "Give --preset, or --rule 'REGEX=(tp, None)'",
+                "Give --preset, or --rule 'REGEX=(mp, None)'",
                 name,
             )
             continue

@@ -199,7 +199,7 @@ def explain(
 
 
 _OWN_RULES = (
-    "; or where the network shards in its own way, give --rule 'REGEX=(tp, None)', or "
+    "; or where the network shards in its own way, give --rule 'REGEX=(mp, None)', or "
     "--dst-parallel same if the ranks of a stage stay as they are"
 )
 
@@ -223,9 +223,9 @@ def _check_use(
     option = refusals.src_flag
     if all_specs and all(mesh_spec.mesh == EXPERT for specs in all_specs for mesh_spec in specs):
         refusals.add(f"with {sizes} every parameter would be an expert's", f"Correct {option}")
-    for axis, name, size in (("tp", "mp", sizes.mp), ("ep", "ep", sizes.ep)):
+    for axis, size in (("mp", sizes.mp), ("ep", sizes.ep)):
         if size > 1 and axis not in used_axes:
-            refusals.add(f"no parameter is sharded over {name}={size}", f"Correct {option}")
+            refusals.add(f"no parameter is sharded over {axis}={size}", f"Correct {option}")
 
 
 def _by_rule(
@@ -291,7 +291,7 @@ def check_hidden(
                 refusals.add(
                     f"{axis} is 1 in the source, so it does not show what {axis}={after} would "
                     "shard",
-                    f"Give --preset, --rule 'REGEX=(tp, None)', or a source strategy with {axis} "
+                    f"Give --preset, --rule 'REGEX=(mp, None)', or a source strategy with {axis} "
                     "above 1",
                     name,
                 )

@@ -2,23 +2,23 @@
 
 A strategy file numbers the axes of a device matrix; the network's ``shard()`` calls name them: data
 parallel, tensor parallel and so on. MindSpore's compiler writes four kinds of matrix for a stage of
-``dp * cp * tp`` ranks, leftmost axis slowest:
+``dp * cp * mp`` ranks, leftmost axis slowest:
 
 ========  ====================  ============================================================
-tuple     [dp * cp, tp]         ``shard(((dp, 1), (1, tp)))``; axes of size 1 are left out
-layout    [dp, cp, tp]          ``shard(Layout((dp, cp, tp), ...))``; all axes are written
+tuple     [dp * cp, mp]         ``shard(((dp, 1), (1, mp)))``; axes of size 1 are left out
+layout    [dp, cp, mp]          ``shard(Layout((dp, cp, mp), ...))``; all axes are written
 expert    [ranks / ep, ep]      the same ranks, regrouped for experts; all axes are written
 flat      [ranks]               a parameter that is not sharded
 ========  ====================  ============================================================
 
 With a mesh, the layout of a parameter is a partition spec: for each tensor axis the names of the
-mesh axes that shard it, most significant first, as in ``(tp, None)``.
+mesh axes that shard it, most significant first, as in ``(mp, None)``.
 
 >>> sizes = Parallel(dp=2, mp=4)
->>> layout_of("tuple", parse_spec("(tp, None)"), sizes).printable_map
+>>> layout_of("tuple", parse_spec("(mp, None)"), sizes).printable_map
 [0, -1]
 >>> [str(one) for one in mesh_specs(Layout((2, 4), ((), (0,))), sizes)]
-['tuple(None, tp)']
+['tuple(None, mp)']
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ TUPLE, LAYOUT, EXPERT, FLAT = "tuple", "layout", "expert", "flat"
 MESHES = (TUPLE, LAYOUT, EXPERT, FLAT)
 """In the order of preference: a later one is meant only if no earlier one is."""
 
-AXES = ("dp", "cp", "tp", "ep", "edp")
+AXES = ("dp", "cp", "mp", "ep", "edp")
 _DATA = ("dp", "edp", "all")
 """Axes along which ranks hold replicas of a parameter: only the optimizer shards it there."""
 
@@ -166,8 +166,8 @@ class MeshSpec(NamedTuple):
 def print_spec(spec: Spec) -> str:
     """Write a spec as rules take it.
 
-    >>> print_spec((("tp",), ())), print_spec((("cp", "tp"),))
-    ('(tp, None)', '((cp, tp),)')
+    >>> print_spec((("mp",), ())), print_spec((("cp", "mp"),))
+    ('(mp, None)', '((cp, mp),)')
     """
     parts = [
         "None" if not axes else axes[0] if len(axes) == 1 else f"({', '.join(axes)})"
@@ -181,14 +181,14 @@ _DIM = pattern_on_use(r"\(([\w\s,]*)\)|(\w+)")
 
 
 def parse_spec(text: str, where: str | None = None) -> Spec:
-    """Read a spec such as ``(tp, None)`` or ``((cp, tp), None)``.
+    """Read a spec such as ``(mp, None)`` or ``((cp, mp), None)``.
 
     Raises UsageError, which names `where`, by default the text.
     """
     where = where or repr(text)
     match = _SPEC().fullmatch(text.strip())
     if not match:
-        raise UsageError("expected a spec such as (tp, None)", where=where)
+        raise UsageError("expected a spec such as (mp, None)", where=where)
     dims: list[object] = []
     for axes_text, axis_name in _DIM().findall(match[1]):
         dims.append(
@@ -200,11 +200,11 @@ def parse_spec(text: str, where: str | None = None) -> Spec:
 def validate_spec(dims: object, where: object) -> Spec:
     """Turn names by tensor axis, None or "None" for no axis, into a spec. Raises UsageError."""
     if not isinstance(dims, (tuple, list)):
-        raise UsageError("expected a spec such as (tp, None)", where=where)
+        raise UsageError("expected a spec such as (mp, None)", where=where)
     spec = []
     for dim in dims:
         names = dim if isinstance(dim, (tuple, list)) else (dim,)
-        names = ["tp" if name == "mp" else name for name in names if name not in (None, "None")]
+        names = ["mp" if name == "tp" else name for name in names if name not in (None, "None")]
         for name in names:
             if name not in AXES:
                 raise UsageError(f"{name!r} is none of the axes {', '.join(AXES)}", where=where)
@@ -219,10 +219,10 @@ def mesh_axes(mesh: str, parallel: Parallel) -> tuple[tuple[str, int], ...] | No
     """Return the axes of a mesh, slowest first; None where the ranks do not divide into it."""
     ranks = parallel.stage_size
     if mesh == TUPLE:
-        axes = (("dp", parallel.dp * parallel.cp), ("tp", parallel.mp))
+        axes = (("dp", parallel.dp * parallel.cp), ("mp", parallel.mp))
         return tuple(axis for axis in axes if axis[1] > 1) or (("all", 1),)
     if mesh == LAYOUT:
-        return ("dp", parallel.dp), ("cp", parallel.cp), ("tp", parallel.mp)
+        return ("dp", parallel.dp), ("cp", parallel.cp), ("mp", parallel.mp)
     if mesh == EXPERT:
         if ranks % parallel.ep:
             return None
@@ -233,7 +233,7 @@ def mesh_axes(mesh: str, parallel: Parallel) -> tuple[tuple[str, int], ...] | No
 def sizes_of(parallel: Parallel) -> Mapping[str, int]:
     """Return the size of every axis that a spec may name."""
     return {
-        "dp": parallel.dp, "cp": parallel.cp, "tp": parallel.mp, "ep": parallel.ep,
+        "dp": parallel.dp, "cp": parallel.cp, "mp": parallel.mp, "ep": parallel.ep,
         "edp": max(1, parallel.stage_size // parallel.ep),
     }  # fmt: skip
 

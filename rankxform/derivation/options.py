@@ -49,9 +49,9 @@ class DeriveOptions:
         AFFECTS_LOAD, kind=TYPE_FLAG,
     )  # fmt: skip
     rule: tuple[str, ...] = option(
-        (), GROUP_DERIVATION, "what shards the parameters whose name matches, such as 'wq=(tp, "
+        (), GROUP_DERIVATION, "what shards the parameters whose name matches, such as 'wq=(mp, "
         "None)'; repeatable, tried before a preset", AFFECTS_LOAD, kind=TYPE_REPEATED,
-        metavar="REGEX=(tp, None)",
+        metavar="REGEX=(mp, None)",
     )  # fmt: skip
     predict: bool = option(
         False, GROUP_DERIVATION, "the destination job is inference: no optimizer states",

@@ -21,7 +21,7 @@ it is, and how its shape goes with the others'. The first matching rule that say
     [[rules]]                # the first that matches and says a thing is used
     names = 'wq\.weight$'    # a regular expression, searched for in the parameter's name
     mesh = "layout"          # tuple (default), layout, expert or flat
-    spec = "(tp, None)"      # for each tensor axis what shards it
+    spec = "(mp, None)"      # for each tensor axis what shards it
     optimizer = true         # takes part in the optimizer's shard
     stage = "layer"          # first, last, layer, shared
     shape = ["2 * ffn", "hidden"]
@@ -150,7 +150,7 @@ class Preset:
 
 
 def parse_rule(text: str, option: str = "--rule") -> ShardingRule:
-    """Read ``REGEX=(tp, None)``, ``REGEX=MESH(ep, None)`` or ``REGEX=MESH``. Raises UsageError.
+    """Read ``REGEX=(mp, None)``, ``REGEX=MESH(ep, None)`` or ``REGEX=MESH``. Raises UsageError.
 
     >>> parse_rule("experts=expert(ep, None)").mesh
     'expert'
@@ -158,7 +158,7 @@ def parse_rule(text: str, option: str = "--rule") -> ShardingRule:
     names, equals, mesh_and_spec = text.rpartition("=")
     mesh, bracket, spec = mesh_and_spec.partition("(")
     if not equals or not names or not mesh_and_spec.strip():
-        raise UsageError(f"{option} {text!r}: expected REGEX=(tp, None) or REGEX=MESH")
+        raise UsageError(f"{option} {text!r}: expected REGEX=(mp, None) or REGEX=MESH")
     return ShardingRule(
         compile_regex(names, option),
         f"{option} {text!r}",

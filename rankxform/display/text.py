@@ -191,12 +191,13 @@ def read_and_needed(read: int, needed: int) -> str:
     """Write how many bytes are read, and the reason if they are more than the needed ones.
 
     >>> read_and_needed(2000, 2000)
-    '2 kB, 1.00 times the 2 kB needed'
+    '2 kB, 1.00 times the 2 kB that the slices need'
     """
     times = read / needed if needed else 1
     why = "; equal slices are read by every process that writes one, or whole rows for a part"
     reason = why if times > 1.05 else ""
-    return f"{format_size(read)}, {times:.2f} times the {format_size(needed)} needed{reason}"
+    need = f"the {format_size(needed)} that the slices need"
+    return f"{format_size(read)}, {times:.2f} times {need}{reason}"
 
 
 def format_count(number: int, noun: str) -> str:

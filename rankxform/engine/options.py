@@ -20,10 +20,10 @@ class ReadOptions:
         kind=choice_of(READ_METHODS),
     )  # fmt: skip
     costs: Costs | None = option(
-        None, GROUP_IO, "cost model: bandwidths (read, write, network, copy), latencies "
-        "(read_latency, latency), and the overlap of reading and sending (0-1), such as "
-        "read=2G,latency=30us (default: measured; if some are given, 1G, 1G, 10G, 5G, 100us, "
-        "30us, 1 for the others)", AFFECTS_LOAD, kind=COSTS, metavar="WHAT=VALUE,..",
+        None, GROUP_IO, "cost model: bytes a second of one process (read, write, copy) and of one "
+        "node (network), latencies (read_latency, latency), and the overlap of reading and sending "
+        "(0-1), such as read=2G,latency=30us (default: measured; if some are given, 1G, 1G, 5G, "
+        "10G, 100us, 30us, 1 for the others)", AFFECTS_LOAD, kind=COSTS, metavar="WHAT=VALUE,..",
     )  # fmt: skip
     memory: int = option(
         DEFAULT_MEMORY, GROUP_IO, "buffers on each process (default: 64M)", AFFECTS_LOAD,

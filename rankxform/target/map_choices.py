@@ -177,9 +177,9 @@ def _check(resolved: ResolvedRequest, source: Source, reference: Source) -> None
         flags = " ".join(f"{flag_of(name)} {choice}" for name, choice in wrong.items())
         as_given = " and ".join(mapping.choices[name] for name in wrong)
         raise UsageError(
-            f"joined as {as_given}, the checkpoint does not correlate with "
-            f"{reference.where.path}, and so it does (such as {example!r})",
-            f"give {flags}",
+            f"the checkpoint is like {reference.where.path} if it is read with {flags} (such as "
+            f"{example!r}), and it was read as {as_given}",
+            flags,
         )
 
 

@@ -246,7 +246,7 @@ def _runs(numbers: Sequence[int]) -> list[int]:
     return runs
 
 
-_FILE_COLUMNS = "parameters", "bytes", "file"
+_FILE_COLUMNS = "tensors", "bytes", "file"
 
 
 class Inspection(dict[str, Any], Result):
@@ -325,9 +325,9 @@ class Inspection(dict[str, Any], Result):
             for (name, dtype, shape), entries in entries_by_kind.items()
         ]  # fmt: skip
         ending = ", with a checksum" if self["checksum"] else ""
-        count, size = format_count(self["parameters"], "parameter"), format_size(self["nbytes"])
+        count, size = format_count(self["parameters"], "tensor"), format_size(self["nbytes"])
         yield lines("", f"{path}: {self['format']}, {count}, {size}{ending}")
-        yield Table(("type", "shape", "bytes", "parameter"), rows, "")
+        yield Table(("type", "shape", "bytes", "tensor"), rows, "")
 
     def _of_entries(self, path: str) -> Iterator[Section]:
         """Yield what lies in a folder of strategies, or of several kinds of files."""
@@ -382,11 +382,13 @@ class Inspection(dict[str, Any], Result):
     def _origin(self) -> Iterator[Section]:
         """Yield what rankxform wrote down of its own work."""
         when = time.strftime("%Y-%m-%d %H:%M", time.localtime(self["written_at"]))
-        usual = "fingerprints are kept: verify can compare all bytes with them"
+        checks = "fingerprints are kept: verify can compare all bytes with them"
+        if not self["fingerprints"]:
+            checks = "no fingerprints are kept: verify compares all bytes with SRC, else samples"
         yield lines("written", f"by rankxform, {when}")
         yield lines("from", self["src"])
         yield lines("options", shlex.join(self["options"]) or "-")
-        yield lines("checks", usual if self["fingerprints"] else "no fingerprints are kept")
+        yield lines("checks", checks)
 
     def _steps(self, noun: str) -> str:
         step = self["step"]

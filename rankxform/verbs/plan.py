@@ -21,6 +21,7 @@ from rankxform.engine.sinks import part_of
 from rankxform.errors import UsageError
 from rankxform.formats.container import content_bytes
 from rankxform.layout.names import layers_by_stage, patterns
+from rankxform.layout.states import state_of_name
 from rankxform.planning.assign import Assignment, Writers, assignment_of
 from rankxform.planning.catalog import Catalog
 from rankxform.planning.exchange import assign_readers, find_exchanges, operand_moves
@@ -309,8 +310,9 @@ class Plan(Result):
         clauses = [f"needs {self.space}", f"{buffers} of buffers{suffix}"]
         if self.predicted_seconds is not None:
             clauses.append(f"about {format_seconds(self.predicted_seconds)}")
-        if self.absent:
-            clauses.append(f"{len(self.absent):,} tensors are in no file")
+        weights = [name for name in self.absent if state_of_name(name) is None]
+        if weights:
+            clauses.append(f"{format_count(len(weights), 'weight')} in no file")
         yield lines("NO ROOM" if self.is_short else "fits", ", ".join(clauses))
         if self.written_by == WRITERS_NODE:
             yield lines("written", "each file by processes of one node")
@@ -361,7 +363,7 @@ class Plan(Result):
     def _shards(self, noun: str) -> Table:
         """Return a row for each file."""
         first = "file" if any(shard.file for shard in self.shards) else "rank"
-        titles = (first, "process", "parameters", "copies", "needs", "writes", "from source ranks")
+        titles = (first, "process", "tensors", "copies", "needs", "writes", "from source")
         rows = [
             (
                 r.file or r.rank, first_of_ranks(r.writers), r.parameters, r.copies,
@@ -379,7 +381,7 @@ def methods_table(methods: Iterable[MethodUse]) -> Table:
         (use.in_words, f"{len(use.names):,}", format_size(use.bytes_read), use.which)
         for use in methods
     ]
-    return Table(("how files are read", "parameters", "reads", "which"), rows)
+    return Table(("how files are read", "tensors", "reads", "which"), rows)
 
 
 def plan(
@@ -516,8 +518,9 @@ class SimulationResult(Result):
                     f"{sum(slices):,} slices are shared out by bytes, each whole to one process"
                 )
                 yield lines("idle", f"{many}: {reason}")
-            costs = ", ".join(f"{name} {_cost_text(name, v)}" for name, v in self.costs.items())
-            yield lines("if", costs)
+            texts = {name: f"{name} {_cost_text(name, v)}" for name, v in self.costs.items()}
+            of_node = texts.pop("network")
+            yield lines("if", f"of a process {', '.join(texts.values())}; of a node {of_node}")
             buffers = f"{format_buffer(self.buffer_bytes)} of buffers, the rest plan"
             peak = format_size(self.peak_memory_bytes)
             yield lines("memory", f"{peak} a process at most, {buffers}; MPI's own is not counted")

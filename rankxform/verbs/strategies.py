@@ -147,7 +147,7 @@ def with_stated_sizes(
 def _rule(names: str, spec: Any) -> ShardingRule:
     """Make a rule of a pattern and its spec.
 
-    The spec is a text as --rule takes it; names by tensor axis, such as ``("tp", None)`` or a JAX
+    The spec is a text as --rule takes it; names by tensor axis, such as ``("mp", None)`` or a JAX
     PartitionSpec; or a `mindspore.parallel.Layout` that was called with its axes.
     """
     if isinstance(spec, str):

@@ -542,7 +542,7 @@ def test_merge_and_inspect(place, tmp_path):
     for path, words in (
         (tmp_path / "merged.ckpt", "strategy, 2 stages of 2 ranks"),
         (place.src, "checkpoint of 4 ranks, step 3_70"),
-        (Path(place.src) / "rank_0" / "net-3_70.ckpt", "ckpt, 2 parameters"),
+        (Path(place.src) / "rank_0" / "net-3_70.ckpt", "ckpt, 2 tensors"),
         (folder, "strategy, 2 stages"),
     ):
         code, output = command("inspect", path)

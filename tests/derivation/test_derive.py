@@ -161,7 +161,7 @@ class TestMutations:
 
     def test_two_rules_with_each_others_specs(self):
         preset = self.given.preset
-        sharded = [one for one in preset.rules if one.spec in ((("tp",), ()), ((), ("tp",)))]
+        sharded = [one for one in preset.rules if one.spec in ((("mp",), ()), ((), ("mp",)))]
         for rule in sharded:
             if rule.replicated_if:
                 continue
@@ -270,7 +270,7 @@ class TestRefusals:
         layouts = {"w": Layout((2, 2), ROWS), "experts.w": Layout((2, 2), ROWS),
                    "x": Layout((2, 1, 2), ROWS)}  # fmt: skip
         given = simple(layouts, "dp=2,mp=2,ep=2", "dp=1,mp=2,ep=1", predict=True)
-        self.refused(given, "tuple(tp, None) or expert(ep, None)")
+        self.refused(given, "tuple(mp, None) or expert(ep, None)")
         rules = (parse_rule("experts=expert"), parse_rule("^w=tuple"))
         found = derive(replace(given, rules=rules)).strategy.stages[0]
         assert found["experts.w"].counts == (1, 1)
@@ -488,7 +488,7 @@ def test_layers_are_spread_as_mindformers_does():
     assert spread_layers(61, 16, offset=(1,) * 13 + (0,) * 3).count(0) == 4
 
 
-@pytest.mark.parametrize("text", ["(tp, None)", "(None,)", "((cp, tp), None)", "()", "(ep, None)"])
+@pytest.mark.parametrize("text", ["(mp, None)", "(None,)", "((cp, mp), None)", "()", "(ep, None)"])
 def test_a_spec_is_printed_as_it_is_read(text):
     spec = parse_spec(text)
     assert parse_spec(print_spec(spec)) == spec
@@ -499,7 +499,7 @@ def test_a_spec_is_printed_as_it_is_read(text):
     "call",
     [
         lambda: parse_spec("tp, None"),
-        lambda: parse_spec("(tp, tp)"),
+        lambda: parse_spec("(tp, mp)"),
         lambda: parse_spec("(xp,)"),
         lambda: parse_rule("wq"),
         lambda: parse_rule("w(=(tp,)"),

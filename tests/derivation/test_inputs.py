@@ -451,7 +451,7 @@ class TestVerb:
 
     def test_explain(self, capfd):
         text = self.run(capfd, "explain", self.llama, "--src-parallel", "dp=2,mp=4")
-        assert "tuple(None, tp)" in text
+        assert "tuple(None, mp)" in text
         text = self.run(capfd, "explain", self.llama, "--src-parallel", "dp=4,mp=2", code=3)
         assert "fits no mesh of dp=4,mp=2" in text
         assert "--src-parallel" in self.run(capfd, "explain", self.llama, code=2)
@@ -547,7 +547,7 @@ class TestVerb:
 
     def test_presets(self, capfd):
         assert "deepseek_v3" in self.run(capfd, "presets")
-        assert "(None, tp)" in self.run(capfd, "presets", "llama_legacy")
+        assert "(None, mp)" in self.run(capfd, "presets", "llama_legacy")
 
 
 class TestInterface:

@@ -320,7 +320,7 @@ def test_a_derived_strategy_is_kept_for_the_next_job(place):
     line = [*start, "src", "--src-strategy", "a.ckpt", *sizes, *program]
     code, output = run(line, 60, env=more, cwd=place)
     assert code == 0, output
-    assert "axis 0 into 4, 1 copy -> axis 0 into 2, 1 copy; (tp, None)" in output
+    assert "axis 0 into 4, 1 copy -> axis 0 into 2, 1 copy; (mp, None)" in output
     kept = place / "output/strategy/ckpt_strategy_rank_0.ckpt"
     made = place / "output/transformed_checkpoint"
     half = [dict.fromkeys(PARAMS, ([2], [0, -1], 0, 0))]
