@@ -261,8 +261,26 @@ def test_a_misspelt_source_is_named_before_the_other_order(place):
     wrong = str(place.src).removesuffix("src") + "srcc"
     with pytest.raises(rankxform.UsageError, match="no such checkpoint") as caught:
         rankxform.transform(wrong, place.dst, place.a, place.b)
-    assert caught.value.tries[0].startswith(str(place.src)), caught.value.tries
-    assert "exchange SRC and DST" in caught.value.tries[1]
+    (tried,) = caught.value.tries  # what rankxform wrote into DST is no source that was meant
+    assert tried.startswith(str(place.src)), tried
+    (place.dst / "rankxform.json").unlink()
+    with pytest.raises(rankxform.UsageError, match="no such checkpoint.* is there") as caught:
+        rankxform.transform(wrong, place.dst, place.a, place.b)
+    assert caught.value.tries[1] == "exchange SRC and DST"
+
+
+def test_what_lies_nearby_is_named_if_its_name_and_its_content_fit(place, tmp_path):
+    """It was: any name of which half the letters are the same, whatever lay there."""
+    (tmp_path / "trained").mkdir()
+    for near, wrong in (("train", "trained"), ("run_checkpoint", "my_checkpoints")):
+        (tmp_path / near).mkdir(exist_ok=True)
+        with pytest.raises(rankxform.UsageError, match="no such checkpoint") as caught:
+            rankxform.transform(tmp_path / f"{wrong}_", tmp_path / "dst", place.a, place.b)
+        assert caught.value.tries == (), near
+    (tmp_path / "notes.ckpt").write_text("no strategy")
+    with pytest.raises(rankxform.UsageError, match="no such strategy") as caught:
+        rankxform.transform(place.src, tmp_path / "dst", tmp_path / "note.ckpt", place.b)
+    assert caught.value.tries == ()
 
 
 @pytest.mark.parametrize("name", ["transform", "load", "verify", "plan"])

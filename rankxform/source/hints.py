@@ -97,7 +97,7 @@ def with_what_lies_there(
         return parts
     if listing.kind == FOLDER:
         return what_lies_at(Path(where.path)) or parts
-    nearby_tries = suggest_similar_path(Path(where.path))
+    nearby_tries = suggest_similar_path(Path(where.path), holds_checkpoint)
     return parts._replace(tries=(*nearby_tries, *parts.tries))
 
 
@@ -217,6 +217,13 @@ def _folders_in(folder: Path) -> list[Path]:
             child for child in folder.iterdir() if child.is_dir() and not is_litter(child.name)
         )[-_MOST_LOOKED_AT:]
     return []
+
+
+def holds_checkpoint(path: Path) -> bool:
+    """Tell whether a path is a checkpoint's file, a checkpoint, or a folder of some."""
+    if not path.is_dir():
+        return path.suffix in container_suffixes()
+    return _is_checkpoint(path) or bool(checkpoints_below(path))
 
 
 def _is_checkpoint(folder: Path) -> bool:

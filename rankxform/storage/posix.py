@@ -350,15 +350,21 @@ def fsync(fd: int, path: Path) -> None:
         os.fsync(fd)
 
 
-def suggest_similar_path(path: Path) -> list[str]:
-    """Return, as something to try, the path beside one that is not there whose name is nearest."""
+def suggest_similar_path(path: Path, is_fit: Callable[[Path], bool]) -> list[str]:
+    """Return, as something to try, the path beside one that is not there whose name is nearest.
+
+    is_fit: tells whether what lies there may be meant.
+    """
     from difflib import get_close_matches
 
     with suppress(OSError):
         names = [entry.name for entry in path.parent.iterdir()]
-        near = get_close_matches(path.name, names, 1)
-        return [f"{path.with_name(name)}, which is there" for name in near]
+        paths = map(path.with_name, get_close_matches(path.name, names, 3, _LIKENESS))
+        return [f"{near}, which is there" for near in paths if is_fit(near)][:1]
     return []
+
+
+_LIKENESS = 0.75
 
 
 def preallocate(path: Path, nbytes: int) -> None:

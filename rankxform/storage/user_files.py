@@ -149,7 +149,7 @@ def load_readable(paths: Iterable[Path]) -> list[tuple[Path, Strategy]]:
 def strategy_files_at(path: Path) -> list[Path]:
     """Return the strategy files at `path`, ordered as a person would number them."""
     if not path.exists():
-        tries = suggest_similar_path(path)
+        tries = suggest_similar_path(path, _holds_strategy)
         if re.fullmatch(r".+=-?\d+@\d+", path.name):
             tries = [f"shard:{path.name}, which is a strategy of expressions"]
         raise UsageError("no such strategy file or folder", *tries, where=path)
@@ -163,6 +163,12 @@ def strategy_files_at(path: Path) -> list[Path]:
         named = f"; did you mean {inside[0]}?" if inside else ""
         raise StrategyError(f"holds no strategy file (*.ckpt or *.json){named}", where=path)
     return paths
+
+
+def _holds_strategy(path: Path) -> bool:
+    with suppress(StorageError):
+        return bool(strategy_candidates(path)) if path.is_dir() else is_strategy(path)
+    return False
 
 
 def strategy_candidates(path: Path) -> list[Path]:

@@ -17,7 +17,9 @@ from rankxform.formats.documents import parse_shapes as parse_shapes
 from rankxform.geometry.box import Shape
 from rankxform.layout.strategy import PatternStrategy, Strategy
 from rankxform.operations.base import read_inputs
+from rankxform.publish.folder_records import FOLDER_NAME, MANIFEST_NAME
 from rankxform.request import Request
+from rankxform.source.hints import holds_checkpoint
 from rankxform.statements import Finding, as_warning
 from rankxform.storage.posix import read_bytes, suggest_similar_path
 from rankxform.storage.source_reader import index_file
@@ -121,10 +123,14 @@ def _read(request: Request) -> ResolvedRequest:
             src = _derive_from_shapes(request, shapes) or src
         return ResolvedRequest(request, src, dst, shapes, **facts)
     if request.dst and not has_source and Path(request.dst).exists():
+        folder = Path(request.dst)  # what rankxform wrote was made of SRC, which is gone
+        is_written = any((folder / name).exists() for name in (FOLDER_NAME, MANIFEST_NAME))
+        is_source = not is_written and holds_checkpoint(folder)
         raise UsageError(
-            f"no such checkpoint file or folder, and {request.dst} is there",
-            *suggest_similar_path(Path(where)),
-            "exchange SRC and DST",
+            "no such checkpoint file or folder"
+            + (f", and {request.dst} is there" if is_source else ""),
+            *suggest_similar_path(Path(where), holds_checkpoint),
+            *(["exchange SRC and DST"] if is_source else []),
             where=where,
         )
     declared_src = src if is_derived or request.src_strategy is not None else None
