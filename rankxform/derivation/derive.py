@@ -338,7 +338,9 @@ def _check_preset(
     for name, expected_shape in mismatched_shapes(preset.rules, shapes).items():
         refusals.add(
             f"has shape {list(shapes[name])}, which {preset.label} expects as {expected_shape}",
-            "Choose the preset of this network and version",
+            f"Correct {rule.label}"
+            if (rule := rule_for(request.rules, name, "spec"))
+            else f"Correct {refusals.dst_flag}, or choose the preset of this network and version",
             name,
         )
     experts, ep = sizes_by_name(preset.rules, shapes).get("experts", 0), request.dst.ep

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 from rankxform.errors import DerivationError
 from rankxform.formats.container import Schema, content_bytes
@@ -22,9 +23,13 @@ from rankxform.values import NamedTuple
 
 from .derive import derive
 from .explain import Refusals, rule_for
+from .neighbours import fitting_changes
 from .request import Derived, DeriveRequest, Extent
 from .rules import ShardingRule, mismatched_shapes
 
+_SHOWN = 3
+_ASKS = "Give ", "Add ", "State "
+"""How answers begin to reasons that contradict nothing: something was not said."""
 _LOOKED_AT = 8
 _ROUNDS = 4
 """Full shapes decide what the optimizer shards, and that decides full shapes."""
@@ -66,26 +71,12 @@ def derive_of_slices(
     }
     states = find_states({name: shape for name, (shape, _) in slices.items()})
     slices = {n: d for n, d in slices.items() if n not in states.counters}
-    free, size = _without_shapes(request), request.dst.stage_size
-    largest = {
-        n: s if all(extent == 1 for extent in s) else tuple(extent * size for extent in s)
-        for n, (s, _) in slices.items()  # counters of one element are no slices
-    }
     try:
-        full = _shapes_that_fit(free, slices, largest)
-        full = _decide_ambiguous(free, request.all_rules, slices, full, slice_bytes)
-        derived = derive(replace(request, extents=_extents(slices, full)), label)
-        _check_bytes(request, derived.strategy, slices, slice_bytes)
+        derived = _derive_as_said(request, slices, label, slice_bytes)
     except DerivationError as error:
         if not error.reasons:
             raise
-        message = f"the files' slices are not those of the job that {request.dst_flag} describes"
-        job = f"{request.dst_flag} FILE of the job that wrote them, with its --preset"
-        if request.preset is None and not request.rules:
-            message = "nothing says what shards the parameters of the job that wrote them"
-            job = "--preset NAME of its network (docs/strategies.md)"
-        exclude_option = "--exclude REGEX for what is no parameter of the network"
-        raise DerivationError.of(error.reasons, message, [job, exclude_option]) from None
+        raise _refusal(error, request, slices, label, slice_bytes) from None
     saved = (
         {
             n: layout
@@ -110,6 +101,51 @@ def derive_of_slices(
         f"By which axes these are sharded, --rule alone says: {summarize_names(by_rule_alone, 3)}."
     )
     return replace(derived, strategy=strategy, assumptions=(*derived.assumptions, text))
+
+
+def _derive_as_said(
+    request: DeriveRequest, slices: Slices, label: str, slice_bytes: SliceBytes
+) -> Derived:
+    """Derive a strategy that the slices have, in shape and bytes, or raise DerivationError."""
+    free, size = _without_shapes(request), request.dst.stage_size
+    largest = {
+        n: s if all(extent == 1 for extent in s) else tuple(extent * size for extent in s)
+        for n, (s, _) in slices.items()  # counters of one element are no slices
+    }
+    full = _shapes_that_fit(free, slices, largest)
+    full = _decide_ambiguous(free, request.all_rules, slices, full, slice_bytes)
+    derived = derive(replace(request, extents=_extents(slices, full)), label)
+    _check_bytes(request, derived.strategy, slices, slice_bytes)
+    return derived
+
+
+def _refusal(
+    error: DerivationError,
+    request: DeriveRequest,
+    slices: Slices,
+    label: str,
+    slice_bytes: SliceBytes,
+) -> DerivationError:
+    """Say why no strategy can be derived, and what was stated near it that the slices have."""
+    exclude_option = "--exclude REGEX for what is no parameter of the network"
+    if request.preset is None and not request.rules:
+        message = "nothing says what shards the parameters of the job that wrote them"
+        job = "--preset NAME of its network (docs/strategies.md)"
+        return DerivationError.of(error.reasons, message, [job, exclude_option])
+    if all(reason.startswith(_ASKS) for reason in error.reasons):
+        message = "what is said of the job does not tell how its files are sharded"
+        return DerivationError.of(error.reasons, message, [exclude_option])
+
+    flag = request.dst_flag
+    message = f"the files' slices are not those of the job that {flag} describes"
+    as_said = partial(_derive_as_said, slices=slices, label=label, slice_bytes=slice_bytes)
+    fitting = fitting_changes(request, as_said)[:_SHOWN]
+    tries = [
+        f"{change}{'' if change.startswith('without') else f' in {flag}'}" for change in fitting
+    ]
+    job = f"{flag} FILE of the job that wrote them, with its --preset"
+    tries = [f"{text}: the slices fit that" for text in tries] or [job, exclude_option]
+    return DerivationError.of(error.reasons, message, tries)
 
 
 def _without_shapes(request: DeriveRequest) -> DeriveRequest:

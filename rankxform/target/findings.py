@@ -21,7 +21,7 @@ from rankxform.errors import (
 )
 from rankxform.layout.names import CONSUMED, format_ranges, summarize_names
 from rankxform.layout.states import COUNTERS, UNLISTED_BY_COMPILERS, is_never_saved, state_of_name
-from rankxform.layout.strategy import Strategy, WholeStrategy
+from rankxform.layout.strategy import SHARD_PREFIX, Strategy, WholeStrategy
 from rankxform.operations.base import OperationChain, Tensor
 from rankxform.operations.rename import AS_STORED, rules_without_match
 from rankxform.operations.select import (
@@ -149,8 +149,21 @@ def shapes_agree(draft: TargetDraft) -> Iterator[Finding]:
             Statement(SHAPE, name, dst.shapes[name], dst.label),
         )
     )
+    src, request, tries = draft.catalog.strategy, draft.request, []
+    # The shapes that slices make are wrong where an option says in the wrong way how.
+    if src is not None and src.label.startswith(SHARD_PREFIX):
+        tries = [f"correct --src-strategy {quote(src.label)}"]
+    elif isinstance(src, WholeStrategy) and len(draft.catalog.paths) > 1:
+        tries = [f"{_OF_JOB}; none says that slices are whole"]
+    elif request.rule and request.src_strategy is None:
+        tries = [f"correct {' or '.join(f'--rule {quote(text)}' for text in request.rule)}"]
     for contradiction in contradictions(statements):
-        yield contradiction.finding._replace(error=RequestError)
+        message = contradiction.finding.message
+        message = message._replace(tries=(*tries, *message.tries))
+        yield contradiction.finding._replace(error=RequestError, message=message)
+
+
+_OF_JOB = "--src-strategy FILE of the job that wrote them"
 
 
 @rule(PLAN)

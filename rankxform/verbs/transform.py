@@ -168,12 +168,8 @@ class Report(Result):
             load += f", load_ckpt_format: {container}" if container != "ckpt" else ""
         yield lines("load", load)
         words = [shown_path(word) if word.startswith("/") else word for word in self.next]
-        checks = (
-            ""
-            if self.fingerprints
-            else "  # needs SRC; after transform --verify DST alone is enough"
-        )
-        yield lines("next", f"{shlex.join(words)}{checks}")
+        when = "" if self.fingerprints else "while SRC is there (transform --verify: without it): "
+        yield lines("next", f"{when}{shlex.join(words)}")
         is_slow = self.processes == 1 and self.seconds > _LONG_SECONDS
         if is_slow and (core_count := usable_cores()) > 1:
             faster = f"rankxform transform -n {core_count} ... would use all {core_count} cores"

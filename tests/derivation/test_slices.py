@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import rankxform
-from rankxform import UsageError
+from rankxform import RankxformError, UsageError
 from rankxform.cli.main import main
 from rankxform.layout.layout import same_boxes
 from rankxform.layout.states import NEVER_SAVED
@@ -373,3 +373,70 @@ def test_an_optimizer_that_cannot_shard_is_said(shard, tmp_path):
         dst="dp=2", shapes=path, rules=rules, optimizer_shard="on", threshold=1, opt_on=("layers",)
     )
     assert not any("does not shard" in one for one in derived.assumptions)
+
+
+# -- what was stated near what is right ------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("saved_as", "stated", "tried"),
+    [
+        ({}, {"vocabulary": False}, "vocab_emb_dp: true"),
+        ({"vocabulary": False}, {}, "vocab_emb_dp: false"),
+        ({}, {"opt": False}, "enable_parallel_optimizer: true"),
+        ({"opt": False}, {}, "enable_parallel_optimizer: false"),
+        ({}, {"threshold": 64}, "parallel_optimizer_threshold: 0"),
+        ({}, {"sizes": (4, 2, 1)}, "data_parallel: 2, model_parallel: 4"),
+        ({}, {"sizes": (4, 2, 1), "vocabulary": False},
+         "vocab_emb_dp: true, data_parallel: 2, model_parallel: 4"),
+    ],
+    ids=["vocabulary", "no-vocabulary", "optimizer", "no-optimizer", "threshold", "swapped", "two"],
+)  # fmt: skip
+def test_a_statement_near_it_that_the_slices_fit_is_named(saved_as, stated, tried, small, config, tmp_path):  # fmt: skip
+    """It was "choose the preset", once for each kind of parameter."""
+    src, stated = tmp_path / "src", {**stated}
+    right = config(2, 4, 1, name="right.yaml", **saved_as)
+    rankxform.transform(small, src, dst_config=right, **PRESET)
+    unmarked(src)
+    sizes = stated.pop("sizes", (2, 4, 1))
+    wrong = config(*sizes, name="wrong.yaml", **stated)
+    with pytest.raises(rankxform.DerivationError, match="^the files' slices are not") as refused:
+        rankxform.transform(src, tmp_path / "no", src_config=wrong, **PRESET)
+    assert f"{tried} in --src-config: the slices fit that" in refused.value.tries
+    assert all("Correct --src-config, or choose" in text for text in refused.value.reasons)
+    rankxform.transform(src, tmp_path / "dst", src_config=right, **PRESET)
+
+
+def test_a_rule_that_contradicts_the_slices_is_named(small, config, tmp_path):
+    src = tmp_path / "src"
+    rankxform.transform(small, src, dst_config=config(2, 4, 1), **PRESET)
+    unmarked(src)
+    rule = r"feed_forward\.w1\.weight=(None, mp)"
+    with pytest.raises(rankxform.DerivationError) as refused:
+        rankxform.transform(
+            src, tmp_path / "no", src_config=config(2, 4, 1), rule=(rule,), **PRESET
+        )
+    assert refused.value.tries == (f"without --rule {rule!r}: the slices fit that",)
+    assert refused.value.reasons[0].startswith(f"Correct --rule {rule!r}")
+
+
+def test_what_is_not_said_is_no_contradiction(ranks, tmp_path, config):
+    """Where a rule names no parameter, the slices were blamed."""
+    path = config(1, 4, 1, opt=False)
+    rules = RULES[1:]
+    with pytest.raises(rankxform.DerivationError, match="^what is said of the job does not tell"):
+        rankxform.transform(ranks, tmp_path / "no", src_config=path, rule=rules)
+
+
+@pytest.mark.parametrize(("strategy", "tried"), [
+    ("none", "--src-strategy FILE of the job that wrote them; none says that slices are whole"),
+    ("shard:w=1,emb=0@4", "correct --src-strategy shard:w=1,emb=0@4"),
+])  # fmt: skip
+def test_the_option_that_contradicts_a_stated_shape_is_named(strategy, tried, ranks, tmp_path):
+    shapes = {f"layers.{n}.{w}": (64, 64) for n in (0, 1) for w in ("wq", "wo")}
+    b = tmp_path / "b.json"
+    listed = {name: ([2], [-1, -1], 0, 0) for name in shapes}
+    reference.write_strategy(b, [listed], kind="json", shapes=shapes)
+    with pytest.raises(RankxformError, match="the full shape of") as refused:
+        rankxform.transform(ranks, tmp_path / "no", strategy, b, exclude=("norm", "emb"))
+    assert refused.value.tries[0] == tried

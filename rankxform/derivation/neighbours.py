@@ -1,0 +1,86 @@
+"""Questions near one that the files contradict: one statement changed, or two."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from itertools import combinations
+from types import MappingProxyType
+from typing import Any
+
+from rankxform.errors import DerivationError, UsageError
+from rankxform.values import NamedTuple
+
+from .request import DeriveRequest
+from .rules import ShardingRule
+
+_THRESHOLDS = 0, 64
+"""KiB: what examples state, and MindSpore's default."""
+
+_KEYS = {
+    "vocab_emb_dp": "vocab_emb_dp: {}",
+    "optimizer_shard": "enable_parallel_optimizer: {}",
+    "threshold": "parallel_optimizer_threshold: {}",
+    "sizes": "data_parallel: {}, model_parallel: {}",
+}
+_OPTIONS = {
+    "vocab_emb_dp": "vocab_emb_dp={}",
+    "optimizer_shard": "--optimizer-shard {}",
+    "threshold": "--threshold {}",
+    "sizes": "dp={},mp={}",
+}
+
+
+class Change(NamedTuple):
+    """A statement that is changed: of what, how it would be written, the sizes that become others,
+    and the rule that is left out."""
+
+    subject: str
+    words: str
+    sizes: Mapping[str, Any] = MappingProxyType({})
+    rule: ShardingRule | None = None
+
+
+def fitting_changes(request: DeriveRequest, derive: Callable[[DeriveRequest], object]) -> list[str]:
+    """Return the changes by which a strategy can be derived, of one statement, or else of two.
+
+    derive: raises DerivationError or UsageError where the files are not as a question says.
+    """
+    changes, fitting = [*_changes(request)], list[str]()
+    for number in (1, 2):
+        for combination in combinations(changes, number):
+            if len({change.subject for change in combination}) < number:
+                continue
+            sizes = {name: n for change in combination for name, n in change.sizes.items()}
+            removed = [change.rule for change in combination]
+            rules = tuple(r for r in request.rules if all(r is not rule for rule in removed))
+            with suppress(DerivationError, UsageError):
+                derive(replace(request, dst=replace(request.dst, **sizes), rules=rules))
+                fitting.append(", ".join(change.words for change in combination))
+        if fitting:
+            break
+    return fitting
+
+
+def _changes(request: DeriveRequest) -> Iterator[Change]:
+    parallel, is_config = request.dst, request.dst_flag.endswith("-config")
+    words = _KEYS if is_config else _OPTIONS
+    for rule in request.rules:
+        yield Change(rule.label, f"without {rule.label}", rule=rule)
+    for value in {True, False} - {parallel.vocab_emb_dp}:
+        text = words["vocab_emb_dp"].format(str(value).lower())
+        yield Change("vocab_emb_dp", text, {"vocab_emb_dp": value})
+    shards = not parallel.shards
+    answers = ("true", "on") if shards else ("false", "off")
+    text = words["optimizer_shard"].format(answers[0 if is_config else 1])
+    yield Change("optimizer", text, {"optimizer_shard": shards})
+    for threshold in _THRESHOLDS if parallel.shards else ():
+        if 1024 * threshold != parallel.threshold_bytes:
+            text = words["threshold"].format(threshold)
+            yield Change("optimizer", text, {"threshold": threshold})
+    ranks = parallel.dp * parallel.mp
+    for mp in range(1, ranks + 1):
+        if ranks % mp == 0 and mp != parallel.mp:
+            text = words["sizes"].format(ranks // mp, mp)
+            yield Change("sizes", text, {"dp": ranks // mp, "mp": mp})
