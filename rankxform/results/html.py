@@ -13,6 +13,8 @@ from importlib.resources import files
 from secrets import token_hex
 from typing import Any
 
+from . import as_table
+
 VERSION = 1
 """Counts up when a fact goes or changes its meaning; docs/page.schema.json states them."""
 
@@ -23,13 +25,23 @@ def _template(name: str) -> str:
 
 
 def page(title: str, facts: Mapping[str, Any]) -> str:
-    """Return an HTML page that draws the facts."""
+    """Return an HTML page that draws the facts, and where scripts do not run has them in words."""
+    head, origin = facts["head"], facts.get("made", {})
+    rows = [
+        *((head[name], "") for name in ("what", "told") if head[name]),
+        *(("warning", text) for text in facts.get("warnings", ())),
+        *head["amounts"],
+        *facts.get("words", ()),
+        *origin.get("rows", ()),
+        *([("command", origin["command"])] if origin else ()),
+        ("", "The pictures need JavaScript."),
+    ]
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width,initial-scale=1">'
         f"<title>{escape(title)}</title><style>{_template('page.css')}</style></head>"
         '<body style="margin:0"><main class="page"></main>'
-        "<noscript>This page is drawn by a script of its own.</noscript>"
+        f"<noscript>{as_table(title, rows)}</noscript>"
         f'<script type="application/json" id="facts">{_as_data(facts)}</script>'
         f"<script>{_template('page.js')}\n"
         'rankxformPage(JSON.parse(document.getElementById("facts").textContent), '

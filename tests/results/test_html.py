@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import itertools
 import json
 import os
@@ -90,6 +91,20 @@ def spread(runs):
 
 def cells(flow):
     return {(flow["rows"][r], flow["columns"][c]): nbytes for r, c, nbytes in flow["cells"]}
+
+
+def test_without_scripts_a_page_has_its_words(place):
+    page = place.tmp / "page<&>.html"
+    words = [place.src, place.dst, *place.strategies, "--report", page]
+    assert command("transform", *words)[0] == 0
+    facts = facts_in(page)
+    text = re.search(r"<noscript>(.*?)</noscript>", page.read_text(), re.S)[1]
+    shown = html.unescape(re.sub("<[^>]*>", " ", text))
+    head, origin = facts["head"], facts["made"]
+    amounts = [value for _, value in (*head["amounts"], *facts["words"], *origin["rows"])]
+    for words in (head["title"], head["what"], head["told"], origin["command"], *amounts):
+        assert words in shown, words
+    assert "page<&>.html" not in text, "it is escaped"
 
 
 @pytest.mark.parametrize("processes", [1, 3])
