@@ -64,9 +64,10 @@ def leave_hydra(environ: Mapping[str, str] = os.environ) -> None:
     """Tell MPICH's launcher that this process needs no MPI any more, now that it is finalized.
 
     The library says so only when the process exits. The launcher would regard a process that has
-    become another program by then as lost, and kill all others. The message is PMI-1's.
+    become another program by then as lost, and kill all others. The message is PMI-1's, which
+    Slurm's own launcher, that also sets PMI_FD, does not speak.
     """
-    if "PMI_FD" not in environ or "SLURM_STEP_ID" in environ:
+    if not {"PMI_FD", "MPI_LOCALRANKID"} <= environ.keys():
         return
     with suppress(OSError, ValueError):
         fd = int(environ["PMI_FD"])
