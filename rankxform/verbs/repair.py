@@ -2,7 +2,7 @@
 
 A conversion keeps complete files, and so makes those again that are removed before it. Nothing is
 removed that it may not make: the command is left out where the destination is not the manifest's,
-or has links, through which a conversion does not write.
+has links, through which a conversion does not write, or where something that it reads is gone.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from rankxform.statements import WARNING, Finding, HasFindings
 from rankxform.storage.posix import is_same_file
 
 _FEW_FILES = 4
-_RANKS = "--ranks"
+_RANKS, _STRAYS = "--ranks", "nothing_else_is_there"
 
 
 def repair_command(
@@ -46,10 +46,15 @@ def repair_command(
     if _RANKS in command and written:  # of the last of several runs
         command[command.index(_RANKS) + 1] = format_ranges(sorted(written)).replace(" ", "")
     if all_files:  # what does not belong there is removed all the same
-        paths = sorted({e.file for e in errors if e.file and e.rule == "nothing_else_is_there"})
+        paths = sorted({e.file for e in errors if e.file and e.rule == _STRAYS})
         command.append("--overwrite")
     present = [path for path in paths if Path(path).exists()]
     if any(Path(path).is_dir() for path in present):
+        return None
+    if all(error.rule == _STRAYS for error in errors):  # they go, and nothing is made again
+        command = []
+    # What differs may be the best that is left, where it cannot be made again.
+    if any(word.startswith("/") and not Path(word).exists() for word in command):
         return None
     return " && ".join(map(shlex.join, filter(None, [present and ["rm", *present], command])))
 

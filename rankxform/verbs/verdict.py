@@ -146,8 +146,9 @@ class Verdict(HasFindings, Comparison):
             yield lines("same", f"every byte compared, {compared}{basis}")
         if self.same is False:
             yield lines("DIFFERENT:", f"{self._where()}; compared {compared}")
-            if self.repair and level > QUIET:
-                yield lines("", f"to repair: {self.repair}")
+            elsewhere = "copy what differs from where it is whole, or convert again"
+            if level > QUIET and (self.repair or self.src is None):
+                yield lines("", f"to repair: {self.repair or elsewhere}")
 
     def _not_compared(self) -> str:
         """Return what was compared of files of which not all bytes were."""

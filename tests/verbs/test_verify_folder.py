@@ -205,6 +205,28 @@ def test_many_files_are_overwritten_and_strays_removed(src):
     assert rankxform.verify(src, dst, a, dst_form="huggingface", max_shard=9_000).same
 
 
+@pytest.mark.parametrize("missing", ["src", "a.ckpt"])
+@pytest.mark.parametrize("name", ["hf", "ranks"])
+def test_nothing_is_removed_that_cannot_be_made_again(missing, name, src, capfd):
+    """It was, and the conversion behind it failed: the last copy was lost for a byte."""
+    dst = converted(src, name, verify=True)
+    damage(sorted(dst.rglob("*.safetensors"))[0])
+    assert repair_of(dst).startswith("rm ")
+    (src.parent / missing).rename(src.parent / "elsewhere")
+    assert repair_of(dst) is None
+    assert main(["verify", str(dst)]) == 6
+    assert "to repair: copy what differs from where it is whole" in capfd.readouterr().out
+
+
+def test_a_stray_alone_goes_without_a_conversion(src):
+    dst = converted(src, "ranks", verify=True)
+    stray = dst / "rank_0" / "other.safetensors"
+    stray.write_bytes(sorted(dst.rglob("*.safetensors"))[0].read_bytes())
+    assert repair_of(dst) == f"rm {stray}"
+    src.rename(src.parent / "elsewhere")
+    assert repair_of(dst) == f"rm {stray}"
+
+
 def test_what_a_conversion_would_refuse_is_no_repair(src):
     dst = converted(src, "hf")
     (dst / "other.safetensors").write_bytes(damage(next(dst.glob("model-00001*"))).read_bytes())
