@@ -548,10 +548,12 @@ def replicas_are_equal(sample: SampledSource) -> Iterator[Finding | Evidence]:
         order = [*misplaced, _RIGHT_STRATEGY]
         if catalog.ranks <= _FEW:  # another order of the mesh looks like two that were exchanged
             order = order[::-1]
-        tries = (
-            *(*again, *order, "copy its files again")[:2],
-            "--accept contradictions converts it, and takes what differs of the ranks that agree",
+        accept = (
+            "--accept contradictions converts it, and takes what differs of the ranks that agree; "
+            "what one rank alone holds is taken as it is"
         )
+        # A file that is another's lacks its own slices, which are nowhere.
+        tries = (*(*again, *order, "copy its files again")[:2], *([] if misplaced else [accept]))
         details = _describe_observed(catalog, agreement, sample.samples)
         yield Finding(Message(_in_words(catalog, agreement), tries, details=details))
     elif agreement.differing:
