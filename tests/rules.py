@@ -934,6 +934,14 @@ def _(place):
     place.check()
 
 
+@row("files_hold_their_slices")
+def _(place):
+    """Cut off between two tensors."""
+    strategy = place.ranks()
+    place.rewrite(1, lambda entries: entries.pop("layers.0.w"))
+    place.check(strategy)
+
+
 @row("tensors_are_usual", WARNING)
 def _(place):
     place.whole({"a": (0,), "b": (0,), "norm": (2,)})

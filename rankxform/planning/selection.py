@@ -164,12 +164,14 @@ def missing_slices_error(
     other_losses_text = (
         f"slices of rank{'s' if others[1:] else ''} {_few(others)} are lost too" if others else ""
     )
-    bring = "that file" if gone_files else f"the folder of {owner}"
+    bring = "bring that file" if gone_files else f"bring the folder of {owner}"
+    if not gone_files and not missing:
+        bring = "copy the file again"
     return CheckpointError(
         f"{where}{searched}: no source file holds {len(losses):,} of {its} slices, "
         f"{format_size(sum(map(_nbytes, losses)))}, such as {box} of {parameter.src_name!r} "
         f"({label}){also}",
-        f"bring {bring}",
+        bring,
         "--fallback PLACE names another place that has it",
         details=other_losses_text,
     )

@@ -24,6 +24,7 @@ from dataclasses import replace
 from functools import reduce
 from itertools import product
 from pathlib import Path
+from shlex import quote
 from types import MappingProxyType
 
 from rankxform.checkpoints.base import CheckpointRef, SelectedFiles
@@ -427,13 +428,22 @@ def _drop_unwritten(team: Team, copies: Sequence[_PlaceCopies]) -> list[Finding]
         }
         if len(kinds) > 1:
             first, second, *_ = sorted(kinds.values())
-            message = Message(
-                "is whole, as another place's copy is, and they differ",
-                ("remove the one that is not meant", "leave out --fallback"),
-                copies[first].paths[file],
-                f"the other: {copies[second].paths[file]}",
+            path, other_path = copies[first].paths[file], copies[second].paths[file]
+            names, other_names = (
+                {*copies[number].indexes[file].schema.names} for number in (first, second)
             )
-            path = copies[first].paths[file]
+            text = "is whole, as another place's copy is, and they differ"
+            tries = "remove the one that is not meant", "leave out --fallback"
+            if names < other_names or other_names < names:
+                text = (
+                    f"holds {len(names):,} tensors, and another place's copy {len(other_names):,}"
+                )
+                torn = min((names, path), (other_names, other_path), key=lambda pair: len(pair[0]))
+                tries = (
+                    f"mv {quote(torn[1])} {quote(torn[1] + '.torn')} if it was cut off",
+                    tries[0],
+                )
+            message = Message(text, tries, path, f"the other: {other_path}")
             findings.append(Finding(message, id=FILE_IDENTITY, file=path, need=HEADERS))
     return findings
 

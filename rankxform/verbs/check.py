@@ -29,7 +29,12 @@ from rankxform.planning.evidence import (
     samples_text,
     unequal_replicas,
 )
-from rankxform.planning.selection import missing_slices, types_by_file, unusual_tensors
+from rankxform.planning.selection import (
+    missing_slices,
+    missing_slices_error,
+    types_by_file,
+    unusual_tensors,
+)
 from rankxform.planning.zeros import equal_matrices, find_stored_zeros, is_judged
 from rankxform.request import Request
 from rankxform.results import NORMAL, Result, Section, Table, lines, plain
@@ -353,6 +358,20 @@ def ranks_have_files(read: ContentRead) -> Iterator[Finding]:
         yield Finding(Message(f"{message}, and {lost}"))
     else:
         yield as_warning(f"{message}; others hold all that it should")
+
+
+@rule(CONTENT, group=_RANKS)
+def files_hold_their_slices(read: ContentRead) -> Iterator[Finding]:
+    """A slice of a rank that has a file is in that file, or in another's.
+
+    A file that was cut off between two tensors can be read, and lacks those behind.
+    """
+    source = read.source
+    if source.where.strategy is None or source.catalog is None:
+        return
+    losses_by_ranks = missing_slices(source.catalog.parameters)
+    if any(rank in source.paths for ranks in losses_by_ranks for rank in ranks):
+        yield Finding(missing_slices_error(source.catalog, source.catalog.parameters, {}).parts)
 
 
 @rule(CONTENT, group=_TENSORS)

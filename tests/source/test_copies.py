@@ -9,6 +9,7 @@ import os
 import random
 import re
 import shutil
+import subprocess
 import warnings
 
 import numpy as np
@@ -116,6 +117,31 @@ def test_a_copy_that_a_crash_left_is_dropped(job):
     assert {*report.places[1].ranks_read} <= {1, 5} and report.places[1].bytes_needed
     with pytest.raises(rankxform.CheckpointError, match=r"rank_1/.*cut off"):
         rankxform.plan(first, job.a, job.b)
+
+
+def test_a_copy_that_was_cut_off_between_two_tensors_is_told_and_can_be_moved_away(job):
+    """The advice led in a circle: "is incomplete", then "is whole, as another place's copy is"."""
+    for name in ("near", "storage"):
+        job.place(name, range(job.ranks))
+    for rank in (3, 7):  # which hold the same
+        (torn,) = (job.tmp / "near" / f"rank_{rank}").iterdir()
+        entries = reference.read_safetensors(torn)
+        _, shape, data = entries["w"]
+        torn.unlink()
+        words = np.frombuffer(data, np.float32).reshape(shape)
+        reference.write_safetensors(torn, {"w": ("Float32", words)})
+    places = job.tmp / "near", job.tmp / "dst", job.a, job.b
+    with pytest.raises(rankxform.CheckpointError, match="is incomplete") as raised:
+        rankxform.transform(*places)
+    assert raised.value.tries[0] == "copy the file again"
+    options = {"fallback": (str(job.tmp / "storage"),)}
+    for _ in range(2):
+        with pytest.raises(rankxform.CheckpointError, match="holds 1 tensors, and .* 2") as raised:
+            rankxform.transform(*places, **options)
+        command, _, _ = raised.value.tries[0].partition(" if it")
+        subprocess.run(command, shell=True, check=True)
+    rankxform.transform(*places, **options)
+    assert reference.wrong_slices(job.tmp / "dst", DST, PARAMS, KIND) == []
 
 
 def test_two_whole_copies_that_differ_are_refused(job):
