@@ -382,6 +382,7 @@ def _destination(place: str, pattern: str) -> Found:
             "files_complete": len(listed_names | job.complete_names),
             "files_to_make": len(listed_names | job.names),
             "bytes_begun": job.part_bytes,
+            "slices_begun": job.part_slices,
         }
         if not has_manifest:
             return {**unfinished, **common_fields}

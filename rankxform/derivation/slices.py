@@ -27,6 +27,9 @@ from .neighbours import fitting_changes
 from .request import Derived, DeriveRequest, Extent
 from .rules import ShardingRule, mismatched_shapes
 
+BY_RULE_ALONE = "By which axes these are sharded, --rule alone says"
+"""How the assumption begins that nothing in the files could contradict."""
+
 _SHOWN = 3
 _ASKS = "Give ", "Add ", "State "
 """How answers begin to reasons that contradict nothing: something was not said."""
@@ -97,9 +100,7 @@ def derive_of_slices(
     ]
     if not by_rule_alone:
         return replace(derived, strategy=strategy)
-    text = (
-        f"By which axes these are sharded, --rule alone says: {summarize_names(by_rule_alone, 3)}."
-    )
+    text = f"{BY_RULE_ALONE}: {summarize_names(by_rule_alone, 3)}."
     return replace(derived, strategy=strategy, assumptions=(*derived.assumptions, text))
 
 

@@ -553,6 +553,7 @@ class BegunJob(NamedTuple):
     names: frozenset[str] = frozenset()  # of the files that are made
     complete_names: frozenset[str] = frozenset()  # of those that have their names
     part_bytes: int = 0  # that others take on the device
+    part_slices: int = 0  # that journals note in them, and a run that continues it keeps
 
 
 def begun_job(folder: Path) -> BegunJob:
@@ -570,8 +571,16 @@ def begun_job(folder: Path) -> BegunJob:
     parts = (status_of_name(part_of(folder / name)) for name in job["files"])
     part_bytes = sum(status.st_blocks * 512 for status in parts if status)
     command = words_of(job["identity"].get("continued_by"))
-    is_at_work = is_held(folder / FOLDER_NAME / "lock")
-    return BegunJob(command, is_at_work, frozenset(job["files"]), complete_names, part_bytes)
+    journals = (folder / FOLDER_NAME).glob("journal-*.jsonl")
+    slices = merge_journals({path.name: _read_record(path) for path in journals}, boot_id())
+    return BegunJob(
+        command,
+        is_held(folder / FOLDER_NAME / "lock"),
+        frozenset(job["files"]),
+        complete_names,
+        part_bytes,
+        sum(map(len, slices.names_of_file.values())),
+    )
 
 
 def refused_file(path: Path, *, is_ours: bool) -> Message:

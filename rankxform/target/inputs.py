@@ -104,11 +104,16 @@ def _read(request: Request) -> ResolvedRequest:
             "--fallback: --src-config alone says how one place is sharded", "give --src-strategy"
         )
     if alone and has_source and request.shapes is None:
+        from rankxform.derivation.slices import BY_RULE_ALONE
+
         from .slices import derive_from_slices
 
         place = source_ref(replace(request, src=where), None)
-        derived_strategy = derive_from_slices(place, request, request.exclude)
-        src, is_derived = (src, False) if derived_strategy is None else (derived_strategy, True)
+        derived = derive_from_slices(place, request, request.exclude)
+        src, is_derived = (src, False) if derived is None else (derived.strategy, True)
+        doubts = derived.assumptions if derived is not None else ()
+        texts = (text for text in doubts if text.startswith(BY_RULE_ALONE))
+        findings += (*(as_warning(f"{text} Compare them with the network's.") for text in texts),)
     is_own = is_derived or (alone and not has_source)  # --src-config says how SRC is sharded
     dst_request = None if is_own and not request.derives else _question(request)
     dst = dst_request or load_strategy(request.dst_strategy)

@@ -13,7 +13,6 @@ from rankxform.derivation.request import Derived, DeriveRequest
 from rankxform.errors import CheckpointError, UsageError
 from rankxform.formats.container import Schema
 from rankxform.layout.names import compile_regex, format_ranges, summarize_names
-from rankxform.layout.strategy import Strategy
 from rankxform.planning.sampling import may_repeat
 from rankxform.publish.folder_records import MANIFEST_NAME
 from rankxform.source.choose import list_and_select
@@ -23,7 +22,7 @@ from rankxform.storage.store import address_of
 
 def derive_from_slices(
     where: CheckpointRef, options: DeriveOptions, exclude: Sequence[str]
-) -> Strategy | None:
+) -> Derived | None:
     """Derive how the files of ranks are sharded, by --src-config; None if they are no such files.
 
     So it is of one file, of a form that describes itself, and of what rankxform wrote. exclude:
@@ -44,7 +43,7 @@ def derive_from_slices(
     derive_request = source_request(options)
     paths = {rank: address_of(where.path, name) for rank, name in selected.names.items()}
     label = f"derived from {options.src_config} and the slices"
-    return derived_of(derive_request, paths, where.path, label, exclude).strategy
+    return derived_of(derive_request, paths, where.path, label, exclude)
 
 
 def derived_of(

@@ -370,7 +370,9 @@ class Inspection(dict[str, Any], Result):
     def _continuation(self) -> Iterator[Section]:
         """Yield how far a run came, and how it is continued if it was stopped."""
         files = f"{self['files_complete']:,} of {self['files_to_make']:,} files"
-        yield lines("begun", f"{files} complete; others take {format_size(self['bytes_begun'])}")
+        size, slices = format_size(self["bytes_begun"]), self["slices_begun"]
+        slices_text = f"{format_count(slices, 'slice')} of them noted, which are kept"
+        yield lines("begun", f"{files} complete; {size} of others written, {slices_text}")
         if self["at_work"]:
             yield lines("at work", "a run, on this folder now")
             return

@@ -420,6 +420,14 @@ def test_a_rule_that_contradicts_the_slices_is_named(small, config, tmp_path):
     assert refused.value.reasons[0].startswith(f"Correct --rule {rule!r}")
 
 
+def test_a_conversion_warns_of_what_a_rule_alone_says(ranks, tmp_path, config):
+    """A wrong axis of a matrix that no preset knows makes another matrix, and exit code 0."""
+    path = config(1, 4, 1, opt=False)
+    told = r"--rule alone says: layers\.\*\.wo \(2\), layers\.\*\.wq \(2\)"
+    with pytest.warns(rankxform.RankxformWarning, match=told):
+        rankxform.transform(ranks, tmp_path / "dst", src_config=path, rule=RULES, fsync=False)
+
+
 def test_what_is_not_said_is_no_contradiction(ranks, tmp_path, config):
     """Where a rule names no parameter, the slices were blamed."""
     path = config(1, 4, 1, opt=False)
