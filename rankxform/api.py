@@ -74,7 +74,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 PathLike = Union[str, "os.PathLike[str]"]
 Progress = bool | Callback
 _GIVEN = ("src_strategy", "dst_strategy", "progress", "comm")
-_SEE = "; help(rankxform.transform) lists the options"
+_OF_RESHARD = ("plan", "release", "rank", "src_rank", "dtypes", "into")
 
 
 def _with_options(names: Callable[[], frozenset[str]]) -> Callable[[F], F]:
@@ -559,6 +559,7 @@ def _keyword(match: re.Match[str]) -> str:
     if text.isupper() or text.isdecimal():
         return f"{name}={text}"
     is_value = text in {"none", *kind.choices} or not re.fullmatch(r"[a-z-]*", text)
+    is_value = is_value or (name == "accept" and bool(text))  # kinds of doubts, which are words
     return f"{name}={text.strip(_QUOTE)!r}" if is_value else f"{name}={space}{text}"
 
 
@@ -641,8 +642,11 @@ def _request(
 ) -> Request:
     unknown = sorted(set(options).difference(option_names))
     if unknown:
-        suggestion = did_you_mean(unknown[0], {*option_names, *_GIVEN} - {unknown[0]})
-        raise UsageError(f"unknown option {unknown[0]!r}{suggestion or _SEE}")
+        own_names = _OF_RESHARD if option_names == resharding_names() else ()
+        suggestion = did_you_mean(unknown[0], {*option_names, *_GIVEN, *own_names} - {unknown[0]})
+        verb = "reshard" if own_names else "load" if "dst_form" not in option_names else "transform"
+        see = f"; help(rankxform.{verb}) lists the options"
+        raise UsageError(f"unknown option {unknown[0]!r}{suggestion or see}")
     option_values = dict(options)
     for option in all_options():
         kind = option_info(option).kind

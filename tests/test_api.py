@@ -319,6 +319,10 @@ def test_load_and_reshard_advise_in_keywords(place):
     with pytest.raises(rankxform.UsageError, match="nobody takes rank 1") as raised:
         rankxform.reshard(slices, place.a, place.a)
     assert raised.value.tries[0].startswith("start "), raised.value.tries
+    with pytest.raises(rankxform.UsageError, match="did you mean release"):
+        rankxform.reshard(slices, place.a, place.a, relase=True)
+    with pytest.raises(rankxform.UsageError, match=r"help\(rankxform.load\) lists"):
+        rankxform.load(place.src, place.a, overwrite=True)
 
 
 def test_an_error_is_shown_by_few_lines_of_this_package(place):

@@ -71,7 +71,10 @@ class RankFoldersForm(Form):
         path, searched = listing.path, listing.searched
         if listing.kind == FILE and path.endswith(".json"):
             raise UsageError(
-                "is no checkpoint file", f"name its folder, {dirname(path)}", where=path
+                "is no checkpoint file",
+                f"name its folder, {dirname(path)}",
+                f"plan --shapes {quote(path)}, if it states full shapes",
+                where=path,
             )
         if listing.kind == FILE:
             return SelectedFiles({0: ""})

@@ -53,6 +53,7 @@ _COMMON = frozenset((
     "src", "dst", "src_strategy", "dst_strategy", "dst_parallel", "dst_config", "step",
     "weights_only", "dst_form", "map", "dry_run", "verify", "overwrite", "json", "number",
     "verbose", "quiet", "processes", "output", "simulate", "ranks", "hostfile", "report",
+    "shapes", "uses_mpi",
 ))  # fmt: skip
 """What --help shows of commands with many options; --help-all shows all."""
 

@@ -138,8 +138,11 @@ def _check(options: Parsed, team: Team) -> None:
     if shutil.which(options.program[0]) is None:
         raise UsageError(f"launch: there is no program {options.program[0]!r} in PATH")
     for word in re.findall(r"\{(\w+)\}", " ".join(options.program)):
-        suggestion = "" if word in _FILLED_IN else did_you_mean(word, _FILLED_IN)
+        # Its variables RANK_ID and LOAD_CHECKPOINT have the same in other words.
+        near = word.lower().removesuffix("_id").removeprefix("load_")
+        suggestion = "" if word in _FILLED_IN else did_you_mean(near, _FILLED_IN)
         if suggestion:
+            suggestion = re.sub(r"(\w+)\?", r"{\1}?", suggestion)
             raise UsageError(f"launch: {{{word}}} is not filled in{suggestion}")
     if team.size == 1 and msrun_workers() > 1:
         raise UsageError(

@@ -318,7 +318,7 @@ def _parse_words(command: Command, words: Sequence[str]) -> tuple[dict[str, Any]
             flag, text = word[:2], word[2:]
         option = flags.get(flag) or ignored.get(flag)
         if option is None:
-            _refuse_flag(command, flag, [*flags, *ignored], word)
+            _refuse_flag(command, flag, [*flags, *ignored], word, queue[0] if queue else "N")
         stands_for = option_info(option).kind.stands_for
         if stands_for is not None and text is not None:
             if word.startswith("--") or word[2:3] in ("", "="):
@@ -402,12 +402,14 @@ def _place_words(command: Command, values: dict[str, Any], words: Sequence[str])
             )
 
 
-def _refuse_flag(command: Command, flag: str, flags: Iterable[str], word: str) -> NoReturn:
-    """Raise UsageError for an option that a command does not take."""
+def _refuse_flag(
+    command: Command, flag: str, flags: Iterable[str], word: str, number: str
+) -> NoReturn:
+    """Raise UsageError for an option that a command does not take. number: the word behind it."""
     if command.name == "launch" and flag == "-n":
         raise UsageError(
             "launch takes no -n: the launcher starts as many processes as the job has",
-            "mpirun -n 8 python -m rankxform launch --load CKPT ... -- python train.py",
+            f"mpirun -n {word[2:] or number} before the same command without it",
         )
     see = f"rankxform {command.name} --help-all"
     shown = word if flag[1] != "-" else flag

@@ -139,7 +139,9 @@ def _document(data: bytes, label: str) -> dict[str, Any]:
         raise UsageError(
             "PyYAML reads it, and is not installed",
             "pip install 'rankxform[yaml]'",
-            "--src-parallel and --dst-parallel, such as dp=2,mp=4,pp=2",
+            "--dst-parallel, such as dp=2,mp=4,pp=2, in place of --dst-config",
+            "for --src-config: rankxform strategy derive --shapes SRC --dst-parallel SIZES of its "
+            "job -o A.ckpt, and --src-strategy A.ckpt",
             where=label,
         ) from None
     try:
@@ -436,11 +438,12 @@ def derive_from(request: DeriveRequest, source: Strategy, schemas: Mapping[int, 
     if isinstance(source, WholeStrategy):
         check_mesh_exists(request)
         return derive(
-            replace(request, extents=whole_extents(schemas.values())), label + "the checkpoint"
+            replace(request, extents=whole_extents(schemas.values())),
+            f"{label}the checkpoint, for {request.dst}",
         )
     extents = full_extents(source, schemas)
     source, absent = _present(source, extents, schemas)
-    label += source.label.removeprefix(label)
+    label += f"{source.label.removeprefix(label)}, for {request.dst}"
     derived = derive(complete_request(request, source, extents), label)
     if not absent:
         return derived

@@ -319,13 +319,18 @@ def preset_names() -> list[str]:
 
 
 def matching_presets(parameters: Collection[str]) -> list[str]:
-    """Return the built-in presets with a rule for each parameter, as --preset takes them."""
-    return [
-        name + " --unproven" * (not preset.proven)
-        for name in (preset_names() if parameters else ())
-        for preset in [load_preset(name)]
-        if all(any(r.names.search(parameter) for r in preset.rules) for parameter in parameters)
-    ]
+    """Return the built-in presets with a rule for each parameter, as --preset takes them; of these
+    the ones with fewest rules that are for none, as another network's are."""
+    idle_rules: dict[str, int] = {}
+    for name in preset_names() if parameters else ():
+        preset = load_preset(name)
+        if all(any(r.names.search(parameter) for r in preset.rules) for parameter in parameters):
+            idle_rules[name + " --unproven" * (not preset.proven)] = sum(
+                not any(rule.names.search(parameter) for parameter in parameters)
+                for rule in preset.rules
+            )
+    least = min(idle_rules.values(), default=0)
+    return [name for name, count in idle_rules.items() if count == least]
 
 
 def load_preset(name: str) -> Preset:

@@ -25,7 +25,7 @@ from .derive import derive
 from .explain import Refusals, rule_for
 from .neighbours import fitting_changes
 from .request import Derived, DeriveRequest, Extent
-from .rules import ShardingRule, mismatched_shapes
+from .rules import ShardingRule, matching_presets, mismatched_shapes
 
 BY_RULE_ALONE = "By which axes these are sharded, --rule alone says"
 """How the assumption begins that nothing in the files could contradict."""
@@ -129,13 +129,17 @@ def _refusal(
 ) -> DerivationError:
     """Say why no strategy can be derived, and what was stated near it that the slices have."""
     exclude_option = "--exclude REGEX for what is no parameter of the network"
+    states = find_states({name: shape for name, (shape, _) in slices.items()})
+    presets = matching_presets([name for name in slices if states.of(name) is None])
     if request.preset is None and not request.rules:
         message = "nothing says what shards the parameters of the job that wrote them"
         job = "--preset NAME of its network (docs/strategies.md)"
+        job = f"--preset {presets[0]}" if len(presets) == 1 else job
         return DerivationError.of(error.reasons, message, [job, exclude_option])
     if all(reason.startswith(_ASKS) for reason in error.reasons):
         message = "what is said of the job does not tell how its files are sharded"
-        return DerivationError.of(error.reasons, message, [exclude_option])
+        asks = [] if request.preset is not None else [f"--preset {name}" for name in presets]
+        return DerivationError.of(error.reasons, message, [*asks, exclude_option])
 
     flag = request.dst_flag
     message = f"the files' slices are not those of the job that {flag} describes"

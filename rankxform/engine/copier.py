@@ -119,7 +119,10 @@ def _read_runs(
 
 
 def correlation(a: Any, b: Any) -> float:
-    """Return the cosine of the angle between two arrays; 0 if one is zero or not finite."""
+    """Return the cosine of the angle between two arrays; 1 if they are equal, and else 0 if one is
+    zero or not finite."""
+    if np.array_equal(a, b, equal_nan=True) and a.any():
+        return 1.0
     norm = float(np.linalg.norm(a) * np.linalg.norm(b))
     return float((a * b).sum()) / norm if np.isfinite(norm) and norm else 0.0
 

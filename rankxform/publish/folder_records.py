@@ -503,7 +503,8 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     try:
         return parse_document(MANIFEST, read_bytes(path))
     except FormatError as error:
-        raise StorageError.of_parts(error.at(path)) from error
+        tries = error.tries or ("compare with the source instead (verify SRC DST)",)
+        raise StorageError.of_parts(error.at(path)._replace(tries=tries)) from error
 
 
 def copied_files(folder: Path) -> frozenset[str]:

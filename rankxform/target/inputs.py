@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import field, replace
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 from rankxform.checkpoints.base import CheckpointRef
@@ -153,7 +154,8 @@ def _derive_from_shapes(
     if request.src_parallel is not None:
         raise UsageError(
             "--src-parallel has the sizes of the source's job, and nothing says how it is sharded",
-            "--src-strategy FILE or FOLDER",
+            "--src-strategy FILE or FOLDER, or of rankxform strategy derive --shapes "
+            f"{quote(request.shapes or '')} --dst-parallel {request.src_parallel} -o FILE",
             "--src-config FILE --preset NAME",
             "leave out --src-parallel if the source is one whole checkpoint",
             where=f"--shapes {request.shapes}",

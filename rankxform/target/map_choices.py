@@ -311,6 +311,6 @@ def _decide(name: str, scores: Mapping[str, tuple[float, str]], reference: str) 
         raise UsageError(
             f"{scores[best][1]!r} of {reference} does not tell how the checkpoint joins "
             f"it ({scores_text})",
-            f"give {flag}",
+            f"give {flag} {' or '.join(scores)}",
         )
     return best
