@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import combinations
@@ -57,10 +57,16 @@ def fitting_changes(request: DeriveRequest, derive: Callable[[DeriveRequest], ob
             rules = tuple(r for r in request.rules if all(r is not rule for rule in removed))
             with suppress(DerivationError, UsageError):
                 derive(replace(request, dst=replace(request.dst, **sizes), rules=rules))
-                fitting.append(", ".join(change.words for change in combination))
+                fitting.append(_in_words(combination, request.dst_flag))
         if fitting:
             break
     return fitting
+
+
+def _in_words(changes: Sequence[Change], flag: str) -> str:
+    sizes_text = ", ".join(change.words for change in changes if change.rule is None)
+    rule_texts = [change.words for change in changes if change.rule is not None]
+    return " and ".join([*([f"{sizes_text} in {flag}"] if sizes_text else []), *rule_texts])
 
 
 def _changes(request: DeriveRequest) -> Iterator[Change]:

@@ -145,11 +145,8 @@ def _refusal(
     message = f"the files' slices are not those of the job that {flag} describes"
     as_said = partial(_derive_as_said, slices=slices, label=label, slice_bytes=slice_bytes)
     fitting = fitting_changes(request, as_said)[:_SHOWN]
-    tries = [
-        f"{change}{'' if change.startswith('without') else f' in {flag}'}" for change in fitting
-    ]
     job = f"{flag} FILE of the job that wrote them, with its --preset"
-    tries = [f"{text}: the slices fit that" for text in tries] or [job, exclude_option]
+    tries = [f"{text}: the slices fit that" for text in fitting] or [job, exclude_option]
     return DerivationError.of(error.reasons, message, tries)
 
 

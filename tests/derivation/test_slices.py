@@ -448,3 +448,14 @@ def test_the_option_that_contradicts_a_stated_shape_is_named(strategy, tried, ra
     with pytest.raises(RankxformError, match="the full shape of") as refused:
         rankxform.transform(ranks, tmp_path / "no", strategy, b, exclude=("norm", "emb"))
     assert refused.value.tries[0] == tried
+
+
+def test_a_rule_and_a_size_that_are_both_wrong_are_named_with_where_they_stand(small, config, tmp_path):  # fmt: skip
+    src = tmp_path / "src"
+    rankxform.transform(small, src, dst_config=config(2, 4, 1), **PRESET)
+    unmarked(src)
+    rule, wrong = r"feed_forward\.w1=(None, mp)", config(2, 4, 1, name="w.yaml", vocabulary=False)
+    with pytest.raises(rankxform.DerivationError) as refused:
+        rankxform.transform(src, tmp_path / "no", src_config=wrong, rule=(rule,), **PRESET)
+    told = f"vocab_emb_dp: true in --src-config and without --rule {rule!r}: the slices fit that"
+    assert told in refused.value.tries
