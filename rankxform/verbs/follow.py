@@ -366,6 +366,7 @@ def _convert_steps(
             break
         # From now on a signal ends all processes as one, with one message, not by MPI's abort.
         team.stopping.at_work(True)
+        team.barrier()
         problems = [error.parts.what for error in look.lacking]
         text = "; ".join(filter(None, ["waiting   for the next step", look.trouble, *problems]))
         if announced != text:
