@@ -521,7 +521,7 @@ def every_rank_has_a_file(read: NamesRead) -> Iterator[Finding]:
         way = (
             "what a pipeline stage alone holds is left out"
             if is_stage
-            else "copies on other ranks serve"
+            else "copies on other ranks have to serve"
         )
         text = f"no file of rank {format_ranges(missing)}{read.searched}; {way}"
         yield as_notice(f"{read.where.path}: {text}")

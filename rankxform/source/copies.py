@@ -433,7 +433,10 @@ def _drop_unwritten(team: Team, copies: Sequence[_PlaceCopies]) -> list[Finding]
                 {*copies[number].indexes[file].schema.names} for number in (first, second)
             )
             text = "is whole, as another place's copy is, and they differ"
-            tries = "remove the one that is not meant", "leave out --fallback"
+            tries = (
+                f"mv {quote(path)} {quote(path + '.aside')} if the other is meant",
+                f"mv {quote(other_path)} {quote(other_path + '.aside')} if this one is",
+            )
             if names < other_names or other_names < names:
                 text = (
                     f"holds {len(names):,} tensors, and another place's copy {len(other_names):,}"

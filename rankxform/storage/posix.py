@@ -360,7 +360,8 @@ def suggest_similar_path(path: Path, is_fit: Callable[[Path], bool]) -> list[str
     with suppress(OSError):
         names = [entry.name for entry in path.parent.iterdir()]
         paths = map(path.with_name, get_close_matches(path.name, names, 3, _LIKENESS))
-        return [f"{near}, which is there" for near in paths if is_fit(near)][:1]
+        near_paths = (near for near in paths if near.name[0] == path.name[0] and is_fit(near))
+        return [f"{near}, which is there" for near in near_paths][:1]
     return []
 
 

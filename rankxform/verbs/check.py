@@ -267,9 +267,12 @@ def _errors_without_strategy(source: Source) -> tuple[Finding, ...]:
     """Return the errors that are no fault of the files: that no strategy is given."""
     if source.form.described or source.where.strategy is not None:
         return ()
-    if len(source.indexes) < len(source.paths):
-        return ()
-    return tuple(error for error in source.errors if error.error is UsageError)
+    are_all_read = len(source.indexes) == len(source.paths)
+    return tuple(
+        error
+        for error in source.errors
+        if error.error is UsageError and (are_all_read or error.rule == "a_strategy_is_given")
+    )
 
 
 def _findings_of_source(source: Source) -> Iterator[Finding]:

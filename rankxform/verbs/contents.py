@@ -371,8 +371,9 @@ class Inspection(dict[str, Any], Result):
         """Yield how far a run came, and how it is continued if it was stopped."""
         files = f"{self['files_complete']:,} of {self['files_to_make']:,} files"
         size, slices = format_size(self["bytes_begun"]), self["slices_begun"]
-        slices_text = f"{format_count(slices, 'slice')} of them noted, which are kept"
-        yield lines("begun", f"{files} complete; {size} of others written, {slices_text}")
+        slices_text = format_count(slices, "slice") if slices else "nothing yet"
+        written = f"{size} of others written, of which a resume keeps {slices_text}"
+        yield lines("begun", f"{files} complete; {written}")
         if self["at_work"]:
             yield lines("at work", "a run, on this folder now")
             return

@@ -543,7 +543,7 @@ def content_was_written(sample: SourceSamples) -> Iterator[Finding]:
     yield from map(as_warning, warnings[:_SHOWN])
 
 
-@rule(SAMPLES)
+@rule(SAMPLES, group="values")
 def content_is_usual(sample: SourceSamples) -> Iterator[Finding]:
     """Not all weights are zero, and no values are infinite or no numbers."""
     source, sampled = sample.source, sample.samples

@@ -122,6 +122,18 @@ def test_ranks_without_a_strategy(tmp_path, capfd):
     assert code == 3 and found["wrong"]
 
 
+def test_without_a_strategy_a_torn_file_alone_is_wrong(tmp_path, capfd):
+    """The missing option was a fault too, with advice of options that inspect does not take."""
+    stages, params = [{"w": ([4], [0, -1], 0, 0)}], {"w": ((64, 64), "Float32")}
+    src = reference.write_checkpoint(tmp_path / "src", stages, params)
+    torn = next(Path(src, "rank_2").iterdir())
+    os.truncate(torn, torn.stat().st_size - 9)
+    code, found = checked(capfd, src)
+    assert code == 3 and len(found["wrong"]) == 1 and str(torn) in found["wrong"][0], found
+    assert any("give --src-strategy" in text for text in found["not checked"])
+    assert not any("--src-config" in text for texts in found.values() for text in texts)
+
+
 @pytest.mark.parametrize("form", reference_forms.FORMS)
 def test_healthy_checkpoints_of_every_form(tmp_path, capfd, form, monkeypatch):
     monkeypatch.setattr(reference, "full_tensor", counted)
