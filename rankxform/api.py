@@ -575,9 +575,17 @@ def _collective(
 ) -> T:
     """Return `run` of what each process asks and the team of `comm`; free its communicator if all
     processes end alike. speak: how a message names options."""
-    processes = team(comm)
+    processes, verb = team(comm), run.__qualname__.partition(".")[0]
     try:
         with progress_shower(progress, processes) as begin:
+            verbs = processes.allgather(lambda: verb) if processes.size > 1 else [verb]
+            verbs = [*dict.fromkeys(verbs)]
+            if verbs[1:]:
+                raise UsageError(
+                    f"processes of one communicator call {' and '.join(verbs)} at once",
+                    "comm=, a communicator of those that make the call",
+                    "the same call on all of them",
+                )
             outcome = run(processes.agree(ask), processes, begin)
         _warn(getattr(outcome, "warnings", ()), processes)
     except RankxformWarning:  # raised on every process

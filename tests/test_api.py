@@ -319,6 +319,8 @@ def test_load_and_reshard_advise_in_keywords(place):
     with pytest.raises(rankxform.UsageError, match="nobody takes rank 1") as raised:
         rankxform.reshard(slices, place.a, place.a)
     assert raised.value.tries[0].startswith("start "), raised.value.tries
+    with pytest.raises(rankxform.UsageError, match="no src_strategy= says how they were sharded"):
+        rankxform.reshard(slices, dst_strategy=place.a, src_rank=1)
     with pytest.raises(rankxform.UsageError, match="did you mean release"):
         rankxform.reshard(slices, place.a, place.a, relase=True)
     with pytest.raises(rankxform.UsageError, match=r"help\(rankxform.load\) lists"):

@@ -19,6 +19,7 @@ from rankxform.errors import (
     StrategyError,
     UsageError,
 )
+from rankxform.formats.container import Schema
 from rankxform.layout.names import CONSUMED, format_ranges, summarize_names
 from rankxform.layout.states import COUNTERS, UNLISTED_BY_COMPILERS, is_never_saved, state_of_name
 from rankxform.layout.strategy import SHARD_PREFIX, Strategy, WholeStrategy
@@ -666,7 +667,9 @@ def _other_strategy(
             tries.insert(0, "exchange --src-strategy and --dst-strategy")
         return _Suggestion(f"{counts}; {request.dst} has {src.ranks}", tuple(tries))
     around = load_readable([src_path.parent]) if src_path.is_file() else []
-    stages = [candidate for candidate in around if candidate[1].ranks == ranks]
+    schemas = {rank: source.indexes[rank].schema for rank in sorted(source.indexes)[:_LOOKED_AT]}
+
+    stages = [candidate for candidate in around if _fits(candidate[1], ranks, schemas)]
     if stages:
         return _Suggestion(counts, (option_for(*stages[0]),))
     if isinstance(dst, Strategy) and dst.ranks == ranks:
@@ -675,13 +678,22 @@ def _other_strategy(
     candidates = strategies_near(Path(request.src), ranks) if is_path(request.src) else []
     if not candidates:  # under any name where the given one lies
         candidates = load_readable(sorted(src_path.parent.iterdir())[:_LOOKED_AT])
-    candidates = [candidate for candidate in candidates if candidate[1].ranks == ranks]
+    candidates = [candidate for candidate in candidates if _fits(candidate[1], ranks, schemas)]
     if candidates:
         return _Suggestion(counts, (option_for(*candidates[0]),))
     if ranks > src.ranks:
         advice_text = f"give the strategy of all {ranks} ranks, such as a folder of all stages"
         return _Suggestion(counts, (advice_text,))
     return None
+
+
+def _fits(strategy: Strategy, ranks: int, schemas: Mapping[int, Schema]) -> bool:
+    """Tell whether a strategy is of so many ranks, and places names where files hold them."""
+    return strategy.ranks == ranks and not any(
+        name in strategy.stages_of and name not in strategy.stages[strategy.stage_of(rank)]
+        for rank, schema in schemas.items()
+        for name in schema.names
+    )
 
 
 def _stage_file(strategy: str | Strategy | None, flag: str) -> _Suggestion | None:

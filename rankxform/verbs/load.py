@@ -184,6 +184,12 @@ def plan_reshard(request: Request, held_slices: HeldSlices, rank: int, team: Tea
         file = array_file(held_slices.slices, dtypes)
         if not all_names:
             raise UsageError("no process holds slices", "pass them to one process at least")
+        if request.src_strategy is None and src_rank:
+            raise UsageError(
+                f"slices of rank {src_rank} are given, and no --src-strategy says how they were "
+                "sharded",
+                "--src-strategy FILE or FOLDER",
+            )
         if file is not None and not 0 <= src_rank < strategy.ranks:
             raise UsageError(
                 f"slices of rank {src_rank} are given, and {strategy.label} has {strategy.ranks}",

@@ -218,6 +218,16 @@ def test_ranks_are_named_once_and_there_are_as_many_as_processes(tmp):
         rankxform.reshard(held, a, b, dtypes={"q": "BFloat16"}, comm=comm, progress=False)
 
 
+@pytest.mark.world(sizes=(2, 3))
+def test_processes_of_one_communicator_make_one_call(tmp):
+    """It was "plan= is given by some processes", which nobody had given."""
+    comm = world()
+    src, a, b = small(comm, tmp)
+    call = rankxform.load if comm.rank == 0 else rankxform.reshard
+    with pytest.raises(rankxform.UsageError, match="call load and reshard at once"):
+        call(src if comm.rank == 0 else None, a, b, comm=comm, progress=False)
+
+
 @pytest.mark.world(sizes=(2, 4))
 def test_a_plan_is_made_once_and_refused_for_other_slices(tmp):
     comm = world()

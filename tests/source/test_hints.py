@@ -108,3 +108,13 @@ def test_a_folder_one_level_too_high(place):
     said = refused("out", "dst", "four.ckpt")
     assert "; name out/other (1 rank), or name out/checkpoint (4 ranks)" in said
     assert "did you mean out/strategy?" in refused("out/checkpoint", "dst", "out")
+
+
+def test_a_strategy_that_places_parameters_elsewhere_is_not_proposed(place):
+    """One of as many ranks was, in two stages, by which the files cannot be read either."""
+    stages = [*rows(2, ("w",)), *rows(2, ("x",))]
+    reference.write_strategy("early_stages.ckpt", stages)
+    with pytest.raises(rankxform.RankxformError) as raised:
+        rankxform.transform("src", "dst", "two.ckpt", None)
+    tries = " ".join(raised.value.tries)
+    assert "four.ckpt (found there: 4 ranks)" in tries and "early_stages" not in tries, tries
