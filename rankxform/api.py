@@ -178,7 +178,8 @@ def load(
 
     Nothing is written, and only what the slices need is read. `rank` is the destination rank. It
     defaults to the process's number in `comm` or in the launcher's world, or to RANK_ID under
-    msrun; without a destination strategy it is 0, so that every process gets everything.
+    msrun; without a destination strategy it is 0, so that every process gets everything. Fewer
+    processes than ranks load the slices of theirs alone.
     Slices of names that `into` has are put into its numpy arrays, which must have their shapes and
     types; where an error is raised on the way they may be filled in part. `options` are those of
     `transform` that do not concern destination files, and `files`: the source file of each rank.
@@ -215,7 +216,8 @@ def reshard(
     No file is read or written: `slices` are those of a source rank, by name, and None or {} for a
     process that holds none; the result is as `load` returns it. `src_rank` and `rank`, whose slices
     are held and wanted, default to the process's number in `comm` or in the launcher's world; a
-    process beyond the destination's ranks gets nothing. Where ranks hold replicas, one is read;
+    process beyond the destination's ranks gets nothing, and without a destination strategy process
+    0 gets everything. Where ranks hold replicas, one is read;
     what nobody holds is an error. `dtypes` names MindSpore's types of arrays whose own types do not
     tell, such as BFloat16 of uint16 words. With `release`, arrays are popped from `slices` as soon
     as they are not needed any more, so that both sides are never in memory together, if nothing

@@ -439,11 +439,11 @@ def derive_from(request: DeriveRequest, source: Strategy, schemas: Mapping[int, 
         check_mesh_exists(request)
         return derive(
             replace(request, extents=whole_extents(schemas.values())),
-            f"{label}the checkpoint, for {request.dst}",
+            f"{label}the checkpoint, for {request.dst} of {request.dst_flag}",
         )
     extents = full_extents(source, schemas)
     source, absent = _present(source, extents, schemas)
-    label += f"{source.label.removeprefix(label)}, for {request.dst}"
+    label += f"{source.label.removeprefix(label)}, for {request.dst} of {request.dst_flag}"
     derived = derive(complete_request(request, source, extents), label)
     if not absent:
         return derived

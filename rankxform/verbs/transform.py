@@ -168,7 +168,7 @@ class Report(Result):
             load += f", load_ckpt_format: {container}" if container != "ckpt" else ""
         yield lines("load", load)
         words = [shown_path(word) if word.startswith("/") else word for word in self.next]
-        when = "" if self.fingerprints else "while SRC is there (transform --verify: without it): "
+        when = "" if self.fingerprints else "needs SRC (DST made with --verify would not): "
         yield lines("next", f"{when}{shlex.join(words)}")
         is_slow = self.processes == 1 and self.seconds > _LONG_SECONDS
         if is_slow and (core_count := usable_cores()) > 1:
