@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import combinations
+from time import monotonic
 from types import MappingProxyType
 from typing import Any
 
@@ -17,6 +18,9 @@ from .rules import ShardingRule
 
 _THRESHOLDS = 0, 64
 """KiB: what examples state, and MindSpore's default."""
+
+_MOST_SECONDS = 20.0
+"""For advice, while all other processes wait for the error."""
 
 _KEYS = {
     "vocab_emb_dp": "vocab_emb_dp: {}",
@@ -45,12 +49,14 @@ class Change(NamedTuple):
 def fitting_changes(request: DeriveRequest, derive: Callable[[DeriveRequest], object]) -> list[str]:
     """Return the changes by which a strategy can be derived, of one statement, or else of two.
 
-    derive: raises DerivationError or UsageError where the files are not as a question says.
+    derive: raises DerivationError or UsageError where the files are not as a question says. It may
+    take long where there are many parameters: what is not tried in time is not named.
     """
     changes, fitting = [*_changes(request)], list[str]()
+    until = monotonic() + _MOST_SECONDS
     for number in (1, 2):
         for combination in combinations(changes, number):
-            if len({change.subject for change in combination}) < number:
+            if len({change.subject for change in combination}) < number or monotonic() > until:
                 continue
             sizes = {name: n for change in combination for name, n in change.sizes.items()}
             removed = [change.rule for change in combination]
