@@ -101,6 +101,7 @@ class Keywords(LoadKeywords, total=False):
     fsync: bool
     crc: bool
     verify: bool
+    keep_fingerprints: bool
 
 
 class ReshardKeywords(ArrayKeywords, total=False):

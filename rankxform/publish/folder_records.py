@@ -546,6 +546,23 @@ def _ranks_of(identity: Mapping[str, Any]) -> str:
     return words[words.index(_RANKS) + 1] if _RANKS in words[:-1] else ""
 
 
+def add_fingerprints(
+    folder: Path, old: Mapping[str, Any], digests: Mapping[str, str], contents: Mapping[str, Any]
+) -> None:
+    """Write fingerprints of files into a folder's manifest, by name, and `contents` that it lacks.
+
+    The caller has the folder's lock. Raises StorageError where the manifest is not `old` any more.
+    """
+    path = folder / MANIFEST_NAME
+    if read_manifest(folder) != old:
+        raise StorageError("was changed meanwhile; nothing is kept", "run it again", where=path)
+    files = {
+        name: {**entry, "digest": digests[name]} if name in digests else entry
+        for name, entry in old["files"].items()
+    }
+    write_atomically(path, format_document(MANIFEST, {**contents, **old, "files": files}))
+
+
 class BegunJob(NamedTuple):
     """A conversion that was begun in a folder, and is at work or was stopped."""
 

@@ -57,3 +57,7 @@ class PublishOptions:
         False, GROUP_RUN, "compare fingerprints of what is read with those of what is written, "
         "and keep the latter for `verify DST`", AFFECTS_BYTES, kind=TYPE_FLAG, verbs=("transform",),
     )  # fmt: skip
+    keep_fingerprints: bool = option(
+        False, GROUP_RUN, "if every byte is the same, keep fingerprints in DST's manifest, as "
+        "transform --verify does, for `verify DST`", kind=TYPE_FLAG, verbs=("verify",),
+    )  # fmt: skip

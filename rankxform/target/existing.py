@@ -15,6 +15,7 @@ from posixpath import relpath
 
 from rankxform.checkpoints.base import DEFAULT_PATTERN, FORMS, CheckpointRef
 from rankxform.checkpoints.rank_folders import by_rank
+from rankxform.engine.checksum import IntegrityChecker
 from rankxform.engine.pipeline import Traffic, WorkInputs, execute
 from rankxform.engine.sinks import COMPARED_BYTES, ComparingSink, ExpectedSlice
 from rankxform.errors import CheckpointError, StorageError, UsageError
@@ -60,6 +61,7 @@ class ExistingDestination(Destination):
     """A destination that exists, in whatever files: its content is compared with what is put."""
 
     existing: Source  # the files, opened; its indexes have only what is to be compared
+    checker: IntegrityChecker | None = None  # takes fingerprints of what the files should hold
     differences: Sequence[Finding] = ()  # by file and tensor, once they are published
     ranks: Mapping[str, int]  # address of a file in a rank folder -> its rank
 
@@ -87,7 +89,7 @@ class ExistingDestination(Destination):
             files, writers = list(self.existing.indexes), Writers(self.existing.reach)
             self.left = team.agree(lambda: assignment_of(target.planner, files, writers))
         self._expected = {
-            slice_range.file: _expected_of_file(target.planner, slice_range.file)
+            slice_range.file: expected_of_file(target.planner, slice_range.file)
             for slice_range in self.left[team.rank]
         }
         yield conversion._replace(target=target)
@@ -101,7 +103,7 @@ class ExistingDestination(Destination):
                 file: ComparingSink(file, paths[file], files, indexes[file], expected, block)
                 for file, expected in self._expected.items()
             }
-            traffic = execute(work, inputs, sinks, on_progress)
+            traffic = execute(work, inputs, sinks, on_progress, self.checker)
             files.check_unchanged()
         self._differing = [finding for sink in sinks.values() for finding in sink.findings]
         return traffic
@@ -135,7 +137,8 @@ def _order(difference: Finding) -> tuple[str, str, str]:
     return difference.file or "", tensor, difference.text
 
 
-def _expected_of_file(planner: Planner, file: int) -> Mapping[str, ExpectedSlice]:
+def expected_of_file(planner: Planner, file: int) -> Mapping[str, ExpectedSlice]:
+    """Return type and box of what a file should hold, by name."""
     layouts = planner.layouts_of_file(file).values()
     return {
         p.name: ExpectedSlice(p.dtype, layout.grid(p.shape).box(planner.cell(layout, file)))

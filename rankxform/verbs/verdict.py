@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import shlex
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import field
 from posixpath import relpath
 from typing import Any, ClassVar
 
-from rankxform.display.text import first_of_ranks, format_count, format_seconds, format_size
+from rankxform.display.text import (
+    first_of_ranks,
+    format_count,
+    format_seconds,
+    format_size,
+    shown_path,
+)
 from rankxform.errors import DifferenceError
 from rankxform.layout.names import format_ranges, pattern_of
 from rankxform.planning.evidence import samples_text
@@ -68,6 +75,9 @@ class Verdict(HasFindings, Comparison):
     step: str | None = None  # training step of the source; None: no name declares one
     # Samples of the source that were compared, with the reads and bytes that it took.
     evidence: Mapping[str, int | None] = field(default_factory=dict)
+    fingerprints_kept: bool = (
+        False  # whether the manifest has got fingerprints of what was compared
+    )
 
     unknown: ClassVar[tuple[str, ...]] = (
         "not every byte was compared, so it is not known whether it is the same",
@@ -144,6 +154,9 @@ class Verdict(HasFindings, Comparison):
             if self.checked == FINGERPRINTS:
                 basis = "; with the fingerprints of the conversion"
             yield lines("same", f"every byte compared, {compared}{basis}")
+        if self.fingerprints_kept:
+            command = shlex.join(["rankxform", "verify", shown_path(self.dst)])
+            yield lines("kept", f"fingerprints, by which SRC is not needed: {command}")
         if self.same is False:
             yield lines("DIFFERENT:", f"{self._where()}; compared {compared}")
             elsewhere = "copy what differs from where it is whole, or convert again"
@@ -158,7 +171,7 @@ class Verdict(HasFindings, Comparison):
             alone = "headers alone were compared"
         return (
             f"{alone}. {format_count(self.files_compared, 'file')} of the right size; the manifest "
-            "has no fingerprints (transform --verify --overwrite keeps them)"
+            "has no fingerprints (verify SRC DST --keep-fingerprints adds them)"
         )
 
     def _where(self) -> str:

@@ -18,6 +18,7 @@ from rankxform.target.target import Conversion
 from rankxform.transport import Team
 
 from .convert import OnStart, convert, start_silently
+from .keep_fingerprints import FingerprintedDestination
 from .repair import repair_command
 from .verdict import Verdict
 from .verify_folder import manifests_of_nodes, merge_manifests
@@ -26,9 +27,11 @@ from .verify_folder import manifests_of_nodes, merge_manifests
 def verify(request: Request, team: Team, on_start: OnStart = start_silently) -> Verdict:
     """Compare every byte of ``request.dst`` with what the source and the strategies make of it.
 
-    Both are streamed, in the memory that `request` allows; nothing is written. Collective.
+    Both are streamed, in the memory that `request` allows. Nothing is written but fingerprints, if
+    the request wants them kept, and nothing differs. Collective.
     """
-    destination = ExistingDestination()
+    kind = FingerprintedDestination if request.keep_fingerprints else ExistingDestination
+    destination = kind()
     outcome = convert(request, destination, team, on_start)
     conversion = outcome.conversion
     differences, folder = destination.differences, conversion.target.folder
@@ -51,6 +54,7 @@ def verify(request: Request, team: Team, on_start: OnStart = start_silently) -> 
         repair=repair_command(folder, manifest, differences, outcome) if manifest else None,
         step=conversion.source.selected.step_name,
         evidence=conversion.target.evidence.facts,
+        fingerprints_kept=request.keep_fingerprints and not differences,
     )
 
 

@@ -245,9 +245,12 @@ def test_processes_may_be_assigned_to_nodes_in_turns(clean):
     assert reference.wrong_slices(gathered(clean), case.dst, case.params) == []
     assert crossed <= 1.05 * remote + 1.5e6
     code, output = clean.mpirun(
-        2, *command, "verify", LOCAL / "src", LOCAL / "dst", *options[:4], in_turns=True
-    )
+        2, *command, "verify", LOCAL / "src", LOCAL / "dst", *options[:4], "--keep-fingerprints",
+        in_turns=True,
+    )  # fmt: skip
     assert code == 0, output
+    code, output = clean.mpirun(2, *command, "verify", LOCAL / "dst", in_turns=True)
+    assert (code, "6 files" in output) == (0, True), output  # each node's manifest has its own
 
 
 def test_a_missing_shard_is_one_error_that_names_the_nodes(clean):
