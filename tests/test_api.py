@@ -232,7 +232,7 @@ def words(found):
 def test_groups_and_commands_fit_a_terminal(monkeypatch):
     """Names are wrapped and escaped; a command is neither, for it is pasted."""
     monkeypatch.setattr(text, "width", lambda stream=1: 30)
-    command = "env -C /a/folder rankxform transform SRC DST --src-strategy A"
+    command = "rankxform transform /a/folder/SRC DST --src-strategy A"
     group = Group("whole, 8 copies; (None, tp)", ["layers.*.\x1b[1m w (32)", "b " * 20])
     shown = text.as_text(DictResult({}, (group, lines("next", command))))
     *names, last = shown.splitlines()

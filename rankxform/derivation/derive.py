@@ -313,6 +313,9 @@ def _check_patterns(
             refusals.add(f"{label} matches no parameter", "Change it, or leave it out")
 
 
+_OWN_PRESET = "Choose the network's own preset (of a publisher's names, transform with --map)"
+
+
 def _check_preset(
     request: DeriveRequest, parameters: Mapping[str, NetworkParameter], refusals: Refusals
 ) -> None:
@@ -326,7 +329,7 @@ def _check_preset(
     if parameters and not is_matched:
         options_text = " or ".join(f"--preset {name}" for name in matching_presets(parameters))
         text = f"{preset.label} has no rule for any parameter"
-        answer = f"Give {options_text}" if options_text else "Choose the network's own preset"
+        answer = f"Give {options_text}" if options_text else _OWN_PRESET
         raise DerivationError.of([f"{answer}:\n     {text}"])
     if unknown and preset.complete:
         refusals.add(

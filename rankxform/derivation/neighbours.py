@@ -13,14 +13,14 @@ from typing import Any
 from rankxform.errors import DerivationError, UsageError
 from rankxform.values import NamedTuple
 
-from .request import DeriveRequest
+from .request import Derived, DeriveRequest
 from .rules import ShardingRule
 
 _THRESHOLDS = 0, 64
 """KiB: what examples state, and MindSpore's default."""
 
-_MOST_SECONDS = 20.0
-"""For advice, while all other processes wait for the error."""
+_MOST_SECONDS, _MORE_SECONDS = 20.0, 3.0
+"""For advice, while all other processes wait for the error; for more of it."""
 
 _KEYS = {
     "vocab_emb_dp": "vocab_emb_dp: {}",
@@ -46,33 +46,40 @@ class Change(NamedTuple):
     rule: ShardingRule | None = None
 
 
-def fitting_changes(request: DeriveRequest, derive: Callable[[DeriveRequest], object]) -> list[str]:
-    """Return the changes by which a strategy can be derived, of one statement, or else of two.
+def fitting_changes(
+    request: DeriveRequest, derive: Callable[[DeriveRequest], Derived]
+) -> list[str]:
+    """Return the changes by which strategies can be derived, of one statement, or of two; one of
+    those that lead to the same strategy.
 
     derive: raises DerivationError or UsageError where the files are not as a question says. It may
     take long where there are many parameters: what is not tried in time is not named.
     """
-    changes, fitting = [*_changes(request)], list[str]()
-    until = monotonic() + _MOST_SECONDS
+    changes, fitting = [*_changes(request)], dict[str, str]()
+    until, found = monotonic() + _MOST_SECONDS, list[Change]()
     for number in (1, 2):
         for combination in combinations(changes, number):
-            if len({change.subject for change in combination}) < number or monotonic() > until:
+            is_known = any(change in found for change in combination)
+            if is_known or len({c.subject for c in combination}) < number or monotonic() > until:
                 continue
             sizes = {name: n for change in combination for name, n in change.sizes.items()}
             removed = [change.rule for change in combination]
             rules = tuple(r for r in request.rules if all(r is not rule for rule in removed))
             with suppress(DerivationError, UsageError):
-                derive(replace(request, dst=replace(request.dst, **sizes), rules=rules))
-                fitting.append(_in_words(combination, request.dst_flag))
-        if fitting:
-            break
-    return fitting
+                question = replace(request, dst=replace(request.dst, **sizes), rules=rules)
+                stages = derive(question).strategy.stages
+                found += combination if number == 1 else ()
+                fitting.setdefault(repr(stages), _in_words(combination, request.dst_flag))
+        if fitting:  # others that fit too are said, if they are found soon
+            until = min(until, monotonic() + _MORE_SECONDS)
+    return [*fitting.values()]
 
 
 def _in_words(changes: Sequence[Change], flag: str) -> str:
-    sizes_text = ", ".join(change.words for change in changes if change.rule is None)
-    rule_texts = [change.words for change in changes if change.rule is not None]
-    return " and ".join([*([f"{sizes_text} in {flag}"] if sizes_text else []), *rule_texts])
+    is_elsewhere = [c.rule is not None or c.words.startswith("--") for c in changes]
+    sizes_text = ", ".join(c.words for c, other in zip(changes, is_elsewhere) if not other)
+    texts = [f"{sizes_text} in {flag}"] if sizes_text else []
+    return " and ".join([*texts, *(c.words for c, other in zip(changes, is_elsewhere) if other)])
 
 
 def _changes(request: DeriveRequest) -> Iterator[Change]:
@@ -83,14 +90,18 @@ def _changes(request: DeriveRequest) -> Iterator[Change]:
     for value in {True, False} - {parallel.vocab_emb_dp}:
         text = words["vocab_emb_dp"].format(str(value).lower())
         yield Change("vocab_emb_dp", text, {"vocab_emb_dp": value})
-    shards = not parallel.shards
-    answers = ("true", "on") if shards else ("false", "off")
-    text = words["optimizer_shard"].format(answers[0 if is_config else 1])
-    yield Change("optimizer", text, {"optimizer_shard": shards})
-    for threshold in _THRESHOLDS if parallel.shards else ():
-        if 1024 * threshold != parallel.threshold_bytes:
-            text = words["threshold"].format(threshold)
-            yield Change("optimizer", text, {"threshold": threshold})
+    for is_sharded in {True, False, parallel.optimizer_shard} - {None}:
+        answers = ("true", "on") if is_sharded else ("false", "off")
+        text = words["optimizer_shard"].format(answers[0 if is_config else 1])
+        is_stated = is_sharded == parallel.optimizer_shard
+        if not is_stated and (is_sharded or parallel.shards):
+            yield Change("optimizer", text, {"optimizer_shard": is_sharded})
+        for threshold in _THRESHOLDS if is_sharded else ():
+            if 1024 * threshold != parallel.threshold_bytes:
+                limit = words["threshold"].format(threshold)
+                both = limit if is_stated else f"{text}{', ' if is_config else ' '}{limit}"
+                sizes = {"optimizer_shard": is_sharded, "threshold": threshold}
+                yield Change("optimizer", both, sizes)
     ranks = parallel.dp * parallel.mp
     for mp in range(1, ranks + 1):
         if ranks % mp == 0 and mp != parallel.mp:

@@ -32,6 +32,7 @@ BY_RULE_ALONE = "By which axes these are sharded, --rule alone says"
 
 _SHOWN = 3
 _ASKS = "Give ", "Add ", "State "
+_NO_RULE = "has no rule"
 """How answers begin to reasons that contradict nothing: something was not said."""
 _LOOKED_AT = 8
 _ROUNDS = 4
@@ -145,9 +146,11 @@ def _refusal(
     message = f"the files' slices are not those of the job that {flag} describes"
     as_said = partial(_derive_as_said, slices=slices, label=label, slice_bytes=slice_bytes)
     fitting = fitting_changes(request, as_said)[:_SHOWN]
-    job = f"{flag} FILE of the job that wrote them, with its --preset"
-    tries = [f"{text}: the slices fit that" for text in fitting] or [job, exclude_option]
-    return DerivationError.of(error.reasons, message, tries)
+    job = f"{flag.replace('-parallel', '-config')} FILE of the job that wrote them"
+    is_unknown = any(_NO_RULE in reason for reason in error.reasons)
+    others = [f"{job}, with its --preset", *([exclude_option] if is_unknown else [])]
+    fit = "the slices fit that" + ("; they fit other statements too" if fitting[1:] else "")
+    return DerivationError.of(error.reasons, message, [f"{t}: {fit}" for t in fitting] or others)
 
 
 def _without_shapes(request: DeriveRequest) -> DeriveRequest:

@@ -101,7 +101,7 @@ def labelled_lines(label: str, *texts: str) -> str:
     for number, text in enumerate(map(printable, texts)):
         start = blank if number else f"{label:{_LABEL - 1}} "
         is_short = columns is None or len(start) + len(text) <= columns
-        if is_short or text.startswith(("rankxform ", "env -C ")):
+        if is_short or text.startswith("rankxform "):
             lines.append(start + text)
         else:
             assert columns is not None

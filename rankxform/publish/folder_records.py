@@ -452,7 +452,7 @@ class FolderRecords:
             content["copied"] = sorted({*self._copied, *contents["copied"]})
         if "stages" in contents:
             content["stages"] = {**old_manifest.get("stages", {}), **contents["stages"]}
-        self._write_manifest(content)
+        self._write_manifest(_keeping_fingerprints(content))
         # Not before it.
         self._files = {n: f for n, f in self._files.items() if n not in finished_names}
         if self._mark is not None and self._companions:
@@ -556,11 +556,23 @@ def add_fingerprints(
     path = folder / MANIFEST_NAME
     if read_manifest(folder) != old:
         raise StorageError("was changed meanwhile; nothing is kept", "run it again", where=path)
-    files = {
+    new = {**contents, **old}
+    new["files"] = {
         name: {**entry, "digest": digests[name]} if name in digests else entry
         for name, entry in old["files"].items()
     }
-    write_atomically(path, format_document(MANIFEST, {**contents, **old, "files": files}))
+    write_atomically(path, format_document(MANIFEST, _keeping_fingerprints(new)))
+
+
+def _keeping_fingerprints(content: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a manifest by which files are made with fingerprints again, if all of them have one,
+    whatever they were made with."""
+    identity, command = content["identity"], words_of(content.get("command"))
+    if not all("digest" in entry for entry in content["files"].values()):
+        return content
+    more = ["--verify"] if command and "--verify" not in command else []
+    options = {**identity["options"], "verify": True}
+    return {**content, "identity": {**identity, "options": options}, "command": [*command, *more]}
 
 
 class BegunJob(NamedTuple):

@@ -118,6 +118,9 @@ def _check(members: Mapping[str, Any], keys: Mapping[str, type], title: str) -> 
             raise FormatError(f"damaged: {title} lacks {key!r}")
 
 
+_VERIFY = "verify"
+
+
 def identity_differences(
     old: Mapping[str, Any], new: Mapping[str, Any], *, is_begun: bool = False
 ) -> list[str]:
@@ -133,7 +136,8 @@ def identity_differences(
     messages = []
     for key, value in new.get("options", {}).items():
         was = old.get("options", {}).get(key)
-        if was != value:
+        is_kept = key == _VERIFY and was and not is_begun  # files that stay keep fingerprints
+        if was != value and not is_kept:
             flag = "--" + key.replace("_", "-")
             messages.append(f"{flag} was {_format_value(was)} and is {_format_value(value)}")
     for side in ("source", "destination"):

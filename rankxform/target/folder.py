@@ -47,6 +47,7 @@ from rankxform.publish.files import (
     can_reflink,
     digest_of,
     files_to_read_back,
+    is_same_file,
     link_all,
     read_back,
     stat_file,
@@ -206,7 +207,7 @@ class FolderDestination(Destination):
             assert folder_state is not None
             self.state = folder_state.with_all(s for s in states if s is not None)
             self.folder = locked_folders[0] if locked_folders else None
-            if self.request.verify and self.state.complete_files:
+            if self.state.complete_files:
                 self._compare_complete_files(team)
             self._share_out(team)
             yield conversion
@@ -222,8 +223,9 @@ class FolderDestination(Destination):
             raise
 
     def _compare_complete_files(self, team: Team) -> None:
-        """Compare files that are complete already with the fingerprints of their manifest, which
-        what was looked at to know them again does not prove. Collective.
+        """Compare files that are complete already with the fingerprints of their manifest: all if
+        this run keeps some, else those with another time, of which samples alone were looked at.
+        Collective.
 
         Raises StorageError for one that was changed.
         """
@@ -251,7 +253,9 @@ class FolderDestination(Destination):
         record, same_by_name = read_manifest(folder), dict[str, bool]()
         declared_files = declared_files_of(folder, record)
         for name in (str(self.target.path(file).relative_to(folder)) for file in files):
-            if "digest" in record["files"].get(name, {}):
+            entry = record["files"].get(name, {})
+            is_touched = not is_same_file(entry, stat_or_none(folder / name), "modified")
+            if "digest" in entry and (self.request.verify or is_touched):
                 read = read_listed_file(folder, name, record, declared_files, on_progress)
                 is_same = read.is_as_listed and not read.is_changed
                 if read.fingerprint is not None or not is_same:  # or the form's table is missing

@@ -11,7 +11,7 @@ import shlex
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
-from posixpath import basename, exists, isabs
+from posixpath import basename, exists
 from typing import Any
 
 from rankxform.errors import CheckpointError, RankxformError, StorageError, UsageError
@@ -251,11 +251,7 @@ def transform_command(conversion: Conversion, processes: int) -> list[str]:
         words += _words("step", step)
     words += ["-n", str(processes)] if processes > 1 else []
     places = conversion.source.where.path, absolute(str(request.dst))
-    values = (getattr(request, o.name) for o in all_options() if option_info(o).metavar in _PATHS)
-    texts = (text for value in values for text in (value if isinstance(value, tuple) else (value,)))
-    is_relative = any(text is not None and not isabs(text) and exists(text) for text in texts)
-    place = ["env", "-C", str(Path.cwd())] if is_relative else []  # where the files of options are
-    return [*place, "rankxform", "transform", *places, *words]
+    return ["rankxform", "transform", *places, *words]
 
 
 _PATHS = ("FILE", "FOLDER", "NAME", "PLACE", "STRATEGY")
@@ -276,7 +272,7 @@ def _strategy_words(src: str | Strategy | None, dst: str | Strategy | None) -> l
 
 
 def option_words(request: Request, names: Collection[str]) -> Iterator[str]:
-    """Yield the options of these names that are not as they are by default."""
+    """Yield the options of these names that are not as they are by default, with absolute paths."""
     for declared in all_options():
         kind, value = option_info(declared).kind, getattr(request, declared.name)
         if declared.name not in names or value == declared.default:
@@ -289,8 +285,9 @@ def option_words(request: Request, names: Collection[str]) -> Iterator[str]:
             texts = [format_ranges(value).replace(" ", "")]
         elif kind.is_tuple and not kind.repeated:
             texts = [",".join(map(str, value))]
-        for text in texts:
-            yield from _words(declared.name, str(text))
+        for text in map(str, texts):
+            is_there = option_info(declared).metavar in _PATHS and exists(text)
+            yield from _words(declared.name, absolute(text) if is_there else text)
 
 
 def _words(name: str, value: str) -> list[str]:

@@ -94,7 +94,7 @@ def derived_of(
                 stages = "one pipeline stage"
             raise UsageError(
                 f"ranks {wrong}, and {sizes} makes them {stages}",
-                "correct pipeline_stage (pp), or give the configuration of the job that wrote it",
+                "correct pp (pipeline_stage), or give the configuration of the job that wrote it",
                 where=where,
             )
 

@@ -168,8 +168,7 @@ class Report(Result):
             load += f", load_ckpt_format: {container}" if container != "ckpt" else ""
         yield lines("load", load)
         words = [shown_path(word) if word.startswith("/") else word for word in self.next]
-        when = "" if self.fingerprints else "needs SRC (DST made with --verify would not): "
-        yield lines("next", f"{when}{shlex.join(words)}")
+        yield lines("next", shlex.join(words))
         is_slow = self.processes == 1 and self.seconds > _LONG_SECONDS
         if is_slow and (core_count := usable_cores()) > 1:
             faster = f"rankxform transform -n {core_count} ... would use all {core_count} cores"
@@ -178,7 +177,7 @@ class Report(Result):
     def _last_word(self) -> str:
         if self.files_kept == len(self.files):
             files = format_count(self.files_kept, "file")
-            how = "their sizes, times and samples"
+            how = "their sizes, and times or samples"
             if self.files_compared == self.files_kept:
                 how = "the fingerprints of all their bytes"
             return f"{files} complete already, by {how}; nothing was written"
@@ -221,10 +220,11 @@ def compare_words(conversion: Conversion, processes: int) -> tuple[str, ...]:
     number = ["-n", str(processes)] if processes > 1 else []
     request, source, target = conversion.request, conversion.source, conversion.target
     words = [source.where.path, target.dst or "DST", *verify_options(conversion)]
+    if request.ranks:
+        words += ["--ranks", format_ranges(request.ranks).replace(" ", "")]
+    words.append("--keep-fingerprints")
     if request.verify:
         number, words = [], [str(target.dst)]
-    elif request.ranks:
-        words += ["--ranks", format_ranges(request.ranks).replace(" ", "")]
     words[:2] = [f"./{word}" if word.startswith("-") else word for word in words[:2]]
     return ("rankxform", "verify", *number, *words)
 

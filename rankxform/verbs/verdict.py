@@ -152,7 +152,7 @@ class Verdict(HasFindings, Comparison):
             stands = samples_text(self.evidence) if self.evidence.get("samples") else ""
             basis = f"; SRC's strategy stands on {stands}" if stands else ""
             if self.checked == FINGERPRINTS:
-                basis = "; with the fingerprints of the conversion"
+                basis = "; with the fingerprints in its manifest"
             yield lines("same", f"every byte compared, {compared}{basis}")
         if self.fingerprints_kept:
             command = shlex.join(["rankxform", "verify", shown_path(self.dst)])

@@ -146,7 +146,7 @@ def verify_folder(
         total_bytes=sum(entry["size"] for entry in entries),
         seconds=time.monotonic() - began,
         processes=team.size,
-        command=verify_command(merged, folder) if has_source else None,
+        command=f"{verify_command(merged, folder)} --keep-fingerprints" if has_source else None,
         repair=repair_command(where, merged, errors) if errors else None,
     )
 

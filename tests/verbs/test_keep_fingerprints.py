@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import shlex
+import subprocess
 
 import pytest
 
 import rankxform
+from rankxform.cli.main import main
 from rankxform.errors import StorageError, UsageError
 from rankxform.publish.lock import FolderLock
 from rankxform.verbs import keep_fingerprints
@@ -70,6 +73,34 @@ def test_they_are_those_of_a_verified_conversion(place):
     was = manifest.read_bytes()
     assert rankxform.verify(*places, keep_fingerprints=True).same
     assert json.loads(manifest.read_bytes()) == {**json.loads(was), "stale": {}}
+
+
+def test_a_conversion_compares_files_that_were_touched_since(place):
+    """It took a damaged one for complete, by its samples."""
+    places, _ = converted(place, {})
+    assert rankxform.verify(*places, keep_fingerprints=True).same
+    place.final(0).touch()
+    assert rankxform.transform(*places, fsync=False).files_compared == 1
+    assert rankxform.transform(*places, fsync=False, verify=True).files_compared == 2
+    with open(place.final(1), "r+b") as file:
+        file.seek(20_300_000)
+        file.write(b"\1\2\3")
+    for options in ({}, {"verify": True}):
+        with pytest.raises(StorageError, match="was changed after it was written"):
+            rankxform.transform(*places, fsync=False, **options)
+
+
+def test_what_is_repaired_has_its_fingerprint_again(place):
+    places, _ = converted(place, {})
+    assert rankxform.verify(*places, keep_fingerprints=True).same
+    with open(place.final(1), "r+b") as file:
+        file.seek(20_300_000)
+        file.write(b"\1\2\3")
+    repair = rankxform.verify(place.dst).repair
+    remove, command = repair.split(" && ")
+    subprocess.run(shlex.split(remove), check=True)
+    assert main(shlex.split(command)[1:]) == 0
+    assert rankxform.verify(place.dst).same
 
 
 def test_nothing_is_kept_of_what_differs(place):
