@@ -589,7 +589,10 @@ def _collective(
                     "the same call on all of them",
                 )
             outcome = run(processes.agree(ask), processes, begin)
-        _warn(getattr(outcome, "warnings", ()), processes)
+        # On process 0, as the command line does in words; where they are errors, all raise one.
+        for text in getattr(outcome, "warnings", ()):
+            if processes.bcast(lambda text=text: _is_refused(text)):  # type: ignore[misc]
+                raise RankxformWarning(text)
     except RankxformWarning:  # raised on every process
         processes.free()
         raise
@@ -600,16 +603,6 @@ def _collective(
         raise error.with_traceback(None) from None
     processes.free()
     return outcome
-
-
-def _warn(texts: Iterable[str], processes: Team) -> None:
-    """Warn the program on process 0, as the command line does in words. Collective.
-
-    Where warnings are errors, every process raises the first.
-    """
-    for text in texts:
-        if processes.bcast(lambda text=text: _is_refused(text)):  # type: ignore[misc]
-            raise RankxformWarning(text)
 
 
 def _is_refused(text: str) -> bool:

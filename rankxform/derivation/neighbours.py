@@ -56,19 +56,19 @@ def fitting_changes(
     take long where there are many parameters: what is not tried in time is not named.
     """
     changes, fitting = [*_changes(request)], dict[str, str]()
-    until, found = monotonic() + _MOST_SECONDS, list[Change]()
+    until, fitting_alone = monotonic() + _MOST_SECONDS, list[Change]()
     for number in (1, 2):
         for combination in combinations(changes, number):
-            is_known = any(change in found for change in combination)
+            is_known = any(change in fitting_alone for change in combination)
             if is_known or len({c.subject for c in combination}) < number or monotonic() > until:
                 continue
             sizes = {name: n for change in combination for name, n in change.sizes.items()}
             removed = [change.rule for change in combination]
             rules = tuple(r for r in request.rules if all(r is not rule for rule in removed))
             with suppress(DerivationError, UsageError):
-                question = replace(request, dst=replace(request.dst, **sizes), rules=rules)
-                stages = derive(question).strategy.stages
-                found += combination if number == 1 else ()
+                changed_request = replace(request, dst=replace(request.dst, **sizes), rules=rules)
+                stages = derive(changed_request).strategy.stages
+                fitting_alone += combination if number == 1 else ()
                 fitting.setdefault(repr(stages), _in_words(combination, request.dst_flag))
         if fitting:  # others that fit too are said, if they are found soon
             until = min(until, monotonic() + _MORE_SECONDS)
@@ -77,9 +77,11 @@ def fitting_changes(
 
 def _in_words(changes: Sequence[Change], flag: str) -> str:
     is_elsewhere = [c.rule is not None or c.words.startswith("--") for c in changes]
-    sizes_text = ", ".join(c.words for c, other in zip(changes, is_elsewhere) if not other)
+    sizes_text = ", ".join(c.words for c, is_option in zip(changes, is_elsewhere) if not is_option)
     texts = [f"{sizes_text} in {flag}"] if sizes_text else []
-    return " and ".join([*texts, *(c.words for c, other in zip(changes, is_elsewhere) if other)])
+    return " and ".join(
+        [*texts, *(c.words for c, is_option in zip(changes, is_elsewhere) if is_option)]
+    )
 
 
 def _changes(request: DeriveRequest) -> Iterator[Change]:

@@ -75,6 +75,8 @@ class Evidence(HasFindings):
     # Number of sharded weights of which ranks were compared that hold one slice: that they agree
     # says which rank is which. None: no weight is sharded, or files say themselves what they hold.
     ordered: int | None = None
+    # Number of ranks that could be exchanged with another, and each sample would agree as before.
+    exchangeable: int = 0
     reads: int = 0  # number of reads
     bytes_read: int = 0  # bytes that were read
     digests_by_file: DigestsByFile = field(default_factory=dict, compare=False)  # of samples
@@ -87,7 +89,7 @@ class Evidence(HasFindings):
     @property
     def facts(self) -> dict[str, int | None]:
         """Its numbers, for JSON."""
-        names = ("samples", "percent", "ordered", "reads", "bytes_read")
+        names = ("samples", "percent", "ordered", "exchangeable", "reads", "bytes_read")
         return {name: getattr(self, name) for name in names}
 
     def __add__(self, other: Evidence) -> Evidence:
@@ -97,6 +99,7 @@ class Evidence(HasFindings):
             sampled=self.sampled | other.sampled,
             percent=self.percent if other.percent is None else other.percent,
             ordered=other.ordered if self.ordered is None else self.ordered,
+            exchangeable=max(self.exchangeable, other.exchangeable),
             digests_by_file=self.digests_by_file or other.digests_by_file,
             steps=self.steps or other.steps,
             taken_from={**self.taken_from, **other.taken_from},
@@ -348,8 +351,15 @@ def samples_text(facts: Mapping[str, int | None]) -> str:
     """Say on what a source's strategy stands, by bytes that were compared."""
     percent, text = facts.get("percent"), format_count(facts.get("samples") or 0, "sample")
     text += f", of kinds that hold {percent} % of the bytes" if percent else ""
-    unordered = "; no slice of a weight is on two ranks: the order of the ranks was not checked"
-    return text + unordered * (facts.get("ordered") == 0)
+    return text + order_text(facts)
+
+
+def order_text(numbers: Mapping[str, int | None]) -> str:
+    """Say what of the order of the ranks no comparison of samples shows; "": nothing."""
+    if numbers.get("ordered") == 0:
+        return "; no slice of a weight is on two ranks: the order of the ranks was not checked"
+    number = numbers.get("exchangeable")
+    return f"; {number:,} ranks could be exchanged with another unnoticed" if number else ""
 
 
 @dataclass(frozen=True)

@@ -511,6 +511,30 @@ def pattern_slices_differ(sample: SampledSource) -> Iterator[Finding]:
             yield as_accepted(finding) if is_accepted else finding
 
 
+def _exchangeable(catalog: Catalog, compared: Iterable[SampledTensor]) -> int:
+    """Return how many ranks could be exchanged with another of their pipeline stage, and replicas
+    would agree as before.
+
+    Two can if each slice that was compared with others is on both, or on neither.
+    """
+    slices: dict[int, list[object]] = {rank: [] for rank in range(catalog.ranks)}
+    replicas: dict[int, list[object]] = {rank: [] for rank in slices}
+    for files in {id(p.sharding.files): p.sharding.files for p in catalog.parameters}.values():
+        for cell, holders in files.items():
+            for rank in map(catalog.rank_of, holders):
+                slices.setdefault(rank, []).append((id(files), cell))
+    for cell_files in {id(tensor.files): tensor.files for tensor in compared}.values():
+        for cell, holders in cell_files.items():
+            for rank in map(catalog.rank_of, holders if holders[1:] else ()):
+                replicas.setdefault(rank, []).append((id(cell_files), cell))
+    ranks_by_replicas: dict[object, list[int]] = {}
+    for rank, shared in replicas.items():
+        stage = catalog.strategy.stage_of(rank) if catalog.strategy else 0
+        ranks_by_replicas.setdefault((stage, *shared), []).append(rank)
+    groups = ranks_by_replicas.values()
+    return sum(len(ranks) for ranks in groups if len({(*slices[r],) for r in ranks}) > 1)
+
+
 @rule(SAMPLES)
 def replicas_are_equal(sample: SampledSource) -> Iterator[Finding | Evidence]:
     """Most replicas are equal, and some of each file and kind.
@@ -533,7 +557,8 @@ def replicas_are_equal(sample: SampledSource) -> Iterator[Finding | Evidence]:
     ]
     yield Evidence(samples=len(compared), sampled=frozenset(compared))
     if catalog.strategy is not None and any(len(t.files) > 1 for t in tensors if t.weighty):
-        yield Evidence(ordered=sum(len(tensor.files) > 1 for tensor in agreement.compared))
+        number = sum(len(tensor.files) > 1 for tensor in agreement.compared)
+        yield Evidence(ordered=number, exchangeable=_exchangeable(catalog, agreement.compared))
     if (agreement.is_refuted or _is_derived(catalog)) and refused:
         zeros = sorted(_files_of_zeros(refused, sample.samples))
         suffix = f"; so have {len(zeros) - 1} more files" if zeros[1:] else ""

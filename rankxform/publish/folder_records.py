@@ -570,9 +570,9 @@ def _keeping_fingerprints(content: Mapping[str, Any]) -> Mapping[str, Any]:
     identity, command = content["identity"], words_of(content.get("command"))
     if not all("digest" in entry for entry in content["files"].values()):
         return content
-    more = ["--verify"] if command and "--verify" not in command else []
+    option = ["--verify"] if command and "--verify" not in command else []
     options = {**identity["options"], "verify": True}
-    return {**content, "identity": {**identity, "options": options}, "command": [*command, *more]}
+    return {**content, "identity": {**identity, "options": options}, "command": [*command, *option]}
 
 
 class BegunJob(NamedTuple):

@@ -457,7 +457,9 @@ def read_source_manifest(
         return None
     folder = Path(where.path) / below
     path = folder / MANIFEST_NAME
-    if (not form.described and _is_choice(where)) or not path.is_file():
+    is_choice = (where.pattern, where.suffix) != (DEFAULT_PATTERN, None)
+    is_choice = is_choice or where.step not in (None, LATEST)
+    if (is_choice and not form.described) or not path.is_file():
         return None
     try:
         return _read(folder, form, listing)
@@ -476,11 +478,6 @@ def adapters_in_places(where: CheckpointRef) -> SourceManifest | None:
             for digest in read_manifest(Path(place)).get("applied", ()):
                 applied[str(digest)] = str(Path(place) / MANIFEST_NAME)
     return SourceManifest(next(iter(applied.values())), applied=(*applied,)) if applied else None
-
-
-def _is_choice(where: CheckpointRef) -> bool:
-    default = (where.pattern, where.suffix) == (DEFAULT_PATTERN, None)
-    return not default or where.step not in (None, LATEST)
 
 
 def _read(folder: Path, form: Form, listing: Listing) -> SourceManifest | None:

@@ -417,7 +417,9 @@ def _walk(root: str, below: str, parts: list[re.Pattern[str] | None]) -> Iterato
             continue
         if deeper and _is_folder(entry):
             yield from _walk(root, f"{below}{entry.name}/", deeper)
-        elif not deeper and _is_file(entry) and not _repeats(entry, names, part):
+            continue
+        is_file = entry.is_file(follow_symlinks=False) or os.path.isfile(entry.path)
+        if not deeper and is_file and not _repeats(entry, names, part):
             yield below + entry.name
 
 

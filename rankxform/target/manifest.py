@@ -116,7 +116,7 @@ def _files(source: Source, digests_by_file: DigestsByFile) -> dict[str, Any]:
     places = source.where.places
     return {
         _key(source, file): {
-            "file": _below(source.paths[file], places[source.place_of.get(file, 0)]),
+            "file": source.paths[file].removeprefix(f"{places[source.place_of.get(file, 0)]}/"),
             "size": index.size,
             "modified": index.modified,
             **_sample_digests(digests_by_file.get(file, {}), index.schema),
@@ -202,13 +202,6 @@ def _plain(value: Any) -> Any:
         return tuple(map(_plain, value))
     names = getattr(value, "__dataclass_fields__", None)
     return value if names is None else tuple(_plain(getattr(value, name)) for name in names)
-
-
-def _below(path: str, folder: str) -> str:
-    try:
-        return str(Path(path).relative_to(folder))
-    except ValueError:
-        return path
 
 
 # -- the command that verifies --------------------------------------------------------------------

@@ -25,6 +25,7 @@ from rankxform.planning.evidence import (
     Evidence,
     ReplicaDifference,
     TensorsToRead,
+    order_text,
     replicas_to_compare,
     samples_text,
     unequal_replicas,
@@ -529,6 +530,7 @@ def _statements_passed(read: ContentRead) -> Iterator[Passed]:
 def _samples_passed(evidence: Evidence) -> Passed:
     if evidence.samples:
         text = f"{format_count(evidence.samples, 'comparison')} of what several files hold"
+        text += order_text(evidence.facts)
         return Passed(_COPIES, True, text)
     text = "no two files hold bytes that must be the same, or must not be"
     return Passed(_COPIES, False, text)

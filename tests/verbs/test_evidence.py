@@ -329,7 +329,14 @@ def test_a_single_rank_is_looked_at_to_be_known_again(tmp_path):
     reference.write_checkpoint(tmp_path / "src", stages, {"w": ((64, 64), "Float32")})
     strategy = reference.write_strategy(tmp_path / "a.ckpt", stages)
     report = rankxform.transform(tmp_path / "src", tmp_path / "dst", strategy, None)
-    expected = {"samples": 0, "percent": 0, "ordered": None, "reads": 1, "bytes_read": 4096}
+    expected = {
+        "samples": 0,
+        "percent": 0,
+        "ordered": None,
+        "exchangeable": 0,
+        "reads": 1,
+        "bytes_read": 4096,
+    }
     assert report.evidence == expected
 
 
@@ -348,6 +355,28 @@ def test_evidence_says_whether_the_order_of_the_ranks_was_checked(layout, ordere
     told = as_text(rankxform.verify(src, tmp_path / "dst", strategy))
     text = "no slice of a weight is on two ranks: the order of the ranks was not checked"
     assert (text in told) == (ordered == 0)
+
+
+@pytest.mark.parametrize(("other", "exchangeable"), [
+    ([2, 2], 0),  # ranks 0 and 1 hold the same of both
+    ([4], 4),  # rank 0 and 1 hold the same of one, and each a slice of its own of the other
+])  # fmt: skip
+def test_ranks_that_could_be_exchanged_unnoticed_are_counted(other, exchangeable, tmp_path):
+    """Their files were exchanged, and the evidence read as that of the right ones."""
+    stages = [{"w": ([2, 2], [1, -1], 0, 0), "v": (other, [len(other) - 1, -1], 0, 0)}]
+    params = {"w": ((64, 64), "Float32"), "v": ((64, 64), "Float32")}
+    src = reference.write_checkpoint(tmp_path / "src", stages, params)
+    strategy = reference.write_strategy(tmp_path / "a.ckpt", stages)
+    names = [tmp_path / f"src/rank_{rank}/checkpoint_{rank}.ckpt" for rank in (0, 1)]
+    for path, other_path in zip(names, [path.read_bytes() for path in names[::-1]]):
+        path.write_bytes(other_path)
+    report = rankxform.transform(src, tmp_path / "dst", strategy, None)
+    assert report.evidence["exchangeable"] == exchangeable
+    told = as_text(rankxform.verify(src, tmp_path / "dst", strategy))
+    assert ("4 ranks could be exchanged with another unnoticed" in told) == (exchangeable == 4)
+    assert str(exchangeable) + " ranks could" in as_text(rankxform.check(src, strategy)) or (
+        exchangeable == 0
+    )
 
 
 def test_a_launch_with_nothing_to_convert_looks_too(tmp_path):
@@ -447,7 +476,7 @@ class TestHoles:
 
         src, strategy = self.made(tmp_path, zeros)
         for rank in range(2):
-            punch(src / f"rank_{rank}/checkpoint_{rank}.ckpt", 1 << 18, 3 << 19)
+            punch(tmp_path / f"src/rank_{rank}/checkpoint_{rank}.ckpt", 1 << 18, 3 << 19)
         with pytest.warns(rankxform.RankxformWarning, match="sampled weights are zero"):
             report = rankxform.transform(src, tmp_path / "dst", strategy, None)
         assert len(report.warnings) == 1
