@@ -346,6 +346,14 @@ def _(place):
     place.convert(a)
 
 
+@row("no_name_is_damaged")
+def _(place):
+    """A byte of a replicated tensor's name: it became a tensor of every destination rank."""
+    a = place.ranks()
+    place.rewrite(2, lambda entries: entries.update(nrrm=entries.pop("norm")))
+    place.convert(a)
+
+
 @row("statements_agree", WARNING)
 def _(place):
     place.whole({"a": (4, 4), "b": (4, 4)}, 2)

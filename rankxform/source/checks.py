@@ -33,6 +33,7 @@ from rankxform.publish.files import (
 from rankxform.publish.folder_records import MANIFEST_NAME, read_manifest
 from rankxform.publish.records import manifest_sharding
 from rankxform.statements import (
+    ACCEPT_CONTRADICTIONS,
     CATALOG,
     HEADERS,
     STEP,
@@ -373,6 +374,37 @@ def extra_names_are_known(read: HeadersRead) -> Iterator[Finding]:
         if new:
             text = f"holds {summarize_names(new, 2)}, which {label} does not list"
             yield Finding(Message(text, where=read.paths[file]))
+
+
+@rule(CATALOG, ACCEPT_CONTRADICTIONS)
+def no_name_is_damaged(read: HeadersRead) -> Iterator[Finding]:
+    """No rank lacks what all others of its stage hold, and holds it under nearly that name."""
+    catalog = read.catalog
+    assert catalog is not None
+    strategy, files_by_stage = catalog.strategy, dict[int, dict[Schema, list[int]]]()
+    for file, schema in read.schemas.items() if strategy is not None else ():
+        files_by_schema = files_by_stage.setdefault(catalog.stage_of(file), {})
+        files_by_schema.setdefault(schema, []).append(file)
+    for files_by_schema in files_by_stage.values():
+        for schema, files in files_by_schema.items() if len(files_by_schema) > 1 else ():
+            others = [other for other in files_by_schema if other is not schema]
+            missing = {*others[0].names}.intersection(*(other.names for other in others[1:]))
+            missing -= {*schema.names}
+            extra = {*schema.names}.difference(*(other.names for other in others))
+            assert strategy is not None
+            for name in sorted(extra) if missing and len(files) == 1 else ():
+                like = [other for other in missing if _is_nearly(name, other)]
+                if like and name not in strategy:
+                    text = f"holds {name!r}, which is no other rank's, and lacks {like[0]!r}"
+                    tries = ("copy the file again", "--accept contradictions takes both")
+                    yield Finding(Message(text, tries, read.paths[files[0]]))
+
+
+def _is_nearly(name: str, other: str) -> bool:
+    """Tell whether a name is another, but for a damaged byte or two that are no number."""
+    pairs = [(a, b) for a, b in zip(name, other) if a != b]
+    is_number = all(a.isdigit() and b.isdigit() for a, b in pairs)
+    return len(name) == len(other) and len(pairs) <= 2 and not is_number
 
 
 @rule(CATALOG)
