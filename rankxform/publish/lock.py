@@ -228,7 +228,8 @@ def taking_turns(path: Path) -> Iterator[None]:
         with suppress(OSError):
             present_files = list(guard.parent.iterdir())
             if path not in present_files and all(map(is_of_lock, present_files)):
-                for lock_file in (*present_files, guard):
+                # The guard last, and once: when it is gone another run makes its own.
+                for lock_file in (*(file for file in present_files if file != guard), guard):
                     remove_if_possible(lock_file)  # of the turn, which is a folder, nothing comes
         with suppress(OSError):
             guard.with_name(_TURN).rmdir()
