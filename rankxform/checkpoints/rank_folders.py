@@ -274,8 +274,9 @@ def _choose(
                 ranks_text = format_ranges(lacking_ranks)
                 who = f"ranks {ranks_text} lack" if lacking_ranks[1:] else f"rank {rank} lacks"
                 others_text = f", which {format_ranges(others)} have" if others else ""
+                step_text = "that step" if step is None else f"step {_names([step])}"
                 raise CheckpointError(
-                    f"{who} that step (--step){others_text}; of rank {rank} {_steps(present_steps)}"
+                    f"{who} {step_text}{others_text}; of rank {rank} {_steps(present_steps)}"
                 )
             raise CheckpointError(
                 f"rank {rank} has no checkpoint that matches --step and --suffix; "
@@ -380,6 +381,19 @@ def _refuse_exchanged(files: Sequence[_Candidate]) -> None:
             f"{basename(first)} lies in {basename(dirname(first))}{and_more(paths, 'such file')}: "
             f"by their names the files of {' and '.join(folders)} were exchanged",
             " && ".join(f"mv {quote(path)} {quote(to)}/" for path, to in moves.items()),
+            where=dirname(dirname(first)),
+        )
+    folders = {dirname(file.path): file for file in files if file.numbered == usual}
+    if moves and {*moves.values()} <= folders.keys():  # copied, or saved, into another's
+        first, paths = min(moves), [*moves]
+        aside = " && ".join(f"mv {quote(path)} {quote(path)}.aside" for path in paths)
+        lacking = sorted(
+            {basename(dirname(path)) for path in paths if dirname(path) not in folders}
+        )
+        raise CheckpointError(
+            f"{basename(first)} lies in {basename(dirname(first))}{and_more(paths, 'such file')}, "
+            f"and by its name is {basename(moves[first])}'s",
+            f"{aside}, and copy the file of {' and '.join(lacking)} again" if lacking else aside,
             where=dirname(dirname(first)),
         )
 

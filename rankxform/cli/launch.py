@@ -137,13 +137,17 @@ def _check(options: Parsed, team: Team) -> None:
         raise UsageError("launch: which program? launch --load CKPT ... -- python train.py ...")
     if shutil.which(options.program[0]) is None:
         raise UsageError(f"launch: there is no program {options.program[0]!r} in PATH")
-    for word in re.findall(r"\{(\w+)\}", " ".join(options.program)):
+    words = re.findall(r"\{(\w+)\}", " ".join(options.program))
+    for word in words:
         # Its variables RANK_ID and LOAD_CHECKPOINT have the same in other words.
         near = word.lower().removesuffix("_id").removeprefix("load_")
         suggestion = "" if word in _FILLED_IN else did_you_mean(near, _FILLED_IN)
         if suggestion:
             suggestion = re.sub(r"(\w+)\?", r"{\1}?", suggestion)
             raise UsageError(f"launch: {{{word}}} is not filled in{suggestion}")
+    if words and not {*words} & {*_FILLED_IN}:
+        filled_in = " and ".join(f"{{{word}}}" for word in _FILLED_IN)
+        warn(f"the program gets {{{words[0]}}} as it is; {filled_in} are filled in")
     if team.size == 1 and msrun_workers() > 1:
         raise UsageError(
             f"launch: {msrun_workers()} workers were started without MPI, as by msrun, and "

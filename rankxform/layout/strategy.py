@@ -396,7 +396,7 @@ def _must_agree(
         why = f"they differ at {name!r}"
     raise StrategyError(
         f"{record.label} and {other.label} both describe pipeline stage {stage}, and {why}",
-        "remove the one that does not belong to the checkpoint",
+        "name the file that is meant, or a folder with the files of one job alone",
     )
 
 

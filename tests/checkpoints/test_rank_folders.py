@@ -63,7 +63,7 @@ def test_a_step_or_suffix_chooses(tmp_path):
     with pytest.raises(UsageError, match="such as 10_73"):
         find(tmp_path, [0], step="five")
     with pytest.raises(
-        CheckpointError, match="rank 0 lacks that step .*; of rank 0 the steps are 1_5, 2_5"
+        CheckpointError, match="rank 0 lacks step .*; of rank 0 the steps are 1_5, 2_5"
     ):
         find(tmp_path, [0], step="7_7")
     with pytest.raises(CheckpointError, match="rank 0 has no checkpoint"):
@@ -104,6 +104,22 @@ def test_two_runs_in_one_folder_are_two_families(tmp_path):
     )
     with pytest.raises(CheckpointError, match="families"):
         find(tmp_path, [0, 1, 2])
+
+
+@pytest.mark.parametrize("is_beside", [False, True])
+def test_another_ranks_file_is_named(is_beside, tmp_path):
+    """It was "2 families", and none of the three options helped."""
+    names = {r: [f"rank_{r}/checkpoint_{r}.ckpt"] for r in range(4)}
+    names[2] = ["rank_2/checkpoint_1.ckpt", *(names[2] if is_beside else [])]
+    make(tmp_path, *(name for of_rank in names.values() for name in of_rank))
+    told = r"checkpoint_1.ckpt lies in rank_2, and by its name is rank_1's; mv (\S+) (\S+)\.aside"
+    with pytest.raises(CheckpointError, match=told) as refused:
+        find(tmp_path, [0, 1, 2, 3])
+    assert ("copy the file of rank_2 again" in str(refused.value)) != is_beside
+    path = tmp_path / "rank_2/checkpoint_1.ckpt"
+    path.rename(f"{path}.aside")
+    if is_beside:
+        assert find(tmp_path, [0, 1, 2, 3]).names[2] == "rank_2/checkpoint_2.ckpt"
 
 
 def test_both_formats_are_two_families(tmp_path):

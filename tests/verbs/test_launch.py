@@ -400,3 +400,4 @@ def test_a_word_that_is_nearly_one_that_is_filled_in(place, word):
     assert (code, told) == (2, []) and "is not filled in; did you mean" in output
     code, output, told = launch(place, 2, "plain", "{epoch}", "{}")
     assert code == 0 and told[0][2][1:] == ["{epoch}", "{}"]
+    assert "the program gets {epoch} as it is; {rank} and {checkpoint} are filled in" in output
