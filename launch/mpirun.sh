@@ -21,7 +21,7 @@ if [ -n "${MPIRUN:-}" ]; then PATH=$(dirname "$MPIRUN"):$PATH; export PATH; fi
 case ${1:-} in
     transform | verify) verb=$1; shift ;;
     --*) verb=transform ;;
-    *) echo "$0: transform or verify, please; the other verbs need no mpirun" >&2; exit 2 ;;
+    *) echo "$0: transform or verify, please; follow takes -n itself, and launch is started by mpirun or srun" >&2; exit 2 ;;
 esac
 if [ -n "${HOSTFILE:-}" ]; then set -- --hostfile "$HOSTFILE" "$@"; else : "${PROCESSES:=$(nproc)}"; fi
 if [ -n "${PROCESSES:-}" ]; then set -- -n "$PROCESSES" "$@"; fi

@@ -14,6 +14,7 @@ definitions.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib import import_module
 from math import prod
@@ -63,6 +64,17 @@ class Finding(NamedTuple):
     def text(self) -> str:
         """The message, with what can be tried."""
         return str(self.message)
+
+    @property
+    def text_of_inspection(self) -> str:
+        """What it says where nothing is converted: options that only a conversion has, as such."""
+        tries = self.message.tries
+        options = [
+            text for text in tries if re.match("--(?!src-strategy|src-pattern|suffix)", text)
+        ]
+        message = self.message._replace(tries=tuple(t for t in tries if t not in options))
+        text = str(message).replace("\n", "; ")
+        return f"{text}; in a conversion {', or '.join(options)}" if options else text
 
     @property
     def group_name(self) -> str:

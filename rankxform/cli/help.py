@@ -53,7 +53,7 @@ _COMMON = frozenset((
     "src", "dst", "src_strategy", "dst_strategy", "dst_parallel", "dst_config", "step",
     "weights_only", "dst_form", "map", "dry_run", "verify", "overwrite", "json", "number",
     "verbose", "quiet", "processes", "output", "simulate", "ranks", "hostfile", "report",
-    "shapes", "uses_mpi",
+    "shapes", "uses_mpi", "watch", "keep", "settle", "keep_fingerprints",
 ))  # fmt: skip
 """What --help shows of commands with many options; --help-all shows all."""
 

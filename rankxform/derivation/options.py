@@ -97,4 +97,6 @@ class DeriveOptions:
             if not is_default(self, option_field.name):
                 flag = flag_of(option_field.name)
                 text = f"{flag} is for --dst-parallel or --dst-config"
-                raise UsageError(text, "give one of them", f"leave out {flag}")
+                source = ("--src-strategy FILE, of rankxform strategy derive, if SRC's is lost",)
+                tries = source if self.src_parallel is not None else ()
+                raise UsageError(text, "give one of them", f"leave out {flag}", *tries)

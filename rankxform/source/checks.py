@@ -387,24 +387,23 @@ def no_name_is_damaged(read: HeadersRead) -> Iterator[Finding]:
         files_by_schema.setdefault(schema, []).append(file)
     for files_by_schema in files_by_stage.values():
         for schema, files in files_by_schema.items() if len(files_by_schema) > 1 else ():
-            others = [other for other in files_by_schema if other is not schema]
-            missing = {*others[0].names}.intersection(*(other.names for other in others[1:]))
-            missing -= {*schema.names}
-            extra = {*schema.names}.difference(*(other.names for other in others))
+            names_elsewhere = [s.names for s in files_by_schema if s is not schema]
+            missing = {*names_elsewhere[0]}.intersection(*names_elsewhere) - {*schema.names}
+            extra = {*schema.names}.difference(*names_elsewhere)
             assert strategy is not None
             for name in sorted(extra) if missing and len(files) == 1 else ():
-                like = [other for other in missing if _is_nearly(name, other)]
-                if like and name not in strategy:
-                    text = f"holds {name!r}, which is no other rank's, and lacks {like[0]!r}"
+                near_names = [near for near in missing if _is_nearly(name, near)]
+                if near_names and name not in strategy:
+                    text = f"holds {name!r}, which is no other rank's, and lacks {near_names[0]!r}"
                     tries = ("copy the file again", "--accept contradictions takes both")
                     yield Finding(Message(text, tries, read.paths[files[0]]))
 
 
-def _is_nearly(name: str, other: str) -> bool:
+def _is_nearly(name: str, near: str) -> bool:
     """Tell whether a name is another, but for a damaged byte or two that are no number."""
-    pairs = [(a, b) for a, b in zip(name, other) if a != b]
+    pairs = [(a, b) for a, b in zip(name, near) if a != b]
     is_number = all(a.isdigit() and b.isdigit() for a, b in pairs)
-    return len(name) == len(other) and len(pairs) <= 2 and not is_number
+    return len(name) == len(near) and len(pairs) <= 2 and not is_number
 
 
 @rule(CATALOG)

@@ -37,7 +37,7 @@ from rankxform.planning.evidence import sharded_by_pattern
 from rankxform.planning.sampling import first_box
 from rankxform.planning.selection import ERROR, Selection, types_by_file, unusual_tensors
 from rankxform.request import Request
-from rankxform.source.choose import list_and_select, rank_files_at, ranks_at
+from rankxform.source.choose import a_strategy_is_given, list_and_select, rank_files_at, ranks_at
 from rankxform.source.hints import option_for, short_path
 from rankxform.source.open import Source
 from rankxform.statements import (
@@ -66,7 +66,7 @@ from rankxform.storage.user_files import (
 from rankxform.transport import Team
 from rankxform.values import NamedTuple, pattern_on_use
 
-from .inputs import ResolvedRequest
+from .inputs import ResolvedRequest, derive_command
 from .model_files import RequestContext, configuration_doubts
 from .target import STEP_KEY, training_notices
 
@@ -487,6 +487,12 @@ def adding_suggestions(resolved: ResolvedRequest, source: Source, team: Team) ->
     """
     try:
         yield
+    except UsageError as error:
+        request = resolved.request
+        if error.rule == a_strategy_is_given.__name__ and request.src_parallel is not None:
+            command = f"{derive_command(request, request.src)}, and --src-strategy FILE"
+            error.say(error.parts._replace(tries=(command, *error.parts.tries)))
+        raise
     except (CheckpointError, StrategyError, RequestError) as error:
         suggestion = team.bcast(lambda: _meant_if_readable(resolved.request, source, resolved.dst))
         if suggestion is not None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import field, replace
 from pathlib import Path
-from shlex import quote
+from shlex import join
 from typing import TYPE_CHECKING, Any
 
 from rankxform.checkpoints.base import CheckpointRef
@@ -115,7 +115,8 @@ def _read(request: Request) -> ResolvedRequest:
         doubts = derived.assumptions if derived is not None else ()
         texts = (text for text in doubts if text.startswith(BY_RULE_ALONE))
         findings += (*(as_warning(f"{text} Compare them with the network's.") for text in texts),)
-    is_own = is_derived or (alone and not has_source)  # --src-config says how SRC is sharded
+    is_read = has_source and request.shapes is None
+    is_own = is_derived or (alone and not is_read)  # --src-config says how SRC is sharded
     dst_request = None if is_own and not request.derives else _question(request)
     dst = dst_request or load_strategy(request.dst_strategy)
     if isinstance(dst, PatternStrategy) and dst.has_parts:
@@ -154,8 +155,8 @@ def _derive_from_shapes(
     if request.src_parallel is not None:
         raise UsageError(
             "--src-parallel has the sizes of the source's job, and nothing says how it is sharded",
-            "--src-strategy FILE or FOLDER, or of rankxform strategy derive --shapes "
-            f"{quote(request.shapes or '')} --dst-parallel {request.src_parallel} -o FILE",
+            f"{derive_command(request, request.shapes or '')}, and --src-strategy FILE",
+            "--src-strategy FILE or FOLDER",
             "--src-config FILE --preset NAME",
             "leave out --src-parallel if the source is one whole checkpoint",
             where=f"--shapes {request.shapes}",
@@ -169,6 +170,21 @@ def _derive_from_shapes(
     extents = whole_extents([Schema(tuple(shapes), dtypes, full_shapes)])
     label = f"derived from {request.src_config}"
     return derive(replace(source_request(request), extents=extents), label).strategy
+
+
+def derive_command(request: Request, shapes: str) -> str:
+    """Return the command that derives the strategy of a source of these sizes, with what else is
+    said of it."""
+    from .manifest import option_words
+
+    names = "preset", "unproven", "rule", "opt_on", "opt_off", "unsharded", "optimizer_shard"
+    threshold = request.threshold if request.src_threshold is None else request.src_threshold
+    words = [*option_words(request, names)]
+    words += [] if threshold is None else ["--threshold", str(threshold)]
+    sizes = "--dst-parallel", request.src_parallel or "SIZES"
+    return join(
+        ["rankxform", "strategy", "derive", "--shapes", shapes, *sizes, *words, "-o", "FILE"]
+    )
 
 
 def _by_configuration_alone(path: str) -> Iterator[Finding]:

@@ -130,7 +130,7 @@ class Check(Comparison):
             CheckRow(
                 finding.group_name,
                 WRONG if finding.severity == ERROR else DOUBTFUL,
-                finding.text.replace("\n", "; "),
+                finding.text_of_inspection,
                 finding.rule or None,
                 finding.file,
             )

@@ -92,7 +92,7 @@ def _facts(source: Source) -> dict[str, Any]:
         key=lambda p: (natural_sort_key(p.base_name), p.state is not None, p.name),
     )
     position = {parameter.name: number for number, parameter in enumerate(parameters)}
-    faults = [error.text for error in source.errors[:_MOST_FAULTS]]
+    faults = [error.text_of_inspection for error in source.errors[:_MOST_FAULTS]]
     if source.errors[_MOST_FAULTS:]:
         faults.append(f"and {len(source.errors) - _MOST_FAULTS} more faults")
     if catalog is not None and (missing_slices(parameters) or catalog.unreachable):

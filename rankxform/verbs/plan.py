@@ -521,7 +521,9 @@ class SimulationResult(Result):
             texts = {name: f"{name} {_cost_text(name, v)}" for name, v in self.costs.items()}
             of_node = texts.pop("network")
             yield lines("if", f"of a process {', '.join(texts.values())}; of a node {of_node}")
-            buffers = f"{format_buffer(self.buffer_bytes)} of buffers, the rest plan"
+            buffers = (
+                f"{format_buffer(self.buffer_bytes)} of buffers, the rest plan, headers and Python"
+            )
             peak = format_size(self.peak_memory_bytes)
             yield lines("memory", f"{peak} a process at most, {buffers}; MPI's own is not counted")
             yield from self.notes()

@@ -223,17 +223,13 @@ def test_sizes_alone_are_no_proof(place):
     )
     assert code == 6 and output.startswith("NOT VERIFIED: samples alone were compared (")
     line = output.splitlines()[1].removeprefix("to compare every byte: rankxform ")
-    code, output = run(
-        [sys.executable, "-m", "rankxform", *shlex.split(line)], 60, env=environment()
-    )
-    assert code == 0 and "same      every byte compared" in output
-    code, output = run(
-        [sys.executable, "-m", "rankxform", "verify", "--json", str(place.dst)],
-        60,
-        env=environment(),
-    )
+    command = [sys.executable, "-m", "rankxform"]
+    code, output = run([*command, "verify", "--json", str(place.dst)], 60, env=environment())
     facts = json.loads(output)
     assert (facts["same"], facts["checked"], facts["bytes_compared"]) == (None, "samples", 0)
+    code, output = run([*command, *shlex.split(line)], 60, env=environment())
+    assert code == 0 and "same      every byte compared" in output
+    assert rankxform.verify(place.dst).checked == "fingerprints", "which the command keeps"
     path, _ = place.entries(1)
     os.truncate(path, path.stat().st_size - 1)
     assert rankxform.verify(place.dst).same is False
@@ -264,7 +260,7 @@ def test_the_command_that_compares_says_what_was_chosen(place):
     assert line[:4] == ["rankxform", "verify", str(place.src), str(place.tmp / "some")]
     assert " ".join(line[4:]) == (
         f"--src-strategy {place.a} --dst-strategy {place.b} --exclude ^b$ --unlisted take-one "
-        "--prefix net_"
+        "--prefix net_ --keep-fingerprints"
     )
 
 
@@ -317,7 +313,15 @@ def test_the_command_that_compares_where_no_file_says_what_was_given(place):
     a, b = (user_files.load_strategy(str(path)) for path in (place.a, place.b))
     rankxform.transform(place.src, place.tmp / "some", a, b, exclude="^b$")
     words = shlex.split(rankxform.verify(place.tmp / "some").command)[4:]
-    assert words == ["--src-strategy", "A", "--dst-strategy", "B", "--exclude", "^b$"]
+    assert words == [
+        "--src-strategy",
+        "A",
+        "--dst-strategy",
+        "B",
+        "--exclude",
+        "^b$",
+        "--keep-fingerprints",
+    ]
     files = {rank: place.shard(rank) for rank in range(6)}
     rankxform.transform("nowhere", place.tmp / "more", place.a, place.b, files=files)
     assert shlex.split(rankxform.verify(place.tmp / "more").command)[2] == "SRC"
