@@ -20,7 +20,8 @@ class PyRankxform(PythonPackage):
 
     depends_on("python@3.10:", type=("build", "run"))
     depends_on("py-setuptools@64:", type="build")
-    depends_on("py-numpy", type=("build", "run"))
+    depends_on("py-numpy@1.25:", type=("build", "run"))
+    depends_on("py-ml-dtypes@0.5:", type=("build", "run"))
     depends_on("py-mpi4py@4.1:", type=("build", "run"))
     depends_on("py-tomli", type=("build", "run"), when="^python@:3.10")
     depends_on("py-pyyaml", type=("build", "run"), when="+yaml")

@@ -2,8 +2,9 @@
 
 Between floating types a value is rounded to the nearest, ties to even; beyond the largest it
 becomes infinite; subnormal values are kept. A NaN becomes the type's quiet NaN: of BFloat16 always
-0x7fc0, of Float16 0x7e00 with its sign (MindSpore 2.10, `Tensor.astype` on a CPU). BFloat16 needs
-no other package: its values are handled as 16-bit words.
+0x7fc0, of Float16 0x7e00 with its sign (MindSpore 2.10, `Tensor.astype` on a CPU). numpy converts,
+and `ml_dtypes` where it knows no such type: it keeps a NaN's sign and payload, so NaNs of BFloat16
+are put right. Arrays of BFloat16 are of its 16-bit words.
 """
 
 from __future__ import annotations
@@ -44,17 +45,16 @@ _NUMPY = {
     **dict.fromkeys(NOT_MINDSPORES, "u1"),
 }
 
-_BLOCK = 1 << 16
-"""Elements at a time, which stay in the cache from one step to the next."""
+_FLOAT8 = {"F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2", "F8_E8M0": "float8_e8m0fnu"}
+"""Names in `ml_dtypes`."""
 
 _SQUARE = 128
 """Rows and columns of a square that stays in the cache."""
 
-_1, _16, _HALF = np.uint32(1), np.uint32(16), np.uint32(0x7FFF)
 _QUIET_NAN = np.uint16(0x7FC0)
 _HALF_NAN, _HALF_SIGN = np.uint16(0x7E00), np.uint16(0x8000)
 _UNSIGNED = np.uint16(0x7FFF)
-_INFINITE, _HALF_INFINITE = np.uint16(0x7F80), np.uint16(0x7C00)
+_INFINITE, _MINUS_INFINITE, _HALF_INFINITE = 0x7F80, 0xFF80, 0x7C00
 
 
 def transport_dtype(dtype: str) -> np.dtype[Any]:
@@ -81,14 +81,14 @@ def cast_function(src: str, dst: str) -> CastFunction:
     if src in FLOAT8 and dst == EXACT:
         return _from_table(src)
     source = word_type(src)
-    if src == "BFloat16" and dst == "BFloat16":
+    if src == dst:
         return _copy
-    if src == "BFloat16":
-        return _in_blocks(_from_bfloat16, np.dtype("<f4"), then=_plain(np.dtype("<f4"), dst, src))
-    if dst == "BFloat16":
-        if src not in FLOATS:
-            raise RequestError(f"{src} is not converted to BFloat16: neither holds the other")
-        return _in_blocks(_to_bfloat16, np.dtype("<u2"), first=np.dtype("<f4"))
+    if dst == BFLOAT16 and src not in FLOATS:
+        raise RequestError(f"{src} is not converted to BFloat16: neither holds the other")
+    if src == BFLOAT16 and dst not in FLOATS:
+        return lambda dst_words, src_words: _to_integer(dst_words, _single(src_words), src, dst)
+    if BFLOAT16 in (src, dst):
+        return _to_bfloat16 if dst == BFLOAT16 else _from_bfloat16
     return _plain(source, dst, src)
 
 
@@ -129,7 +129,7 @@ def _plain(source: np.dtype[Any], dst: str, src: str) -> CastFunction:
     if target == source:
         return _copy
     if source.kind == "f" and dst == FLOAT16:
-        return _in_blocks(_to_half, target)
+        return _to_half
     if source.kind == "f" and target.kind in "iu":
         return lambda dst_words, src_words: _to_integer(dst_words, src_words, src, dst)
     return _copy_values
@@ -140,72 +140,57 @@ def _copy_values(dst_words: Words, src_words: Words) -> None:
         dst_words[...] = src_words
 
 
-def _in_blocks(
-    convert: Callable[[Words, Words, Words], None],
-    result: np.dtype[Any],
-    first: np.dtype[Any] | None = None,
-    then: CastFunction = _copy,
-) -> CastFunction:
-    """Return what applies `convert` to contiguous blocks: from type `first`, to type `result`.
+@cache
+def bfloat16() -> np.dtype[Any]:
+    """Return numpy's type of BFloat16 values; its package takes 5 ms to import."""
+    import ml_dtypes
 
-    It is given room for as many 32-bit words as there are elements in the block.
-    """
-
-    def convert_blocks(dst_words: Words, src_words: Words) -> None:
-        if dst_words.flags.c_contiguous and src_words.flags.c_contiguous:
-            dst_words, src_words = dst_words.reshape(-1), src_words.reshape(-1)
-        elif dst_words.ndim > 1 and dst_words[0].size * 2 > _BLOCK:
-            for dst_row, src_row in zip(dst_words, src_words):
-                convert_blocks(dst_row, src_row)
-            return
-        rows = max(1, _BLOCK // max(1, dst_words[:1].size)) if dst_words.ndim else 1
-        if not dst_words.ndim:
-            dst_words, src_words = dst_words.reshape(1), src_words.reshape(1)
-        room = np.empty(min(dst_words.size, max(_BLOCK, rows * dst_words[:1].size)), "<u4")
-        for first_row in range(0, len(dst_words), rows):
-            part = src_words[first_row : first_row + rows]
-            with np.errstate(over="ignore", invalid="ignore"):
-                block = np.ascontiguousarray(part, dtype=first or part.dtype)
-            target = dst_words[first_row : first_row + rows]
-            if target.flags.c_contiguous and target.dtype == result:
-                convert(target.reshape(-1), block.reshape(-1), room[: block.size])
-            else:
-                cast_block = np.empty(block.shape, result)
-                convert(cast_block.reshape(-1), block.reshape(-1), room[: block.size])
-                then(target, cast_block)
-
-    return convert_blocks
+    brain: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
+    return brain
 
 
-def _to_bfloat16(dst_words: Words, src_words: Words, room: Words) -> None:
-    """Round Float32 to its upper half, to nearest even."""
-    bits = src_words.view("<u4")
-    np.right_shift(bits, _16, out=room)
-    np.bitwise_and(room, _1, out=room)
-    np.add(room, _HALF, out=room)
-    np.add(room, bits, out=room)  # a NaN may overflow; it is put right below
-    np.right_shift(room, _16, out=room)
-    np.copyto(dst_words, room, casting="unsafe")
-    if _has_nan(src_words):
-        dst_words[src_words != src_words] = _QUIET_NAN
-
-
-def _from_bfloat16(dst_words: Words, src_words: Words, room: Words) -> None:
-    bits = dst_words.view("<u4")
-    np.copyto(bits, src_words)
-    np.left_shift(bits, _16, out=bits)
+def _to_bfloat16(dst_words: Words, src_values: Words) -> None:
+    with np.errstate(over="ignore", invalid="ignore"):
+        dst_words.view(bfloat16())[...] = src_values
     if _has_nan(dst_words):
-        bits[dst_words != dst_words] = np.uint32(0x7FC00000)
+        dst_words[_is_nan(dst_words)] = _QUIET_NAN
 
 
-def _has_nan(values: Words) -> bool:
-    """Tell whether there is a NaN: the maximum is one then."""
-    return bool(values.size and np.isnan(values.max()))
+def _from_bfloat16(dst_values: Words, src_words: Words) -> None:
+    with np.errstate(over="ignore", invalid="ignore"):
+        dst_values[...] = src_words.view(bfloat16())
+    if _has_nan(src_words):
+        dst_values[_is_nan(src_words)] = np.nan
+
+
+def _single(words: Words) -> Words:
+    """Return BFloat16 values as Float32."""
+    values = np.empty(words.shape, "<f4")
+    _from_bfloat16(values, words)
+    return values
+
+
+def _has_nan(words: Words) -> bool:
+    """Tell whether there is a NaN among words of BFloat16; no array is made."""
+    signed = words.view("<i2")
+    return bool(words.size and (signed.max() > _INFINITE or words.max() > _MINUS_INFINITE))
+
+
+def _is_nan(words: Words) -> Words:
+    is_nan: Words = (words & _UNSIGNED) > _INFINITE
+    return is_nan
 
 
 def _from_table(dtype: str) -> CastFunction:
-    """Return the conversion of 8-bit floats, each of which is looked up."""
-    values = _float8_values(dtype)
+    """Return the conversion of 8-bit floats, each of which is looked up.
+
+    E4M3 has no infinity, E5M2 has, and E8M0 is a power of two without sign. Micikevicius et al.,
+    FP8 Formats for Deep Learning, 2022; OCP Microscaling Formats 1.0, 2023.
+    """
+    import ml_dtypes
+
+    codes = np.arange(256, dtype=np.uint8)
+    values = codes.view(getattr(ml_dtypes, _FLOAT8[dtype])).astype(np.float64)
 
     def convert(dst_words: Words, src_words: Words) -> None:
         dst_words[...] = values[src_words]
@@ -213,35 +198,10 @@ def _from_table(dtype: str) -> CastFunction:
     return convert
 
 
-@cache
-def _float8_values(dtype: str) -> Any:
-    """Return the values of all 256 codes of an 8-bit float.
-
-    E4M3 has no infinity, E5M2 has, and E8M0 is a power of two without sign. Micikevicius et al.,
-    FP8 Formats for Deep Learning, 2022; OCP Microscaling Formats 1.0, 2023.
-    """
-    bits = np.arange(256)
-    if dtype == "F8_E8M0":
-        return np.where(bits == 255, np.nan, 2.0 ** (bits - 127.0))
-    width, bias = (3, 7) if dtype == "F8_E4M3" else (2, 15)
-    steps = 2**width
-    exponent, mantissa = (bits & 0x7F) >> width, bits % steps
-    values = np.where(
-        exponent == 0,
-        mantissa / steps * 2.0 ** (1 - bias),
-        (1 + mantissa / steps) * 2.0 ** (exponent - float(bias)),
-    )
-    if dtype == "F8_E4M3":
-        values[(bits & 0x7F) == 0x7F] = np.nan
-    else:
-        values[exponent == 31] = np.where(mantissa[exponent == 31] == 0, np.inf, np.nan)
-    return np.where(bits >> 7, -values, values)
-
-
-def _to_half(dst_words: Words, src_words: Words, room: Words) -> None:
+def _to_half(dst_words: Words, src_words: Words) -> None:
     with np.errstate(over="ignore", invalid="ignore"):
-        np.copyto(dst_words, src_words, casting="unsafe")
-    if _has_nan(src_words):
+        dst_words[...] = src_words
+    if src_words.size and np.isnan(src_words.max()):
         wrong = src_words != src_words
         sign = np.where(np.signbit(src_words[wrong]), _HALF_SIGN, np.uint16(0))
         dst_words.view("<u2")[wrong] = sign | _HALF_NAN

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping
 from functools import cached_property, partial
-from importlib import import_module
 from math import prod
 from pathlib import Path
 from types import MappingProxyType
@@ -41,7 +40,7 @@ from rankxform.storage.posix import (
 from rankxform.storage.source_reader import SourceReader
 from rankxform.values import ScatteredCrc, dataclass
 
-from .cast import transport_dtype
+from .cast import BFLOAT16, bfloat16, transport_dtype
 
 _PAGE = 4096
 _BEHIND = 16 << 20
@@ -383,13 +382,7 @@ def _text(name: str, data: bytes) -> str:
 
 def numpy_type(dtype: str) -> np.dtype[Any]:
     """Return the numpy type that represents MindSpore's `dtype` here."""
-    if dtype == "BFloat16":
-        try:
-            numpy_dtype: np.dtype[Any] = np.dtype(import_module("ml_dtypes").bfloat16)
-        except ImportError:
-            numpy_dtype = transport_dtype(dtype)
-        return numpy_dtype
-    return transport_dtype(dtype)
+    return bfloat16() if dtype == BFLOAT16 else transport_dtype(dtype)
 
 
 COMPARED_BYTES = 1 << 20

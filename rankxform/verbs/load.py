@@ -15,7 +15,6 @@ from rankxform.display.text import format_count
 from rankxform.errors import RankxformError, UsageError
 from rankxform.formats.container import Index, Schema
 from rankxform.geometry.box import Shape
-from rankxform.layout.names import summarize_names
 from rankxform.planning.catalog import Parameter
 from rankxform.planning.exchange import WorkPlan
 from rankxform.request import Request
@@ -41,8 +40,8 @@ _SHOWN = 20
 class Parameters(dict[str, Any]):
     """The slices of one destination rank: numpy arrays by name, in the order of its file.
 
-    bfloat16 has the type of `ml_dtypes` if that is installed, else its words as ``uint16``; Int4
-    its bytes, two values in each, as ``int8``. The text of an `append_dict` entry is a str.
+    bfloat16 has the type of `ml_dtypes`; Int4 its bytes, two values in each, as ``int8``. The text
+    of an `append_dict` entry is a str.
 
     rank: whose slices. dtypes: MindSpore's names of the element types. full_shapes: of the
     parameters, in elements. left_over: names in the checkpoint that were not wanted. bytes_read:
@@ -111,12 +110,6 @@ def _parameters(outcome: Outcome, destination: ArrayDestination, team: Team) -> 
     """Return what this process got."""
     planner, arrays = outcome.conversion.planner, destination.arrays
     parameters_by_name = {name: planner.parameter(name) for name in arrays}
-    notices = [*outcome.notices]
-    words = [name for name, parameter in parameters_by_name.items()
-             if parameter.dtype == "BFloat16" and str(arrays[name].dtype) == "uint16"]  # fmt: skip
-    if words:
-        names_text = summarize_names(words, 2)
-        notices.append(f"{names_text}: words of bfloat16 as uint16, for ml_dtypes is not installed")
     dropped = [name for omitted in planner.selection.left_out for name in omitted.names]
     return Parameters(
         arrays,
@@ -124,7 +117,7 @@ def _parameters(outcome: Outcome, destination: ArrayDestination, team: Team) -> 
         parameters_by_name,
         [*dropped, *(p.name for p in planner.selection.parameters if p.name not in arrays)],
         outcome.processes[team.rank].traffic.read,
-        notices,
+        outcome.notices,
         outcome.warnings,
     )
 

@@ -14,7 +14,6 @@ import pytest
 import rankxform
 from rankxform.cli.main import main
 from rankxform.engine import piece_schedule
-from rankxform.engine.cast import cast_function, word_type
 from rankxform.errors import CheckpointError, RankxformError, RequestError, UsageError
 from rankxform.request import Request
 from rankxform.storage import user_files
@@ -292,50 +291,6 @@ def test_names_that_a_strategy_does_not_know_are_refused(tmp_path):
     with pytest.warns(rankxform.RankxformWarning, match="belong to no parameter"):
         done = rankxform.transform(tmp_path / "states", tmp_path / "to", None, "shard:^adam_m=0@2")
     assert len(done.files) == 2
-
-
-def test_casts_are_mindspores(tmp_path):
-    vectors = json.loads((DATA / "cast_vectors.json").read_text())
-    bits = np.array([int(text, 16) for text in vectors["float32_bits"]], "<u4")
-    for dtype, key in (("BFloat16", "bfloat16_bits"), ("Float16", "float16_bits")):
-        found = np.empty(bits.shape, word_type(dtype))
-        cast_function("Float32", dtype)(found, bits.view("<f4"))
-        assert [f"{word:04x}" for word in found.view("<u2")] == vectors[key]
-
-
-def test_casts_of_a_million_random_patterns():
-    bits = np.random.default_rng(1).integers(0, 1 << 32, 1_000_000).astype("<u4")
-    values = bits.view("<f4")
-    nan = np.isnan(values)
-    found = np.empty(bits.shape, "<u2")
-    cast_function("Float32", "BFloat16")(found, values)
-    wide = bits.astype("u8")
-    nearest = ((wide + 0x7FFF + ((wide >> 16) & 1)) >> 16).astype("<u2")
-    assert np.array_equal(found, np.where(nan, 0x7FC0, nearest))
-    back = np.empty(bits.shape, "<f4")
-    cast_function("BFloat16", "Float32")(back, found)
-    assert np.array_equal(back.view("<u4")[~nan], found[~nan].astype("<u4") << 16)
-    assert (back.view("<u4")[nan] == 0x7FC00000).all()
-    half = np.empty(bits.shape, "<f2")
-    cast_function("Float32", "Float16")(half, values)
-    assert (half.view("<u2")[nan] == np.where(bits[nan] >> 31, 0xFE00, 0x7E00)).all()
-    some = ~nan & (np.abs(values) < 65520)
-    error = np.abs(half[some].astype("<f8") - values[some])
-    assert (error <= np.maximum(2.0**-25, np.abs(values[some].astype("<f8")) * 2.0**-11)).all()
-    again = np.empty(bits.shape, "<u2")
-    cast_function("Float16", "BFloat16")(again, half)
-    once = np.empty(bits.shape, "<u2")
-    cast_function("Float32", "BFloat16")(once, half.astype("<f4"))
-    assert np.array_equal(again, once)
-
-
-def test_integers_are_never_made_of_what_they_cannot_hold():
-    into = np.empty(2, "<i4")
-    cast_function("Float32", "Int32")(into, np.array([-3.7, 2.0], "<f4"))
-    assert into.tolist() == [-3, 2]
-    for bad in (2.0**31, np.nan, np.inf):
-        with pytest.raises(CheckpointError, match="is no value of Int32"):
-            cast_function("Float32", "Int32")(into, np.array([0, bad], "<f4"))
 
 
 def printed(capfd, *line):
