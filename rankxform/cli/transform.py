@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from rankxform.cli import plan
 from rankxform.transport import Team
 
 from .options import Parsed
@@ -11,6 +10,8 @@ from .screen import Screen, profile
 
 def run(options: Parsed, team: Team) -> int:
     if options.dry_run:
+        from . import plan
+
         return plan.run(options, team)
     from rankxform.verbs.transform import transform
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from rankxform.options import AFFECTS_LOAD, GROUP_IO, TYPE_SIZE, choice_of, option
+from rankxform.planning.budget import DEFAULT_MEMORY
 from rankxform.planning.reads import AUTO, COSTS, READ_METHODS, Costs
 from rankxform.values import dataclass
-
-from .pipeline import DEFAULT_MEMORY
 
 
 @dataclass(frozen=True, kw_only=True)

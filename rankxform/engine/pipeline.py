@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from rankxform.formats.container import item_size
 from rankxform.geometry.pieces import Piece
 from rankxform.geometry.tiling import TileRun
+from rankxform.planning.budget import MemoryBudget
 from rankxform.planning.exchange import WorkPlan
 from rankxform.planning.reads import ReadMethod
 from rankxform.planning.transfers import Transfer
@@ -46,8 +47,6 @@ if TYPE_CHECKING:
     from .schedule import Bytes, View
 
 
-_BLOCK = 8 << 20
-_LEAST_BLOCK = 64 << 10
 _MANY_TILES = 64
 _MANY_SCHEDULES = 256
 
@@ -122,19 +121,17 @@ class ScheduleCache:
 
     def __init__(
         self,
-        memory: int,
-        arenas: int,
+        budget: MemoryBudget,
         method: ReadMethod,
         in_memory: InMemory | None = None,
         *,
         checked: bool = False,
     ) -> None:
-        """`memory`, in bytes, is shared by the arenas. With `checked`, messages have checksums."""
+        """With `checked`, messages have checksums."""
         self._in_memory = in_memory
         self._method, self._checked = method, checked
-        nbytes = min(_BLOCK, max(memory // arenas, _LEAST_BLOCK))
-        self._arenas = [arena(nbytes) for _ in range(arenas)]
-        self._large = max(nbytes, memory - nbytes)
+        self._budget = budget
+        self._arenas = [arena(budget.arena) for _ in range(budget.in_flight)]
         self._kept: dict[object, tuple[Sequence[tuple[LazyTileWork, int]], int]] = {}
 
     def turns(self, transfers: Sequence[Transfer]) -> Iterator[tuple[Transfer, Step, int]]:
@@ -193,7 +190,8 @@ class ScheduleCache:
     @cached_property
     def _large_arena(self) -> Bytes:
         """Room for tiles that are better large; its pages are taken as they are used."""
-        return arena(self._large)
+        large = self._budget.large_arena
+        return arena(large) if large > self._budget.arena else self._arenas[0]
 
     def _steps(self, schedule: Schedule) -> Iterator[tuple[LazyTileWork, int]]:
         steps_by_run_id: dict[
@@ -272,13 +270,9 @@ def _overlap(a: Piece, b: Piece) -> bool:
 # read takes 30 ms and 64 may be in flight, only announcing keeps as many in flight.
 
 
-class Turn(NamedTuple):
-    """A tile of a transfer, worked out when it is needed. step: None where the transfer ends."""
-
-    transfer: Transfer
-    step: Step | None
-    repeat: int  # number of its repetition
-    arena: int  # number of the arena where it is done
+Turn = tuple[Transfer, Step | None, int, int]
+"""A tile of a transfer, worked out when it is needed: how (None: the transfer ends), the number of
+its repetition, and that of the arena where it is done."""
 
 
 class ArenaReuse:
@@ -329,11 +323,6 @@ def coming_reads(turns: Iterable[Turn], in_memory: InMemory | None) -> Iterator[
             for number in range(nbytes // run if run else 0):
                 yield TensorRead(file, entry, start + number * stride, run)
 
-
-DEFAULT_MEMORY = 64 << 20
-_MOST_IN_FLIGHT, _MOST_IN_MEMORY, _ARENA = 12, 4, 512 << 10
-"""How many tiles are in flight at a time, if each has an arena of so many bytes; between slices in
-memory fewer and larger ones, of which a tile takes longer to work out than to read."""
 
 DIRECT, FORWARDED = 0, 1
 """Tags of messages: from the process that reads, and from the one that received it on a node."""
@@ -419,38 +408,38 @@ def execute(
 ) -> Traffic:
     """Read what `work` needs, assemble it, and put it into `sinks`, by destination file.
 
-    Half of the work's memory is for arenas; where reads are announced, a quarter is, and half is
-    for what they read. Large slices that lie in memory are moved there (`engine.in_memory`).
+    Large slices that lie in memory are moved there (`engine.in_memory`).
     `on_progress` is called with the bytes written since its last call, and may raise to stop;
     `on_complete` is called with every transfer that is complete. A `checker` compares what is put
     with what was read, and messages with what was sent.
     """
     sources, messenger, operands, operand_traffic = inputs
-    memory = work.memory // (4 if sources.ahead else 2)
-    most = _MOST_IN_MEMORY if sources.is_memory else _MOST_IN_FLIGHT
-    depth = max(2, min(most, memory // _ARENA)) if messenger else 1
+    budget = MemoryBudget.of(
+        work.memory,
+        exchanges=messenger is not None,
+        is_announced=bool(sources.ahead),
+        in_memory=sources.is_memory,
+    )
     in_memory, makes_arrays = None, any(isinstance(sink, ArraySink) for sink in sinks.values())
     if checker is None and (sources.is_memory or makes_arrays):
         from .in_memory import InMemory
 
         in_memory = InMemory(sources, sinks)
-    schedules = ScheduleCache(
-        memory, depth, work.policy.method, in_memory, checked=checker is not None
-    )
+    schedules = ScheduleCache(budget, work.policy.method, in_memory, checked=checker is not None)
     copier = Copier(operands)
     pipeline = Pipeline(sinks, sources, on_progress, on_complete, checker, messenger, copier)
     scheduling = {"plan": 0.0}
-    turns = _turns(work, schedules, depth)
+    turns = _turns(work, schedules, budget.in_flight)
     if sources.ahead:
         turns, coming = tee(turns)
-        sources.expect(coming_reads(coming, in_memory), work.memory // 2)
+        sources.expect(coming_reads(coming, in_memory), budget.announced)
     for transfer, tile, repeat in _work_out(turns, scheduling):
         if tile is None:
             pipeline.end(transfer)
         elif messenger is None:
             pipeline.move(transfer, tile, repeat)
         else:
-            if len(pipeline.in_flight) == depth:
+            if len(pipeline.in_flight) == budget.in_flight:
                 pipeline.complete()
             pipeline.start(transfer, tile, repeat)
     while pipeline.in_flight:
@@ -473,10 +462,10 @@ def _turns(work: WorkPlan, schedules: ScheduleCache, depth: int) -> Iterator[Tur
     number, single_groups = 0, ([transfer] for transfer in work.transfers)
     for row_group in single_groups if work.ascending else group_by_shared_rows(work.transfers):
         for transfer, step, repeat in schedules.turns(row_group):
-            yield Turn(transfer, step, repeat, number % depth)
+            yield transfer, step, repeat, number % depth
             number += 1
         for transfer in row_group:
-            yield Turn(transfer, None, 0, 0)
+            yield transfer, None, 0, 0
 
 
 def _work_out(
@@ -486,11 +475,12 @@ def _work_out(
     while True:
         began = perf_counter()
         turn = next(turns, None)
-        work = turn.step.on(turn.arena) if turn is not None and turn.step is not None else None
+        transfer, step, repeat, arena_number = turn or (None, None, 0, 0)
+        work = None if step is None else step.on(arena_number)
         seconds["plan"] += perf_counter() - began
-        if turn is None:
+        if transfer is None:
             return
-        yield turn.transfer, work, turn.repeat
+        yield transfer, work, repeat
 
 
 @dataclass

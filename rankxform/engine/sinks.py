@@ -44,8 +44,6 @@ from .cast import BFLOAT16, bfloat16, transport_dtype
 
 _PAGE = 4096
 _BEHIND = 16 << 20
-_BUFFER = 64 << 10
-_LEAST_BUFFER = 4 << 10
 _NOTHING = memoryview(b"")
 _HUGE, _LEAST_HUGE, _MOST_LOST = 2 << 20, 4 << 20, 16
 """Bytes of a huge page, bytes from which on numpy asks for such, part that may be lost."""
@@ -162,14 +160,13 @@ class PageWriter:
 
 
 def file_sinks(
-    outputs: Mapping[int, OutputFile], parts: Descriptors, memory: int, is_write_behind: bool
+    outputs: Mapping[int, OutputFile], parts: Descriptors, room: int, is_write_behind: bool
 ) -> dict[int, FileSink]:
     """Return a sink for each of `outputs`, by destination file.
 
-    `memory`, in bytes, bounds their buffers. With `is_write_behind` the device writes while the
-    work goes on, for files that are synced in the end.
+    room: bytes of each one's buffer. With `is_write_behind` the device writes while the work goes
+    on, for files that are synced in the end.
     """
-    room = min(_BUFFER, max(_LEAST_BUFFER, memory // max(1, len(outputs))))
     buffers = memoryview(bytearray(room * len(outputs)))
     return {
         file: FileSink(output, parts, buffers[i * room : (i + 1) * room], is_write_behind)

@@ -517,8 +517,7 @@ def _exchangeable(catalog: Catalog, compared: Iterable[SampledTensor]) -> int:
 
     Two can if each slice that was compared with others is on both, or on neither.
     """
-    slices: dict[int, list[object]] = {rank: [] for rank in range(catalog.ranks)}
-    replicas: dict[int, list[object]] = {rank: [] for rank in slices}
+    slices, replicas = dict[int, list[object]](), dict[int, list[object]]()
     for files in {id(p.sharding.files): p.sharding.files for p in catalog.parameters}.values():
         for cell, holders in files.items():
             for rank in map(catalog.rank_of, holders):
@@ -528,9 +527,9 @@ def _exchangeable(catalog: Catalog, compared: Iterable[SampledTensor]) -> int:
             for rank in map(catalog.rank_of, holders if holders[1:] else ()):
                 replicas.setdefault(rank, []).append((id(cell_files), cell))
     ranks_by_replicas: dict[object, list[int]] = {}
-    for rank, shared in replicas.items():
+    for rank in slices:
         stage = catalog.strategy.stage_of(rank) if catalog.strategy else 0
-        ranks_by_replicas.setdefault((stage, *shared), []).append(rank)
+        ranks_by_replicas.setdefault((stage, *replicas.get(rank, ())), []).append(rank)
     groups = ranks_by_replicas.values()
     return sum(len(ranks) for ranks in groups if len({(*slices[r],) for r in ranks}) > 1)
 

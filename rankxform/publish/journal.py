@@ -19,6 +19,7 @@ from rankxform.engine.checksum import MODULUS, IntegrityChecker
 from rankxform.engine.pipeline import Traffic, WorkInputs, execute
 from rankxform.engine.sinks import OutputFile, file_sinks, part_descriptors
 from rankxform.errors import RankxformError, StorageError
+from rankxform.planning.budget import MemoryBudget
 from rankxform.planning.catalog import IdsByCell
 from rankxform.planning.exchange import WorkPlan
 from rankxform.planning.transfers import Transfer
@@ -177,12 +178,12 @@ def write_parts(
 
     What is complete is noted in the `journal`, also when the work ends early; on a device that is
     full what is in buffers by then takes the room that the journal held. With one that is durable
-    the device writes while the work goes on. A quarter of the work's memory is for the
-    files' buffers; the rest is as for `rankxform.engine.pipeline.execute`.
+    the device writes while the work goes on.
     """
     parts = part_descriptors()
     is_durable = journal is not None and journal.durable
-    sinks = file_sinks(outputs, parts, work.memory // 4, is_durable)
+    room = MemoryBudget.of(work.memory, exchanges=work.exchanges).file_buffer(len(outputs))
+    sinks = file_sinks(outputs, parts, room, is_durable)
     if journal:
         journal.take_room(sum(sink.room for sink in sinks.values()))
 

@@ -66,19 +66,17 @@ def open_resolved_source(
     """
     if resolved.shapes is not None:
         return team.agree(lambda: _imagine_source(resolved, resolved.shapes or {}, team))
-    source = open_source(resolved.where, team, SourceScope() if all_files else _needed_of(resolved))
+    scope = SourceScope()
+    if not all_files:
+        operations = _build_operations(resolved)
+        scope = SourceScope(
+            lambda src: _needed_ranks(src, resolved, operations),
+            lambda states: operations.with_states(states).drops,
+            accepts=resolved.request.accepts,
+        )
+    source = open_source(resolved.where, team, scope)
     with adding_suggestions(resolved, source, team):
         return team.agree(source.require)
-
-
-def _needed_of(resolved: ResolvedRequest) -> SourceScope:
-    """Return what of the source is needed."""
-    operations = _build_operations(resolved)
-    return SourceScope(
-        lambda src: _needed_ranks(src, resolved, operations),
-        lambda states: operations.with_states(states).drops,
-        accepts=resolved.request.accepts,
-    )
 
 
 def _needed_ranks(

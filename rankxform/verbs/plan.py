@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
@@ -23,6 +24,7 @@ from rankxform.formats.container import content_bytes
 from rankxform.layout.names import layers_by_stage, patterns
 from rankxform.layout.states import state_of_name
 from rankxform.planning.assign import Assignment, Writers, assignment_of
+from rankxform.planning.budget import MemoryBudget
 from rankxform.planning.catalog import Catalog
 from rankxform.planning.exchange import assign_readers, find_exchanges, operand_moves
 from rankxform.planning.plan import Planner, needed_bytes
@@ -319,6 +321,13 @@ class Plan(Result):
         if level > QUIET:
             yield from self._in_detail(level)
 
+    def _memory(self) -> Iterator[str]:
+        """Yield what the buffers of a process are for, of the one that writes most files."""
+        budget = MemoryBudget.of(self.buffer_bytes, exchanges=self.bytes_sent > 0)
+        files = Counter(process for shard in self.shards for process in shard.writers)
+        yield from budget.in_words(max(files.values(), default=0))
+        yield "beside these: the plan, headers, and what MPI and Python take"
+
     def _in_detail(self, level: int) -> Iterator[Section]:
         yield stage_layers(self.src_layers, self.dst_layers)
         if self.stage_rows and level < VERBOSE:
@@ -343,6 +352,8 @@ class Plan(Result):
             f"{format_size(self.bytes_written)}; buffers of at most "
             f"{format_buffer(self.buffer_bytes)} on {where}",
         )
+        if level == VERBOSE:
+            yield lines("memory", *self._memory())
         if self.places:
             yield lines("places", *(place.in_words for place in self.places))
         if self.reads_again:

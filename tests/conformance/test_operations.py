@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 import rankxform
-from rankxform.engine import in_memory, pipeline
+from rankxform.engine import in_memory
 from rankxform.layout.names import natural_sort_key
+from rankxform.planning import budget
 from tests import reference, reference_forms
 from tests.mpi.conftest import as_nodes
 from tests.mpi.test_maps import model_of, options_of
@@ -86,7 +87,7 @@ class OperationTests:
     @pytest.fixture
     def small_steps(self, monkeypatch):
         """Have tensors move in many tiles, and as large ones do where they lie in memory."""
-        monkeypatch.setattr(pipeline, "_BLOCK", self.block)
+        monkeypatch.setattr(budget, "_LARGEST_ARENA", self.block)
         monkeypatch.setattr(in_memory, "_LEAST_BYTES", 0)
 
     @pytest.mark.sampled

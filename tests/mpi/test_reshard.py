@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 import rankxform
-from rankxform.engine import in_memory, pipeline
+from rankxform.engine import in_memory
 from rankxform.engine.sinks import numpy_type
+from rankxform.planning import budget
 from tests import reference
 from tests.cases import random_case, unevenly_sharded
 from tests.mpi.conftest import as_nodes, prepare
@@ -68,7 +69,7 @@ def ranks_of(stages):
 def as_large_tensors(monkeypatch):
     """Have small tensors be moved as large ones are, in several tiles."""
     monkeypatch.setattr(in_memory, "_LEAST_BYTES", 0)
-    monkeypatch.setattr(pipeline, "_BLOCK", 4096)
+    monkeypatch.setattr(budget, "_LARGEST_ARENA", 4096)
 
 
 @pytest.mark.sampled

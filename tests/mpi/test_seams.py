@@ -10,7 +10,6 @@ import pytest
 
 import rankxform
 from rankxform.checkpoints.base import FORMS
-from rankxform.engine.pipeline import DEFAULT_MEMORY
 from rankxform.errors import FormatError, StorageError, UsageError
 from rankxform.formats.container import (
     CONTAINERS,
@@ -24,6 +23,7 @@ from rankxform.formats.container import (
 from rankxform.formats.documents import decode_json
 from rankxform.geometry.box import Box
 from rankxform.operations.base import OPERATIONS
+from rankxform.planning.budget import DEFAULT_MEMORY
 from rankxform.planning.reads import READ_METHODS
 from rankxform.storage.store import STORAGE
 from rankxform.values import dataclass

@@ -11,9 +11,9 @@ import pytest
 import rankxform
 from rankxform.checkpoints.base import FORMS
 from rankxform.cli.main import main
-from rankxform.engine import pipeline
 from rankxform.errors import CheckpointError, RankxformError, UsageError
 from rankxform.operations.base import OPERATIONS
+from rankxform.planning import budget
 from rankxform.request import Request
 from rankxform.target.node_folders import PLACEMENT_NODE, PLACEMENT_SHARED
 from rankxform.transport import SerialTeam
@@ -111,7 +111,7 @@ def test_steps_and_a_map_may_be_taken_one_after_the_other(kind, step, tmp_path, 
     mapped = {"dst_strategy": b, "format": "safetensors", "variant": variant, **options}
     rankxform.transform(src, tmp_path / "step", dst_form="huggingface", **changes)
     rankxform.transform(tmp_path / "step", tmp_path / "map", **mapped)
-    monkeypatch.setattr(pipeline, "_BLOCK", 4096)
+    monkeypatch.setattr(budget, "_LARGEST_ARENA", 4096)
     rankxform.transform(src, tmp_path / "both", **mapped, **changes)
     assert contents(tmp_path / "both") == contents(tmp_path / "map")
 
