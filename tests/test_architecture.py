@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 import rankxform
+from rankxform.checkpoints.base import DEFAULT_FORM, FORMS
 from tests import reference
 
 PACKAGE = Path(rankxform.__file__).parent
@@ -82,6 +83,23 @@ def test_imports_point_down(path):
         other = module[1] if len(module) > 1 else "__init__"
         if module[0] == "rankxform" and other in PACKAGES:
             assert other in below, f"{path} imports {other}"
+
+
+NAMINGS = {("formats/map_table.py", "huggingface"), ("operations/rename.py", "hyperparallel")}
+MINDSPORES_FORMS = {("mindspore/files.py", "unified")}
+
+
+def test_no_module_but_the_forms_knows_a_forms_name():
+    """What differs between forms is an attribute of `Form`; "ranks" is a word, too."""
+    names = {*FORMS} - {DEFAULT_FORM}
+    strings = {
+        (str(path.relative_to(PACKAGE)), node.value)
+        for path in files()
+        if path.parent.name != "checkpoints"
+        for node in nodes(path)
+        if isinstance(node, ast.Constant) and node.value in names
+    }
+    assert strings == NAMINGS | MINDSPORES_FORMS
 
 
 def test_every_package_has_a_place():

@@ -129,6 +129,10 @@ class DestinationFiles:
     mark: tuple[str, bytes] | None = None
 
 
+ADAPTER_MANIFEST = "mindformers_adapter_config.json"
+"""What MindFormers' trainer says of an adapter."""
+
+
 class Form(ABC):
     """One folder convention. It sees listings of plain names, and opens no checkpoint file.
 
@@ -148,6 +152,11 @@ class Form(ABC):
     tracker: str | None = None  # the file above steps' folders that names the newest complete one
     items: str = ""  # kind of what is no tensor, which other forms of that kind get; "": none
     is_written: bool = False  # there can be destinations of it
+    # How jobs that write it join tensors, by the name of the option: "qkv", "gate_up". {}: as a
+    # map's defaults say, which are MindFormers'; None: anybody may have written it.
+    joins: Mapping[str, str] | None = None
+    adapter_manifest: str = ""  # companion file that says what an adapter is for; "": none
+    is_named_in_yaml: bool = False  # a MindFormers job names it by `load_checkpoint` as it is
 
     @abstractmethod
     def pattern(self, where: CheckpointRef) -> str:

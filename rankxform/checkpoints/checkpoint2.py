@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 from rankxform.checkpoints import folders
@@ -33,7 +34,7 @@ from rankxform.storage.checkpoint2_metadata import (
 from rankxform.storage.store import FOLDER, Listing, Store
 from rankxform.values import pattern_on_use
 
-from .base import CheckpointRef, DestinationFiles, Form, RankFilter, SelectedFiles
+from .base import ADAPTER_MANIFEST, CheckpointRef, DestinationFiles, Form, RankFilter, SelectedFiles
 from .folders import COMMON, SelectedIteration, StepFolders, iteration_of
 from .unified import FIRST, MAP
 
@@ -59,6 +60,8 @@ class Checkpoint2Form(Form):
     container = "safetensors"
     training = COMMON
     is_written = True
+    joins = MappingProxyType({})
+    adapter_manifest = ADAPTER_MANIFEST
 
     def pattern(self, where: CheckpointRef) -> str:
         return "iteration_*/*"

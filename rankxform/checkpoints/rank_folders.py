@@ -14,6 +14,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from posixpath import basename, dirname, normpath, splitext
 from shlex import quote
+from types import MappingProxyType
 from typing import Any
 
 from rankxform.errors import CheckpointError, UsageError
@@ -57,6 +58,8 @@ class RankFoldersForm(Form):
     described = False
     counters = True
     is_written = True
+    joins = MappingProxyType({})
+    is_named_in_yaml = True
 
     def pattern(self, where: CheckpointRef) -> str:
         return where.pattern

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 from math import prod
+from types import MappingProxyType
 
 from rankxform.errors import CheckpointError, FormatError, UsageError
 from rankxform.formats.dcp_metadata import DcpMetadata
@@ -74,6 +75,8 @@ class TorchDistForm(Form):
     name = "torch_dist"
     title = "Megatron torch_dist"
     container = "distcp"
+    # As Megatron-Core: q, k and v of a group together, gate before up.
+    joins = MappingProxyType({"qkv": "grouped", "gate_up": "contiguous"})
 
     def pattern(self, where: CheckpointRef) -> str:
         return "iter_*/*"

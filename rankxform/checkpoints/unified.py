@@ -18,6 +18,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from heapq import heapreplace
 from math import prod
+from types import MappingProxyType
 from typing import Any
 
 from rankxform.checkpoints import folders
@@ -49,6 +50,7 @@ class UnifiedForm(Form):
     training = COMMON
     counters = True
     is_written = True
+    joins = MappingProxyType({})
 
     def pattern(self, where: CheckpointRef) -> str:
         return "*"

@@ -198,6 +198,11 @@ class OperationContext(ABC):
     def states_its_strategy(self, path: Path) -> bool:
         """Tell whether a checkpoint is one file, or of a form that says how it is sharded."""
 
+    @property
+    @abstractmethod
+    def is_configured(self) -> bool:
+        """Whether a model's config.json belongs to the destination."""
+
     @abstractmethod
     def is_source(self, path: Path) -> bool:
         """Tell whether a path is the source's."""

@@ -135,7 +135,7 @@ def read(context: OperationContext) -> ModelSizes | None:
     options = context.options
     if options["map"] is None:
         has_use = options["dtype"] is not None or options["lora"] is not None
-        is_copied = options["dst_form"] == "huggingface"  # along with the tensors
+        is_copied = context.is_configured  # along with the tensors
         for name in ("config", "like", *CHOICES, "variant"):
             if (
                 options[name]

@@ -23,7 +23,7 @@ from rankxform.geometry.box import Box
 from rankxform.layout.names import first_texts, natural_sort_key, pattern_of
 from rankxform.layout.strategy import Strategy
 from rankxform.operations.base import OPERATIONS, OperationChain, Tensor
-from rankxform.operations.map import CHOICES, NameMap, requested_variants
+from rankxform.operations.map import NameMap, requested_variants
 from rankxform.options import flag_of
 from rankxform.planning.catalog import Catalog, Parameter
 from rankxform.planning.selection import ParameterFactory, apply_operations
@@ -38,12 +38,6 @@ if TYPE_CHECKING:
     from rankxform.source.open import Source
 
     from .target import Conversion
-
-MINDFORMERS_FORMS = ("ranks", "checkpoint2", "unified")
-"""Forms that only MindFormers' jobs write; a single file is one of rank folders."""
-
-_MEGATRON = {"qkv": "grouped", "gate_up": "contiguous"}
-"""How Megatron-Core joins them: q, k and v of a group together, gate before up."""
 
 
 def settle_map(resolved: ResolvedRequest, source: Source) -> Request:
@@ -70,12 +64,11 @@ def settle_map(resolved: ResolvedRequest, source: Source) -> Request:
         return request  # the reference decides
     form = source.form if is_source else FORMS[request.dst_form or DEFAULT_FORM]
     unsaid = [name for name in mapping.choices if getattr(request, name) is None]
-    if not unsaid or form.name in MINDFORMERS_FORMS or (form.configured and not is_source):
+    if not unsaid or (form.configured and not is_source):
         return request  # what has Hugging Face's names gets no others in such a folder
-    if form.name == "torch_dist":
-        lies = {name: _MEGATRON.get(name) if name in unsaid else None for name in CHOICES}
-        qkv, gate_up = request.qkv or lies["qkv"], request.gate_up or lies["gate_up"]
-        return replace(request, qkv=qkv, gate_up=gate_up)
+    if form.joins is not None:
+        joins: dict[str, Any] = {n: form.joins[n] for n in unsaid if n in form.joins}
+        return replace(request, **joins)
     tries = [
         " ".join(f"{flag_of(name)} {[*table.choices[name]][number]}" for name in unsaid)
         for number in (0, 1)

@@ -14,7 +14,7 @@ from pathlib import Path
 from posixpath import dirname
 from typing import TYPE_CHECKING, Any
 
-from rankxform.checkpoints.base import DEFAULT_FORM, FORMS, CheckpointRef
+from rankxform.checkpoints.base import ADAPTER_MANIFEST, DEFAULT_FORM, FORMS, CheckpointRef
 from rankxform.errors import RankxformError, StorageError, UsageError
 from rankxform.geometry.box import Shape
 from rankxform.layout.names import first_texts
@@ -43,7 +43,6 @@ if TYPE_CHECKING:
 ModelConfig = tuple[Mapping[str, Any], str]
 """A config.json, and where it is."""
 
-ADAPTER_MANIFEST = "mindformers_adapter_config.json"
 """That of MindFormers' PyNative trainer since 2.1.0."""
 
 
@@ -114,6 +113,10 @@ class RequestContext(OperationContext):
     def states_its_strategy(self, path: Path) -> bool:
         return path.is_file() or form_at(CheckpointRef(str(path))).described
 
+    @property
+    def is_configured(self) -> bool:
+        return FORMS[self.request.dst_form or DEFAULT_FORM].configured
+
     def is_source(self, path: Path) -> bool:
         return is_path(self.where) and is_same_file(path, Path(self.where))
 
@@ -180,8 +183,9 @@ def read_companions(
     manifest = None
     if request.lora is None and is_path(where):
         manifest = context.adapter_manifest(Path(where), request.step)
-    if manifest is not None and request.dst_form == "checkpoint2":
-        companions[ADAPTER_MANIFEST] = user_files.read_config_bytes(manifest)
+    name = FORMS[request.dst_form or DEFAULT_FORM].adapter_manifest if manifest else ""
+    if manifest is not None and name:
+        companions[name] = user_files.read_config_bytes(manifest)
     elif manifest is not None:
         text = f"{manifest}: says what the adapter is for, and the destination gets no such file"
         findings.append(as_warning(text))

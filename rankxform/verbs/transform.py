@@ -10,6 +10,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from rankxform.checkpoints.base import DEFAULT_FORM, FORMS
 from rankxform.display.text import (
     format_count,
     format_seconds,
@@ -93,7 +94,7 @@ class Report(Result):
     placement: str | None = None
     strategy: str | None = None  # path of the destination's strategy, if it was derived
     derivation: Mapping[str, Any] | None = None  # how the destination's strategy was derived
-    form: str = "ranks"  # form of the destination
+    form: str = DEFAULT_FORM  # form of the destination
     fingerprints: bool = False  # whether fingerprints are kept, for `verify DST`
     # Number of files that were complete before, and were compared with their fingerprints.
     files_compared: int = 0
@@ -158,7 +159,7 @@ class Report(Result):
 
     def _going_on(self) -> Iterator[Lines]:
         """Yield what a job loads, how to check that, and how a slow run would be faster."""
-        if self.form != "ranks":
+        if not FORMS[self.form].is_named_in_yaml:
             load = self.dst
         elif self.dst_ranks == 1 < self.src_ranks:
             load = f"one complete file, for one device: {self.files[0]} (--dst-strategy: for more)"

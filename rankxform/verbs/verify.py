@@ -8,6 +8,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from rankxform.checkpoints.base import DEFAULT_FORM
 from rankxform.errors import StorageError, UsageError
 from rankxform.request import Request
 from rankxform.source.written import BYTES
@@ -84,7 +85,7 @@ def notice_of_other_options(conversion: Conversion, manifest: Mapping[str, Any])
 def _normal(words: Iterable[str | None]) -> list[str]:
     """Return a source and options without defaults and links, so that equal ones are equal."""
     pairs = [str(Path(word).resolve()) if word[0] == "/" else word for word in words if word]
-    for default in (["--dst-form", "ranks"], ["--dst-strategy", "none"]):
+    for default in (["--dst-form", DEFAULT_FORM], ["--dst-strategy", "none"]):
         for position in range(len(pairs) - 1):
             if pairs[position : position + 2] == default:
                 del pairs[position : position + 2]
