@@ -624,6 +624,11 @@ def _assumptions(request: DeriveRequest, undivided: Sequence[str]) -> tuple[str,
             f"The optimizer shards parameters of {request.dst.threshold_bytes // 1024} KiB or "
             f"more{source_text}."
         )
+    elif request.dst.optimizer_shard is None and may_shard(request) and request.dst.dp > 1:
+        texts.append(
+            "Whether the optimizer shards is not stated: parameters of fewer than "
+            f"{request.dst.threshold_bytes // 1024} KiB, as all are, it does not (--threshold)."
+        )
     if undivided:
         texts.append(
             f"It does not shard {len(undivided)} of these, whose slices do not divide among the "

@@ -21,8 +21,9 @@ class ReadOptions:
     costs: Costs | None = option(
         None, GROUP_IO, "cost model: bytes a second of one process (read, write, copy) and of one "
         "node (network), latencies (read_latency, latency), and the overlap of reading and sending "
-        "(0-1), such as read=2G,latency=30us (default: measured; if some are given, 1G, 1G, 5G, "
-        "10G, 100us, 30us, 1 for the others)", AFFECTS_LOAD, kind=COSTS, metavar="WHAT=VALUE,..",
+        "(0-1), such as read=2G,latency=30us; G is 10^9 (default: measured; of --simulate, or if "
+        "some are given, 1G, 1G, 5G, 10G, 100us, 30us, 1)", AFFECTS_LOAD,
+        kind=COSTS, metavar="WHAT=VALUE,..",
     )  # fmt: skip
     memory: int = option(
         DEFAULT_MEMORY, GROUP_IO, "buffers on each process (default: 64M)", AFFECTS_LOAD,

@@ -779,7 +779,8 @@ class NameMap(ModelOperation):
             if (len(tensor.shape), tensor.shape[free:]) != (len(shape), shape[free:]):
                 expressions = [n for part_shape in rule.parts.values() for n in part_shape]
                 rows, words = (*tensor.shape, 0)[0], (*shape, 0)[0]
-                is_resized = rule.vocabulary and (rows > words or is_padding(rows, words))
+                is_resized = rule.vocabulary and tensor.shape[1:] == shape[1:]
+                is_resized = is_resized and (rows > words or is_padding(rows, words))
                 raise CheckpointError(
                     f"{tensor.name!r} has shape {list(tensor.shape)}; {self.sizes.label} "
                     f"({self.sizes.stated(expressions)}) makes it {list(shape)}",
@@ -889,12 +890,30 @@ class NameMap(ModelOperation):
             leave = option_to_exclude(beyond_names, known_names)
             return CheckpointError(text, config, f"{leave} leaves these out")
         weights = ("--weights-only, without counters",) if name in COUNTERS else ()
+        if conditions := self._conditions_of(side, name):
+            return CheckpointError(
+                f"{self.sizes.label} says that the model has no {name!r} of its own, and it is "
+                f"there ({self.sizes.stated(conditions)})",
+                "--config FILE of this model, if that is another's",
+                f"{leave} leaves it out, if it is a copy",
+            )
         return CheckpointError(
             f"no rule of {self.table.label} takes {name!r}, of {_TITLES[side]} names",
             *weights,
             f"{leave} leaves such tensors out",
             "--map FILE.toml, a table of your own",
         )
+
+    def _conditions_of(self, side: str, name: str) -> list[SizeExpression]:
+        """Return on what it depends that no rule takes a tensor of a name without a number."""
+        rules = [rule for rule in self.table.rules if rule.condition and self._is_chosen(rule)]
+        return [
+            rule.condition
+            for rule in rules
+            if rule.condition
+            and name in ([rule.whole] if side == rule.side else [*rule.parts])
+            and not self.sizes.holds(rule.condition)
+        ]
 
     def _why_beyond(self, side: str, name: str) -> str:
         """Say that the configuration has no such layer, or expert, as a tensor is of; else ""."""

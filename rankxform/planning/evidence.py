@@ -357,7 +357,9 @@ def samples_text(facts: Mapping[str, int | None]) -> str:
 def order_text(numbers: Mapping[str, int | None]) -> str:
     """Say what of the order of the ranks no comparison of samples shows; "": nothing."""
     if numbers.get("ordered") == 0:
-        return "; no slice of a weight is on two ranks: the order of the ranks was not checked"
+        return (
+            "; no slice of a sharded weight is on two ranks: the order of the ranks was not checked"
+        )
     number = numbers.get("exchangeable")
     return f"; {number:,} ranks could be exchanged with another unnoticed" if number else ""
 

@@ -27,7 +27,7 @@ from rankxform.errors import UsageError
 from rankxform.formats.container import item_size
 from rankxform.geometry.box import Box, bounding_boxes, count_runs
 from rankxform.geometry.tiling import Cell, SourceTiling, Tiling, overlaps
-from rankxform.options import OptionType, parse_size
+from rankxform.options import OptionType
 from rankxform.values import NamedTuple, dataclass
 
 from .plan import TransferGroup
@@ -286,10 +286,11 @@ def _parse_cost(name: str, text: str) -> float:
         if not re.fullmatch(r"0*(\d*\.\d+|[01]\.?)", text) or not 0 <= float(text) <= 1:
             raise ValueError(f"{text!r}: expected a share from 0 to 1")
         return float(text)
-    try:
-        return parse_size(text)
-    except ValueError:
-        raise ValueError(f"{text!r}: expected a size such as 256M") from None
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([KMGT]?)(i?)B?", text.strip(), re.IGNORECASE)
+    if not match:
+        raise ValueError(f"{text!r}: expected bytes a second such as 2G (10^9) or 2Gi (2^30)")
+    power = " KMGT".index(match[2].upper() or " ")
+    return float(match[1]) * (1024.0 if match[3] else 1000.0) ** power
 
 
 COSTS = OptionType(Costs, "rankxform.Costs", "Costs", parse_costs)

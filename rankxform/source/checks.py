@@ -395,8 +395,7 @@ def no_name_is_damaged(read: HeadersRead) -> Iterator[Finding]:
                 near_names = [near for near in missing if _is_nearly(name, near)]
                 if near_names and name not in strategy:
                     text = f"holds {name!r}, which is no other rank's, and lacks {near_names[0]!r}"
-                    tries = ("copy the file again", "--accept contradictions takes both")
-                    yield Finding(Message(text, tries, read.paths[files[0]]))
+                    yield Finding(Message(text, ("copy the file again",), read.paths[files[0]]))
 
 
 def _is_nearly(name: str, near: str) -> bool:

@@ -593,7 +593,8 @@ def _tries_without(request: Request, source: Source) -> tuple[str, ...]:
         if all(len(layout.holders[layout.cell(place)]) > 1 for layout in layouts):
             move = f"mv {quote(path)} {quote(f'{path}.torn')}"
             tries.append(f"{move}, and ranks that hold the same slices serve")
-    if not (request.fallback or source.form.described) and is_path(path):
+    takes_fallback = not request.fallback and (request.src_strategy or not request.src_config)
+    if takes_fallback and not source.form.described and is_path(path):
         tries.append("--fallback PLACE, where a copy of it is")
     return (*tries, *older)
 

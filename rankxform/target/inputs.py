@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import field, replace
 from pathlib import Path
-from shlex import join
+from shlex import join, quote
 from typing import TYPE_CHECKING, Any
 
 from rankxform.checkpoints.base import CheckpointRef
@@ -81,6 +81,10 @@ def source_ref(request: Request, strategy: Strategy | None) -> CheckpointRef:
 def source_ref_with_strategy(request: Request) -> CheckpointRef:
     """Return the source that a request names, with the strategy that it names, if it does."""
     src_strategy = request.src_strategy
+    path = Path(request.src)
+    if is_path(request.src) and path.is_file() and is_strategy(path):
+        look = f"rankxform inspect {quote(request.src)}"
+        raise UsageError("is a strategy, and no checkpoint", look, where=path)
     return source_ref(request, None if src_strategy is None else load_strategy(src_strategy))
 
 

@@ -118,10 +118,12 @@ class Check(Comparison):
 
     @property
     def same(self) -> bool | None:
-        """Whether nothing is wrong; None where nothing could be compared with anything."""
+        """Whether nothing is wrong; None where nothing could be compared with anything, or where no
+        strategy says how files are sharded, so that most could not."""
         if errors_of(self.findings):
             return False
-        return True if any(passed.is_checked for passed in self.passed) else None
+        groups = {passed.group: passed.is_checked for passed in self.passed}
+        return True if any(groups.values()) and groups.get(_STRATEGY, True) else None
 
     @property
     def rows(self) -> tuple[CheckRow, ...]:
@@ -163,6 +165,8 @@ class Check(Comparison):
             False: "",
             None: ": nothing could be compared with anything",
         }[self.same]
+        if self.same is None and any(passed.is_checked for passed in self.passed):
+            verdict_text = ": nothing wrong was found, and what needs a strategy was not looked for"
         files = format_count(self.files_compared, "file")
         title = FORMS[self.form].title
         label = "WRONG" if self.same is False else ""

@@ -25,6 +25,7 @@ from rankxform.planning.catalog import Parameter, Sharding
 from rankxform.planning.selection import missing_slices, missing_slices_error
 from rankxform.request import Request
 from rankxform.results import NORMAL, VERBOSE, Drawing, Result, Section, Table, first_line, lines
+from rankxform.source.choose import a_strategy_is_given
 from rankxform.source.open import Source, open_source
 from rankxform.target.inputs import source_ref_with_strategy
 from rankxform.transport import Team
@@ -80,7 +81,7 @@ def contents(request: Request, team: Team) -> Contents:
     """
     where = team.bcast(lambda: source_ref_with_strategy(request))
     source = open_source(where, team)
-    if not source.paths:
+    if not source.paths or any(e.rule == a_strategy_is_given.__name__ for e in source.errors):
         source.require()
     return team.agree(lambda: Contents(_facts(source)))
 

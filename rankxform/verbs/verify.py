@@ -38,6 +38,9 @@ def verify(request: Request, team: Team, on_start: OnStart = start_silently) -> 
     differences, folder = destination.differences, conversion.target.folder
     manifest = find_manifest(folder, team) if differences else None
     other_options = notice_of_other_options(conversion, manifest) if manifest else []
+    step = conversion.source.selected.step_name
+    # Or else it may be as it was made, of another step.
+    is_its_step = manifest and manifest["identity"].get("step") in (None, step)
     return Verdict(
         request.src,
         str(folder),
@@ -52,8 +55,10 @@ def verify(request: Request, team: Team, on_start: OnStart = start_silently) -> 
         bytes_compared=outcome.bytes_written,
         seconds=outcome.seconds,
         processes=team.size,
-        repair=repair_command(folder, manifest, differences, outcome) if manifest else None,
-        step=conversion.source.selected.step_name,
+        repair=repair_command(folder, manifest, differences, outcome)
+        if manifest and is_its_step
+        else None,
+        step=step,
         evidence=conversion.target.evidence.facts,
         fingerprints_kept=request.keep_fingerprints and not differences,
     )

@@ -9,12 +9,12 @@ broadcast); all read; all that was read is gathered.
 
 from __future__ import annotations
 
-import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from rankxform.checkpoints.base import DEFAULT_FORM, DEFAULT_PATTERN, FORMS, CheckpointRef
@@ -195,11 +195,15 @@ def manifests_of_nodes(folder: Path, team: Team) -> tuple[list[dict[str, Any]], 
     if not node_groups:
         if not any(team.allgather(folder.is_dir)):
             if any(team.allgather(folder.exists)):
-                look = f"rankxform inspect --check {shlex.quote(str(folder))}"
+                look = f"rankxform inspect --check {quote(str(folder))}"
                 raise UsageError("is a file, not a folder that rankxform wrote", look, where=folder)
             raise UsageError("no such folder", where=folder)
         is_begun = any(team.allgather((folder / FOLDER_NAME / JOB_NAME).is_file))
         refuse_begun(folder, is_begun, UsageError)
+        below = team.bcast(lambda: sorted(p.parent for p in folder.glob(f"*/{MANIFEST_NAME}")))
+        if below:
+            text = f"has destinations of rankxform in it, such as {below[-1].name}"
+            raise UsageError(text, f"rankxform verify {quote(str(below[-1]))}", where=folder)
         raise UsageError(
             "there is no manifest; this is no finished destination of rankxform",
             "verify SRC DST --src-strategy A --dst-strategy B, which compares it with its source",

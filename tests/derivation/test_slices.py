@@ -407,6 +407,15 @@ def test_a_statement_near_it_that_the_slices_fit_is_named(saved_as, stated, trie
     rankxform.transform(src, tmp_path / "dst", src_config=right, **PRESET)
 
 
+def test_a_threshold_that_nobody_stated_is_said(small, tmp_path):
+    """Where all parameters are below it, nothing was asked, and nothing said."""
+    done = rankxform.transform(
+        small, tmp_path / "dst", dst_parallel="dp=2,mp=2,vocab_emb_dp=true", **PRESET
+    )
+    told = "Whether the optimizer shards is not stated: parameters of fewer than 64 KiB, as all are"
+    assert any(told in text for text in done.derivation["assumptions"])
+
+
 def test_a_rule_that_contradicts_the_slices_is_named(small, config, tmp_path):
     src = tmp_path / "src"
     rankxform.transform(small, src, dst_config=config(2, 4, 1), **PRESET)

@@ -425,6 +425,24 @@ def test_a_map_of_other_names_is_said_to_be_one(tmp_path):
         )
 
 
+def test_a_head_that_the_configuration_calls_tied_is_not_left_out_unsaid(tmp_path):
+    """The rule was said to be missing, and the first try left the trained head out."""
+    model = next(
+        one for seed in range(9)
+        for one in [Model("llama_legacy", seed)] if not one.config["tie_word_embeddings"]
+    )  # fmt: skip
+    src = written(model, tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps({**model.config, "tie_word_embeddings": True}))
+    with pytest.raises(rankxform.CheckpointError) as refused:
+        rankxform.transform(
+            src, tmp_path / "dst", map="llama_legacy", dst_form="huggingface",
+            config=str(tmp_path / "config.json"),
+        )  # fmt: skip
+    assert "says that the model has no 'lm_head.weight' of its own" in refused.value.what
+    assert "tie_word_embeddings" in refused.value.what
+    assert refused.value.tries[0].startswith("--config FILE of this model")
+
+
 def test_a_map_of_other_names_proposes_the_one_that_fits(tmp_path):
     model = Model("llama_legacy", 1, "BFloat16")
     src = written(model, tmp_path)

@@ -30,5 +30,10 @@ def test_rows_are_added_only_where_few_lack(rows, is_advised, tmp_path):
     with pytest.raises(CheckpointError) as refusal:
         rankxform.plan(tmp_path / "src", map="qwen3")
     assert (f"--vocab {words}" in str(refusal.value)) == is_advised
+    model.config["hidden_size"] *= 2  # another model's: more than rows differ
+    (tmp_path / "src/config.json").write_text(json.dumps(model.config))
+    with pytest.raises(CheckpointError) as other_refusal:
+        rankxform.plan(tmp_path / "src", map="qwen3")
+    assert "--vocab" not in str(other_refusal.value)
     if rows < words and not is_advised:
         assert "one rank's slice" in str(refusal.value)

@@ -116,10 +116,20 @@ def test_ranks_without_a_strategy(tmp_path, capfd):
     strategy = reference.write_strategy(tmp_path / "a.ckpt", stage)
     code, found = checked(capfd, src)
     assert code == 6 and any("give --src-strategy" in one for one in found["not checked"])
+    code, found = checked(capfd, src, "--full")
+    assert code == 6 and found["right"], "values are, and most was not looked for"
     assert checked(capfd, src, "--src-strategy", strategy)[0] == 0
     shutil.copyfile(*(next(Path(src, f"rank_{n}").iterdir()) for n in (0, 1)))
     code, found = checked(capfd, src, "--src-strategy", strategy)
     assert code == 3 and found["wrong"]
+
+
+@pytest.mark.parametrize("option", ["--check", "--page=page.html"])
+def test_a_strategy_is_no_checkpoint(option, tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    strategy = reference.write_strategy(tmp_path / "a.ckpt", [{"w": ([2], [0, -1], 0, 0)}])
+    assert main(["inspect", strategy, option]) == 2
+    assert "is a strategy, and no checkpoint" in capfd.readouterr().err
 
 
 def test_without_a_strategy_a_torn_file_alone_is_wrong(tmp_path, capfd):

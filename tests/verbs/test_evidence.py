@@ -353,7 +353,7 @@ def test_evidence_says_whether_the_order_of_the_ranks_was_checked(layout, ordere
     report = rankxform.transform(src, tmp_path / "dst", strategy, None)
     assert report.evidence["ordered"] == ordered and report.evidence["samples"] > 0
     told = as_text(rankxform.verify(src, tmp_path / "dst", strategy))
-    text = "no slice of a weight is on two ranks: the order of the ranks was not checked"
+    text = "no slice of a sharded weight is on two ranks: the order of the ranks was not checked"
     assert (text in told) == (ordered == 0)
 
 

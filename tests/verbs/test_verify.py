@@ -334,6 +334,26 @@ def test_a_strategy_longer_than_a_file_name(tmp_path):
     assert "same      every byte" in compare_as_printed(place.dst)
 
 
+def test_a_destination_of_another_step_is_not_to_be_repaired(tmp_path):
+    """The command that was printed wrote the same file again."""
+    place = Place(tmp_path, SHARDED, SHARDED, {"w": ((8, 2), "Float32")}, name="net-1_10")
+    place.transform()
+    reference.write_checkpoint(
+        place.src, SHARDED, place.params, name="net-1_20", make=reference.counting_tensor
+    )
+    verdict = place.verify()
+    assert verdict.same is False and verdict.repair is None
+    assert any("was made with other options" in notice for notice in verdict.notices)
+
+
+def test_the_folder_above_destinations_names_one(tmp_path):
+    place = Place(tmp_path, SHARDED, SHARDED, {"w": ((8, 2), "Float32")})
+    rankxform.transform(place.src, place.dst / "1_10", place.a, place.b, verify=True)
+    with pytest.raises(rankxform.UsageError, match="such as 1_10") as refused:
+        rankxform.verify(place.dst)
+    assert refused.value.tries == (f"rankxform verify {place.dst}/1_10",)
+
+
 def test_what_was_not_compared_does_not_count(place):
     place.transform(overwrite=True, verify=True, fsync=False)
     size = place.final(0).stat().st_size
