@@ -13,6 +13,7 @@ from dataclasses import field, replace
 from typing import Any
 
 from rankxform.errors import UsageError
+from rankxform.formats.container import Index
 from rankxform.layout.names import format_ranges
 from rankxform.layout.strategy import Strategy
 from rankxform.planning.catalog import Description
@@ -177,6 +178,14 @@ class Form(ABC):
 
         Raises UsageError or CheckpointError that lists the candidates; never guesses.
         """
+
+    def describe(self, description: Description, indexes: Mapping[int, Index]) -> Description:
+        """Return what a checkpoint says of itself once the headers of its files are known, by id.
+
+        Pure, and the same on every process. Findings stand behind those of `description`. Raises
+        CheckpointError.
+        """
+        return description
 
     def destination_files(
         self, planner: Planner, options: Mapping[str, Any], step: int | None, suffix: str

@@ -22,7 +22,10 @@ from typing import Any
 from rankxform.checkpoints import folders
 from rankxform.errors import CheckpointError, UsageError
 from rankxform.formats.checkpoint2_metadata import MOST_STEPS, format_common
-from rankxform.layout.names import and_more
+from rankxform.formats.container import Index, Schema
+from rankxform.geometry.box import Shape
+from rankxform.layout.layout import Layout, repair_misstated_layout
+from rankxform.layout.names import and_more, first_texts
 from rankxform.planning.catalog import Description
 from rankxform.planning.plan import FileContent, Planner
 from rankxform.statements import ITERATION, Statement, as_notice
@@ -110,6 +113,10 @@ class Checkpoint2Form(Form):
                 selected.names, iteration.step, iteration.skipped_steps, description=description
             )
         return _select_by_metadata(iteration, store)
+
+    def describe(self, description: Description, indexes: Mapping[int, Index]) -> Description:
+        """What stays wrong is found by the rules."""
+        return _repaired(description, {file: index.schema for file, index in indexes.items()})
 
     def destination_files(
         self, planner: Planner, options: Mapping[str, Any], step: int | None, suffix: str
@@ -295,3 +302,41 @@ def _select_by_metadata(iteration: SelectedIteration, store: Store) -> SelectedF
             findings=(*iteration.findings, *map(as_notice, notices)),
         ),
     )
+
+
+def _repaired(description: Description, schemas: Mapping[int, Schema]) -> Description:
+    """Return what metadata mean where MindSpore states a wrong layout and the files decide."""
+    if description.strategy is None or not description.listed:
+        return description
+    stages = [dict(layouts) for layouts in description.strategy.stages]
+    layout_cache: dict[tuple[Layout, Shape], Layout | None] = {}
+    names: dict[str, None] = {}
+    for file, schema in schemas.items():
+        layouts = stages[description.strategy.stage_of(description.ranks[file])]
+        for name in description.listed.get(file, ()):
+            position, (_, shape) = schema.position.get(name), description.declared[name]
+            if (
+                position is None
+                or len(shape) != len(schema.shapes[position])
+                or 0 in schema.shapes[position]
+            ):
+                continue
+            counts = tuple(n // slice_size for n, slice_size in zip(shape, schema.shapes[position]))
+            layout = layouts[name]
+            if counts == layout.counts:
+                continue
+            if (layout, counts) not in layout_cache:
+                layout_cache[layout, counts] = repair_misstated_layout(layout, counts)
+            repaired_layout = layout_cache[layout, counts]
+            if repaired_layout is not None:
+                layouts[name], names[name] = repaired_layout, None
+    if not names:
+        return description
+    names_text = first_texts([*map(repr, names)])
+    notice = (
+        f"{description.source}: states wrong layouts of {names_text}, as MindSpore does where an "
+        "optimizer shards in groups that are not along device axes; the shapes in the files decide"
+    )
+    strategy = replace(description.strategy, stages=tuple(stages))
+    findings = (*description.findings, as_notice(notice))
+    return replace(description, strategy=strategy, findings=findings)

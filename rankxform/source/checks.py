@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import field, replace
+from dataclasses import field
 from itertools import pairwise
 from math import prod
 from pathlib import Path
@@ -18,7 +18,6 @@ from rankxform.errors import FormatError, Message, RankxformError, StorageError
 from rankxform.formats.container import Index, Schema
 from rankxform.geometry.box import Shape
 from rankxform.geometry.tiling import Grid
-from rankxform.layout.layout import Layout, repair_misstated_layout
 from rankxform.layout.names import and_more, first_texts, summarize_names
 from rankxform.layout.states import NEVER_SAVED, find_states, is_never_saved
 from rankxform.layout.strategy import Strategy
@@ -89,47 +88,6 @@ def schemas_without_repeats(
     ]
     schemas[description.untracked] = schema.of([schema.names[i] for i in rows])
     return schemas
-
-
-def repair_description(description: Description, schemas: Mapping[int, Schema]) -> Description:
-    """Return what a checkpoint means where MindSpore states a wrong layout and the files decide.
-
-    `schemas` are by file. What stays wrong is found by the rules.
-    """
-    if description.strategy is None or not description.listed:
-        return description
-    stages = [dict(layouts) for layouts in description.strategy.stages]
-    layout_cache: dict[tuple[Layout, Shape], Layout | None] = {}
-    names: dict[str, None] = {}
-    for file, schema in schemas.items():
-        layouts = stages[description.strategy.stage_of(description.ranks[file])]
-        for name in description.listed.get(file, ()):
-            position, (_, shape) = schema.position.get(name), description.declared[name]
-            if (
-                position is None
-                or len(shape) != len(schema.shapes[position])
-                or 0 in schema.shapes[position]
-            ):
-                continue
-            counts = tuple(n // slice_size for n, slice_size in zip(shape, schema.shapes[position]))
-            layout = layouts[name]
-            if counts == layout.counts:
-                continue
-            if (layout, counts) not in layout_cache:
-                layout_cache[layout, counts] = repair_misstated_layout(layout, counts)
-            repaired_layout = layout_cache[layout, counts]
-            if repaired_layout is not None:
-                layouts[name], names[name] = repaired_layout, None
-    if not names:
-        return description
-    notice = (
-        f"{description.source}: states wrong layouts of {_names_text(list(names))}, as MindSpore "
-        "does where an optimizer shards in groups that are not along device axes; the shapes in "
-        "the files decide"
-    )
-    strategy = replace(description.strategy, stages=tuple(stages))
-    findings = (*description.findings, as_notice(notice))
-    return replace(description, strategy=strategy, findings=findings)
 
 
 class HeadersRead(NamedTuple):

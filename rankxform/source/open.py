@@ -44,7 +44,7 @@ from rankxform.storage.store import Listing, address_of
 from rankxform.transport import Team
 from rankxform.values import dataclass
 
-from .checks import HeadersRead, SourceManifest, repair_description, schemas_without_repeats
+from .checks import HeadersRead, SourceManifest, schemas_without_repeats
 from .choose import (
     ChosenFiles,
     SourceScope,
@@ -262,10 +262,44 @@ def _with_catalog(
     elsewhere: Mapping[int, Schema] = MappingProxyType({}),
 ) -> Source:
     """Return a source with its catalog, or with what prevents that; pure."""
-    findings, description = [*source.findings], chosen_files.selected.description
-    strategy, described = chosen_files.strategy, description is not None
-    is_whole = strategy is None or isinstance(strategy, WholeStrategy)
-    if not described and not source.errors and is_whole:
+    description, findings = chosen_files.selected.description, [*source.findings]
+    if description is None:
+        source, read = _headers_of_ranks(source, chosen_files, findings)
+    else:
+        read = _headers_as_described(source, description, narrow, findings)
+    findings += run_rules(HEADERS, read, narrow.accepts)
+    # An id stands for a rank with all that it holds whole.
+    if description is not None and read.description.is_whole:
+        size = max(chosen_files.selected.names, default=0) + 1
+        whole_strategy = WholeStrategy(stage_size=size)
+        read = read._replace(description=replace(read.description, strategy=whole_strategy))
+    catalog = None
+    if not errors_of(findings):
+        try:
+            catalog = catalog_of(
+                read.description,
+                read.schemas,
+                source.paths,
+                source.needed_files,
+                source.searched,
+                elsewhere,
+                read.dropped if read.is_described else None,
+            )
+        except (CheckpointError, RequestError, StrategyError) as error:
+            findings.append(Finding.of_error(error))
+    if catalog is not None:
+        read = read._replace(catalog=catalog, manifest=source.manifest)
+        findings += run_rules(CATALOG, read, narrow.accepts)
+    return replace(source, catalog=catalog, findings=tuple(findings))
+
+
+def _headers_of_ranks(
+    source: Source, chosen_files: ChosenFiles, findings: list[Finding]
+) -> tuple[Source, HeadersRead]:
+    """Return what files of ranks hold, by the strategy that is given or that whole tensors show;
+    those of a rank beyond it are set apart in the source. Adds to `findings`."""
+    strategy = chosen_files.strategy
+    if not source.errors and (strategy is None or isinstance(strategy, WholeStrategy)):
         try:
             strategy, notices = infer_whole_strategy(
                 source.paths, source.indexes, source.where.path, chosen_files.siblings
@@ -276,59 +310,40 @@ def _with_catalog(
     inside = {
         file: index
         for file, index in source.indexes.items()
-        if described or strategy is None or source.selected.rank_of(file) < strategy.ranks
+        if strategy is None or source.selected.rank_of(file) < strategy.ranks
     }
     extra = {file: index for file, index in source.indexes.items() if file not in inside}
-    source = replace(source, indexes=inside, extra_rank_index=extra)
-    paths, dropped = source.paths, None
-    if description is None:
-        ranks = {} if isinstance(strategy, WholeStrategy) else source.selected.ranks
-        label = strategy.label if strategy else source.where.path  # files of ranks say nothing
-        final_description = Description(label, strategy, ranks=ranks)
-        if isinstance(strategy, PatternStrategy) and strategy.has_parts:
-            try:
-                final_description, inside = _describe_parts(source, strategy, inside)
-                source = replace(source, indexes=inside)
-            except (CheckpointError, RequestError, StrategyError) as error:
-                findings.append(Finding.of_error(error))
-        schemas = {file: index.schema for file, index in inside.items()}
-        extra_schemas = {file: index.schema for file, index in extra.items()}
-        read = HeadersRead(
-            final_description, schemas, paths, is_described=False, extra=extra_schemas
-        )
-    else:
-        schemas = schemas_without_repeats(description, inside)
-        if description.is_whole and description.listed:
-            description = replace(description, passed_over={
-                **description.passed_over, **_passed_over(source, description, schemas)
-            })  # fmt: skip
-        final_description = repair_description(description, schemas)
-        findings += final_description.findings[len(description.findings) :]
-        names = [name for schema in dict.fromkeys(schemas.values()) for name in schema.names]
-        names += [*final_description.declared, *final_description.refused]
-        dropped = narrow.drops(find_states(dict.fromkeys(names)))
-        read = HeadersRead(final_description, schemas, paths, dropped)
-    findings += run_rules(HEADERS, read, narrow.accepts)
-    # An id stands for a rank with all that it holds whole.
-    if description is not None and final_description.is_whole:
-        size = max(chosen_files.selected.names, default=0) + 1
-        final_description = replace(final_description, strategy=WholeStrategy(stage_size=size))
-    catalog = None
-    if not errors_of(findings):
+    ranks = {} if isinstance(strategy, WholeStrategy) else source.selected.ranks
+    label = strategy.label if strategy else source.where.path  # files of ranks say nothing
+    description = Description(label, strategy, ranks=ranks)
+    if isinstance(strategy, PatternStrategy) and strategy.has_parts:
         try:
-            catalog = catalog_of(
-                final_description,
-                schemas,
-                paths,
-                source.needed_files,
-                source.searched,
-                elsewhere,
-                dropped,
-            )
+            description, inside = _describe_parts(source, strategy, inside)
         except (CheckpointError, RequestError, StrategyError) as error:
             findings.append(Finding.of_error(error))
-    if catalog is not None:
-        description, manifest = final_description, source.manifest
-        read = read._replace(description=description, catalog=catalog, manifest=manifest)
-        findings += run_rules(CATALOG, read, narrow.accepts)
-    return replace(source, catalog=catalog, findings=tuple(findings))
+    source = replace(source, indexes=inside, extra_rank_index=extra)
+    schemas = {file: index.schema for file, index in inside.items()}
+    extra_schemas = {file: index.schema for file, index in extra.items()}
+    read = HeadersRead(description, schemas, source.paths, is_described=False, extra=extra_schemas)
+    return source, read
+
+
+def _headers_as_described(
+    source: Source, description: Description, narrow: SourceScope, findings: list[Finding]
+) -> HeadersRead:
+    """Return what files hold, and what the checkpoint says of it itself. Adds to `findings`."""
+    schemas = schemas_without_repeats(description, source.indexes)
+    if description.is_whole and description.listed:
+        description = replace(description, passed_over={
+            **description.passed_over, **_passed_over(source, description, schemas)
+        })  # fmt: skip
+    headers = {
+        file: index if index.schema is schemas[file] else index.with_schema(schemas[file])
+        for file, index in source.indexes.items()
+    }
+    final_description = source.form.describe(description, headers)
+    findings += final_description.findings[len(description.findings) :]
+    names = [name for schema in dict.fromkeys(schemas.values()) for name in schema.names]
+    names += [*final_description.declared, *final_description.refused]
+    dropped = narrow.drops(find_states(dict.fromkeys(names)))
+    return HeadersRead(final_description, schemas, source.paths, dropped)

@@ -7,7 +7,7 @@ several ranks hold is compared, and parameters that no strategy lists are compar
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -23,7 +23,6 @@ from rankxform.formats.container import BOX_MARK, content_bytes
 from rankxform.geometry.box import Box
 from rankxform.geometry.tiling import Grid
 from rankxform.layout.names import STEPS, first_texts, pattern_of, summarize_names
-from rankxform.layout.states import States
 from rankxform.layout.strategy import WholeStrategy
 from rankxform.operations.rename import STEP_OF_ONE
 from rankxform.operations.select import is_master
@@ -261,7 +260,11 @@ def examine(conversion: Conversion, team: Team) -> Evidence:
         from .differing_replicas import choose_replicas
 
         evidence = choose_replicas(source, evidence, team)
-    percent = _percent(catalog.states, src_parameters, evidence.sampled)
+    # How much of what is converted is of kinds that were compared, by bytes.
+    kinds = {pattern_of(catalog.states.base_name(name)) for name in evidence.sampled}
+    sizes = [(pattern_of(p.base_name), content_bytes(p.dtype, p.shape)) for p in src_parameters]
+    compared_bytes = sum(nbytes for kind, nbytes in sizes if kind in kinds)
+    percent = 100 * compared_bytes // max(1, sum(nbytes for _, nbytes in sizes))
     evidence = replace(evidence, percent=percent)
     if 0 < percent < _LITTLE_PERCENT and catalog.strategy is not None and not source.form.described:
         few_text = (
@@ -290,14 +293,6 @@ def require_evidence(conversion: Conversion, evidence: Evidence, team: Team) -> 
     """Raise the first error of what `examine` found, with what else may be meant. Collective."""
     with adding_suggestions(conversion.resolved, conversion.source, team):
         require(evidence.findings, is_counted=False)
-
-
-def _percent(states: States, parameters: Iterable[Parameter], sampled: Collection[str]) -> int:
-    """Return how much of what is converted is of kinds that were compared, by bytes."""
-    kinds = {pattern_of(states.base_name(name)) for name in sampled}
-    sizes = [(pattern_of(p.base_name), content_bytes(p.dtype, p.shape)) for p in parameters]
-    compared_bytes = sum(nbytes for kind, nbytes in sizes if kind in kinds)
-    return 100 * compared_bytes // max(1, sum(nbytes for _, nbytes in sizes))
 
 
 @dataclass(frozen=True)
