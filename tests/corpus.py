@@ -542,7 +542,8 @@ def resumed(runner):
 MESSAGE_TESTS = (
     "test_errors.py", "test_cases.py", "test_statements.py", "source/test_choose.py",
     "source/test_hints.py", "trust/test_completeness.py", "trust/test_lies.py",
-    "verbs/test_check.py", "verbs/test_evidence.py",
+    "verbs/test_check.py", "verbs/test_evidence.py", "formats/test_safetensors.py",
+    "operations/test_select.py", "target/test_findings.py", "target/test_model_files.py",
 )  # fmt: skip
 
 

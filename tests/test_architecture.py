@@ -392,14 +392,14 @@ def test_fields_have_comments_and_no_paragraphs():
 
 MOST_FIGURES = {
     "transform": {"without_rules": 789, "moves": 459, "upper_moves": 88, "types": 81},
-    "verify DST": {"moves": 74},
+    "verify DST": {"moves": 73},
     "text": {
-        "functions_per_1000_lines": 59.5, "says_nothing": 0, "nested": 107, "unlike_fields": 15,
-        "short_with_one_caller": 180,
+        "functions_per_1000_lines": 58, "says_nothing": 0, "nested": 106, "unlike_fields": 15,
+        "short_with_one_caller": 177,
     },
 }  # fmt: skip
 """What a reader pays (tests/reader.py). A figure may fall; a commit that adds an ability raises none."""
-LEAST_MIRRORED = 59
+LEAST_MIRRORED = 79
 """Modules with a test module of their name at their place; may rise."""
 
 OF_NO_PACKAGE = {"trust", "mpi", "conformance", "oracle", "frameworks", "hosts"}

@@ -7,7 +7,6 @@ import os
 import shlex
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -18,216 +17,11 @@ import rankxform
 from rankxform.cli.main import main
 from rankxform.engine import pipeline
 from rankxform.engine.piece_schedule import PieceSchedule
-from rankxform.errors import RankxformError
 from tests import reference, reference_forms
 from tests.reference_maps import Model
+from tests.reported import convert, dst, made, put, refused, same, tensors
 
-CASES = Path(__file__).parent / "data" / "cases"
-
-
-@pytest.fixture(scope="module")
-def made(tmp_path_factory):
-    """Return the folder of a case, made once."""
-    folders = {}
-
-    def make(name):
-        if name not in folders:
-            folders[name] = tmp_path_factory.mktemp("cases") / name
-            words = [sys.executable, str(CASES / f"{name}.py"), str(folders[name])]
-            words += ["3", "4"] if name == "many_tensors" else [sys.executable]
-            subprocess.run(
-                words, check=True, capture_output=True, env={**os.environ, "LC_ALL": "C"}
-            )
-        return folders[name]
-
-    return make
-
-
-@pytest.fixture
-def dst(tmp_path):
-    return tmp_path / "dst"
-
-
-def tensors(folder):
-    found = {}
-    for path in sorted(Path(folder).rglob("*.safetensors")):
-        found |= load_file(path)
-    return found
-
-
-def convert(src, dst, *strategies, **options):
-    shutil.rmtree(dst, ignore_errors=True)
-    options.setdefault("dst_form", "huggingface")
-    report = rankxform.transform(src, dst, *strategies, fsync=False, **options)
-    return report, tensors(dst)
-
-
-def same(found, expected):
-    assert {*found} == {*expected}
-    for name, array in expected.items():
-        assert found[name].dtype == array.dtype
-        np.testing.assert_array_equal(found[name], array)
-
-
-def refused(src, dst, *strategies, **options):
-    with pytest.raises(RankxformError) as caught:
-        convert(src, dst, *strategies, **options)
-    assert not dst.exists()
-    return caught.value.parts
-
-
-# -- states -----------------------------------------------------------------------------------------
-
-
-@pytest.mark.sampled
-@pytest.mark.parametrize(
-    "kind", ["adam", "nnadam", "lamb", "amsgrad", "rmsprop", "adadelta", "ftrl"]
-)
-def test_states_of_mindspores_optimizers(kind, made, dst):
-    folder = made("ms_optimizers")
-    expected = load_file(folder / f"expect-{kind}.safetensors")
-    src, strategy = folder / kind, folder / f"{kind}.json"
-    same(convert(src, dst, strategy)[1], expected)
-    weights = {name: expected[name] for name in "wb"}
-    same(convert(src, dst, strategy, weights_only=True)[1], weights)
-    report, found = convert(src, dst, strategy, folder / "infer.json", dst_form="ranks")
-    same(found, weights)
-    assert {n for one in report.left_out for n in one.names} == {*expected} - {*weights}
-    renamed = convert(src, dst, strategy, rename=("^w$=layers.w",))[1]
-    assert {n.rpartition("w")[0] for n in renamed if n.endswith("layers.w")} == {
-        n.rpartition("w")[0] + "layers." for n in expected if n == "w" or n.endswith(".w")
-    }
-    cast = convert(src, dst, strategy, dtype="fp16")[1]
-    assert {n for n, one in cast.items() if one.dtype == np.float16} == {*"wb"}
-
-
-def test_states_of_a_chained_optimizer(made, dst):
-    src = made("mcore_chained") / "mcore"
-    every = convert(src, dst)[1]
-    weights = {n: one for n, one in every.items() if "optimizer" not in n}
-    assert len(weights) == 4 and len(every) == 16
-    same(convert(src, dst, weights_only=True)[1], weights)
-    cast = convert(src, dst, dtype="fp16")[1]
-    assert {n for n, one in cast.items() if one.dtype == np.float16} == {*weights}
-    renamed = convert(src, dst, rename=("^decoder=model",))[1]
-    assert not any("decoder" in name for name in renamed)
-
-
-def test_weights_that_are_named_like_states(made, dst):
-    src = made("state_like_weights")
-    report, found = convert(src, dst, weights_only=True)
-    same(found, tensors(src))
-    assert any("leaves nothing out" in text for text in report.notices) and not report.warnings
-
-
-COPIES = {"ema.w": 1, "ema.b": 2, "w": 3, "b": 4, "adam_m.w": 5, "adam_m.b": 6}
-
-
-@pytest.fixture
-def copies(tmp_path):
-    shapes = {"w": (8, 4), "b": (8,)}
-    arrays = {n: np.full(shapes[n[-1]], k, "f4") for n, k in COPIES.items()}
-    (tmp_path / "copies").mkdir()
-    save_file(arrays, tmp_path / "copies" / "model.safetensors")
-    return tmp_path / "copies", arrays
-
-
-def test_a_copy_of_the_parameters_is_never_dropped_by_guess(copies, dst, monkeypatch, tmp_path):
-    src, arrays = copies
-    same(convert(src, dst)[1], arrays)
-    parts = refused(src, dst / "none", weights_only=True)
-    assert parts.tries == (
-        "--exclude '^ema\\.' to leave them out", "--include . to keep them as weights"
-    )  # fmt: skip
-    found = convert(src, dst, weights_only=True, exclude=(r"^ema\.",))[1]
-    assert {*found} == {"w", "b"}
-    found = convert(src, dst, weights_only=True, include=(".",))[1]
-    assert {*found} == {"w", "b", "ema.w", "ema.b"}
-    report, found = convert(src, dst, dtype="fp16", rename=("^w$=layers.w",))
-    assert {*found} == {"layers.w", "b", "ema.layers.w", "ema.b", "adam_m.layers.w", "adam_m.b"}
-    assert {n for n, one in found.items() if one.dtype == np.float16} == {"layers.w", "b"}
-    assert any("keep their type" in text for text in report.notices)
-    found = convert(src, dst, dtype="fp16", cast_states=("^ema",))[1]
-    assert found["ema.w"].dtype == np.float16
-
-
-def test_a_copy_follows_its_parameters_sharding(copies, tmp_path, dst):
-    _, arrays = copies
-    rows = [{"w": ([4], [0, -1], 0, 0), "b": ([4], [0], 0, 0)}]
-    for rank in range(4):
-        folder = tmp_path / "ranks" / f"rank_{rank}"
-        folder.mkdir(parents=True)
-        parts = {
-            n: np.array_split(one * 1, 4)[rank] + np.float32(rank) for n, one in arrays.items()
-        }
-        save_file(parts, folder / "net.safetensors")
-    a = reference.write_strategy(tmp_path / "a.ckpt", rows)
-    found = convert(tmp_path / "ranks", dst, a)[1]
-    for name, array in arrays.items():
-        steps = np.repeat(np.arange(4), 2).reshape(-1, *(1,) * (array.ndim - 1))
-        np.testing.assert_array_equal(found[name], array + steps)
-
-
-def test_numbered_states_are_told(tmp_path, dst):
-    (tmp_path / "src").mkdir()
-    arrays = {n: np.ones((2, 2), "f4") for n in ("w", "adam_m.0", "adam_m.1")}
-    save_file(arrays, tmp_path / "src" / "model.safetensors")
-    with pytest.warns(rankxform.RankxformWarning, match="states by number"):
-        same(convert(tmp_path / "src", dst)[1], arrays)
-    parts = refused(tmp_path / "src", dst / "none", weights_only=True)
-    pattern = parts.tries[0].split("'")[1]
-    assert [*convert(tmp_path / "src", dst, weights_only=True, exclude=(pattern,))[1]] == ["w"]
-
-
-# -- tensors that are no weights --------------------------------------------------------------------
-
-UNUSUAL = {
-    "compiled": ({"_orig_mod.l.w": (2, 2), "_orig_mod.l.b": (2,)}, r"'_orig_mod\.='"),
-    "parallel": ({"module.l.w": (2, 2), "module.l.b": (2,)}, r"'^module\.='"),
-    "peft": ({"base_model.model.l.w": (2, 2)}, r"'^base_model\.model\.='"),
-    "layers": ({"l.base_layer.w": (2, 2), "l.lora_A.w": (1, 2)}, "is not merged"),
-    "flat": ({"l._flat_param": (8,), "b": (2,)}, "in one row"),
-    "empty": ({"a": (0,), "b": (0,), "norm": (2,)}, "ZeRO-3"),
-}
-
-
-@pytest.mark.parametrize("kind", UNUSUAL)
-def test_what_is_hardly_a_weight_is_told_with_what_mends_it(kind, tmp_path, dst):
-    shapes, text = UNUSUAL[kind]
-    (tmp_path / "src").mkdir()
-    arrays = {n: np.ones(s, "f4") for n, s in shapes.items()}
-    save_file(arrays, tmp_path / "src" / "model.safetensors")
-    with pytest.warns(rankxform.RankxformWarning) as told:
-        same(convert(tmp_path / "src", dst)[1], arrays)
-    assert len(told) == 1 and text in str(told[0].message)
-    rows = rankxform.check(tmp_path / "src").rows
-    assert [one.text for one in rows if one.check == "tensors"] == [str(told[0].message)]
-    if "--rename" in str(told[0].message):
-        rule = str(told[0].message).rpartition("'")[0].rpartition("'")[2]
-        assert {*convert(tmp_path / "src", dst, rename=(rule,))[1]} <= {"l.w", "l.b"}
-
-
-def test_matrices_that_were_not_gathered(made, dst):
-    src = made("zero3_empty") / "checkpoint-10"
-    with pytest.warns(
-        rankxform.RankxformWarning, match=r"13 of 14 weights are empty.*zero_to_fp32"
-    ):
-        same(convert(src, dst)[1], tensors(src))
-
-
-def test_values_that_are_no_numbers_are_seen_in_samples(tmp_path, dst):
-    params = {f"w{i}": ((32, 32), "Float32") for i in range(2)}
-    rows = [dict.fromkeys(params, ([2], [0, -1], 0, 0))]
-
-    def make(name, shape, dtype):
-        found = np.random.default_rng(len(name)).uniform(1, 2, shape).astype("<f4")
-        found[20:, :] = np.nan if name == "w1" else 3
-        return found.view("<u4")
-
-    reference.write_checkpoint(tmp_path / "src", rows, params, make=make)
-    a = reference.write_strategy(tmp_path / "a.ckpt", rows)
-    with pytest.warns(rankxform.RankxformWarning, match=r"w1 hold values that are"):
-        convert(tmp_path / "src", dst, a)
+__all__ = ["dst", "made"]
 
 
 # -- names of files ---------------------------------------------------------------------------------
@@ -297,24 +91,6 @@ def test_a_link_to_another_ranks_file_is_a_replica(tmp_path, dst):
 
 
 # -- headers, indexes, and what lies there instead --------------------------------------------------
-
-LEGAL = ("empty", "null", "padded", "order", "zero", "unicode")
-ILLEGAL = {
-    "dup": "twice", "trailing": "longer", "numbers": "texts", "overlap": "starts at", "hole": "starts",
-    "short": "cut off", "onlymeta": "holds no tensor",
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("kind", LEGAL)
-def test_legal_headers(kind, made, dst):
-    found = convert(made("st_headers") / kind, dst)[1]
-    (w,) = (one for one in found.values() if one.shape == (2, 3))
-    assert w.tolist() == [[0, 1, 2], [3, 4, 5]] and found["b"].shape == () and found["b"] == 7
-
-
-@pytest.mark.parametrize("kind", ILLEGAL)
-def test_illegal_headers(kind, made, dst):
-    assert ILLEGAL[kind] in refused(made("st_headers") / kind, dst).what
 
 
 @pytest.mark.parametrize("spelling", ["./{}", "sub/{}", "{}"])
@@ -396,11 +172,6 @@ def test_files_that_an_index_does_not_name_are_ignored(made, dst):
         assert len(found) == 4 and any(text in notice for notice in report.notices)
     with pytest.warns(rankxform.RankxformWarning, match="4 tensors .* are passed over, and differ"):
         assert len(convert(made("stray_file") / "quantized", dst)[1]) == 4
-
-
-def test_names_and_types(made, dst):
-    for kind in ("names", "types", "both"):
-        same(convert(made("odd_names") / kind, dst)[1], tensors(made("odd_names") / kind))
 
 
 def test_an_export_over_an_earlier_one(made, dst, capfd):
@@ -623,44 +394,11 @@ def test_a_bias_of_zeros_that_no_strategy_lists(kind, tmp_path, dst):
 # -- found by trying to break it --------------------------------------------------------------------
 
 
-def put(folder, shapes, **more):
-    folder.mkdir(parents=True)
-    arrays = {n: np.arange(np.prod(s), dtype="f4").reshape(s) + 1 for n, s in shapes.items()}
-    save_file({**arrays, **more}, folder / "model.safetensors")
-    return folder
-
-
-@pytest.mark.parametrize(
-    "shapes",
-    [
-        {"generator.w": (8, 4), "discriminator.w": (8, 6), "generator.optimizer.state.w.exp_avg": (8, 4)},
-        {"actor.model.w": (8, 4), "ref.model.w": (8, 6), "actor.optimizer.state.w.exp_avg": (8, 4)},
-        {"model.w": (8, 4), "head.w": (4, 4), "optimizer.state.w.exp_avg": (8, 4),
-         "optimizer.state.head.w.exp_avg": (4, 4)},
-    ],
-)  # fmt: skip
-def test_all_weights_stay_whoever_has_an_optimizer(shapes, tmp_path, dst):
-    found = convert(put(tmp_path / "src", shapes), dst, weights_only=True)[1]
-    assert {*found} == {name for name in shapes if "optimizer" not in name}
-
-
 def test_integers_that_are_no_matrices_are_cast_around(tmp_path, dst):
     index = np.zeros((4, 4), np.int64)
     src = put(tmp_path / "src", {"attn.scale": (4,), "w": (8, 8)}, **{"attn.relative_index": index})
     found = convert(src, dst, dtype="fp16")[1]
     assert found["attn.relative_index"].dtype == np.int64 and found["w"].dtype == np.float16
-
-
-@pytest.mark.parametrize("options", [{"rename": (r"^ema\.=avg.",)}, {"names": "torch"}, {}])
-def test_what_a_message_says_of_copies_fits_the_names_that_they_get(options, copies, dst):
-    options = {"dst_form": "dcp", "exclude": ("adam",), **options}
-    with pytest.raises(RankxformError) as caught:
-        convert(copies[0], dst, weights_only=True, **options)
-    pattern = caught.value.parts.tries[0].split("'")[1]
-    report, _ = convert(
-        copies[0], dst, weights_only=True, **{**options, "exclude": ("adam", pattern)}
-    )
-    assert report.parameters == 2
 
 
 def test_a_link_that_an_index_names_is_a_file(tmp_path, dst):
@@ -688,172 +426,6 @@ def test_a_shard_of_another_type_is_told(number, tmp_path, dst):
         save_file(arrays, tmp_path / "src" / f"model-0000{i}-of-00002.safetensors")
     with pytest.warns(rankxform.RankxformWarning, match=r"^h\.\*\.w is Float.*, and Float"):
         convert(tmp_path / "src", dst)
-
-
-# -- what lies beside the tensors --------------------------------------------------------------------
-
-
-CONFIG = {
-    "architectures": ["A"], "model_type": "a", "vocab_size": 16, "hidden_size": 4,
-    "num_hidden_layers": 2,
-}  # fmt: skip
-
-
-class TestBeside:
-    """A destination is its tensors, its index and tracker, and the small files of a model."""
-
-    @pytest.fixture
-    def model(self, tmp_path):
-        src = tmp_path / "src"
-        src.mkdir()
-        arrays = {"model.embed_tokens.weight": np.ones((16, 4), "f4")}
-        arrays |= {f"model.layers.{n}.mlp.weight": np.full((8, 4), n + 2, "f4") for n in range(2)}
-        save_file(arrays, src / "model.safetensors")
-        self.write(src, **CONFIG)
-        return src
-
-    def write(self, folder, **config):
-        folder.mkdir(exist_ok=True)
-        (folder / "config.json").write_text(json.dumps(config))
-        (folder / "tokenizer.json").write_text("{}")
-
-    def verified(self, src, dst, **options):
-        options.setdefault("dst_form", "huggingface")
-        return {
-            one.elements.tensor if one.elements else Path(one.file).name: one.text
-            for one in rankxform.verify(src, dst, **options).differences
-        }
-
-    @pytest.mark.parametrize("with_manifest", [True, False])
-    def test_an_index(self, with_manifest, model, dst):
-        convert(model, dst, max_shard=200)
-        if not with_manifest:
-            (dst / "rankxform.json").unlink()
-        assert self.verified(model, dst) == {}
-        index = dst / "model.safetensors.index.json"
-        text = index.read_text()
-        index.unlink()
-        assert "is missing" in self.verified(model, dst)[index.name]
-        index.write_text(text + "\n")
-        found = self.verified(model, dst)
-        assert found == ({index.name: "was changed since it was written"} if with_manifest else {})
-
-    def test_one_file_of_another_tool_needs_none(self, model, dst):
-        dst.mkdir()
-        shutil.copy(model / "model.safetensors", dst)
-        assert self.verified(model, dst) == {}
-
-    @pytest.mark.parametrize("text", [None, "3", "x"])
-    def test_a_tracker(self, text, model, dst):
-        options = {"dst_form": "checkpoint2", "iteration": 7}
-        rankxform.transform(model, dst, **options)
-        assert self.verified(model, dst, **options) == {}
-        (tracker,) = dst.glob("*.txt")
-        tracker.unlink() if text is None else tracker.write_text(text)
-        assert [*self.verified(model, dst, **options)] == [tracker.name]
-        tracker.write_text("9")  # a later one, of another job
-        (dst / "iteration_00000009").mkdir()
-        with pytest.warns(rankxform.RankxformWarning, match="a job takes 9"):
-            assert self.verified(model, dst, **options) == {}
-
-    @pytest.mark.parametrize(
-        ("change", "why"),
-        [
-            ({"vocab_size": 8}, "vocab_size is 8"),
-            ({"vocab_size": 32}, "vocab_size is 32"),
-            ({"hidden_size": 8}, "hidden_size is 8"),
-            ({"num_hidden_layers": 4}, "num_hidden_layers is 4, and there are 2 layers"),
-            ({"architectures": ["B"]}, "architectures is ['B']"),
-        ],
-    )
-    def test_another_models_configuration(self, change, why, model, dst):
-        self.write(dst, **{**CONFIG, **change})
-        for overwrite in (False, True):
-            with pytest.raises(RankxformError, match="is of another model") as caught:
-                rankxform.transform(model, dst, dst_form="huggingface", overwrite=overwrite)
-            assert why in str(caught.value) and not [*dst.glob("*.safetensors")]
-        (dst / "config.json").unlink()
-        report = rankxform.transform(model, dst, dst_form="huggingface")
-        assert any("tokenizer.json lay there already" in text for text in report.notices)
-        self.write(dst, **{**CONFIG, **change})
-        assert why in self.verified(model, dst)["config.json"]
-
-    def test_people_change_a_configuration(self, model, dst):
-        self.write(dst, **CONFIG, torch_dtype="float16")
-        report = rankxform.transform(model, dst, dst_form="huggingface")
-        assert any("config.json, tokenizer.json lay there" in text for text in report.notices)
-        assert self.verified(model, dst) == {} and (dst / "config.json").is_file()
-
-    def test_what_was_copied_goes_with_its_tensors(self, tmp_path, made, dst):
-        """Another model is written over an earlier one, whose config.json came from --like."""
-        folder = made("lora_into_ranks")
-        options = {"map": "qwen3", "fsync": False}
-        ranks = tmp_path / "unified"
-        rankxform.transform(folder / "hf", ranks, dst_form="unified", **options)
-        like = {**options, "like": str(folder / "hf"), "dst_form": "huggingface"}
-        rankxform.transform(ranks, dst, **like)
-        assert (dst / "config.json").is_file()
-        other = tmp_path / "other"
-        other.mkdir()
-        save_file({"w": np.ones((4, 4), "f4")}, other / "model.safetensors")
-        report = rankxform.transform(other, dst, dst_form="huggingface", overwrite=True)
-        assert not (dst / "config.json").exists()
-        assert any("go with the tensors for which they" in text for text in report.notices)
-
-    @pytest.mark.parametrize(
-        "config",
-        [
-            {"encoder_layers": 6, "num_hidden_layers": 6},
-            {"vision_config": {"hidden_size": 3}, "hidden_size": 9},
-            {"text_config": {"vocab_size": 16, "hidden_size": 4}, "vocab_size": 9},
-            {"vocab_size": 16, "hidden_size": 8, "word_embed_proj_dim": 4},
-            {"num_hidden_layers": 1, "num_nextn_predict_layers": 1},
-        ],
-    )
-    def test_models_of_several_parts_are_not_judged(self, config, model, dst):
-        self.write(dst, **config)
-        rankxform.transform(model, dst, dst_form="huggingface")
-        assert self.verified(model, dst) == {}
-
-    def test_a_plain_copy_is_the_same(self, model, tmp_path):
-        """Whatever its config.json means: it is the source's own."""
-        self.write(model, vocab_size=7, num_hidden_layers=9)
-        shutil.copytree(model, tmp_path / "copy")
-        with pytest.warns(rankxform.RankxformWarning, match="vocab_size is 7"):
-            assert self.verified(model, tmp_path / "copy") == {}
-
-    def test_what_lay_there_before_is_never_removed(self, tmp_path, made, dst):
-        folder = made("lora_into_ranks")
-        unified, options = tmp_path / "unified", {"map": "qwen3", "like": str(folder / "hf")}
-        rankxform.transform(folder / "hf", unified, dst_form="unified", map="qwen3")
-        dst.mkdir()
-        shutil.copy(folder / "hf/config.json", dst)
-        rankxform.transform(unified, dst, dst_form="huggingface", **options)
-        other = tmp_path / "other"
-        other.mkdir()
-        save_file({"w": np.ones((4, 4), "f4")}, other / "model.safetensors")
-        rankxform.transform(other, dst, dst_form="huggingface", overwrite=True)
-        assert (dst / "config.json").is_file()
-
-    def test_the_same_model_keeps_its_files(self, tmp_path, made, dst):
-        folder = made("lora_into_ranks")
-        unified, options = tmp_path / "unified", {"map": "qwen3", "dst_form": "huggingface"}
-        rankxform.transform(folder / "hf", unified, dst_form="unified", map="qwen3")
-        rankxform.transform(unified, dst, like=str(folder / "hf"), **options)
-        more = {"config": str(folder / "hf/config.json"), "dtype": "bf16", "overwrite": True}
-        rankxform.transform(unified, dst, **options, **more)
-        rankxform.transform(folder / "hf", dst, dst_form="huggingface", overwrite=True)
-        assert (dst / "config.json").is_file()
-
-    def test_a_copy_that_was_changed_is_noticed(self, tmp_path, made, dst):
-        folder = made("lora_into_ranks")
-        ranks, options = tmp_path / "unified", {"map": "qwen3", "like": str(folder / "hf")}
-        rankxform.transform(folder / "hf", ranks, dst_form="unified", map="qwen3")
-        rankxform.transform(ranks, dst, dst_form="huggingface", **options)
-        config = json.loads((dst / "config.json").read_text())
-        (dst / "config.json").write_text(json.dumps({**config, "rope_theta": 1}))
-        verdict = rankxform.verify(ranks, dst, dst_form="huggingface", **options)
-        assert verdict and any("config.json: was changed" in text for text in verdict.notices)
 
 
 # -- what was left of the first round ----------------------------------------------------------------

@@ -26,6 +26,8 @@ TESTS = Path(__file__).parent
 FILES = frozenset((
     "checkpoints/test_checkpoint2.py", "checkpoints/test_dcp.py", "checkpoints/test_folders.py",
     "checkpoints/test_huggingface.py", "checkpoints/test_rank_folders.py", "conformance/test_forms.py",
+    "formats/test_safetensors.py", "operations/test_select.py", "target/test_findings.py",
+    "target/test_model_files.py",
     "conformance/test_operations.py", "derivation/test_inputs.py", "operations/test_base.py",
     "operations/test_cast.py", "operations/test_dequantize.py", "operations/test_lora.py",
     "operations/test_map.py", "operations/test_rename.py", "operations/test_vocabulary.py",

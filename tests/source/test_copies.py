@@ -100,7 +100,7 @@ def test_inspect_looks_at_all_places(job):
     for words in (
         ("--replicas", *by_strategy),
         ("--page", "p.html", *by_strategy),
-        ("--check", "--full"),
+        ("--check", "--full", *by_strategy),
     ):
         done = run_forked(["inspect", first, *words, "--fallback", second], 1, job.tmp)
         assert done.code == 0 and "8 files" in done.stdout
