@@ -42,7 +42,8 @@ EPILOG = (
     "those scripts' command lines.\n\n"
     "exit codes: 0 done; 2 usage, or launcher and MPI library disagree; 3 the strategy or the "
     "checkpoint is at fault; 4 reading or writing failed, or DST holds something else; 6 verify "
-    "found a difference, or compared no byte; 70 a bug of rankxform's own; 75 stopped, run again."
+    "found a difference, or did not compare every byte; 70 a bug of rankxform's own; 75 stopped, "
+    "run again."
 )
 GROUP_NOTES = {
     GROUP_STRATEGIES: "a file; a folder of stage files; none: whole tensors; or "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from itertools import chain
 from pathlib import Path
@@ -12,13 +12,13 @@ from rankxform.checkpoints.base import DEFAULT_FORM
 from rankxform.errors import StorageError, UsageError
 from rankxform.request import Request
 from rankxform.source.written import BYTES
-from rankxform.statements import as_notice, as_warning
+from rankxform.statements import Finding, as_notice, as_warning
 from rankxform.target.existing import ExistingDestination
 from rankxform.target.manifest import verify_command, verify_options
 from rankxform.target.target import Conversion
 from rankxform.transport import Team
 
-from .convert import OnStart, convert, start_silently
+from .convert import OnStart, Outcome, convert, start_silently
 from .keep_fingerprints import FingerprintedDestination
 from .repair import repair_command
 from .verdict import Verdict
@@ -38,9 +38,6 @@ def verify(request: Request, team: Team, on_start: OnStart = start_silently) -> 
     differences, folder = destination.differences, conversion.target.folder
     manifest = find_manifest(folder, team) if differences else None
     other_options = notice_of_other_options(conversion, manifest) if manifest else []
-    step = conversion.source.selected.step_name
-    # Or else it may be as it was made, of another step.
-    is_its_step = manifest and manifest["identity"].get("step") in (None, step)
     return Verdict(
         request.src,
         str(folder),
@@ -55,13 +52,23 @@ def verify(request: Request, team: Team, on_start: OnStart = start_silently) -> 
         bytes_compared=outcome.bytes_written,
         seconds=outcome.seconds,
         processes=team.size,
-        repair=repair_command(folder, manifest, differences, outcome)
-        if manifest and is_its_step
-        else None,
-        step=step,
+        repair=_repair(outcome, manifest, differences) if manifest else None,
+        step=conversion.source.selected.step_name,
         evidence=conversion.target.evidence.facts,
         fingerprints_kept=request.keep_fingerprints and not differences,
     )
+
+
+def _repair(
+    outcome: Outcome, manifest: Mapping[str, Any], differences: Sequence[Finding]
+) -> str | None:
+    """Return what writes again what differs; None where it may be as it was made, of another
+    step."""
+    conversion = outcome.conversion
+    step = manifest["identity"].get("step")
+    if step not in (None, conversion.source.selected.step_name):
+        return None
+    return repair_command(conversion.target.folder, manifest, differences, outcome)
 
 
 def find_manifest(folder: Path, team: Team) -> Mapping[str, Any] | None:
