@@ -16,9 +16,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from importlib import import_module
 from math import prod
 from operator import eq
+from types import ModuleType
 from typing import Any, TypeVar
 
 from rankxform.values import NamedTuple, dataclass
@@ -167,18 +167,6 @@ class Rule(NamedTuple):
     group: str  # what a check calls what it is about; "": by `need`
 
 
-RULES: Mapping[str, tuple[str, ...]] = {
-    NAMES: ("source.choose",),
-    HEADERS: ("source.checks",),
-    CATALOG: ("source.checks",),
-    SAMPLES: ("verbs.evidence", "planning.sampling", "planning.evidence"),
-    PLAN: ("target.findings",),
-    CONTENT: ("verbs.check",),
-    WRITTEN: ("source.written",),
-}
-"""What rules need to know -> the modules with these rules, which are run in their order."""
-
-
 def rule(need: str, accept: str = "", *, group: str = "") -> Callable[[Check], Check]:
     """Register a generator of findings."""
 
@@ -189,9 +177,8 @@ def rule(need: str, accept: str = "", *, group: str = "") -> Callable[[Check], C
     return register
 
 
-def rules_of(need: str) -> list[Rule]:
-    """Return the rules that need something, in the order in which they are run."""
-    modules = [import_module(f"rankxform.{name}") for name in RULES[need]]
+def rules_of(need: str, modules: Iterable[ModuleType]) -> list[Rule]:
+    """Return the rules of modules that need something, in the order in which they are run."""
     rules = (
         getattr(value, "rule", None)
         for module in modules
@@ -202,13 +189,18 @@ def rules_of(need: str) -> list[Rule]:
 
 
 def run_rules(
-    need: str, subject: Any, accepts: Callable[[str], bool] = lambda doubt: False
+    need: str,
+    modules: Iterable[ModuleType],
+    subject: Any,
+    accepts: Callable[[str], bool] = lambda doubt: False,
 ) -> Iterator[Any]:
     """Yield what all rules of a need find, one rule after the other; of samples evidence too.
 
-    accepts: tells which values of --accept are given for all names, by which errors are warnings.
+    modules: with these rules, in the order in which they are run; who has the subject knows them
+    (`verbs.rules` lists all). accepts: tells which values of --accept are given for all names, by
+    which errors are warnings.
     """
-    for name, _, check, accept, group in rules_of(need):
+    for name, _, check, accept, group in rules_of(need, modules):
         is_accepted = accept and accepts(accept)
         for noticed in map(as_accepted, check(subject)) if is_accepted else check(subject):
             is_finding = isinstance(noticed, Finding)

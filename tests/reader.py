@@ -25,7 +25,7 @@ from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
 import rankxform
-from rankxform import statements
+from rankxform.verbs.rules import all_rules
 from tests import reference
 
 PACKAGE = Path(rankxform.__file__).parent
@@ -231,7 +231,7 @@ def measure_calls(folder: Path) -> dict[str, CallMeasures]:
 
     transform()
     dst = folder / "dst0"
-    rules = {rule.name for need in statements.RULES for rule in statements.rules_of(need)}
+    rules = {rule.name for rule in all_rules()}
     calls: dict[str, Callable[[], object]] = {
         "transform": transform,
         "load": lambda: rankxform.load(src, a, b, rank=0, progress=False),

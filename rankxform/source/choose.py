@@ -8,6 +8,7 @@ different names too, and shards may hold the same ones. The user must say so, an
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import field, replace
 from math import prod
@@ -326,7 +327,7 @@ def _chosen(
 ) -> ChosenFiles:
     """Return what was chosen, with what all rules over names find."""
     description = read.description
-    findings = [*run_rules(NAMES, read, read.scope.accepts)]
+    findings = [*run_rules(NAMES, [sys.modules[__name__]], read, read.scope.accepts)]
     findings += description.findings if description else ()
     if read.manifest is not None:
         findings += map(as_notice, read.manifest.doubts)

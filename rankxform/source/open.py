@@ -44,6 +44,7 @@ from rankxform.storage.store import Listing, address_of
 from rankxform.transport import Team
 from rankxform.values import dataclass
 
+from . import checks
 from .checks import HeadersRead, SourceManifest, schemas_without_repeats
 from .choose import (
     ChosenFiles,
@@ -267,7 +268,7 @@ def _with_catalog(
         source, read = _headers_of_ranks(source, chosen_files, findings)
     else:
         read = _headers_as_described(source, description, narrow, findings)
-    findings += run_rules(HEADERS, read, narrow.accepts)
+    findings += run_rules(HEADERS, [checks], read, narrow.accepts)
     # An id stands for a rank with all that it holds whole.
     if description is not None and read.description.is_whole:
         size = max(chosen_files.selected.names, default=0) + 1
@@ -289,7 +290,7 @@ def _with_catalog(
             findings.append(Finding.of_error(error))
     if catalog is not None:
         read = read._replace(catalog=catalog, manifest=source.manifest)
-        findings += run_rules(CATALOG, read, narrow.accepts)
+        findings += run_rules(CATALOG, [checks], read, narrow.accepts)
     return replace(source, catalog=catalog, findings=tuple(findings))
 
 

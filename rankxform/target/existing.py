@@ -31,6 +31,7 @@ from rankxform.planning.plan import FileContent, Planner
 from rankxform.publish.files import changed_model_files, means, wrong_companions
 from rankxform.publish.folder_records import MANIFEST_NAME, read_manifest
 from rankxform.request import Request
+from rankxform.source import checks
 from rankxform.source.checks import HeadersRead, schemas_without_repeats
 from rankxform.source.choose import SourceScope, form_at
 from rankxform.source.open import Source, open_source
@@ -354,7 +355,7 @@ def _compare(
     read = HeadersRead(replace(description, refused={}), schemas, dst_source.paths)
     differences = [
         as_difference(finding.message.line, source, rule=finding.rule)
-        for finding in errors_of(run_rules(HEADERS, read))
+        for finding in errors_of(run_rules(HEADERS, [checks], read))
     ]
     differences += (
         as_difference(f"is missing, though {Path(source).name} lists it", path)

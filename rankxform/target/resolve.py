@@ -46,6 +46,7 @@ from rankxform.storage.store import address_of, scheme_of
 from rankxform.storage.user_files import load_strategy
 from rankxform.transport import Team
 
+from . import findings as findings_of_target
 from .findings import TargetDraft, adding_suggestions, iteration_findings
 from .inputs import ResolvedRequest, resolve_request, source_ref
 from .manifest import check_not_applied
@@ -266,7 +267,7 @@ def _make_target(
         catalog, dst, operations, request.unmatched, ranks, tensors, dst_listed_states
     )
     draft = TargetDraft(resolved, source, operations, tensors, selection, dst)
-    findings = [*source.findings, *run_rules(PLAN, draft, request.accepts)]
+    findings = [*source.findings, *run_rules(PLAN, [findings_of_target], draft, request.accepts)]
     companions, own_names = resolved.companions, frozenset[str]()
     if resolved.own_companions is not None:
         from .own_companions import adapt_companions

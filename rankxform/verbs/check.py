@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
@@ -206,7 +207,7 @@ def check(
     stated_model = team.bcast(lambda: None if source.errors else read_stated_model(source))
     read = ContentRead(source, scans, full, compared, evidence, fingerprints, stated_model)
     findings += [f for f in evidence.findings if f.severity != NOTICE] if evidence else []
-    findings += team.bcast(lambda: [*run_rules(CONTENT, read)])
+    findings += team.bcast(lambda: [*run_rules(CONTENT, [sys.modules[__name__]], read)])
     return Check(
         source.where.path,
         source.form.name,

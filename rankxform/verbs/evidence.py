@@ -7,6 +7,7 @@ several ranks hold is compared, and parameters that no strategy lists are compar
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -26,6 +27,8 @@ from rankxform.layout.names import STEPS, first_texts, pattern_of, summarize_nam
 from rankxform.layout.strategy import WholeStrategy
 from rankxform.operations.rename import STEP_OF_ONE
 from rankxform.operations.select import is_master
+from rankxform.planning import evidence as planning_evidence
+from rankxform.planning import sampling
 from rankxform.planning.catalog import Parameter
 from rankxform.planning.evidence import (
     ContentDigest,
@@ -85,6 +88,10 @@ from rankxform.target.target import Conversion, Target
 from rankxform.transport import Team
 from rankxform.transport.team import ShowProgress, show_nothing
 from rankxform.values import NamedTuple, dataclass, pattern_on_use
+
+RULE_MODULES = sys.modules[__name__], sampling, planning_evidence
+"""Modules of rules over samples, in the order in which they are run."""
+
 
 _ROWS, _COLUMNS = 64, 8192
 """Rows that are looked at at once, and columns of masters."""
@@ -371,7 +378,7 @@ def _compare(
             request.check_crc, is_adapter,
         )  # fmt: skip
         evidence = Evidence(reads=len(sizes), bytes_read=sum(sizes), digests_by_file=sampled)
-        for noticed in run_rules(SAMPLES, subject, request.accepts):
+        for noticed in run_rules(SAMPLES, RULE_MODULES, subject, request.accepts):
             evidence += Evidence(findings=(noticed,)) if isinstance(noticed, Finding) else noticed
         return evidence
 

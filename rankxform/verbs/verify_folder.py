@@ -23,6 +23,7 @@ from rankxform.errors import CheckpointError, RankxformError, StorageError, Usag
 from rankxform.formats.container import DeclaredFile
 from rankxform.publish.files import changed_model_files, wrong_companions
 from rankxform.publish.folder_records import FOLDER_NAME, JOB_NAME, MANIFEST_NAME, read_manifest
+from rankxform.source import written
 from rankxform.source.choose import form_at, list_and_select, listing_at
 from rankxform.source.written import CHECKED, WrittenRead, declared_files_of, read_listed_file
 from rankxform.statements import ERROR, WARNING, WRITTEN, Finding, run_rules
@@ -129,7 +130,7 @@ def verify_folder(
         merged, sorted(reads, key=lambda r: r.path), sorted(strays), companions, place.tracker,
         model_files,
     )  # fmt: skip
-    findings = (*run_rules(WRITTEN, read), *place.warnings)
+    findings = (*run_rules(WRITTEN, [written], read), *place.warnings)
     errors = [finding for finding in findings if finding.severity == ERROR]
     source = merged["identity"].get("source")
     has_source = team.bcast(lambda: source is None or not is_path(source) or Path(source).exists())
