@@ -15,6 +15,7 @@ from rankxform.display.text import format_count
 from rankxform.errors import RankxformError, UsageError
 from rankxform.formats.container import Index, Schema
 from rankxform.geometry.box import Shape
+from rankxform.layout.names import format_ranges
 from rankxform.planning.catalog import Parameter
 from rankxform.planning.exchange import WorkPlan
 from rankxform.request import Request
@@ -111,13 +112,18 @@ def _parameters(outcome: Outcome, destination: ArrayDestination, team: Team) -> 
     planner, arrays = outcome.conversion.planner, destination.arrays
     parameters_by_name = {name: planner.parameter(name) for name in arrays}
     dropped = [name for omitted in planner.selection.left_out for name in omitted.names]
+    ranks, count = {request.rank for request in destination.rank_requests}, planner.dst.ranks
+    notices = [*outcome.notices]
+    if len(ranks) < count:
+        shown = f"rank {format_ranges(sorted(ranks))} of {count:,} ranks was loaded"
+        notices.append(f"{shown}; as many processes as ranks load all")
     return Parameters(
         arrays,
         destination.rank,
         parameters_by_name,
         [*dropped, *(p.name for p in planner.selection.parameters if p.name not in arrays)],
         outcome.processes[team.rank].traffic.read,
-        outcome.notices,
+        notices,
         outcome.warnings,
     )
 

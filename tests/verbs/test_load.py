@@ -199,6 +199,11 @@ def test_a_state_in_another_stage_than_its_vocabulary_is_refused(tmp_path):
         rankxform.load(tmp_path / "src", a, a, rank=0, vocab=8, progress=False)
 
 
+def test_what_is_not_loaded_by_any_process_is_said(place):
+    (notice,) = [text for text in rankxform.load(*place, rank=1).notices if "was loaded" in text]
+    assert notice.startswith("rank 1 of ") and "as many processes as ranks load all" in notice
+
+
 def test_bfloat16_has_a_type_to_calculate_with(place):
     loaded = rankxform.load(*place, rank=0)["b"]
     words = full_tensor("b", *PARAMS["b"]).view(np.uint16)
