@@ -106,7 +106,7 @@ def listen(monkeypatch: Any, heard: list[tuple[str, str]]) -> None:
     """Note which rules speak, and how."""
     real = statements.rules_of
 
-    def rules_of(need: str, modules: Any) -> list[Any]:
+    def rules_of(need: str, *modules: Any) -> list[Any]:
         def listening(rule: Any) -> Any:
             def check(subject: Any) -> Any:
                 for noticed in rule.check(subject):
@@ -116,7 +116,7 @@ def listen(monkeypatch: Any, heard: list[tuple[str, str]]) -> None:
 
             return rule._replace(check=check)
 
-        return [*map(listening, real(need, modules))]
+        return [*map(listening, real(need, *modules))]
 
     monkeypatch.setattr(statements, "rules_of", rules_of)
 

@@ -145,9 +145,9 @@ def _check(options: Parsed, team: Team) -> None:
         if suggestion:
             suggestion = re.sub(r"(\w+)\?", r"{\1}?", suggestion)
             raise UsageError(f"launch: {{{word}}} is not filled in{suggestion}")
-    if words and not {*words} & {*_FILLED_IN}:
+    if unknown_words := [word for word in words if word not in _FILLED_IN]:
         filled_in = " and ".join(f"{{{word}}}" for word in _FILLED_IN)
-        warn(f"the program gets {{{words[0]}}} as it is; {filled_in} are filled in")
+        warn(f"the program gets {{{unknown_words[0]}}} as it is; {filled_in} are filled in")
     if team.size == 1 and msrun_workers() > 1:
         raise UsageError(
             f"launch: {msrun_workers()} workers were started without MPI, as by msrun, and "

@@ -437,6 +437,8 @@ def _drop_unwritten(team: Team, copies: Sequence[_PlaceCopies]) -> list[Finding]
                 f"mv {quote(path)} {quote(path + '.aside')} if the other is meant",
                 f"mv {quote(other_path)} {quote(other_path + '.aside')} if this one is",
             )
+            if (only := sorted(names - other_names)) and (missing := sorted(other_names - names)):
+                text = f"holds {only[0]!r}, and another place's copy {missing[0]!r} in its stead"
             if names < other_names or other_names < names:
                 text = (
                     f"holds {len(names):,} tensors, and another place's copy {len(other_names):,}"

@@ -285,7 +285,8 @@ class ArrayDestination(Destination):
                 raise UsageError(
                     f"processes take {len(all_ranks)} of the {planner.dst.ranks} ranks of "
                     f"{planner.dst.label}, and nobody takes rank {min(lacking)}",
-                    f"start {planner.dst.ranks} processes; those that hold nothing pass None"
+                    f"start {max(planner.dst.ranks, planner.catalog.ranks)} processes; those "
+                    "that hold nothing pass None"
                     if team.size < planner.dst.ranks
                     else "rank=, another one on each process",
                 )

@@ -181,8 +181,9 @@ def derive_command(request: Request, shapes: str) -> str:
     said of it."""
     from .manifest import option_words
 
-    names = "preset", "unproven", "rule", "opt_on", "opt_off", "unsharded", "optimizer_shard"
-    threshold = request.threshold if request.src_threshold is None else request.src_threshold
+    names = ["preset", "unproven", "rule", "opt_on", "opt_off", "unsharded"]
+    names += [] if request.derives else ["optimizer_shard"]  # the destination's, if that is derived
+    threshold = request.src_threshold
     words = [*option_words(request, names)]
     words += [] if threshold is None else ["--threshold", str(threshold)]
     sizes = "--dst-parallel", request.src_parallel or "SIZES"

@@ -71,7 +71,7 @@ class Report(Result):
     files_continued: int  # number of files that an earlier run had begun
     bytes_read: int  # tensor content read, by all processes
     bytes_needed: int  # distinct bytes of the source that were needed
-    bytes_written: int  # content of destination files that was written
+    bytes_written: int  # bytes of destination files that were written, with their headers
     bytes_sent: int  # content sent from one process to another
     # Patterns of the parameters that were read whole to compare ranks.
     compared_names: tuple[str, ...]

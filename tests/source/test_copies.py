@@ -119,6 +119,17 @@ def test_a_copy_that_a_crash_left_is_dropped(job):
         rankxform.plan(first, job.a, job.b)
 
 
+def test_a_copy_with_a_damaged_name_is_told_by_that_name(job):
+    """It was "whole", and incomplete by the message before."""
+    first, storage = job.place("first", range(8)), job.place("storage", range(8))
+    path = first / "rank_1" / f"checkpoint_1.{KIND}"
+    name = min((n for n in job.params if len(n) > 1), default="w")
+    path.write_bytes(path.read_bytes().replace(name.encode(), name[:-1].encode() + b"~", 1))
+    with pytest.raises(rankxform.CheckpointError, match="in its stead") as refused:
+        job.convert(first, storage)
+    assert f"{name[:-1]}~" in str(refused.value) and f"mv {path}" in str(refused.value)
+
+
 def test_a_copy_that_was_cut_off_between_two_tensors_is_told_and_can_be_moved_away(job):
     """The advice led in a circle: "is incomplete", then "is whole, as another place's copy is"."""
     for name in ("near", "storage"):

@@ -398,6 +398,6 @@ def test_a_whole_checkpoint_is_for_any_number_of_processes(place):
 def test_a_word_that_is_nearly_one_that_is_filled_in(place, word):
     code, output, told = launch(place, 2, "plain", word)
     assert (code, told) == (2, []) and "is not filled in; did you mean" in output
-    code, output, told = launch(place, 2, "plain", "{epoch}", "{}")
-    assert code == 0 and told[0][2][1:] == ["{epoch}", "{}"]
+    code, output, told = launch(place, 2, "plain", "{epoch}", "{}", "{rank}")
+    assert code == 0 and told[0][2][1:3] == ["{epoch}", "{}"]
     assert "the program gets {epoch} as it is; {rank} and {checkpoint} are filled in" in output
