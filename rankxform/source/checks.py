@@ -360,7 +360,8 @@ def _is_nearly(name: str, near: str) -> bool:
     """Tell whether a name is another, but for a damaged byte or two that are no number."""
     pairs = [(a, b) for a, b in zip(name, near) if a != b]
     is_number = all(a.isdigit() and b.isdigit() for a, b in pairs)
-    return len(name) == len(near) and len(pairs) <= 2 and not is_number
+    is_little = len(pairs) <= 2 and 2 * len(pairs) < len(name)
+    return len(name) == len(near) and is_little and not is_number
 
 
 @rule(CATALOG)
