@@ -24,8 +24,8 @@ _MOST_SECONDS, _MORE_SECONDS = 20.0, 3.0
 
 _KEYS = {
     "vocab_emb_dp": "vocab_emb_dp: {}",
-    "optimizer_shard": "enable_parallel_optimizer: {}",
-    "threshold": "parallel_optimizer_threshold: {}",
+    "optimizer_shard": "parallel.enable_parallel_optimizer: {}",
+    "threshold": "parallel.parallel_optimizer_config.parallel_optimizer_threshold: {}",
     "sizes": "data_parallel: {}, model_parallel: {}",
 }
 _OPTIONS = {

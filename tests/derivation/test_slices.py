@@ -383,9 +383,10 @@ def test_an_optimizer_that_cannot_shard_is_said(shard, tmp_path):
     [
         ({}, {"vocabulary": False}, "vocab_emb_dp: true"),
         ({"vocabulary": False}, {}, "vocab_emb_dp: false"),
-        ({}, {"opt": False}, "enable_parallel_optimizer: true"),
-        ({"opt": False}, {}, "enable_parallel_optimizer: false"),
-        ({}, {"threshold": 64}, "parallel_optimizer_threshold: 0"),
+        ({}, {"opt": False}, "parallel.enable_parallel_optimizer: true"),
+        ({"opt": False}, {}, "parallel.enable_parallel_optimizer: false"),
+        ({}, {"threshold": 64},
+         "parallel.parallel_optimizer_config.parallel_optimizer_threshold: 0"),
         ({}, {"sizes": (4, 2, 1)}, "data_parallel: 2, model_parallel: 4"),
         ({}, {"sizes": (4, 2, 1), "vocabulary": False},
          "vocab_emb_dp: true, data_parallel: 2, model_parallel: 4"),
