@@ -1,4 +1,4 @@
-"""Questions near one that the files contradict: one statement changed, or two."""
+"""Questions near one that the files contradict: one statement changed, or up to three."""
 
 from __future__ import annotations
 
@@ -49,17 +49,17 @@ class Change(NamedTuple):
 def fitting_changes(
     request: DeriveRequest, derive: Callable[[DeriveRequest], Derived]
 ) -> list[str]:
-    """Return the changes by which strategies can be derived, of one statement, or of two; one of
+    """Return the changes by which strategies can be derived, of one statement, two or three; one of
     those that lead to the same strategy.
 
     derive: raises DerivationError or UsageError where the files are not as a question says. It may
     take long where there are many parameters: what is not tried in time is not named.
     """
     changes, fitting = [*_changes(request)], dict[str, str]()
-    until, fitting_alone = monotonic() + _MOST_SECONDS, list[Change]()
-    for number in (1, 2):
+    until, enough = monotonic() + _MOST_SECONDS, list[tuple[Change, ...]]()
+    for number in (1, 2, 3):
         for combination in combinations(changes, number):
-            is_known = any(change in fitting_alone for change in combination)
+            is_known = any(all(change in combination for change in few) for few in enough)
             if is_known or len({c.subject for c in combination}) < number or monotonic() > until:
                 continue
             sizes = {name: n for change in combination for name, n in change.sizes.items()}
@@ -68,7 +68,7 @@ def fitting_changes(
             with suppress(DerivationError, UsageError):
                 changed_request = replace(request, dst=replace(request.dst, **sizes), rules=rules)
                 stages = derive(changed_request).strategy.stages
-                fitting_alone += combination if number == 1 else ()
+                enough.append(combination)
                 fitting.setdefault(repr(stages), _in_words(combination, request.dst_flag))
         if fitting:  # others that fit too are said, if they are found soon
             until = min(until, monotonic() + _MORE_SECONDS)

@@ -390,8 +390,11 @@ def test_an_optimizer_that_cannot_shard_is_said(shard, tmp_path):
         ({}, {"sizes": (4, 2, 1)}, "data_parallel: 2, model_parallel: 4"),
         ({}, {"sizes": (4, 2, 1), "vocabulary": False},
          "vocab_emb_dp: true, data_parallel: 2, model_parallel: 4"),
+        ({}, {"sizes": (4, 2, 1), "vocabulary": False, "threshold": 64},
+         "vocab_emb_dp: true, parallel.parallel_optimizer_config.parallel_optimizer_threshold: 0, "
+         "data_parallel: 2, model_parallel: 4"),
     ],
-    ids=["vocabulary", "no-vocabulary", "optimizer", "no-optimizer", "threshold", "swapped", "two"],
+    ids=["vocabulary", "no-vocabulary", "optimizer", "no-optimizer", "threshold", "swapped", "two", "three"],
 )  # fmt: skip
 def test_a_statement_near_it_that_the_slices_fit_is_named(saved_as, stated, tried, small, config, tmp_path):  # fmt: skip
     """It was "choose the preset", once for each kind of parameter."""
