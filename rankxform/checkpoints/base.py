@@ -131,7 +131,7 @@ class DestinationFiles:
 
 
 ADAPTER_MANIFEST = "mindformers_adapter_config.json"
-"""What MindFormers' trainer says of an adapter."""
+"""What MindFormers' PyNative trainer says of an adapter, since 2.1.0."""
 
 
 class Form(ABC):

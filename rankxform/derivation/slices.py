@@ -32,8 +32,9 @@ BY_RULE_ALONE = "By which axes these are sharded, --rule alone says"
 
 _SHOWN = 3
 _ASKS = "Give ", "Add ", "State "
-_NO_RULE = "has no rule"
 """How answers begin to reasons that contradict nothing: something was not said."""
+
+_NO_RULE = "has no rule"
 _LOOKED_AT = 8
 _ROUNDS = 4
 """Full shapes decide what the optimizer shards, and that decides full shapes."""

@@ -906,11 +906,11 @@ class NameMap(ModelOperation):
 
     def _conditions_of(self, side: str, name: str) -> list[SizeExpression]:
         """Return on what it depends that no rule takes a tensor of a name without a number."""
-        rules = [rule for rule in self.table.rules if rule.condition and self._is_chosen(rule)]
         return [
             rule.condition
-            for rule in rules
+            for rule in self.table.rules
             if rule.condition
+            and self._is_chosen(rule)
             and name in ([rule.whole] if side == rule.side else [*rule.parts])
             and not self.sizes.holds(rule.condition)
         ]

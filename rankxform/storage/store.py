@@ -439,9 +439,3 @@ def _repeats(entry: os.DirEntry[str], names: Collection[str], part: re.Pattern[s
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:
     return entry.is_dir(follow_symlinks=False) or (entry.is_symlink() and os.path.isdir(entry.path))
-
-
-def _is_file(entry: os.DirEntry[str]) -> bool:
-    return entry.is_file(follow_symlinks=False) or (
-        entry.is_symlink() and os.path.isfile(entry.path)
-    )

@@ -675,7 +675,6 @@ def _other_strategy(
         return _Suggestion(f"{counts}; {request.dst} has {src.ranks}", tuple(tries))
     around = load_readable([src_path.parent]) if src_path.is_file() else []
     schemas = {rank: source.indexes[rank].schema for rank in sorted(source.indexes)[:_LOOKED_AT]}
-
     stages = [candidate for candidate in around if _fits(candidate[1], ranks, schemas)]
     if stages:
         return _Suggestion(counts, (option_for(*stages[0]),))

@@ -43,8 +43,6 @@ if TYPE_CHECKING:
 ModelConfig = tuple[Mapping[str, Any], str]
 """A config.json, and where it is."""
 
-"""That of MindFormers' PyNative trainer since 2.1.0."""
-
 
 # -- what is read for operations ------------------------------------------------------------------
 

@@ -40,6 +40,7 @@ from rankxform.planning.selection import (
 from rankxform.planning.zeros import equal_matrices, find_stored_zeros, is_judged
 from rankxform.request import Request
 from rankxform.results import NORMAL, Result, Section, Table, lines, plain
+from rankxform.source.choose import a_strategy_is_given
 from rankxform.source.open import Source, open_source
 from rankxform.source.written import compare_fingerprints, with_fingerprint
 from rankxform.statements import (
@@ -274,10 +275,11 @@ def _errors_without_strategy(source: Source) -> tuple[Finding, ...]:
     if source.form.described or source.where.strategy is not None:
         return ()
     are_all_read = len(source.indexes) == len(source.paths)
+    asks_for_strategy = a_strategy_is_given.__name__
     return tuple(
         error
         for error in source.errors
-        if error.error is UsageError and (are_all_read or error.rule == "a_strategy_is_given")
+        if error.error is UsageError and (are_all_read or error.rule == asks_for_strategy)
     )
 
 

@@ -75,9 +75,7 @@ class Verdict(HasFindings, Comparison):
     step: str | None = None  # training step of the source; None: no name declares one
     # Samples of the source that were compared, with the reads and bytes that it took.
     evidence: Mapping[str, int | None] = field(default_factory=dict)
-    fingerprints_kept: bool = (
-        False  # whether the manifest has got fingerprints of what was compared
-    )
+    fingerprints_kept: bool = False  # whether the manifest has got fingerprints of the files
 
     unknown: ClassVar[tuple[str, ...]] = (
         "not every byte was compared, so it is not known whether it is the same",
