@@ -34,8 +34,9 @@ from rankxform.publish.folder_records import (
     begun_job,
     read_manifest,
 )
-from rankxform.source.choose import form_at, list_and_select, listing_at
-from rankxform.source.open import Source, open_source
+from rankxform.source.open import open_source
+from rankxform.source.place import form_at, list_and_select, listing_at
+from rankxform.source.source import Source
 from rankxform.storage.source_reader import container_of_path, index_file
 from rankxform.storage.store import absolute, address_of, is_litter, is_path
 from rankxform.storage.user_files import SUFFIXES, is_strategy, load_strategy

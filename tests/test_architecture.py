@@ -173,7 +173,7 @@ def test_there_is_one_way_in():
     assert found["PosixStore"] == {"storage/store.py"}
     # index, samples: one file, whose name is known; model_files: config.json; companions: what lies where a destination is to be written;
     # hints: which folders below a place are checkpoints, for a message
-    assert found["store_at"] == {"source/choose.py", "source/copies.py", "source/hints.py", "publish/files.py",
+    assert found["store_at"] == {"source/place.py", "source/copies.py", "source/hints.py", "publish/files.py",
                                  "storage/source_reader.py", "target/model_files.py"}  # fmt: skip
     # a destination by its manifest, and shapes for a strategy: no tensor is read
     indexers = {"source/copies.py", "source/written.py", "verbs/strategies.py"}
@@ -245,11 +245,11 @@ WITHIN_ONE = {
     "checkpoints/folders.py": "an option against the folder that it was to choose; a name against its normal form",
     "verbs/evidence.py": "rows of one tensor, which are values",
     "target/existing.py": "a destination that was written against what it was to be",
-    "source/choose.py": "a number of ranks; boxes are compared by facts after it",
+    "source/checks.py": "a number of ranks; boxes are compared by facts after it",
     "storage/checkpoint2_metadata.py": "entries of one metadata.json",
     "storage/source_reader.py": "a sample against a later one of the same file",
     "target/inputs.py": "stages of one strategy",
-    "target/destination.py": "paths",
+    "target/folder.py": "paths",
     "target/map_choices.py": "a tensor of another checkpoint, whose values are compared next",
     "target/model_files.py": "what the destination becomes against what it was",
     "target/manifest.py": "a file's bytes against those to be written",

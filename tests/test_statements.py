@@ -49,8 +49,9 @@ READERS = {
     "checkpoints/huggingface.py": {"COMMIT"},
     "operations/map.py": {"MODEL_SIZE"},
     "planning/build_catalog.py": {"BIAS_LENGTH", "LAYER_SHAPE", "SHAPE", "TOTAL_BYTES", "TYPE"},
-    "source/checks.py": {"STEP", "TYPE"},
-    "target/findings.py": {"ITERATION", "SHAPE"},
+    "source/source.py": {"STEP", "TYPE"},
+    "target/findings.py": {"SHAPE"},
+    "target/training.py": {"ITERATION"},
     "verbs/evidence.py": {"NAMED_STEP", "STEP"},
 }
 """Modules that read statements -> the kinds of which they make them."""

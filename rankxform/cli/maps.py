@@ -17,7 +17,7 @@ from .screen import Screen
 if TYPE_CHECKING:
     from rankxform.formats.map_table import MapTable
     from rankxform.planning.catalog import Parameter
-    from rankxform.source.open import Source
+    from rankxform.source.source import Source
     from rankxform.target.target import Target
 
 

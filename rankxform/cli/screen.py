@@ -34,7 +34,7 @@ from .arguments import build_request, notes_of_script
 from .options import Parsed
 
 if TYPE_CHECKING:
-    from rankxform.source.open import Source
+    from rankxform.source.source import Source
     from rankxform.target.target import Conversion
     from rankxform.transport.team import ShowProgress
     from rankxform.verbs.plan import Plan

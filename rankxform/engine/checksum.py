@@ -31,7 +31,6 @@ from rankxform.storage.posix import Buffer, OnProgress
 from rankxform.values import blake2b
 
 from .cast import cast_function, transport_dtype, word_type
-from .piece_schedule import PieceRegion, source_indices
 from .schedule import CHECKSUM_BYTES, Region, TileWork, typed
 
 if TYPE_CHECKING:
@@ -235,7 +234,7 @@ class IntegrityChecker:
         """Add what was read for a tile, and lies in the arena."""
         total = self._before.get(id(transfer), 0)
         for source in work.sources:
-            if isinstance(source, PieceRegion):
+            if transfer.parameter.composed_sharding is not None:
                 total += self._sum_of_piece(transfer, work, source, copy)
             else:
                 total += self._sum(transfer, work, repeat, source)
@@ -298,11 +297,14 @@ class IntegrityChecker:
         return _weighted_sum(words, keys)
 
     def _sum_of_piece(
-        self, transfer: Transfer, work: TileWork, region: PieceRegion, copy: Copier
+        self, transfer: Transfer, work: TileWork, region: Region, copy: Copier
     ) -> int:
         """Return the fingerprint of what elements of a piece become, in their places."""
+        from .piece_schedule import PieceRegion, source_indices
+
+        assert isinstance(region, PieceRegion)
+        assert region.piece is not None
         parameter, piece = transfer.parameter, region.piece
-        assert piece is not None
         box, kind = piece.dst_box(region.part), transport_dtype(parameter.dtype)
         composed = np.zeros(box.shape, kind)
         index = tuple(slice(None, None, step or 1) for step in piece.dst_step)

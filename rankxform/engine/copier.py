@@ -21,7 +21,6 @@ from rankxform.storage.source_reader import SourceReader
 from rankxform.values import NamedTuple
 
 from .cast import EXACT, became_infinite, cast_function, not_finite, transport_dtype
-from .piece_schedule import PieceRegion
 from .schedule import SourceIndices
 
 if TYPE_CHECKING:
@@ -84,6 +83,8 @@ def read_as_float64(parameter: Parameter, box: Box, sources: SourceReader) -> An
         exact_values = np.empty(values.shape, np.float64)
         cast_function(parameter.src_dtype, EXACT)(exact_values, values)
         return exact_values
+    from .piece_schedule import PieceRegion
+
     pieces = parameter.composed_sharding.pieces
     exact_values = np.zeros(box.shape)
     for number, piece in enumerate(pieces.assembly.pieces):

@@ -38,7 +38,6 @@ from rankxform.values import NamedTuple, dataclass
 
 from .checksum import IntegrityChecker
 from .copier import Copier, Operands, ValueStats
-from .piece_schedule import PieceSchedule
 from .schedule import Schedule, SlicesInMemory, TileRead, TileWork, arena
 from .sinks import ArraySink
 
@@ -163,6 +162,8 @@ class ScheduleCache:
                 return self._with_steps_in_memory(transfer, cached_steps)
             return [(MovedStep(s, start - cached_start), r) for s, r in cached_steps]
         if parameter.composed_sharding:
+            from .piece_schedule import PieceSchedule
+
             schedule: Schedule = PieceSchedule(transfer, self._method, checked=self._checked)
         else:
             is_between = self._in_memory is not None and self._in_memory.is_between(transfer)

@@ -288,7 +288,8 @@ class Schedule:
                 local_routes.forwarded,
             )
         )
-        self._passing = self._pieces(local_routes.passing_pieces)
+        passing_pieces = [*local_routes.read_here, *local_routes.in_messages]
+        self._passing = self._pieces([*dict.fromkeys(passing_pieces)])
         local_pairs = set(local_routes.read_here)
         self._parts = {
             cell: self._rows(
@@ -339,20 +340,22 @@ class Schedule:
         region = reduce(Box.bounding_box, self._all.values())
         room = arena - (ALIGN + self._trailer) * max(map(len, self._groups))
         splits = len(self._wanted) < len(self._targets)
-        if self._is_local and (splits or self._is_straight()):
+        if (
+            self._is_local
+            and (
+                splits
+                or all(  # only rows are sharded, so that nothing needs copying
+                    box.shape[1:] == self._grid.box(src_cell).shape[1:] == self._all[cell].shape[1:]
+                    for (src_cell, cell), box in self._boxes.items()
+                )
+            )
+        ):
             room = min(room, SMALL_TILE)
         if self._is_local and self._convert:
             room = min(room, _CONVERTED_TILE)
         limit = max(1, room // max(self._item, self._src_item))
         edges = [*self._boxes.values(), *self._all.values()] if self._in_memory else ()
         yield from split_into_tiles(self._shape, region, self._groups, limit, edges)
-
-    def _is_straight(self) -> bool:
-        """Whether only rows are sharded, so that nothing needs copying."""
-        return all(
-            box.shape[1:] == self._grid.box(src_cell).shape[1:] == self._all[cell].shape[1:]
-            for (src_cell, cell), box in self._boxes.items()
-        )
 
     def repeats(self, arena: int) -> Iterator[tuple[TileRun, int]]:
         """Yield tiles with the number of their repetition, in the order in which to do them.

@@ -421,16 +421,14 @@ class ComparingSink:
     @property
     def findings(self) -> list[Finding]:
         """What differs, so far: in headers, and in content."""
+        sizes = {name: prod(self._slices[name].box.shape) for name in self._differing}
         return [
             *self._header,
             *(
-                as_difference("differs", self._path, Where(name, index, count, self._size_of(name)))
+                as_difference("differs", self._path, Where(name, index, count, sizes[name]))
                 for name, (index, count) in self._differing.items()
             ),
         ]
-
-    def _size_of(self, name: str) -> int:
-        return prod(self._slices[name].box.shape)
 
     def put(self, name: str, start: int, data: Buffer) -> None:
         """Compare content of `name` from its content byte `start` on."""

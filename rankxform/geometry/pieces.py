@@ -104,7 +104,8 @@ class Piece:
         `number`: of the composed tensor among the sources of the new piece.
         """
         assert all(n == 1 for n, axis in zip(self.shape, self.axes) if axis == BROADCAST_AXIS)
-        order = [self.axes.index(axis) if axis in self.axes else -1 for axis in self._src_axes]
+        src_axes = range(len(self.src_start))
+        order = [self.axes.index(axis) if axis in self.axes else -1 for axis in src_axes]
         assert -1 not in order, "an axis of the source that the composed tensor lacks"
         return Piece(
             number,
@@ -115,10 +116,6 @@ class Piece:
             tuple(self.dst_step[j] for j in order),
             tuple(order),
         )
-
-    @property
-    def _src_axes(self) -> range:
-        return range(len(self.src_start))
 
 
 def _within(shape: Shape, first: Shape, step: Shape, box: Box) -> Box | None:

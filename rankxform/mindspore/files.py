@@ -15,7 +15,7 @@ from rankxform.errors import CheckpointError, RankxformError, UsageError
 from rankxform.layout.states import find_states
 from rankxform.layout.strategy import Strategy
 from rankxform.request import Request
-from rankxform.source.choose import list_and_select
+from rankxform.source.place import list_and_select
 from rankxform.storage.source_reader import index_file
 from rankxform.storage.user_files import is_none, load_strategy
 from rankxform.target.resolve import resolve

@@ -523,11 +523,6 @@ class Routes:
         all_peers = (self.sends, self.recvs, self.forwards, self.forwarded)
         return [piece for peers in all_peers for pieces in peers.values() for piece in pieces]
 
-    @cached_property
-    def passing_pieces(self) -> list[CellPair]:
-        """All that passes through this process."""
-        return [*dict.fromkeys([*self.read_here, *self.in_messages])]
-
 
 def routes_of(exchange: Exchange) -> dict[int, Routes]:
     """Sort all pieces of an exchange by process."""

@@ -481,7 +481,7 @@ class Planner:
         if self.catalog.description.lists_files:  # what stores slices once has counters once too
             names = list(dict.fromkeys([*names, *self.selection.replicated]))
         dst_names = [
-            dst_name for src_name in names for dst_name in self.selection.in_place_of(src_name)
+            dst_name for src_name in names for dst_name in self.selection.made_of.get(src_name, ())
         ]
         constant_names = [n for n, p in self.selection.replicated.items() if p.value is not None]
         for name in dict.fromkeys([*dst_names, *constant_names]):

@@ -547,7 +547,9 @@ def replicas_are_equal(sample: SampledSource) -> Iterator[Finding | Evidence]:
         (tensor for tensor in tensors if not tensor.weighty), sample.samples
     )
     compared = [tensor.name for tensor in (*agreement.compared, *per_rank_agreement.compared)]
-    if not agreement.compared and _all_differ(per_rank_agreement):
+    patterns = {pattern_of(c.tensor.name) for c in per_rank_agreement.differing}
+    all_differ = len(per_rank_agreement.differing) == len(per_rank_agreement.compared)
+    if not agreement.compared and all_differ and len(patterns) > 1:
         agreement, per_rank_agreement = per_rank_agreement, ReplicaAgreement()
     refused = [
         contradiction
@@ -659,11 +661,6 @@ def first_box(parameter: Parameter) -> Box:
     files, first = parameter.sharding.files, parameter.holders[0]
     cell = next(cell for cell, cell_files in files.items() if first in cell_files)
     return parameter.grid.box(cell)
-
-
-def _all_differ(agreement: ReplicaAgreement) -> bool:
-    patterns = {pattern_of(contradiction.tensor.name) for contradiction in agreement.differing}
-    return len(agreement.differing) == len(agreement.compared) and len(patterns) > 1
 
 
 def _in_words(catalog: Catalog, agreement: ReplicaAgreement) -> str:

@@ -227,10 +227,6 @@ class Selection:
     # Tells what a source tensor is called at the destination, as far as its name tells.
     name_of: Callable[[str], str] = field(default=str, compare=False)
 
-    def in_place_of(self, name: str) -> tuple[str, ...]:
-        """Return which parameters come where a source tensor stands in the files."""
-        return self.made_of.get(name, ())
-
     def sources(self, catalog: Catalog) -> list[Parameter]:
         """Return the source tensors that the sharded parameters are made of, in their order."""
         return sources_of(self.sharded.values(), catalog)

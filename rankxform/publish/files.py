@@ -95,13 +95,14 @@ def is_unchanged(path: Path, file_entry: Mapping[str, Any], file_stat: FileStat)
 
     Nothing is read where no time was changed either.
     """
-    if is_same_file(file_entry, file_stat, "inode", "size", "modified", "changed"):
+    if matches_entry(file_entry, file_stat, "inode", "size", "modified", "changed"):
         return True
     has_size = file_entry.get("size") == file_stat["size"]
     return has_size and file_entry.get("sample") == sample_digest(path)
 
 
-def is_same_file(file_entry: Mapping[str, Any], file_stat: FileStat | None, *keys: str) -> bool:
+def matches_entry(file_entry: Mapping[str, Any], file_stat: FileStat | None, *keys: str) -> bool:
+    """Tell whether there is a file, with what a record's entry states under `keys`."""
     return file_stat is not None and all(file_entry.get(key) == file_stat[key] for key in keys)
 
 

@@ -43,8 +43,8 @@ from .files import (
     check_places,
     copied,
     is_noted_part_file,
-    is_same_file,
     is_unchanged,
+    matches_entry,
     refuse_link,
     remove_all,
     remove_mark,
@@ -188,7 +188,7 @@ class FolderRecords:
         if file_stat is None:
             return False
         file_entry = self._files.get(name)
-        if file_entry is not None and is_same_file(
+        if file_entry is not None and matches_entry(
             file_entry, file_stat, "inode", "size", "modified"
         ):
             if file_entry["boot"] not in ("", boot_id()):
@@ -380,7 +380,7 @@ class FolderRecords:
         """
         for name, file_entry in self._stale_files.items():
             path = self._folder / name
-            if name not in self._files and is_same_file(
+            if name not in self._files and matches_entry(
                 file_entry, stat_or_none(path), "size", "modified"
             ):
                 remove_if_possible(path)
@@ -427,7 +427,7 @@ class FolderRecords:
         for name, file_entry in self._files.items():
             path = self._folder / name
             file_stat = published.get(path) or stat_or_none(path)
-            if name in own_names or is_same_file(
+            if name in own_names or matches_entry(
                 file_entry, file_stat, "inode", "size", "modified"
             ):
                 keys = ("id", "size", "sample", "digest")
@@ -531,7 +531,7 @@ def remove_unfinished(folder: Path) -> bool:
         for name, file_entry in job["files"].items():
             path = folder / name
             remove_if_possible(part_of(path))
-            if is_same_file(file_entry, stat_or_none(path), "inode", "size", "modified"):
+            if matches_entry(file_entry, stat_or_none(path), "inode", "size", "modified"):
                 remove_if_possible(path)
         for path in (*records.glob("journal-*.jsonl"), records / JOB_NAME):
             remove_if_possible(path)
@@ -596,7 +596,7 @@ def begun_job(folder: Path) -> BegunJob:
     complete_names = frozenset(
         name
         for name, file_entry in job["files"].items()
-        if is_same_file(file_entry, stat_or_none(folder / name), "inode", "size", "modified")
+        if matches_entry(file_entry, stat_or_none(folder / name), "inode", "size", "modified")
     )
     parts = (status_of_name(part_of(folder / name)) for name in job["files"])
     part_bytes = sum(status.st_blocks * 512 for status in parts if status)

@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import field
 from itertools import pairwise
 from math import prod
 from pathlib import Path
-from posixpath import basename, dirname
-from types import MappingProxyType
+from posixpath import basename
 from typing import Any
 
 from rankxform.checkpoints.base import DEFAULT_FORM, DEFAULT_PATTERN, CheckpointRef, Form
 from rankxform.checkpoints.rank_folders import LATEST
-from rankxform.errors import FormatError, Message, RankxformError, StorageError
+from rankxform.errors import FormatError, Message, RankxformError, StorageError, UsageError
 from rankxform.formats.container import Index, Schema
 from rankxform.geometry.box import Shape
 from rankxform.geometry.tiling import Grid
 from rankxform.layout.names import and_more, first_texts, summarize_names
 from rankxform.layout.states import NEVER_SAVED, find_states, is_never_saved
-from rankxform.layout.strategy import Strategy
+from rankxform.layout.strategy import PatternStrategy, Strategy, WholeStrategy, first_differing_name
 from rankxform.planning.build_catalog import catalog_statements, following
-from rankxform.planning.catalog import Catalog, Description
+from rankxform.planning.catalog import Description
 from rankxform.publish.files import (
     changed_model_files,
     is_unchanged,
@@ -35,27 +33,21 @@ from rankxform.statements import (
     ACCEPT_CONTRADICTIONS,
     CATALOG,
     HEADERS,
-    STEP,
-    TYPE,
     Finding,
-    Statement,
     as_notice,
     contradictions,
     rule,
 )
 from rankxform.storage.store import Listing, address_of, is_path
-from rankxform.values import NamedTuple, dataclass
 
 from .hints import as_ranks
+from .source import Source, SourceManifest
 
 # A checkpoint that describes itself is believed only where its files agree. What is listed and
 # absent, present twice, or present and unlisted is a fault, because each has two meanings.
 
 _FOLDERS = "put each into its rank_N folder if these are ranks' files"
 _AGAIN = "copy both again from one checkpoint"
-
-Dropped = Callable[[str], bool]
-"""Tells the parameters that are not converted."""
 
 
 def schemas_without_repeats(
@@ -90,49 +82,34 @@ def schemas_without_repeats(
     return schemas
 
 
-class HeadersRead(NamedTuple):
-    """What a checkpoint declares, and what the headers of its files say."""
+def _listed(source: Source) -> Iterator[tuple[int, Schema, tuple[str, ...]]]:
+    """Yield each file with its schema, and the names that the description lists in it."""
+    for file, names in source.description.listed.items():
+        if file in source.schemas:
+            yield file, source.schemas[file], tuple(names)
 
-    description: Description
-    schemas: Mapping[int, Schema]  # by file
-    paths: Mapping[int, str]  # by file
-    dropped: Dropped = lambda name: False  # names that are not converted: their faults do not count
-    is_described: bool = True  # whether the checkpoint itself declares it; rank folders do not
-    extra: Mapping[int, Schema] = MappingProxyType(
-        {}
-    )  # by rank beyond the strategy's, of one of them
-    catalog: Catalog | None = None  # for rules that need it
-    manifest: SourceManifest | None = None
 
-    @property
-    def listed(self) -> Iterator[tuple[int, Schema, tuple[str, ...]]]:
-        """Each file with its schema, and the names that the description lists in it."""
-        for file, names in self.description.listed.items():
-            if file in self.schemas:
-                yield file, self.schemas[file], tuple(names)
-
-    @property
-    def misplaced(self) -> Mapping[str, tuple[int, int]]:
-        """Tensor -> the file in which an index lists it, and the one that has it."""
-        if not (self.description.is_whole and self.description.listed):
-            return {}
-        holder = {name: file for file, schema in self.schemas.items() for name in schema.names}
-        return {
-            name: (file, holder[name])
-            for file, schema, names in self.listed
-            for name in names
-            if name in holder and name not in schema.position
-        }
+def _misplaced(source: Source) -> Mapping[str, tuple[int, int]]:
+    """Return tensor -> the file in which an index lists it, and the one that has it."""
+    if not (source.description.is_whole and source.description.listed):
+        return {}
+    holder = {name: file for file, schema in source.schemas.items() for name in schema.names}
+    return {
+        name: (file, holder[name])
+        for file, schema, names in _listed(source)
+        for name in names
+        if name in holder and name not in schema.position
+    }
 
 
 @rule(HEADERS)
-def a_whole_tensor_is_in_one_file(read: HeadersRead) -> Iterator[Finding]:
+def a_whole_tensor_is_in_one_file(source: Source) -> Iterator[Finding]:
     """If tensors are whole, each is in one file: else it is not known which is meant."""
-    if not (read.is_described and read.description.is_whole):
+    if not (source.form.described and source.description.is_whole):
         return
-    paths, first = read.paths, dict[str, int]()
+    paths, first = source.paths, dict[str, int]()
     names_by_pair: dict[tuple[int, int], list[str]] = {}
-    for file, schema in read.schemas.items():
+    for file, schema in source.schemas.items():
         for name in schema.names:
             first_file = first.setdefault(name, file)
             if first_file != file:
@@ -149,46 +126,46 @@ def a_whole_tensor_is_in_one_file(read: HeadersRead) -> Iterator[Finding]:
 
 
 @rule(HEADERS)
-def loose_values_are_counters(read: HeadersRead) -> Iterator[Finding]:
+def loose_values_are_counters(source: Source) -> Iterator[Finding]:
     """The file of loose values has no tensor that may be one rank's slice."""
-    file = read.description.untracked
-    if file is None or file not in read.schemas:
+    file = source.description.untracked
+    if file is None or file not in source.schemas:
         return
-    schema = read.schemas[file]
+    schema = source.schemas[file]
     counters = find_states(dict(zip(schema.names, schema.shapes))).counters
     large = [
         name
         for name, shape in zip(schema.names, schema.shapes)
-        if prod(shape) > 1 and name not in counters and not read.dropped(name)
+        if prod(shape) > 1 and name not in counters and not source.dropped(name)
     ]
     if large:
         yield Finding(
             Message(
                 f"holds {_names_text(large)}, which may be one rank's slice",
                 ("leave it out (--exclude)",),
-                where=read.paths[file],
+                where=source.paths[file],
                 details="MindSpore leaves there what it was told not to unify",
             )
         )
 
 
 @rule(HEADERS)
-def an_index_names_the_file(read: HeadersRead) -> Iterator[Finding]:
+def an_index_names_the_file(source: Source) -> Iterator[Finding]:
     """An index lists each tensor in the file that has it."""
-    for name, (listed, holder) in read.misplaced.items():
-        a, b = basename(read.paths[listed]), basename(read.paths[holder])
-        text, where = f"lists {name!r} in {a}, and {b} holds it", read.description.source
+    for name, (listed, holder) in _misplaced(source).items():
+        a, b = basename(source.paths[listed]), basename(source.paths[holder])
+        text, where = f"lists {name!r} in {a}, and {b} holds it", source.description.source
         yield Finding(Message(text, ("correct the index",), where=where))
 
 
 @rule(HEADERS)
-def what_is_listed_is_there(read: HeadersRead) -> Iterator[Finding]:
+def what_is_listed_is_there(source: Source) -> Iterator[Finding]:
     """A file has every tensor that the description lists in it."""
-    description, misplaced = read.description, read.misplaced
-    listed_schemas = dict.fromkeys(read.schemas.values()) if description.listed else ()
+    description, misplaced = source.description, _misplaced(source)
+    listed_schemas = dict.fromkeys(source.schemas.values()) if description.listed else ()
     present_names = {name for schema in listed_schemas for name in schema.names}
     is_strategy = description.strategy is not None
-    for file, schema, names in read.listed:
+    for file, schema, names in _listed(source):
         missing_names = [
             n
             for n in names
@@ -198,33 +175,33 @@ def what_is_listed_is_there(read: HeadersRead) -> Iterator[Finding]:
                 or not (is_strategy and (n.startswith(f"{NEVER_SAVED}.") or is_never_saved(n)))
             )
             and n not in misplaced
-            and not read.dropped(n)
+            and not source.dropped(n)
         ]
         if missing_names:
             names_text = _names_text(missing_names)
             text = f"does not hold {names_text}, which {description.source} lists in it"
             tries = ("copy the file again", "correct the list")
-            yield Finding(Message(text, tries, where=read.paths[file]))
+            yield Finding(Message(text, tries, where=source.paths[file]))
 
 
 @rule(HEADERS)
-def what_is_there_is_listed(read: HeadersRead) -> Iterator[Finding]:
+def what_is_there_is_listed(source: Source) -> Iterator[Finding]:
     """The description lists each tensor that a file has and that is converted."""
-    description, misplaced = read.description, read.misplaced
-    for file, schema, names in read.listed if description.is_whole else ():
+    description, misplaced = source.description, _misplaced(source)
+    for file, schema, names in _listed(source) if description.is_whole else ():
         listed = {*names, *misplaced}
-        unlisted_names = [n for n in schema.names if n not in listed and not read.dropped(n)]
+        unlisted_names = [n for n in schema.names if n not in listed and not source.dropped(n)]
         if unlisted_names:
             text = f"holds {_names_text(unlisted_names)}, which {description.source} does not list"
             tries = ("correct the index", "leave it out (--exclude)")
-            yield Finding(Message(text, tries, where=read.paths[file]))
+            yield Finding(Message(text, tries, where=source.paths[file]))
 
 
 @rule(HEADERS)
-def slices_are_as_declared(read: HeadersRead) -> Iterator[Finding]:
+def slices_are_as_declared(source: Source) -> Iterator[Finding]:
     """A slice has the type and the shape that metadata declares."""
-    description, strategy = read.description, read.description.strategy
-    for file, schema, names in read.listed if not description.is_whole else ():
+    description, strategy = source.description, source.description.strategy
+    for file, schema, names in _listed(source) if not description.is_whole else ():
         assert strategy is not None
         layouts = strategy.stages[strategy.stage_of(description.ranks[file])]
         other_shapes, other_types = [], []
@@ -239,11 +216,11 @@ def slices_are_as_declared(read: HeadersRead) -> Iterator[Finding]:
             if schema.dtypes[position] != dtype:
                 other_types.append((name, schema.dtypes[position], dtype))
         if other_shapes:
-            yield _other_shapes(other_shapes, description.source, read.paths[file])
+            yield _other_shapes(other_shapes, description.source, source.paths[file])
         if other_types:
             name, a, b = other_types[0]
             text = f"{name!r} is {a}, and {description.source} says {b}"
-            yield Finding(Message(text, (_AGAIN,), where=read.paths[file]))
+            yield Finding(Message(text, (_AGAIN,), where=source.paths[file]))
 
 
 def _other_shapes(shapes: list[tuple[str, Shape, Shape]], source: str, path: str) -> Finding:
@@ -265,21 +242,21 @@ def _other_shapes(shapes: list[tuple[str, Shape, Shape]], source: str, path: str
 
 
 @rule(HEADERS)
-def slices_are_listed(read: HeadersRead) -> Iterator[Finding]:
+def slices_are_listed(source: Source) -> Iterator[Finding]:
     """A file has no slice that its list leaves out: copies, and states that cannot be placed."""
-    description, strategy = read.description, read.description.strategy
-    if strategy is None or not read.is_described:
+    description, strategy = source.description, source.description.strategy
+    if strategy is None or not source.form.described:
         return
-    all_names = (name for schema in dict.fromkeys(read.schemas.values()) for name in schema.names)
+    all_names = (name for schema in dict.fromkeys(source.schemas.values()) for name in schema.names)
     states = find_states(dict.fromkeys([*description.declared, *all_names]))
-    for file, schema in read.schemas.items():
+    for file, schema in source.schemas.items():
         listed = set(description.listed.get(file, ()))
         unlisted_names = [
             n
             for n, shape in zip(schema.names, schema.shapes)
             if n not in listed
             and (n in description.declared or (shape and states.of(n) is not None))
-            and not read.dropped(n)
+            and not source.dropped(n)
         ]
         if unlisted_names:  # rarely: what follows a parameter is worked out for these files alone
             layouts = strategy.stages[strategy.stage_of(description.ranks[file])]
@@ -288,59 +265,61 @@ def slices_are_listed(read: HeadersRead) -> Iterator[Finding]:
         if unlisted_names:
             names = _names_text(unlisted_names)
             text = f"holds {names}, which {description.source} does not list in it"
-            yield Finding(Message(text, (_AGAIN,), where=read.paths[file]))
+            yield Finding(Message(text, (_AGAIN,), where=source.paths[file]))
 
 
 @rule(HEADERS)
-def a_rank_has_a_tensor_once(read: HeadersRead) -> Iterator[Finding]:
+def a_rank_has_a_tensor_once(source: Source) -> Iterator[Finding]:
     """Two files of one rank hold no tensor of one name."""
-    description, paths = read.description, read.paths
-    if read.is_described and description.strategy is None:
+    description, paths = source.description, source.paths
+    if source.form.described and description.strategy is None:
         return  # boxes are told apart by their places
     holders: dict[tuple[int, str], int] = {}
     pairs: dict[tuple[int, int], list[str]] = {}
     for file, rank in description.ranks.items():
-        for name in read.schemas[file].names if file in read.schemas else ():
+        for name in source.schemas[file].names if file in source.schemas else ():
             first_file = holders.setdefault((rank, name), file)
             if first_file != file:
                 pairs.setdefault((first_file, file), []).append(name)
     for (a, b), names in pairs.items():
         text = f"both are rank {description.ranks[a]}'s and hold {_names_text(names)}"
         tries: tuple[str, ...] = ("remove the one that does not belong there",)
-        if not read.is_described:
+        if not source.form.described:
             tries = ("--src-pattern that means one of them", "--suffix, the end of one's name")
         yield Finding(Message(text, tries, where=f"{paths[a]} and {paths[b]}"))
 
 
 @rule(HEADERS)
-def tensors_can_be_read(read: HeadersRead) -> Iterator[Finding]:
+def tensors_can_be_read(source: Source) -> Iterator[Finding]:
     """The description names no tensor whose bytes cannot be understood."""
-    for name, reason in read.description.refused.items():
-        if not read.dropped(name):
+    for name, reason in source.description.refused.items():
+        if not source.dropped(name):
             yield Finding(Message(reason))
 
 
 @rule(CATALOG)
-def extra_names_are_known(read: HeadersRead) -> Iterator[Finding]:
+def extra_names_are_known(source: Source) -> Iterator[Finding]:
     """A rank beyond the strategy's holds no parameter that nobody else has."""
-    assert read.catalog is not None
-    other_names = {name for schema in dict.fromkeys(read.schemas.values()) for name in schema.names}
-    strategy, label = read.catalog.strategy, read.catalog.declared_by
-    for file, schema in read.extra.items():
-        names = [name for name in schema.names if name not in other_names]
+    assert source.catalog is not None
+    other_names = {
+        name for schema in dict.fromkeys(source.schemas.values()) for name in schema.names
+    }
+    strategy, label = source.catalog.strategy, source.catalog.declared_by
+    for file, index in source.extra_rank_index.items():
+        names = [name for name in index.schema.names if name not in other_names]
         new = [name for name in names if strategy is None or name not in strategy]
         if new:
             text = f"holds {summarize_names(new, 2)}, which {label} does not list"
-            yield Finding(Message(text, where=read.paths[file]))
+            yield Finding(Message(text, where=source.paths[file]))
 
 
 @rule(CATALOG, ACCEPT_CONTRADICTIONS)
-def no_name_is_damaged(read: HeadersRead) -> Iterator[Finding]:
+def no_name_is_damaged(source: Source) -> Iterator[Finding]:
     """No rank lacks what all others of its stage hold, and holds it under nearly that name."""
-    catalog = read.catalog
+    catalog = source.catalog
     assert catalog is not None
     strategy, files_by_stage = catalog.strategy, dict[int, dict[Schema, list[int]]]()
-    for file, schema in read.schemas.items() if strategy is not None else ():
+    for file, schema in source.schemas.items() if strategy is not None else ():
         files_by_schema = files_by_stage.setdefault(catalog.stage_of(file), {})
         files_by_schema.setdefault(schema, []).append(file)
     for files_by_schema in files_by_stage.values():
@@ -353,7 +332,7 @@ def no_name_is_damaged(read: HeadersRead) -> Iterator[Finding]:
                 near_names = [near for near in missing if _is_nearly(name, near)]
                 if near_names and name not in strategy:
                     text = f"holds {name!r}, which is no other rank's, and lacks {near_names[0]!r}"
-                    yield Finding(Message(text, ("copy the file again",), read.paths[files[0]]))
+                    yield Finding(Message(text, ("copy the file again",), source.paths[files[0]]))
 
 
 def _is_nearly(name: str, near: str) -> bool:
@@ -365,20 +344,20 @@ def _is_nearly(name: str, near: str) -> bool:
 
 
 @rule(CATALOG)
-def statements_agree(read: HeadersRead) -> Iterator[Finding]:
+def statements_agree(source: Source) -> Iterator[Finding]:
     """Statements of one fact, by files, metadata, a manifest or a strategy, agree."""
-    assert read.catalog is not None
-    manifest_statements = read.manifest.statements if read.manifest is not None else ()
+    assert source.catalog is not None
+    manifest_statements = source.manifest.statements if source.manifest is not None else ()
     statements = (
-        *read.description.statements, *manifest_statements, *catalog_statements(read.catalog),
+        *source.description.statements, *manifest_statements, *catalog_statements(source.catalog),
     )  # fmt: skip
     yield from (contradiction.finding for contradiction in contradictions(statements))
 
 
 @rule(CATALOG)
-def unequal_slices_are_said(read: HeadersRead) -> Iterator[Finding]:
+def unequal_slices_are_said(source: Source) -> Iterator[Finding]:
     """Slices of unlike rows are joined as torch.chunk makes them, which is said."""
-    catalog = read.catalog
+    catalog = source.catalog
     assert catalog is not None
     strategy, rows_by_name = catalog.strategy, {}
     for name, parameter in catalog.declared.items() if strategy is not None else ():
@@ -400,37 +379,61 @@ def _names_text(names: Sequence[str]) -> str:
     return first_texts([*map(repr, names)])
 
 
-@dataclass(frozen=True)
-class SourceManifest:
-    """What a manifest states of a checkpoint."""
+def strategy_contradictions(
+    description: Description, src_strategy: Strategy, otherwise: str = ""
+) -> Iterator[Finding]:
+    """Yield where a given strategy contradicts what a checkpoint says of itself.
 
-    label: str  # the manifest's path
-    # How its ranks shard; None where it does not say so of all pipeline stages, or the form does.
-    strategy: Strategy | None = None
-    dtypes: Mapping[str, str] = field(default_factory=dict)  # by name
-    # What is noted of each, by name relative to the folder.
-    files: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    steps: Mapping[str, int] = field(default_factory=dict)  # how far the training was
-    applied: tuple[str, ...] = ()  # digests of the adapters that were added
-    wrong: tuple[Message, ...] = ()  # companion files that are not as written
-    # Files that are not there, of a form that describes itself, in words.
-    missing_files: tuple[Message, ...] = ()
-    doubts: tuple[str, ...] = ()  # a model's small files that are not as they were copied
-    notice: str = ""  # why the manifest could not be read
+    otherwise: the option by which it is another checkpoint, "" if there is none.
+    """
+    declared_strategy = description.strategy
 
-    def entries(self, paths: Mapping[int, str]) -> dict[int, Mapping[str, Any]]:
-        """Return what is noted of each file, by id."""
-        folder = dirname(self.label)
-        entries_by_path = {address_of(folder, name): f for name, f in self.files.items()}
-        return {f: entries_by_path[path] for f, path in paths.items() if path in entries_by_path}
+    def wrong(problem_text: str) -> Finding:
+        tries = filter(None, (otherwise, "leave out --src-strategy"))
+        return Finding(Message(problem_text, (*tries,)), error=UsageError)
 
-    @property
-    def statements(self) -> Iterator[Statement]:
-        """What it states that files may contradict."""
-        for name, dtype in self.dtypes.items():
-            yield Statement(TYPE, name, dtype, self.label)
-        for name, value in self.steps.items():
-            yield Statement(STEP, name, value, self.label)
+    if declared_strategy is None:
+        if not isinstance(src_strategy, WholeStrategy):
+            declared_text = (
+                "that its tensors are whole" if description.is_whole else "where each box is"
+            )
+            yield wrong(
+                f"{description.source} says {declared_text}, and {src_strategy.label} shards them"
+            )
+        return
+    layouts = (
+        layout for stage_layouts in declared_strategy.stages for layout in stage_layouts.values()
+    )
+    if isinstance(src_strategy, WholeStrategy) and all(
+        {*layout.counts} <= {1} for layout in layouts
+    ):
+        return
+    if isinstance(src_strategy, WholeStrategy):
+        yield wrong(
+            f"{description.source} says how its parameters are sharded, and 'none' means whole "
+            "tensors"
+        )
+        return
+    if isinstance(src_strategy, PatternStrategy):
+        shapes = {name: shape for name, (_, shape) in description.declared.items()}
+        src_strategy = src_strategy.over(shapes, states=True)
+    if declared_strategy.ranks != src_strategy.ranks:
+        yield wrong(
+            f"{src_strategy.label} is of {src_strategy.ranks} ranks, and {description.source}, "
+            f"which is the checkpoint's own, of {declared_strategy.ranks}"
+        )
+        return
+    common_names = [name for name in declared_strategy.stages_of if name in src_strategy.stages_of]
+    if not common_names:
+        yield wrong(f"{src_strategy.label} lists no parameter of {description.source}")
+        return
+    shapes = {name: shape for name, (_, shape) in description.declared.items()}
+    name = first_differing_name(declared_strategy, src_strategy, common_names, shapes)
+    if name is not None:
+        yield wrong(
+            f"{src_strategy.label} and {description.source} shard {name!r} in two ways, and the "
+            "latter is the checkpoint's own"
+        )
 
 
 def read_source_manifest(

@@ -21,7 +21,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from functools import reduce
 from itertools import product
 from pathlib import Path
 from shlex import quote
@@ -29,8 +28,7 @@ from types import MappingProxyType
 
 from rankxform.checkpoints.base import CheckpointRef, SelectedFiles
 from rankxform.checkpoints.rank_folders import LATEST
-from rankxform.display.text import format_size, shown_path
-from rankxform.errors import CheckpointError, Message, RankxformError, StorageError, UsageError
+from rankxform.errors import CheckpointError, Message, RankxformError, StorageError
 from rankxform.formats.container import DeclaredFile, Index, Schema
 from rankxform.layout.names import format_ranges
 from rankxform.layout.states import may_relate
@@ -39,37 +37,13 @@ from rankxform.statements import FILE_IDENTITY, HEADERS, Finding, as_notice, as_
 from rankxform.storage import identity
 from rankxform.storage.identity import FileIdentity
 from rankxform.storage.source_reader import Indexer, find_holes, wait_for_newer_mtime
-from rankxform.storage.store import FILE, NOTHING, Listing, address_of, is_path, store_at
+from rankxform.storage.store import NOTHING, Listing, address_of, is_path, store_at
 from rankxform.transport import Team
 from rankxform.values import NamedTuple
 
-from .checks import SourceManifest, changed_manifest_file
-from .choose import ChosenFiles
-
-
-def list_on_all_nodes(team: Team, path: str, pattern: str) -> tuple[Listing | None, frozenset[int]]:
-    """Return the merged listings of all nodes, and the nodes that process 0 lists for. Collective.
-
-    Those are the nodes that see process 0's own folder over the network. With one node, process 0
-    lists when it needs to: None.
-    """
-    nodes = team.nodes
-    if nodes.count == 1 or not is_path(path):
-        return None, frozenset()
-    leader = nodes.is_leader(team.rank)
-    folders = team.allgather(lambda: identity.network_folder(Path(path)) if leader else None)
-    same_as_process0 = {p for p, f in enumerate(folders) if f is not None and f == folders[0]} - {0}
-
-    def list_here() -> Listing:
-        if leader and team.rank not in same_as_process0:
-            return store_at(path).list(pattern)
-        return Listing(path)
-
-    listing = reduce(Listing.joined, team.allgather(list_here))
-    searched = searched_nodes(team)
-    return replace(listing, searched=searched), frozenset(
-        nodes.node_of[process] for process in same_as_process0
-    )
+from .checks import changed_manifest_file
+from .place import PlaceListing, searched_nodes
+from .source import Source, SourceManifest
 
 
 def find_reach(
@@ -213,52 +187,10 @@ def _different(path: str, rank: int, places: list[str]) -> CheckpointError:
     )
 
 
-def searched_nodes(team: Team) -> str:
-    """Return, for messages, which nodes were searched, if there are several."""
-    names = team.nodes.names
-    if len(names) == 1:
-        return ""
-    return f" (looked on {', '.join(names[:8])}{', ...' if names[8:] else ''})"
-
-
 _NOTHING = DeclaredFile()
 
 
 # -- a source in several places --------------------------------------------------------------------
-
-
-class PlaceListing(NamedTuple):
-    """What lies at one place, and the nodes that process 0 lists for."""
-
-    listing: Listing
-    same_as_node0: frozenset[int]
-
-
-class ChosenCopies(NamedTuple):
-    """Of each file the copy that is read."""
-
-    paths: Mapping[int, str]
-    reach: Reach
-    indexes: Mapping[int, Index]
-    findings: tuple[Finding, ...]
-    # File id -> number of the place where it is read; {}: there is one place.
-    place_of: Mapping[int, int] = MappingProxyType({})
-
-
-class PlaceUse(NamedTuple):
-    """What a conversion needs of one place."""
-
-    place: str
-    bytes_needed: int
-    ranks_read: tuple[int, ...]  # or files of no rank
-
-    @property
-    def in_words(self) -> str:
-        """Bytes, and of which ranks."""
-        name = "ranks" if self.ranks_read[1:] else "rank"
-        ranks = f" of {name} {format_ranges(self.ranks_read)}" if self.ranks_read else ""
-        size = format_size(self.bytes_needed) if self.bytes_needed else "nothing was needed of it"
-        return f"{shown_path(self.place)}: {size}{ranks}"
 
 
 class _PlaceCopies(NamedTuple):
@@ -269,55 +201,42 @@ class _PlaceCopies(NamedTuple):
     indexes: dict[int, Index]  # of those that can be read
 
 
-def list_places(team: Team, where: CheckpointRef, pattern: str) -> list[PlaceListing]:
-    """List all places on all nodes. Collective. Raises UsageError for one that is a file."""
-    if where.files is not None:
-        raise UsageError("files= names the file of each rank already", "leave out fallback=")
-
-    def listed(place: str) -> PlaceListing:
-        listing, same_as_node0 = list_on_all_nodes(team, place, pattern)
-        if listing is None:
-            listing = team.bcast(lambda: store_at(place).list(pattern))
-        return PlaceListing(listing, same_as_node0)
-
-    listings = [listed(place) for place in where.places]
-    files = [entry.listing.path for entry in listings if entry.listing.kind == FILE]
-    if files:
-        raise UsageError("is a file; with --fallback, a folder is expected", where=files[0])
-    return listings
+def read_headers(source: Source, listings: Sequence[PlaceListing], team: Team) -> Source:
+    """Return a source whose files' headers were read, each from the copy that is chosen for it.
+    Collective."""
+    description = source.selected.description
+    declared_files = description.declared_files if description else {}
+    if source.where.fallbacks:
+        return _choose_copies(source, listings, declared_files, team)
+    same_as_node0 = listings[0].same_as_node0 if listings else frozenset[int]()
+    reach, noticed = find_reach(team, source.paths, declared_files, same_as_node0)
+    indexes, wrong = index_all(source.paths, reach, team, source.manifest, declared_files)
+    findings = (*source.findings, *wrong.values(), *noticed)
+    return replace(source, reach=reach, indexes=indexes, findings=findings)
 
 
-def joined_listing(listings: Sequence[PlaceListing]) -> Listing:
-    """Return the listing of all places as one; a message that says where was searched names all."""
-    joined = reduce(Listing.joined, (entry.listing for entry in listings))
-    others = ", ".join(
-        entry.listing.path + (", where nothing is" if entry.listing.kind == NOTHING else "")
-        for entry in listings[1:]
-    )
-    return replace(joined, searched=f"{joined.searched} (and in {others})")
-
-
-def choose_copies(
-    where: CheckpointRef,
+def _choose_copies(
+    source: Source,
     listings: Sequence[PlaceListing],
-    chosen_files: ChosenFiles,
     declared_files: Mapping[int, DeclaredFile],
     team: Team,
-) -> ChosenCopies:
+) -> Source:
     """Read the headers of all copies, compare them, and choose. Collective.
 
     A file that no place has is looked for in the first, and missing there.
     """
-    names = chosen_files.names
-    places = where.places
-    listed_names = [{*entry.listing.files, *entry.listing.entries} for entry in listings]
+    places = source.where.places
+    names = {file: source.selected.names[file] for file in source.paths}
+    place_listings = [place.listing for place in listings if place.listing]
+    listed_names = [{*listing.files, *listing.entries} for listing in place_listings]
     nowhere = {f for f, name in names.items() if not any(name in names for names in listed_names)}
     copies: list[_PlaceCopies] = []
     unreadable: dict[int, list[Finding]] = {}
-    findings = [*_step_of_fallbacks(where, listings[0].listing, chosen_files.selected)]
-    for place, entry, listed in zip(places, listings, listed_names):
-        if entry.listing.kind == NOTHING:
-            text = f"{place}: there is no such folder{entry.listing.searched}; others are read"
+    findings = [*source.findings]
+    findings += _step_of_fallbacks(source.where, place_listings[0], source.selected)
+    for place, listing, listed, entry in zip(places, place_listings, listed_names, listings):
+        if listing.kind == NOTHING:
+            text = f"{place}: there is no such folder{listing.searched}; others are read"
             findings.append(as_warning(text))
         paths = {
             file: address_of(place, name)
@@ -355,12 +274,13 @@ def choose_copies(
         # One node reads a file of a later place, or each of them would ask storage for its bytes.
         for process, part in enumerate(copy.reach.partition(files_of_place)):
             files_by_node[nodes.node_of[process]].update(part)
-    return ChosenCopies(
-        {f: copies[n].paths.get(f, address_of(places[0], names[f])) for f, n in place_of.items()},
-        Reach(nodes.node_of, tuple(map(frozenset, files_by_node))),
-        {f: copies[n].indexes[f] for f, n in place_of.items() if f in copies[n].indexes},
-        tuple(findings),
-        place_of,
+    return replace(
+        source,
+        paths={f: copies[n].paths.get(f, source.paths[f]) for f, n in place_of.items()},
+        reach=Reach(nodes.node_of, tuple(map(frozenset, files_by_node))),
+        indexes={f: copies[n].indexes[f] for f, n in place_of.items() if f in copies[n].indexes},
+        findings=tuple(findings),
+        place_of=place_of,
     )
 
 
@@ -511,24 +431,22 @@ def index_all(
     return dict(sorted(indexes.items())), dict(sorted(wrong.items()))
 
 
-def schemas_elsewhere(
-    where: CheckpointRef, chosen_files: ChosenFiles, indexes: Mapping[int, Index], team: Team
-) -> tuple[dict[int, Schema], list[Finding]]:
+def schemas_elsewhere(source: Source, team: Team) -> tuple[dict[int, Schema], list[Finding]]:
     """Return what the files of one rank hold, of each pipeline stage of which none is read; of all
     its ranks, where those of a stage that is read hold different names.
 
     Which tensors are states, or copies, is decided of all together, so that it does not depend on
     the ranks that are made. Stages whose files nobody can read are noticed. Collective.
     """
-    strategy, selected = chosen_files.strategy, chosen_files.selected
-    if strategy is None or len(strategy.stages) == 1 or selected.description is not None:
+    strategy, selected, where = source.strategy, source.selected, source.where
+    if strategy is None or len(strategy.stages) == 1 or source.form.described:
         return {}, []
     stage_of = {file: strategy.stage_of(selected.rank_of(file)) for file in selected.names}
-    unread = {*range(len(strategy.stages))}.difference(stage_of[f] for f in chosen_files.names)
+    unread = {*range(len(strategy.stages))}.difference(stage_of[f] for f in source.paths)
     if not unread:
         return {}, []
     names_by_rank: dict[int, set[str]] = {}
-    for file, index in indexes.items():
+    for file, index in source.indexes.items():
         names_by_rank.setdefault(selected.rank_of(file), set()).update(index.schema.names)
     names, listed = {*strategy.stages_of}.union(*names_by_rank.values()), strategy.stages_of
     if not may_relate(names) and names <= listed.keys():

@@ -36,11 +36,12 @@ from rankxform.transport import Team
 from rankxform.transport.team import ShowProgress, show_nothing
 from rankxform.values import NamedTuple
 
-from .checks import SourceManifest, changed_file_message
-from .choose import list_and_select
+from .checks import changed_file_message
+from .place import list_and_select
+from .source import SourceManifest
 
 if TYPE_CHECKING:
-    from .open import Source
+    from .source import Source
 
 HEADERS_ALONE, SAMPLES_ALONE, FINGERPRINTS, BYTES = CHECKED = (
     "headers", "samples", "fingerprints", "bytes",

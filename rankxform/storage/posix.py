@@ -194,11 +194,6 @@ class Descriptors:
             raise failures[0]
 
 
-def sparse_descriptors() -> Descriptors:
-    """Return files to pick ranges out of, of which the system reads nothing ahead."""
-    return Descriptors(os.O_RDONLY, os.POSIX_FADV_RANDOM)
-
-
 FILE_LIMITS = resource.getrlimit(resource.RLIMIT_NOFILE)
 """How many files this process might have open when it started."""
 
@@ -420,7 +415,12 @@ def write_atomically(
     beside = unique_name(path) if shared else path
     part = beside.with_name(beside.name + ".part")
     try:
-        _write_all(part, data)
+        create(part)
+        with open_for_writing(part) as fd:
+            offset = 0
+            for block in (data,) if isinstance(data, bytes) else data:
+                write_from(fd, part, offset, memoryview(block))
+                offset += len(block)
         if durable:
             sync(part)
         publish_file(part, path, durable=durable)
@@ -429,15 +429,6 @@ def write_atomically(
         if isinstance(error, StorageError):
             error.say(error.parts._replace(where=str(path)))  # not a name that nobody has seen
         raise
-
-
-def _write_all(part: Path, data: bytes | Iterable[bytes]) -> None:
-    create(part)
-    with open_for_writing(part) as fd:
-        offset = 0
-        for block in (data,) if isinstance(data, bytes) else data:
-            write_from(fd, part, offset, memoryview(block))
-            offset += len(block)
 
 
 # Hence a safetensors header of a file of a megabyte or more is padded until content begins where

@@ -30,7 +30,6 @@ from .posix import (
     range_reader,
     read_bytes,
     read_into,
-    sparse_descriptors,
     status_of,
 )
 
@@ -323,7 +322,8 @@ class PosixRangeReader(RangeReader):
     """
 
     def __init__(self) -> None:
-        self._files, self._sparse = Descriptors(os.O_RDONLY), sparse_descriptors()
+        self._files = Descriptors(os.O_RDONLY)
+        self._sparse = Descriptors(os.O_RDONLY, os.POSIX_FADV_RANDOM)
 
     def version(self, path: str, sparse: bool = False) -> FileVersion:
         return _version(status_of(self._descriptor(path, sparse), path))

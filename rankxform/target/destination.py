@@ -1,4 +1,4 @@
-"""Kinds of destination, and whether writing harms anything.
+"""Kinds of destination.
 
 A folder (`rankxform.target.folder`) is the kind whose addresses are paths; other kinds are found
 by the scheme of their addresses. Files that exist (`rankxform.target.existing`) are compared.
@@ -6,61 +6,45 @@ by the scheme of their addresses. Files that exist (`rankxform.target.existing`)
 
 from __future__ import annotations
 
-import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from posixpath import relpath, splitext
+from posixpath import splitext
 from types import MappingProxyType
 from typing import Any, ClassVar
 
 from rankxform.engine.copier import Operands
 from rankxform.engine.pipeline import Messenger, Traffic, WorkInputs, execute
 from rankxform.engine.sinks import ArraySink, OutputFile, check_apart
-from rankxform.errors import StorageError, UsageError
-from rankxform.formats.container import (
-    BLOCK,
-    FileLayout,
-    Index,
-    TensorSpec,
-    container_of,
-    container_suffixes,
-)
-from rankxform.layout.names import compile_regex, first_texts
+from rankxform.errors import UsageError
+from rankxform.formats.container import BLOCK, FileLayout, Index, TensorSpec, container_of
+from rankxform.layout.names import compile_regex
 from rankxform.layout.strategy import Strategy
 from rankxform.planning.assign import Assignment, runs_of
 from rankxform.planning.catalog import Parameter
 from rankxform.planning.exchange import WorkPlan
 from rankxform.planning.plan import Planner
 from rankxform.planning.transfers import SliceRange
-from rankxform.publish.folder_records import FOLDER_NAME, JOB_NAME, MANIFEST_NAME
 from rankxform.publish.journal import write_parts
 from rankxform.request import Request
-from rankxform.source.choose import listing_at
-from rankxform.source.open import Source
-from rankxform.statements import Finding, as_notice, as_warning
+from rankxform.statements import Finding
 from rankxform.storage.posix import (
     OnProgress,
     create,
-    inode,
-    is_below,
-    is_below_any,
     is_same_file,
     make_folder,
     publish_file,
-    read_bytes,
     remove_if_possible,
     sync,
     unique_name,
 )
 from rankxform.storage.source_reader import SourceReader, check_content
-from rankxform.storage.store import is_path, scheme_of
+from rankxform.storage.store import scheme_of
 from rankxform.transport import Team
 from rankxform.values import NamedTuple
 
-from .model_files import check_model_files
 from .target import Conversion, Target
 
 
@@ -358,9 +342,13 @@ class FileLayoutCache:
             name, tensors = self._target.arrangement.names[file], self._planner.tensors(file)
             source = self._source(file)
             begins = min(source.offsets, default=0) % BLOCK
-            metadata = self._metadata(file, source)
+            # Entries named after a source tensor that the file does not get are left out.
+            omitted = {*source.schema.names}.difference(tensor.name for tensor in tensors)
+            metadata = {key: text for key, text in source.metadata.items() if key not in omitted}
             container = container_of(splitext(name)[1])  # some forms have two
-            layout = container.lay_out(tensors, metadata, self._checksum, begins)
+            layout = container.lay_out(
+                tensors, self._target.form.metadata(metadata), self._checksum, begins
+            )
             self._known[id(slices)] = layout
         return self._known[id(slices)]
 
@@ -375,169 +363,6 @@ class FileLayoutCache:
             for src_file, index in self._indexes.items()
             if planner.catalog.stage_of(src_file) == stage
         )
-
-    def _metadata(self, file: int, source: Index) -> Mapping[str, str]:
-        """Return a source file's metadata for a destination file.
-
-        Entries named after a source tensor that is not in the destination's file are left out.
-        """
-        omitted_names = set(source.schema.names).difference(
-            t.name for t in self._planner.tensors(file)
-        )
-        metadata = {key: text for key, text in source.metadata.items() if key not in omitted_names}
-        return self._target.form.metadata(metadata)
-
-
-# Checkpoint files that rankxform did not write, where it has written nothing yet, mean one of two
-# things: SRC and DST were exchanged, or files are to be put beside others. Both are for the user
-# to say.
-
-
-def check_free(conversion: Conversion, team: Team) -> list[Finding]:
-    """See that writing will harm nothing, on every node; return what lies there. Collective.
-
-    Raises UsageError or StorageError.
-    """
-    request, source, target = conversion.request, conversion.source, conversion.target
-    is_leader = team.nodes.is_leader(team.rank)
-
-    def check() -> None:
-        _check_root(request, target)
-        if is_leader:
-            _check_apart(request, source, target.paths.values())
-
-    team.agree(check)
-    _check_foreign_files(request, target, team)
-    return [as_notice(text) for text in team.bcast(lambda: check_model_files(conversion))]
-
-
-def _check_root(request: Request, target: Target) -> None:
-    """Refuse one iteration's folder as the root of iterations."""
-    dst, folder = Path(request.dst or ""), target.arrangement.folder
-    if folder and re.fullmatch(re.sub(r"[0-9]+", "[0-9]+", folder), dst.name):
-        raise UsageError(
-            "is one iteration's folder", f"name the folder above it, {dst.parent}", where=dst
-        )
-
-
-def _check_foreign_files(request: Request, target: Target, team: Team) -> None:
-    """Refuse a destination that holds another's checkpoint files, and nothing of rankxform's.
-
-    Raises StorageError. Collective.
-    """
-    dst = Path(request.dst or "")
-    folders = dst, target.folder  # which is one iteration's
-    marks = [
-        folder / name for folder in folders for name in (MANIFEST_NAME, f"{FOLDER_NAME}/{JOB_NAME}")
-    ]
-    if request.overwrite or any(team.allgather(lambda: any(mark.exists() for mark in marks))):
-        return
-    foreign_paths = _foreign_files(target, target.paths.values(), team)
-    if foreign_paths:
-        raise StorageError(
-            "holds checkpoint files that rankxform did not write "
-            f"({first_texts(foreign_paths, 1)})",
-            "name an empty folder",
-            "move them away"
-            if target.form.described or any(path.exists() for path in target.paths.values())
-            else "say --overwrite to write beside them",
-            "exchange SRC and DST, if they are in another order than meant",
-            where=dst,
-        )
-
-
-def _check_apart(request: Request, source: Source, output_paths: Iterable[Path]) -> None:
-    """Refuse destination files that are, or lie among, source files, whatever their paths."""
-    src, dst = Path(request.src), Path(request.dst or "")
-    if dst.exists() and not dst.is_dir():
-        raise StorageError("is a file, and DST must be a folder", "name another", where=dst)
-    if dst.suffix in container_suffixes() and not dst.is_dir():
-        folder_try = f"name a folder: {dst.with_suffix('')}"
-        raise UsageError("is named like a file, and DST is a folder", folder_try, where=dst)
-    for place in source.where.places if source.where.fallbacks else ():
-        if dst == Path(place) or is_same_file(dst, Path(place)) or is_below(dst, Path(place)):
-            raise UsageError(
-                f"lies in {place}, a place of the source, which is never written to",
-                "choose another destination",
-                where=dst,
-            )
-    sources = [Path(path) for path in source.paths.values() if is_path(path)]
-    files = {inode(path): path for path in sources}
-    folders = {inode(path.parent) for path in sources}
-    inside = src.is_dir() and (is_below(dst, src) or is_below_any(dst, folders))
-    for option in ("lora", "like"):
-        option_path = getattr(request, option)
-        if option_path is not None and (
-            is_same_file(Path(option_path), dst) or is_below(dst, Path(option_path))
-        ):
-            raise UsageError(
-                f"is the folder of --{option}, which is never written to",
-                "choose another destination",
-                where=dst,
-            )
-    for final in output_paths:
-        final_inode, folder = inode(final), inode(final.parent)
-        if inside or (folder is not None and folder in folders):
-            raise UsageError(
-                f"lies in the source folder {src}, which is never written to",
-                "choose another destination",
-                where=final,
-            )
-        if final_inode is not None and final_inode in files:
-            raise UsageError(
-                f"is the source file {files[final_inode]} under another name, which is never "
-                "replaced",
-                "choose another destination",
-                where=final,
-            )
-        if final.is_dir():
-            raise StorageError("is a folder, where a checkpoint file is to be written", where=final)
-    if any(is_same_file(path.parent.parent, dst) for path in sources if path.parent != src):
-        raise UsageError(
-            "holds the source in its rank folders, which are never written to",
-            "choose another destination",
-            where=dst,
-        )
-
-
-def foreign_files(target: Target, dst_paths: Iterable[Path | str], team: Team) -> list[Finding]:
-    """Return a warning of checkpoint files beside a destination's own, if any. Collective."""
-    foreign_paths = _foreign_files(target, dst_paths, team)
-    warnings = [*map(as_warning, team.bcast(lambda: _later_mark(target)))]
-    if foreign_paths:
-        warning = as_warning(
-            f"{first_texts(foreign_paths, 1)}: another checkpoint file lies beside those of this "
-            "destination, and may be loaded instead; remove what does not belong there"
-        )
-        warnings.append(warning._replace(file=foreign_paths[0]))
-    return warnings
-
-
-def _later_mark(target: Target) -> list[str]:
-    """Return, as a warning, that a mark tells readers to take a later checkpoint than this."""
-    if target.arrangement.mark is None or target.dst is None:
-        return []
-    name, content = target.arrangement.mark
-    path, number = Path(target.dst) / name, int(content)
-    text = read_bytes(path).strip() if path.is_file() else b""
-    if not text.isdigit() or int(text) <= number:
-        return []
-    return [f"{path}: says {int(text)}, and {number} was written: a job takes {int(text)}"]
-
-
-def _foreign_files(target: Target, dst_paths: Iterable[Path | str], team: Team) -> list[str]:
-    """Return other checkpoint files that may be taken for a destination's own. Collective."""
-    form, folder = target.form, target.folder
-    names = [*(relpath(path, folder) for path in dst_paths), *target.arrangement.names.values()]
-
-    def find_here() -> list[str]:
-        if not team.nodes.is_leader(team.rank) or not folder.is_dir():
-            return []
-        listing = listing_at(folder, form)
-        return [str(folder / name) for name in form.foreign_files(listing, names)]
-
-    paths_by_process = team.allgather(find_here)
-    return sorted({path for paths in paths_by_process for path in paths})
 
 
 @contextmanager

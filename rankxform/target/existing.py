@@ -32,9 +32,10 @@ from rankxform.publish.files import changed_model_files, means, wrong_companions
 from rankxform.publish.folder_records import MANIFEST_NAME, read_manifest
 from rankxform.request import Request
 from rankxform.source import checks
-from rankxform.source.checks import HeadersRead, schemas_without_repeats
-from rankxform.source.choose import SourceScope, form_at
-from rankxform.source.open import Source, open_source
+from rankxform.source.checks import schemas_without_repeats
+from rankxform.source.open import open_source
+from rankxform.source.place import form_at
+from rankxform.source.source import Source, SourceNeed
 from rankxform.statements import (
     HEADERS,
     NAMES,
@@ -51,7 +52,8 @@ from rankxform.storage.posix import OnProgress, inode, read_bytes
 from rankxform.storage.source_reader import SourceReader, container_of_path, describe_wrong_crc
 from rankxform.storage.store import is_path
 from rankxform.storage.user_files import CONFIG
-from rankxform.target.destination import Destination, foreign_files
+from rankxform.target.destination import Destination
+from rankxform.target.folder import foreign_files
 from rankxform.target.model_files import of_another, own_config
 from rankxform.target.target import Conversion, Target
 from rankxform.transport import Team
@@ -183,9 +185,7 @@ def open_described(request: Request, team: Team) -> tuple[Request, Source | None
     if not form.described:
         return request, None
     step = None if request.iteration is None else str(request.iteration)
-    dst_source = open_source(
-        replace(where, form=form.name, step=step), team, SourceScope(manifest=False)
-    )
+    dst_source = open_source(replace(where, form=form.name, step=step), team, uses_manifest=False)
     team.agree(lambda: _require_files(dst_source))
     description = dst_source.selected.description
     assert description is not None
@@ -322,9 +322,8 @@ def _open_ranks(target: Target, team: Team) -> Source:
     dst, ranks = target.planner.dst, target.ranks
     names = {rank: relpath(path, target.folder) for rank, path in target.paths.items()}
     where = CheckpointRef(str(target.folder), target.form.name, strategy=dst)
-    dst_source = open_source(
-        where, team, SourceScope(lambda strategy: ranks, preferred=names, manifest=False)
-    )
+    need = SourceNeed((*ranks,), preferred=names)
+    dst_source = open_source(where, team, need, uses_manifest=False)
 
     def check() -> None:
         missing = [rank for rank in ranks if rank not in dst_source.selected.names]
@@ -352,10 +351,10 @@ def _compare(
     target: Target, dst_source: Source, description: Description, schemas: Mapping[int, Schema]
 ) -> tuple[Planner, list[Finding]]:
     planner, source = target.planner, description.source
-    read = HeadersRead(replace(description, refused={}), schemas, dst_source.paths)
+    described = replace(dst_source, description=replace(description, refused={}), schemas=schemas)
     differences = [
         as_difference(finding.message.line, source, rule=finding.rule)
-        for finding in errors_of(run_rules(HEADERS, [checks], read))
+        for finding in errors_of(run_rules(HEADERS, [checks], described))
     ]
     differences += (
         as_difference(f"is missing, though {Path(source).name} lists it", path)

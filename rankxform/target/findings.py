@@ -8,9 +8,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from shlex import quote
-from typing import Any
 
-from rankxform.checkpoints.base import DEFAULT_FORM, FORMS, DestinationFiles
+from rankxform.checkpoints.base import DEFAULT_FORM, FORMS
 from rankxform.errors import (
     CheckpointError,
     Message,
@@ -37,14 +36,14 @@ from rankxform.planning.evidence import sharded_by_pattern
 from rankxform.planning.sampling import first_box
 from rankxform.planning.selection import ERROR, Selection, types_by_file, unusual_tensors
 from rankxform.request import Request
-from rankxform.source.choose import a_strategy_is_given, list_and_select, rank_files_at, ranks_at
+from rankxform.source.choose import a_strategy_is_given
 from rankxform.source.hints import option_for, short_path
-from rankxform.source.open import Source
+from rankxform.source.place import list_and_select, rank_files_at, ranks_at
+from rankxform.source.source import Source
 from rankxform.statements import (
     ACCEPT_ABSENT,
     ACCEPT_EXTRA_RANKS,
     ACCEPT_NEW,
-    ITERATION,
     PLAN,
     SHAPE,
     Finding,
@@ -68,7 +67,7 @@ from rankxform.values import NamedTuple, pattern_on_use
 
 from .inputs import ResolvedRequest, derive_command
 from .model_files import RequestContext, configuration_doubts
-from .target import STEP_KEY, training_notices
+from .training import training_notices
 
 _ADAPTER = "lora"
 """What is in the names of an adapter's tensors."""
@@ -453,21 +452,6 @@ def weights_are_usual(draft: TargetDraft) -> Iterator[Finding]:
 def the_request_is_meant(draft: TargetDraft) -> Iterator[Finding]:
     """What was doubtful when the request was read is said."""
     yield from draft.resolved.findings
-
-
-def iteration_findings(
-    source: Source, training: Mapping[str, Any], arrangement: DestinationFiles
-) -> Iterator[Finding]:
-    """Yield that the source is of another step than the number that is written."""
-    step = training.get(STEP_KEY)
-    if arrangement.mark is None or step is None:
-        return
-    number = int(arrangement.mark[1])
-    statements = (
-        Statement(ITERATION, "", frozenset({step}), source.where.path),
-        Statement(ITERATION, "", frozenset({number}), f"--iteration {number}"),
-    )
-    yield from (contradiction.finding for contradiction in contradictions(statements))
 
 
 # A guess never goes before a fact that it may hide, and is looked for only where a check fails.

@@ -23,18 +23,20 @@ back what other nodes wrote, and writes the manifests, process 0's last).
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from posixpath import relpath
 from typing import TypeVar
 
 from rankxform.engine.checksum import MODULUS, IntegrityChecker
 from rankxform.engine.pipeline import Traffic, WorkInputs
 from rankxform.engine.sinks import OutputFile, add_checksum, part_descriptors, part_of
-from rankxform.errors import DifferenceError, RankxformError, StoppedError, StorageError
-from rankxform.formats.container import content_bytes
-from rankxform.layout.names import STEPS
+from rankxform.errors import DifferenceError, RankxformError, StoppedError, StorageError, UsageError
+from rankxform.formats.container import container_suffixes, content_bytes
+from rankxform.layout.names import STEPS, first_texts
 from rankxform.planning.assign import Assignment, assignment_of, remaining
 from rankxform.planning.exchange import WorkPlan
 from rankxform.planning.plan import Planner
@@ -47,13 +49,15 @@ from rankxform.publish.files import (
     can_reflink,
     digest_of,
     files_to_read_back,
-    is_same_file,
     link_all,
+    matches_entry,
     read_back,
     stat_file,
     stat_or_none,
 )
 from rankxform.publish.folder_records import (
+    FOLDER_NAME,
+    JOB_NAME,
     MANIFEST_NAME,
     FolderRecords,
     read_manifest,
@@ -62,20 +66,28 @@ from rankxform.publish.folder_records import (
 from rankxform.publish.journal import Journal, write_parts
 from rankxform.publish.records import FolderState, manifest_contents
 from rankxform.request import Request
-from rankxform.statements import PLAN, Finding, require
+from rankxform.source.place import listing_at
+from rankxform.source.source import Source
+from rankxform.statements import PLAN, Finding, as_notice, as_warning, require
 from rankxform.storage.identity import sample_digest
 from rankxform.storage.posix import (
     OnProgress,
     create,
+    inode,
+    is_below,
+    is_below_any,
+    is_same_file,
     make_folder,
     publish_file,
+    read_bytes,
     remove_if_possible,
     sync,
 )
+from rankxform.storage.store import is_path
 from rankxform.transport import Team
 from rankxform.transport.team import show_nothing
 
-from .destination import Destination, FileLayoutCache, StoredFiles, check_free, foreign_files
+from .destination import Destination, FileLayoutCache, StoredFiles
 from .manifest import (
     applied_adapters,
     check_strategy_file,
@@ -84,7 +96,7 @@ from .manifest import (
     verify_options,
     write_companions_near,
 )
-from .model_files import new_copies, stale
+from .model_files import check_model_files, new_copies, stale
 from .node_folders import NodeFolder, Placement, find_placement
 from .target import Conversion, Target
 
@@ -178,7 +190,24 @@ class FolderDestination(Destination):
     # -- before the first byte ------------------------------------------------------------------
 
     def check_free(self, conversion: Conversion, team: Team) -> Sequence[Finding]:
-        return check_free(conversion, team)
+        """See that writing will harm nothing, on every node; return what lies there. Collective.
+
+        Raises UsageError or StorageError.
+        """
+        request, source, target = conversion.request, conversion.source, conversion.target
+
+        def check() -> None:
+            dst, step_folder = Path(request.dst or ""), target.arrangement.folder
+            any_step = re.sub(r"[0-9]+", "[0-9]+", step_folder)
+            if step_folder and re.fullmatch(any_step, dst.name):
+                text = f"name the folder above it, {dst.parent}"
+                raise UsageError("is one iteration's folder", text, where=dst)
+            if team.nodes.is_leader(team.rank):
+                _check_apart(request, source, target.paths.values())
+
+        team.agree(check)
+        _check_foreign_files(request, target, team)
+        return [as_notice(text) for text in team.bcast(lambda: check_model_files(conversion))]
 
     @contextmanager
     def claim(self, conversion: Conversion, team: Team) -> Iterator[Conversion]:
@@ -254,7 +283,7 @@ class FolderDestination(Destination):
         declared_files = declared_files_of(folder, record)
         for name in (str(self.target.path(file).relative_to(folder)) for file in files):
             entry = record["files"].get(name, {})
-            is_touched = not is_same_file(entry, stat_or_none(folder / name), "modified")
+            is_touched = not matches_entry(entry, stat_or_none(folder / name), "modified")
             if "digest" in entry and (self.request.verify or is_touched):
                 read = read_listed_file(folder, name, record, declared_files, on_progress)
                 is_same = read.is_as_listed and not read.is_changed
@@ -542,3 +571,129 @@ def _check_part(part: Path, part_stat: FileStat, inode: int, nbytes: int) -> Non
             f"{nbytes:,} were written); it was removed, to be made anew",
             where=part,
         )
+
+
+# -- what lies in the folder ----------------------------------------------------------------------
+
+# Checkpoint files that rankxform did not write, where it has written nothing yet, mean one of two
+# things: SRC and DST were exchanged, or files are to be put beside others. Both are for the user
+# to say.
+
+
+def _check_foreign_files(request: Request, target: Target, team: Team) -> None:
+    """Refuse a destination that holds another's checkpoint files, and nothing of rankxform's.
+
+    Raises StorageError. Collective.
+    """
+    dst = Path(request.dst or "")
+    folders = dst, target.folder  # which is one iteration's
+    marks = [
+        folder / name for folder in folders for name in (MANIFEST_NAME, f"{FOLDER_NAME}/{JOB_NAME}")
+    ]
+    if request.overwrite or any(team.allgather(lambda: any(mark.exists() for mark in marks))):
+        return
+    other_paths = _foreign_paths(target, target.paths.values(), team)
+    if other_paths:
+        raise StorageError(
+            f"holds checkpoint files that rankxform did not write ({first_texts(other_paths, 1)})",
+            "name an empty folder",
+            "move them away"
+            if target.form.described or any(path.exists() for path in target.paths.values())
+            else "say --overwrite to write beside them",
+            "exchange SRC and DST, if they are in another order than meant",
+            where=dst,
+        )
+
+
+def _check_apart(request: Request, source: Source, output_paths: Iterable[Path]) -> None:
+    """Refuse destination files that are, or lie among, source files, whatever their paths."""
+    src, dst = Path(request.src), Path(request.dst or "")
+    if dst.exists() and not dst.is_dir():
+        raise StorageError("is a file, and DST must be a folder", "name another", where=dst)
+    if dst.suffix in container_suffixes() and not dst.is_dir():
+        folder_try = f"name a folder: {dst.with_suffix('')}"
+        raise UsageError("is named like a file, and DST is a folder", folder_try, where=dst)
+    for place in source.where.places if source.where.fallbacks else ():
+        if dst == Path(place) or is_same_file(dst, Path(place)) or is_below(dst, Path(place)):
+            raise UsageError(
+                f"lies in {place}, a place of the source, which is never written to",
+                "choose another destination",
+                where=dst,
+            )
+    sources = [Path(path) for path in source.paths.values() if is_path(path)]
+    files = {inode(path): path for path in sources}
+    folders = {inode(path.parent) for path in sources}
+    inside = src.is_dir() and (is_below(dst, src) or is_below_any(dst, folders))
+    for option in ("lora", "like"):
+        option_path = getattr(request, option)
+        if option_path is not None and (
+            is_same_file(Path(option_path), dst) or is_below(dst, Path(option_path))
+        ):
+            raise UsageError(
+                f"is the folder of --{option}, which is never written to",
+                "choose another destination",
+                where=dst,
+            )
+    for final in output_paths:
+        final_inode, folder = inode(final), inode(final.parent)
+        if inside or (folder is not None and folder in folders):
+            raise UsageError(
+                f"lies in the source folder {src}, which is never written to",
+                "choose another destination",
+                where=final,
+            )
+        if final_inode is not None and final_inode in files:
+            raise UsageError(
+                f"is the source file {files[final_inode]} under another name, which is never "
+                "replaced",
+                "choose another destination",
+                where=final,
+            )
+        if final.is_dir():
+            raise StorageError("is a folder, where a checkpoint file is to be written", where=final)
+    if any(is_same_file(path.parent.parent, dst) for path in sources if path.parent != src):
+        raise UsageError(
+            "holds the source in its rank folders, which are never written to",
+            "choose another destination",
+            where=dst,
+        )
+
+
+def foreign_files(target: Target, dst_paths: Iterable[Path | str], team: Team) -> list[Finding]:
+    """Return a warning of checkpoint files beside a destination's own, if any. Collective."""
+    other_paths = _foreign_paths(target, dst_paths, team)
+    warnings = [*map(as_warning, team.bcast(lambda: _later_mark(target)))]
+    if other_paths:
+        warning = as_warning(
+            f"{first_texts(other_paths, 1)}: another checkpoint file lies beside those of this "
+            "destination, and may be loaded instead; remove what does not belong there"
+        )
+        warnings.append(warning._replace(file=other_paths[0]))
+    return warnings
+
+
+def _later_mark(target: Target) -> list[str]:
+    """Return, as a warning, that a mark tells readers to take a later checkpoint than this."""
+    if target.arrangement.mark is None or target.dst is None:
+        return []
+    name, content = target.arrangement.mark
+    path, number = Path(target.dst) / name, int(content)
+    text = read_bytes(path).strip() if path.is_file() else b""
+    if not text.isdigit() or int(text) <= number:
+        return []
+    return [f"{path}: says {int(text)}, and {number} was written: a job takes {int(text)}"]
+
+
+def _foreign_paths(target: Target, dst_paths: Iterable[Path | str], team: Team) -> list[str]:
+    """Return other checkpoint files that may be taken for a destination's own. Collective."""
+    form, folder = target.form, target.folder
+    names = [*(relpath(path, folder) for path in dst_paths), *target.arrangement.names.values()]
+
+    def find_here() -> list[str]:
+        if not team.nodes.is_leader(team.rank) or not folder.is_dir():
+            return []
+        listing = listing_at(folder, form)
+        return [str(folder / name) for name in form.foreign_files(listing, names)]
+
+    paths_by_process = team.allgather(find_here)
+    return sorted({path for paths in paths_by_process for path in paths})

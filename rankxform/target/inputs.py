@@ -14,7 +14,6 @@ from rankxform.checkpoints.base import CheckpointRef
 from rankxform.errors import FormatError, RankxformError, UsageError
 from rankxform.formats.container import Schema
 from rankxform.formats.container import container_suffixes as checkpoint_suffixes
-from rankxform.formats.documents import parse_shapes as parse_shapes
 from rankxform.geometry.box import Shape
 from rankxform.layout.strategy import PatternStrategy, Strategy
 from rankxform.operations.base import read_inputs
@@ -271,6 +270,8 @@ def read_shapes(path: Path) -> dict[str, tuple[Shape, str]]:
             "is a folder", "name one complete checkpoint file", "a JSON file", where=path
         )
     try:
+        from rankxform.formats.documents import parse_shapes
+
         return parse_shapes(read_bytes(path))
     except FormatError as error:
         raise UsageError.of_parts(error.at(path)) from error

@@ -30,7 +30,7 @@ from rankxform.options import (
 from rankxform.planning.catalog import Catalog, ComposedSharding, Parameter
 from rankxform.planning.evidence import ContentDigest, DigestsByFile
 from rankxform.request import Request, all_options, options_affecting
-from rankxform.source.open import Source
+from rankxform.source.source import Source
 from rankxform.storage.identity import sample_digest
 from rankxform.storage.posix import is_same_file, read_bytes, remove_if_possible, write_atomically
 from rankxform.storage.store import absolute, is_path, scheme_of

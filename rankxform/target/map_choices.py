@@ -35,7 +35,7 @@ from rankxform.transport import Team
 from .inputs import ResolvedRequest
 
 if TYPE_CHECKING:
-    from rankxform.source.open import Source
+    from rankxform.source.source import Source
 
     from .target import Conversion
 

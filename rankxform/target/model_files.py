@@ -23,7 +23,7 @@ from rankxform.operations.options import WRITTEN_OUT
 from rankxform.publish.files import digest_of
 from rankxform.publish.folder_records import copied_files
 from rankxform.request import Request
-from rankxform.source.choose import form_at, list_and_select
+from rankxform.source.place import form_at, list_and_select
 from rankxform.statements import ACCEPT_CONTRADICTIONS, as_notice, as_warning
 from rankxform.storage import user_files
 from rankxform.storage.posix import is_same_file, read_bytes
@@ -33,7 +33,7 @@ from rankxform.storage.user_files import CONFIG, companion_names, parse_config
 if TYPE_CHECKING:
     from rankxform.formats.map_table import MapTable
     from rankxform.operations.map import ModelSizes
-    from rankxform.source.open import Source
+    from rankxform.source.source import Source
     from rankxform.statements import Finding
 
     from .findings import TargetDraft

@@ -20,7 +20,7 @@ from rankxform.layout.names import first_texts
 from rankxform.operations.options import TYPES, WRITTEN_OUT
 from rankxform.publish.folder_records import copied_files
 from rankxform.request import Request
-from rankxform.source.open import Source
+from rankxform.source.source import Source
 from rankxform.statements import Finding, as_notice, as_warning
 from rankxform.storage import user_files
 from rankxform.storage.posix import read_bytes

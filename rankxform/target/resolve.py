@@ -38,8 +38,9 @@ from rankxform.planning.selection import (
 )
 from rankxform.planning.transfers import Reach
 from rankxform.request import Request
-from rankxform.source.choose import SourceScope
-from rankxform.source.open import Source, open_source
+from rankxform.source.open import open_place, open_source
+from rankxform.source.place import look_at
+from rankxform.source.source import ALL, Source, SourceNeed
 from rankxform.statements import ACCEPT_CONTRADICTIONS, PLAN, as_warning, require, run_rules
 from rankxform.storage.source_reader import container_of_path
 from rankxform.storage.store import address_of, scheme_of
@@ -47,12 +48,13 @@ from rankxform.storage.user_files import load_strategy
 from rankxform.transport import Team
 
 from . import findings as findings_of_target
-from .findings import TargetDraft, adding_suggestions, iteration_findings
+from .findings import TargetDraft, adding_suggestions
 from .inputs import ResolvedRequest, resolve_request, source_ref
 from .manifest import check_not_applied
 from .model_files import read_stated_model
 from .node_folders import unsafe_writers
-from .target import STEP_KEY, Conversion, Target, kept_facts, read_training
+from .target import Conversion, Target
+from .training import STEP_KEY, iteration_findings, kept_facts, read_training
 
 if TYPE_CHECKING:
     from rankxform.derivation.request import Derived
@@ -67,34 +69,34 @@ def open_resolved_source(
     """
     if resolved.shapes is not None:
         return team.agree(lambda: _imagine_source(resolved, resolved.shapes or {}, team))
-    scope = SourceScope()
-    if not all_files:
-        operations = _build_operations(resolved)
-        scope = SourceScope(
-            lambda src: _needed_ranks(src, resolved, operations),
-            lambda states: operations.with_states(states).drops,
-            accepts=resolved.request.accepts,
-        )
-    source = open_source(resolved.where, team, scope)
+    place = look_at(resolved.where, team)
+    need = ALL if all_files else need_of(resolved, place.strategy)
+    source = open_place(place, team, need)
     with adding_suggestions(resolved, source, team):
         return team.agree(source.require)
 
 
+def need_of(resolved: ResolvedRequest, src: Strategy | None) -> SourceNeed:
+    """Return which part of a source of this strategy a request needs; pure."""
+    operations = _build_operations(resolved)
+    is_sharded = src is not None and not isinstance(src, WholeStrategy)
+    ranks = tuple(_needed_ranks(src, resolved, operations)) if src and is_sharded else None
+    return SourceNeed(ranks, operations, accepts=resolved.request.accepts)
+
+
 def _needed_ranks(
     src: Strategy, resolved: ResolvedRequest, operations: OperationChain
-) -> list[int] | None:
+) -> Sequence[int]:
     """Return the source ranks of the stages that the wanted destination ranks draw on.
 
     With `unmatched` "replicate" these are all ranks: any file may hold a parameter that no source
     stage lists. So are they where the destination's strategy has to be derived first, and where
     names at the destination are not those of the source.
     """
-    if isinstance(src, WholeStrategy):
-        return None
     request, dst = resolved.request, resolved.dst
     all_names = request.map is not None or request.masters
     if request.unmatched == REPLICATE or not isinstance(dst, Strategy) or all_names:
-        return list(range(src.ranks))
+        return range(src.ranks)
     operations = operations.with_states(src.states)
     operations.check_names(src.stages_of)
     name_of = operations.name_of
@@ -131,10 +133,18 @@ def _imagine_source(
     schemas = {rank: index.schema for rank, index in indexes.items()}
     catalog = catalog_of(Description(src.label, src), schemas, names_of, tuple(indexes))
     return Source(
-        resolved.where, FORMS[DEFAULT_FORM], SelectedFiles(names_of),
-        names_of, indexes, {}, catalog,
-        Reach.full(team.nodes.node_of, indexes), tuple(indexes),
-    )  # fmt: skip
+        where=resolved.where,
+        form=FORMS[DEFAULT_FORM],
+        selected=SelectedFiles(names_of),
+        strategy=src,
+        needed_files=tuple(indexes),
+        paths=names_of,
+        indexes=indexes,
+        reach=Reach.full(team.nodes.node_of, indexes),
+        description=catalog.description,
+        schemas=schemas,
+        catalog=catalog,
+    )
 
 
 _LOADABLE = "safetensors"

@@ -15,7 +15,7 @@ from rankxform.formats.container import Schema
 from rankxform.layout.names import compile_regex, format_ranges, summarize_names
 from rankxform.planning.sampling import may_repeat
 from rankxform.publish.folder_records import MANIFEST_NAME
-from rankxform.source.choose import list_and_select
+from rankxform.source.place import list_and_select
 from rankxform.storage.source_reader import digest_samples, index_file
 from rankxform.storage.store import address_of
 

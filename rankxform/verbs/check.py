@@ -41,7 +41,8 @@ from rankxform.planning.zeros import equal_matrices, find_stored_zeros, is_judge
 from rankxform.request import Request
 from rankxform.results import NORMAL, Result, Section, Table, lines, plain
 from rankxform.source.choose import a_strategy_is_given
-from rankxform.source.open import Source, open_source
+from rankxform.source.open import open_source
+from rankxform.source.source import Source
 from rankxform.source.written import compare_fingerprints, with_fingerprint
 from rankxform.statements import (
     CONTENT,

@@ -26,7 +26,8 @@ from rankxform.planning.selection import missing_slices, missing_slices_error
 from rankxform.request import Request
 from rankxform.results import NORMAL, VERBOSE, Drawing, Result, Section, Table, first_line, lines
 from rankxform.source.choose import a_strategy_is_given
-from rankxform.source.open import Source, open_source
+from rankxform.source.open import open_source
+from rankxform.source.source import Source
 from rankxform.target.inputs import source_ref_with_strategy
 from rankxform.transport import Team
 from rankxform.values import dataclass

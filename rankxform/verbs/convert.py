@@ -1,13 +1,13 @@
 """A conversion into any destination: what every verb that moves bytes does.
 
 For what processes wait, step by step, by kind of destination; the last entry of a line is that of
-all kinds behind it. `open` is the opening of a checkpoint, whose calls `source.open` states; files
-that exist may be described by themselves. Several nodes, measurements for a read method, some
+all kinds behind it. `look` is what `source.place.look_at` calls for, `open` what `open_place` does;
+files that exist may be described by themselves. Several nodes, measurements for a read method, some
 operations, files that lie in a folder already, `--crc` and `--verify` ask for more.
 
 step          | folder                    | one file  | arrays    | existing | described
 prepare       | -                         | -         | allgather | 2 bcast  | 2 bcast, open, agree
-resolve       | bcast, open, 2 agree
+resolve       | bcast, look, open, 2 agree
 check_free    | agree, 2 allgather, bcast | -
 with_evidence | work, allgather, agree
 claim         | 2 allgather, 2 agree | -         | agree | open, agree, bcast, 2 agree | 3 agree
@@ -32,7 +32,7 @@ from rankxform.planning.evidence import Evidence
 from rankxform.planning.exchange import WorkPlan
 from rankxform.process import Phases, peak_memory, throttled
 from rankxform.request import Request
-from rankxform.source.open import Source
+from rankxform.source.source import Source
 from rankxform.statements import Finding, HasFindings, as_notice, as_warning
 from rankxform.storage.posix import OnProgress
 from rankxform.target.destination import Destination, open_work_inputs

@@ -15,7 +15,7 @@ from rankxform.geometry.tiling import Cell
 from rankxform.layout.names import format_ranges, summarize_names
 from rankxform.planning.catalog import Catalog, Holders, Parameter, Sharding
 from rankxform.planning.evidence import Evidence
-from rankxform.source.open import Source
+from rankxform.source.source import Source
 from rankxform.statements import WARNING, Finding
 from rankxform.storage.source_reader import read_samples_of
 from rankxform.transport import Team

@@ -50,7 +50,7 @@ from rankxform.planning.sampling import (
 from rankxform.planning.selection import sources_of
 from rankxform.request import Request
 from rankxform.source.hints import short_path, siblings_of
-from rankxform.source.open import Source
+from rankxform.source.source import Source
 from rankxform.statements import (
     ACCEPT_CONTRADICTIONS,
     ACCEPT_EQUAL_SLICES,
@@ -102,14 +102,6 @@ _ALL, _AT_ONCE = 64 << 20, 4 << 20
 _FEW_MASTERS = 4
 _MOST_UNLIKE = 0.5
 """Part of the values that stochastic rounding may round otherwise."""
-
-
-def examine_values(conversion: Conversion, team: Team) -> Evidence:
-    """Compare values with what is said of them: rows that are left out, and masters. Collective."""
-    target = conversion.target
-    if not (target.truncated_vocab or target.tied_duplicates or _masters(target)):
-        return Evidence()
-    return Evidence(findings=team.bcast(lambda: tuple(_find_lost_values(conversion))))
 
 
 def _find_lost_values(conversion: Conversion) -> Iterator[Finding]:
@@ -279,7 +271,11 @@ def examine(conversion: Conversion, team: Team) -> Evidence:
             "the bytes; of the others there was nothing to compare"
         )
         evidence += Evidence(findings=(as_notice(few_text, SAMPLES),))
-    return evidence + examine_values(conversion, team)
+    target = conversion.target  # what is said of values: rows that are left out, and masters
+    if target.truncated_vocab or target.tied_duplicates or _masters(target):
+        lost_values = team.bcast(lambda: tuple(_find_lost_values(conversion)))
+        evidence += Evidence(findings=lost_values)
+    return evidence
 
 
 def with_evidence(

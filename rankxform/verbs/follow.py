@@ -32,7 +32,7 @@ from rankxform.publish.lock import taking_turns
 from rankxform.publish.records import identity_differences
 from rankxform.request import Request
 from rankxform.results import NORMAL, QUIET, Result, Section, lines
-from rankxform.source.choose import steps_at
+from rankxform.source.place import steps_at
 from rankxform.statements import FILE_IDENTITY
 from rankxform.storage.posix import remove_if_possible, write_atomically
 from rankxform.storage.store import FileVersion, absolute, address_of, is_path, storage_of

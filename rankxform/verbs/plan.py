@@ -48,7 +48,7 @@ from rankxform.publish.files import LINK_HARD, status_of_name
 from rankxform.publish.options import WRITERS_NODE
 from rankxform.request import Request
 from rankxform.results import NORMAL, QUIET, VERBOSE, Result, Section, Table, lines, stage_layers
-from rankxform.source.copies import PlaceUse
+from rankxform.source.source import PlaceUse
 from rankxform.statements import as_warning
 from rankxform.storage.bandwidth import MEASURED_BYTES, measure_storage
 from rankxform.storage.posix import free_bytes

@@ -29,7 +29,7 @@ from rankxform.layout.states import NEVER_SAVED
 from rankxform.layout.strategy import PatternStrategy, Strategy, WholeStrategy, describe_layout
 from rankxform.request import Request
 from rankxform.results import Section, Table, lines
-from rankxform.source.choose import list_and_select
+from rankxform.source.place import list_and_select
 from rankxform.storage.source_reader import Indexer
 from rankxform.storage.user_files import check_folded, fold_nested_maps
 from rankxform.target.inputs import read_shapes

@@ -25,7 +25,7 @@ from rankxform.planning.selection import OmittedParameters
 from rankxform.process import usable_cores
 from rankxform.request import Request
 from rankxform.results import NORMAL, QUIET, VERBOSE, Lines, Result, Section, lines, stage_layers
-from rankxform.source.copies import PlaceUse
+from rankxform.source.source import PlaceUse
 from rankxform.target.destination import OneFileDestination, destination_at
 from rankxform.target.manifest import verify_options
 from rankxform.target.target import Conversion

@@ -24,7 +24,7 @@ from rankxform.formats.container import DeclaredFile
 from rankxform.publish.files import changed_model_files, wrong_companions
 from rankxform.publish.folder_records import FOLDER_NAME, JOB_NAME, MANIFEST_NAME, read_manifest
 from rankxform.source import written
-from rankxform.source.choose import form_at, list_and_select, listing_at
+from rankxform.source.place import form_at, list_and_select, listing_at
 from rankxform.source.written import CHECKED, WrittenRead, declared_files_of, read_listed_file
 from rankxform.statements import ERROR, WARNING, WRITTEN, Finding, run_rules
 from rankxform.storage.identity import file_digest, sampled_bytes

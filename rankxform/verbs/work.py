@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from time import perf_counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rankxform.errors import UsageError
 from rankxform.formats.container import Container
@@ -34,11 +34,13 @@ from rankxform.planning.reads import (
     bytes_to_read,
 )
 from rankxform.planning.transfers import SliceRange, Transfer, bytes_to_write
-from rankxform.source.open import Source
-from rankxform.storage.bandwidth import ReadTimer, measure_copying, measure_reading
+from rankxform.source.source import Source
 from rankxform.storage.posix import OnProgress
 from rankxform.target.target import Conversion
 from rankxform.transport import Team
+
+if TYPE_CHECKING:
+    from rankxform.storage.bandwidth import ReadTimer
 
 _WORTH_A_LOOK = 1.05
 """How much more one method must read than another for a choice to be worth measuring."""
@@ -205,6 +207,8 @@ def choose_policy(
 
 def _measured_speeds(source: Source, team: Team) -> list[float]:
     """Return how fast each process reads, in bytes a second; 0 if it sees no file. Collective."""
+    from rankxform.storage.bandwidth import measure_reading
+
     visible_file = min(source.reach.of(team.rank), default=None)
     return team.allgather(
         lambda: (
@@ -234,6 +238,8 @@ def measure_costs(source: Source, team: Team, *, network: bool = True) -> tuple[
     With `network`, all processes must see all of the source. Also how fast each process reads, in
     bytes a second; 0 if it sees no file.
     """
+    from rankxform.storage.bandwidth import ReadTimer, measure_copying
+
     files = sorted(source.reach.of(team.rank))
     number = team.rank * len(files) / team.size  # a file, and a place in it: no other process's
     path, place = (source.paths[files[int(number)]] if files else None), number % 1

@@ -29,7 +29,7 @@ from rankxform.display.text import as_text, format_size
 from rankxform.errors import RankxformError
 from rankxform.options import flag_of
 from rankxform.publish import journal
-from rankxform.source.choose import listing_at
+from rankxform.source.place import listing_at
 from rankxform.storage.store import store_at
 from tests import reference, reference_forms
 from tests.cases import Case, random_case

@@ -28,8 +28,7 @@ def as_nodes(monkeypatch, nodes, seed):
     """Let processes be on `nodes` nodes, each of which sees some of the source files at random."""
     own, processes = world().rank, world().size
     node = tuple(process * nodes // processes for process in range(processes))
-    modules = ("rankxform.transport.mpi", "rankxform.source.open", "rankxform.source.copies")
-    transport, opening, copies = map(import_module, modules)
+    transport, copies = map(import_module, ("rankxform.transport.mpi", "rankxform.source.copies"))
     monkeypatch.setattr(transport, "this_node", lambda host: (f"n{node[own]}", ""))
 
     def reach_of(team, paths, declared_files, same_as_node0=frozenset()):
@@ -40,5 +39,4 @@ def as_nodes(monkeypatch, nodes, seed):
         )
         return Reach(node, tuple(seen)), []
 
-    monkeypatch.setattr(opening, "find_reach", reach_of)
     monkeypatch.setattr(copies, "find_reach", reach_of)

@@ -11,8 +11,9 @@ from rankxform.checkpoints.base import CheckpointRef
 from rankxform.errors import CheckpointError, UsageError
 from rankxform.layout.strategy import WholeStrategy
 from rankxform.publish.folder_records import FOLDER_NAME, JOB_NAME
-from rankxform.source.choose import SourceScope, list_and_select
 from rankxform.source.open import open_source
+from rankxform.source.place import list_and_select
+from rankxform.source.source import ALL, SourceNeed
 from rankxform.statements import HEADERS
 from rankxform.storage import user_files
 from rankxform.transport import SerialTeam
@@ -57,8 +58,8 @@ def test_every_fault_is_collected_and_the_first_is_raised(ranks):
 def test_ranks_that_are_not_needed_are_not_read(narrowed, ranks):
     folder, strategy = ranks
     spoil(folder, 2)
-    narrow = SourceScope(ranks=lambda strategy: [0, 1]) if narrowed else SourceScope()
-    source = open_source(CheckpointRef(str(folder), strategy=strategy), SerialTeam(), narrow)
+    need = SourceNeed(ranks=(0, 1)) if narrowed else ALL
+    source = open_source(CheckpointRef(str(folder), strategy=strategy), SerialTeam(), need)
     assert bool(source.errors) != narrowed
     if narrowed:
         assert [one.name for one in source.require_catalog().parameters] == ["a"]
@@ -89,9 +90,9 @@ def test_preferred_files_are_chosen_where_all_are_there(ranks):
     names = {rank: f"rank_{rank}/checkpoint_{rank}.ckpt" for rank in range(4)}
     where = CheckpointRef(str(folder), strategy=strategy)
     assert open_source(where, SerialTeam()).errors
-    assert not open_source(where, SerialTeam(), SourceScope(preferred=names)).errors
+    assert not open_source(where, SerialTeam(), SourceNeed(preferred=names)).errors
     assert open_source(
-        where, SerialTeam(), SourceScope(preferred={**names, 4: "rank_4/x.ckpt"})
+        where, SerialTeam(), SourceNeed(preferred={**names, 4: "rank_4/x.ckpt"})
     ).errors
 
 

@@ -115,8 +115,12 @@ def record(request, destination, monkeypatch):
     team = RecordingTeam()
     for name in ("resolve", "with_evidence", "plan_work", "move", "sum_up"):
         monkeypatch.setattr(converting, name, team.within(name, getattr(converting, name)))
-    for module in (resolve, existing):
-        monkeypatch.setattr(module, "open_source", team.one("open", module.open_source))
+    for name, module, function in (
+        ("look", resolve, "look_at"),
+        ("open", resolve, "open_place"),
+        ("open", existing, "open_source"),
+    ):
+        monkeypatch.setattr(module, function, team.one(name, getattr(module, function)))
     for name in OF_DESTINATION:
         setattr(destination, name, team.within(name, getattr(destination, name)))
     claim = destination.claim
@@ -207,7 +211,7 @@ def test_a_launch_opens_and_samples_its_source_once(tmp_path, monkeypatch):
     a = reference.write_strategy(tmp_path / "a.ckpt", rows)
     b = reference.write_strategy(tmp_path / "b.ckpt", columns)
     calls = Counter()
-    for module, name in ((resolve, "open_source"), (evidence, "examine")):
+    for module, name in ((resolve, "open_place"), (evidence, "examine")):
         real = getattr(module, name)
 
         def counted(*arguments, name=name, real=real, **options):
@@ -217,7 +221,7 @@ def test_a_launch_opens_and_samples_its_source_once(tmp_path, monkeypatch):
         monkeypatch.setattr(module, name, counted)
     request = Request(str(src), None, a, b)
     report, place = launch(request, tmp_path / "out", SerialTeam())
-    assert report is not None and calls == {"open_source": 1, "examine": 1}
+    assert report is not None and calls == {"open_place": 1, "examine": 1}
     assert reference.wrong_slices(Path(place), columns, params) == []
 
 
