@@ -16,7 +16,6 @@ from stat import S_ISREG
 from typing import Any
 
 from rankxform.checkpoints.base import DEFAULT_FORM, FORMS
-from rankxform.engine.sinks import part_of
 from rankxform.errors import StorageError
 from rankxform.layout.names import first_texts
 from rankxform.storage.identity import sample_digest
@@ -28,7 +27,6 @@ from rankxform.storage.posix import (
     range_reader,
     read_bytes,
     remove_if_possible,
-    sync,
     unique_name,
     write_atomically,
 )
@@ -154,15 +152,6 @@ def link(part: Path, target: Path, kind: str) -> None:
             )
     except OSError as error:
         raise StorageError.of(error, target, f"link {part}") from error
-
-
-def link_all(part: Path, output_paths: Iterable[Path], kind: str, *, durable: bool) -> None:
-    """Link the complete file `part` to the part file of each of `output_paths`, as `kind` says."""
-    for final in output_paths:
-        linked_part = part_of(final)
-        link(part, linked_part, kind)
-        if durable and kind == LINK_REFLINK:
-            sync(linked_part)
 
 
 _SECONDS, _PAUSE = 60.0, 0.2

@@ -127,54 +127,41 @@ class FolderRecords:
     # -- opening ----------------------------------------------------------------------------
 
     def _open(self, overwrite: bool) -> None:
+        """Decide by the records what becomes of earlier work, then by the files what is left."""
         manifest, job = self._read(MANIFEST), self._read(JOB)
-        old_manifest = manifest
-        for record in filter(None, (manifest, job)):
-            digests = record.get("beside", {})
-            self._copied |= {n: digests[n] for n in record.get("copied", ()) if n in digests}
-        self.begun = job is not None
-        self._stale_files = dict(job.get("stale", {})) if job else {}
-        if job is not None and self._changed(job, overwrite, is_begun=True):
-            self._discard(job)
-            job = None
-        is_allowed = overwrite or job is not None
-        if manifest is not None and self._changed(manifest, is_allowed, is_begun=False):
-            manifest = None
-        for record in filter(None, (job, manifest)):  # they may have needed other source ranks
-            recorded_files = record["identity"]["source files"]
-            self._identity["source files"] = {**recorded_files, **self._identity["source files"]}
-        self.resumed = job is not None
-        if job and _ranks_of(job["identity"]) != _ranks_of(self._identity):
-            self._identity["continued_by"] = []  # no one command finishes all that is begun here
-        companion_digests = {
-            **(manifest or {}).get("companions", {}),
-            **(job or {}).get("companions", {}),
-        }
-        names = list(map(self._name, self._finals.values()))
+        earlier = decide_earlier(
+            job, manifest, self._identity, overwrite=overwrite, folder=str(self._folder)
+        )
+        if earlier.refusal is not None:
+            require([earlier.refusal])
+        self.begun, self.resumed = job is not None, earlier.job is not None
+        self._copied, self._stale_files = dict(earlier.copied), dict(earlier.stale)
+        if earlier.discarded is not None:
+            self._discard(earlier.discarded)
+        self._identity = with_recorded_sources(self._identity, earlier)
+        names = {file: self._name(final) for file, final in self._finals.items()}
         mark = None if self._mark is None else self._mark[0]
-        check_places(self._folder, self._form, names, mark)
-        if not overwrite:
-            check_index_is_own(self._folder, self._form, names, companion_digests)
-        ours = {
-            **(old_manifest or {}).get("files", {}),
-            **(job or {}).get("files", {}),
-            **self._stale_files,
+        check_places(self._folder, self._form, list(names.values()), mark)
+        job_files = dict(earlier.job["files"]) if earlier.job else {}
+        companions = {
+            name: digest
+            for record in filter(None, (earlier.manifest, earlier.job))
+            for name, digest in record.get("companions", {}).items()
         }
-        recorded_files = {self._folder / name for name in (*ours, *companion_digests)}
+        if not overwrite:
+            check_index_is_own(self._folder, self._form, list(names.values()), companions)
+        ours = {*(manifest or {}).get("files", {}), *job_files, *self._stale_files}
+        recorded_files = {self._folder / name for name in (*ours, *companions)}
         check_no_foreign_files(self._folder, self._form, self._finals.values(), recorded_files)
-        self._files = job["files"] if job else {}
-        listed = manifest["files"] if manifest and not overwrite else {}
+        self._files = job_files
+        listed = earlier.manifest["files"] if earlier.manifest and not overwrite else {}
         complete_files = frozenset(
             r for r, f in self._finals.items() if self._is_kept(f, listed, overwrite)
         )
-        for file, final in self._finals.items():
-            name = self._name(final)
-            if file not in complete_files:
-                self._files[name] = {"id": file}
-            elif "inode" not in self._files.get(name, {"inode": 0}):  # the manifest's, after all
-                remove_if_possible(part_of(final))
-                del self._files[name]
-        seed = (job or manifest or {"seed": int(random_hex(8), 16) >> 1})["seed"]
+        self._files, dropped_names = files_to_make(names, self._files, complete_files)
+        for name in dropped_names:
+            remove_if_possible(part_of(self._folder / name))
+        seed = (earlier.job or earlier.manifest or {"seed": int(random_hex(8), 16) >> 1})["seed"]
         self.state = FolderState(
             self._folder, random_hex(4), seed, complete_files, CompletedSlices(), self.resumed
         )
@@ -216,34 +203,10 @@ class FolderRecords:
             problem = f"{error.what}; cannot tell what this folder contains"
             raise StorageError(problem, *tries, where=path) from error
 
-    def _changed(self, record: Mapping[str, Any], allowed: bool, *, is_begun: bool) -> bool:
-        """Tell whether a record is of another conversion. Raises StorageError if not `allowed`."""
-        owner_text = "a run that was stopped" if is_begun else "an earlier run"
-        changed = identity_differences(record["identity"], self._identity, is_begun=is_begun)
-        if changed and not allowed:
-            more_text = f", and {len(changed) - 3} things more" if len(changed) > 3 else ""
-            message = Message(
-                f"holds the work of {owner_text} with other inputs or options: "
-                f"{'; '.join(changed[:3])}{more_text}",
-                (
-                    "name another folder",
-                    "say --overwrite to begin anew",
-                    "run with what it was begun with",
-                ),
-                str(self._folder),
-            )
-            same_files = {**self._identity, "source files": {}}
-            is_of_files = is_begun and not identity_differences(record["identity"], same_files)
-            fault = FILE_IDENTITY if is_of_files else UNFIT
-            require([Finding(message, id=fault, error=StorageError, need=PLAN)])
-        return bool(changed)
-
     def _discard(self, job: Mapping[str, Any]) -> None:
-        """Remove what a stopped run left that is not to be continued, or note it as stale."""
-        for name, file_entry in job["files"].items():
+        """Remove what a stopped run left that is not to be continued, but files with names."""
+        for name in job["files"]:
             remove_if_possible(part_of(self._folder / name))
-            if "inode" in file_entry:
-                self._stale_files[name] = file_entry
         names = FORMS[job.get("form", DEFAULT_FORM)].companion_names(list(job["files"]))
         for name in set(names).intersection(job.get("companions", {})):
             remove_if_possible(self._folder / name)
@@ -490,6 +453,106 @@ class FolderRecords:
         with suppress(OSError):
             for folder in self._made:
                 folder.rmdir()  # where nothing came of it
+
+
+# -- what records say; pure ------------------------------------------------------------------------
+
+
+class EarlierWork(NamedTuple):
+    """What earlier runs noted in a folder, and what becomes of it."""
+
+    job: Mapping[str, Any] | None  # of the run that is continued
+    manifest: Mapping[str, Any] | None  # whose files may stay
+    discarded: Mapping[str, Any] | None = None  # the job of a run whose work is removed
+    # Files that they gave names, to be removed when others take their place.
+    stale: Mapping[str, Any] = MappingProxyType({})
+    copied: Mapping[str, str] = MappingProxyType({})  # a model's small files -> digests
+    refusal: Finding | None = None  # why nothing may be done here
+
+
+def decide_earlier(
+    job: Mapping[str, Any] | None,
+    manifest: Mapping[str, Any] | None,
+    identity: Mapping[str, Any],
+    *,
+    overwrite: bool,
+    folder: str,
+) -> EarlierWork:
+    """Decide what becomes of the work of a stopped run, `job`, and of a complete one, `manifest`.
+
+    What is of the same conversion, by `identity`, is continued or kept. Other work is removed if
+    `overwrite` says so, or a job shows that this was decided before; else it is refused.
+    """
+    copied = {
+        name: record["beside"][name]
+        for record in filter(None, (manifest, job))
+        for name in record.get("copied", ())
+        if name in record.get("beside", {})
+    }
+    stale = dict(job.get("stale", {})) if job else {}
+    discarded = None
+    if job and identity_differences(job["identity"], identity, is_begun=True):
+        if not overwrite:
+            refusal = _refusal_of(job, identity, folder, is_begun=True)
+            return EarlierWork(job, manifest, refusal=refusal)
+        stale |= {name: entry for name, entry in job["files"].items() if "inode" in entry}
+        job, discarded = None, job
+    if manifest is not None and identity_differences(manifest["identity"], identity):
+        if not overwrite and job is None:
+            refusal = _refusal_of(manifest, identity, folder, is_begun=False)
+            return EarlierWork(job, manifest, refusal=refusal)
+        manifest = None
+    return EarlierWork(job, manifest, discarded, stale, copied)
+
+
+def _refusal_of(
+    record: Mapping[str, Any], identity: Mapping[str, Any], folder: str, *, is_begun: bool
+) -> Finding:
+    """Return that a folder holds the work of another conversion."""
+    owner_text = "a run that was stopped" if is_begun else "an earlier run"
+    changed = identity_differences(record["identity"], identity, is_begun=is_begun)
+    more_text = f", and {len(changed) - 3} things more" if len(changed) > 3 else ""
+    message = Message(
+        f"holds the work of {owner_text} with other inputs or options: "
+        f"{'; '.join(changed[:3])}{more_text}",
+        ("name another folder", "say --overwrite to begin anew", "run with what it was begun with"),
+        folder,
+    )
+    other_changes = identity_differences(record["identity"], {**identity, "source files": {}})
+    is_of_files = is_begun and not other_changes
+    fault = FILE_IDENTITY if is_of_files else UNFIT
+    return Finding(message, id=fault, error=StorageError, need=PLAN)
+
+
+def with_recorded_sources(identity: Mapping[str, Any], earlier: EarlierWork) -> dict[str, Any]:
+    """Return an identity with what earlier runs noted of source files that they needed, and not
+    this one; without the command that continues it, where no one command finishes all of it."""
+    new = dict(identity)
+    for record in filter(None, (earlier.job, earlier.manifest)):
+        new["source files"] = {**record["identity"]["source files"], **new["source files"]}
+    if earlier.job and _ranks_of(earlier.job["identity"]) != _ranks_of(new):
+        new["continued_by"] = []
+    return new
+
+
+def files_to_make(
+    names: Mapping[int, str], job_files: Mapping[str, dict[str, Any]], complete: Collection[int]
+) -> tuple[dict[str, dict[str, Any]], list[str]]:
+    """Return what a job notes of its files, and of which files it drops the part that was begun.
+
+    names: of this run's files. A file that is complete by the manifest is not the job's any more.
+    """
+    files, dropped_names = dict(job_files), list[str]()
+    for file, name in names.items():
+        if file not in complete:
+            files[name] = {"id": file}
+        elif "inode" not in files.get(name, {"inode": 0}):  # the manifest's, after all
+            dropped_names.append(name)
+            del files[name]
+    return files, dropped_names
+
+
+# -- records of a folder that this process does not hold ------------------------------------------
 
 
 def _read_record(path: Path) -> bytes:

@@ -29,12 +29,12 @@ from rankxform.storage.posix import (
     fsync,
     open_for_writing,
     preallocate,
-    size_of,
     sync,
     truncate,
     write_from,
 )
 
+from .files import stat_file
 from .folder_records import FOLDER_NAME
 from .lock import boot_id
 from .records import FolderState, PartFile, format_moved, format_start
@@ -144,7 +144,7 @@ class Journal:
                     sync(part)
                     on_progress(0)
             if self._fresh:
-                sizes = {file: size_of(part) for file, part in parts.items()}
+                sizes = {file: stat_file(part)["size"] for file, part in parts.items()}
                 moved_names = list(self._fresh.items())
                 self._append(format_moved(moved_names, self._fresh_sums, sizes))
         except StorageError:

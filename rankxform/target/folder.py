@@ -49,7 +49,7 @@ from rankxform.publish.files import (
     can_reflink,
     digest_of,
     files_to_read_back,
-    link_all,
+    link,
     matches_entry,
     read_back,
     stat_file,
@@ -454,7 +454,10 @@ class FolderDestination(Destination):
                 "sample": sample_digest(output.part),
             }
             _check_part(output.part, part_stat, self.journal.parts[file].inode, nbytes)
-            link_all(output.part, output.equal, request.link, durable=request.fsync)
+            for equal_part in map(part_of, output.equal):
+                link(output.part, equal_part, request.link)
+                if request.fsync and request.link == LINK_REFLINK:
+                    sync(equal_part)
             for final in output.output_paths:
                 final_stat = self._part_stat(output, final, part_stats[file])
                 stats_by_path[final] = {**final_stat, "sample": part_stat["sample"]}
