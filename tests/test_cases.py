@@ -15,8 +15,7 @@ from safetensors.numpy import load_file, save_file
 
 import rankxform
 from rankxform.cli.main import main
-from rankxform.engine import pipeline
-from rankxform.engine.piece_schedule import PieceSchedule
+from rankxform.engine import piece_schedule
 from tests import reference, reference_forms
 from tests.reference_maps import Model
 from tests.reported import convert, dst, made, put, refused, same, tensors
@@ -321,12 +320,12 @@ def test_many_small_tensors_there_and_back(made, dst, tmp_path, monkeypatch):
     assert len(stacked) == 30  # of 66: experts of a layer are in two
     schedules = []
 
-    class Counted(PieceSchedule):
+    class Counted(piece_schedule.PieceSchedule):
         def __init__(self, *given, **options):
             schedules.append(self)
             super().__init__(*given, **options)
 
-    monkeypatch.setattr(pipeline, "PieceSchedule", Counted)
+    monkeypatch.setattr(piece_schedule, "PieceSchedule", Counted)
     same(convert(dst, tmp_path / "back", **options)[1], tensors(folder / "hf"))
     assert 3 <= len(schedules) <= 8  # each kind of slice has one, and not each of 66 tensors
 

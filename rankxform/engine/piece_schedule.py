@@ -61,7 +61,7 @@ class PieceRegion(Region):
         """Return the elements of `part`, a box of the piece."""
         piece = self.piece
         assert piece is not None
-        values = self.data.view(kind).reshape(self.box.shape)
+        values: Words = self.data.view(kind).reshape(self.box.shape)
         if not self.stored:
             return values[part.relative_to(self.box).slices()] if part.ndim else values
         src_box = piece.src_box(part).relative_to(self.box)
@@ -218,14 +218,19 @@ class PieceSchedule(Schedule):
         sparse, part = box != block, box.relative_to(source_box)
         first, run, stride, count = strided_runs(part, source_box.shape)
         if count > 1:
-            room = data.data
+            room = data
             fetches.append(TileRead(cell, first * item, 0, room, sparse, run * item, stride * item))
             return PieceRegion(box, data, need, True, self._pieces_of.piece(cell))
         for first, run in contiguous_runs(part, source_box.shape):
-            room = data[position : position + run * item].data
+            room = data[position : position + run * item]
             fetches.append(TileRead(cell, first * item, 0, room, sparse))
             position += run * item
         return PieceRegion(box, data, need, True, self._pieces_of.piece(cell))
+
+    def _reserve(self, nbytes: int, trailer_bytes: int = 0) -> Bytes:
+        """Return views of the arena: which elements a piece takes, numpy indexes."""
+        place = super()._reserve(nbytes, trailer_bytes)
+        return self._arena[place.offset : place.offset + len(place)]
 
     def _parts_to_store(
         self, tile: Box, regions: Mapping[Any, Region]

@@ -18,9 +18,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import field, replace
+from dataclasses import field
 from functools import cached_property
-from itertools import chain, tee, zip_longest
+from itertools import chain, cycle, tee, zip_longest
 from math import prod
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Protocol
@@ -38,11 +38,11 @@ from rankxform.values import NamedTuple, dataclass
 
 from .checksum import IntegrityChecker
 from .copier import Copier, Operands, ValueStats
-from .schedule import Schedule, SlicesInMemory, TileRead, TileWork, arena
+from .schedule import Schedule, SlicesInMemory, TileWork, arena, bind_tile
 from .sinks import ArraySink
 
 if TYPE_CHECKING:
-    from .in_memory import InMemory, WorkInMemory
+    from .in_memory import InMemory
     from .schedule import Bytes, View
 
 
@@ -50,69 +50,49 @@ _MANY_TILES = 64
 _MANY_SCHEDULES = 256
 
 
-class LazyTileWork:
-    """Tiles of a schedule that differ in their place only; worked out for an arena when needed."""
+class TilePlan:
+    """Tiles of a schedule that differ in their place only; worked out when they are needed, and
+    bound to each arena once."""
 
     def __init__(self, schedule: Schedule, tile_run: TileRun, arenas: Sequence[Bytes]) -> None:
         self._schedule, self._alike, self._arenas = schedule, tile_run, arenas
-        self._made: dict[int, TileWork] = {}
-        self._in_memory: dict[int, WorkInMemory] = {}
+        self._plans: dict[int, TileWork] = {}
+        self._bound: dict[int, TileWork] = {}
 
-    def on(self, arena: int) -> TileWork:
-        """Return the work as it is done in the arena of this number."""
-        if arena not in self._made:
-            self._made[arena] = self._schedule.work(self._alike, self._arenas[arena])
-        return self._made[arena]
+    def bound(self, arena: int, slices: SlicesInMemory | None = None, repeat: int = 0) -> TileWork:
+        """Return the work as it is done in the arena of this number.
 
-    def work_in_memory(self, slices: SlicesInMemory, repeat: int, arena: int) -> TileWork:
-        """Return the work for one of the tiles, between slices that lie in memory."""
-        if arena not in self._in_memory:
-            from .in_memory import WorkInMemory
-
-            tiles, room = self._alike, self._arenas[arena]
-            works = [self._schedule.work(tiles, room, slices)]
-            if tiles.count > 1:
-                second = replace(tiles, first=tiles.first.shifted(tiles.axis, tiles.step))
-                works.append(self._schedule.work(second, room, slices))
-            self._in_memory[arena] = WorkInMemory(works[0], works[-1], slices)
-        return self._in_memory[arena].on(slices, repeat)
+        slices: those that lie in memory, where they do; then it is that of one repetition.
+        """
+        if slices is None and arena in self._bound:
+            return self._bound[arena]
+        number = arena if self._schedule.picks else 0  # pieces are views of one arena
+        if number not in self._plans:
+            room = self._arenas[number]
+            self._plans[number] = self._schedule.plan(self._alike, room, slices or SlicesInMemory())
+        plan = self._plans[number]
+        if slices is not None:
+            return bind_tile(plan, slices.buffers(self._arenas[arena]), repeat)
+        self._bound[arena] = bind_tile(plan, [self._arenas[arena]])
+        return self._bound[arena]
 
 
-class MovedStep:
-    """A step for another slice of a stack: it reads so many bytes further on, and does the same."""
+class Tile(NamedTuple):
+    """A tile of a transfer, worked out when it is needed."""
 
-    def __init__(self, step: LazyTileWork, nbytes: int) -> None:
-        self._step, self._nbytes = step, nbytes
+    transfer: Transfer
+    plan: TilePlan | None = None  # None: the transfer ends
+    repeat: int = 0  # the number of its repetition
+    arena: int = 0  # the number of the arena where it is done
+    shift: int = 0  # so many bytes further on in the source than planned: another slice of a stack
 
-    def on(self, arena: int) -> TileWork:
-        """Return the work as it is done in the arena of this number."""
-        work = self._step.on(arena)
-        return replace(
-            work,
-            fetches=[self._moved(fetch) for fetch in work.fetches],
-            direct=[(self._moved(fetch), write) for fetch, write in work.direct],
-        )
-
-    def _moved(self, fetch: TileRead) -> TileRead:
-        return fetch._replace(start=fetch.start + self._nbytes)
-
-
-class StepInMemory:
-    """A tile of a transfer between slices that lie in memory, at one of its repetitions."""
-
-    def __init__(
-        self, step: LazyTileWork, repeat: int, transfer: Transfer, in_memory: InMemory
-    ) -> None:
-        self._step, self._repeat = step, repeat
-        self._transfer, self._in_memory = transfer, in_memory
-
-    def on(self, arena: int) -> TileWork:
-        """Return the work; messages are packed in the arena of this number."""
-        slices = self._in_memory.slices(self._transfer)
-        return self._step.work_in_memory(slices, self._repeat, arena)
-
-
-Step = LazyTileWork | MovedStep | StepInMemory
+    def work(self, in_memory: InMemory | None) -> TileWork | None:
+        """Return what is done for it."""
+        if self.plan is None:
+            return None
+        if in_memory is None or not in_memory.has(self.transfer):
+            return self.plan.bound(self.arena)
+        return self.plan.bound(self.arena, in_memory.slices(self.transfer), self.repeat)
 
 
 class ScheduleCache:
@@ -131,22 +111,18 @@ class ScheduleCache:
         self._method, self._checked = method, checked
         self._budget = budget
         self._arenas = [arena(budget.arena) for _ in range(budget.in_flight)]
-        self._kept: dict[object, tuple[Sequence[tuple[LazyTileWork, int]], int]] = {}
+        self._arena_numbers = cycle(range(budget.in_flight))
+        self._kept: dict[object, tuple[Sequence[tuple[TilePlan, int]], int]] = {}
 
-    def turns(self, transfers: Sequence[Transfer]) -> Iterator[tuple[Transfer, Step, int]]:
-        """Yield what is done for transfers that are made in turn, as `steps` of each has it."""
-        if len(transfers) == 1:
-            (transfer,) = transfers
-            for step, repeat in self.steps(transfer):
-                yield transfer, step, repeat
-            return
-        for step_repeats in zip_longest(*map(self.steps, transfers)):
-            for transfer, step_repeat in zip(transfers, step_repeats):
-                if step_repeat:
-                    yield transfer, *step_repeat
+    def tiles(self, transfer: Transfer) -> Iterator[Tile]:
+        """Yield the tiles of a transfer, in order, each for the next of the arenas."""
+        steps, shift = self._steps_of(transfer)
+        for plan, repeat in steps:
+            yield Tile(transfer, plan, repeat, next(self._arena_numbers), shift)
 
-    def steps(self, transfer: Transfer) -> Iterable[tuple[Step, int]]:
-        """Return what is done for `transfer`, in order, each with the number of its repetition."""
+    def _steps_of(self, transfer: Transfer) -> tuple[Iterable[tuple[TilePlan, int]], int]:
+        """Return a transfer's tiles, each with its repetition, and how many bytes further on in
+        the source they are."""
         parameter, exchange = transfer.parameter, transfer.exchange
         in_stack = None if exchange or self._checked else _place_in_stack(transfer)
         grid, start = in_stack or (parameter.grid, 0)
@@ -158,9 +134,7 @@ class ScheduleCache:
             key = key, exchange.receivers, exchange.senders, exchange.forwarder
         if key in self._kept:
             cached_steps, cached_start = self._kept[key]
-            if start == cached_start:
-                return self._with_steps_in_memory(transfer, cached_steps)
-            return [(MovedStep(s, start - cached_start), r) for s, r in cached_steps]
+            return cached_steps, start - cached_start
         if parameter.composed_sharding:
             from .piece_schedule import PieceSchedule
 
@@ -173,20 +147,11 @@ class ScheduleCache:
         for step in steps:
             first.append(step)
             if len(first) > _MANY_TILES:
-                return self._with_steps_in_memory(transfer, chain(first, steps))
+                return chain(first, steps), 0
         if len(self._kept) >= _MANY_SCHEDULES:
             self._kept.clear()
         self._kept[key] = first, start
-        return self._with_steps_in_memory(transfer, first)
-
-    def _with_steps_in_memory(
-        self, transfer: Transfer, steps: Iterable[tuple[LazyTileWork, int]]
-    ) -> Iterable[tuple[Step, int]]:
-        """Return steps as they are done where slices of the transfer lie in memory, if any do."""
-        in_memory = self._in_memory
-        if in_memory is None or not in_memory.has(transfer):
-            return steps
-        return ((StepInMemory(step, r, transfer, in_memory), r) for step, r in steps)
+        return first, 0
 
     @cached_property
     def _large_arena(self) -> Bytes:
@@ -194,19 +159,17 @@ class ScheduleCache:
         large = self._budget.large_arena
         return arena(large) if large > self._budget.arena else self._arenas[0]
 
-    def _steps(self, schedule: Schedule) -> Iterator[tuple[LazyTileWork, int]]:
-        steps_by_run_id: dict[
-            int, LazyTileWork
-        ] = {}  # by the id of the tiles, which the step keeps
+    def _steps(self, schedule: Schedule) -> Iterator[tuple[TilePlan, int]]:
+        plans = dict[int, TilePlan]()  # by the id of the tiles, which the plan keeps
         arenas = self._arenas
         if schedule.permutes and len(arenas) == 1:
             arenas = [self._large_arena]
         for tile_run, repeat in schedule.repeats(len(arenas[0])):
-            if id(tile_run) not in steps_by_run_id:
-                steps_by_run_id[id(tile_run)] = LazyTileWork(schedule, tile_run, arenas)
-            yield steps_by_run_id[id(tile_run)], repeat
+            if id(tile_run) not in plans:
+                plans[id(tile_run)] = TilePlan(schedule, tile_run, arenas)
+            yield plans[id(tile_run)], repeat
             if repeat + 1 == tile_run.count:
-                del steps_by_run_id[id(tile_run)]
+                del plans[id(tile_run)]
 
 
 def _place_in_stack(transfer: Transfer) -> tuple[object, int] | None:
@@ -271,11 +234,6 @@ def _overlap(a: Piece, b: Piece) -> bool:
 # read takes 30 ms and 64 may be in flight, only announcing keeps as many in flight.
 
 
-Turn = tuple[Transfer, Step | None, int, int]
-"""A tile of a transfer, worked out when it is needed: how (None: the transfer ends), the number of
-its repetition, and that of the arena where it is done."""
-
-
 class ArenaReuse:
     """Tells which tiles need no reads, because the tile before has left in the arena what they
     need; it is told of all tiles, in order."""
@@ -287,42 +245,41 @@ class ArenaReuse:
         """Take note that the arena holds something else."""
         self._left = None
 
-    def has(self, transfer: Transfer, work: TileWork) -> bool:
+    def has(self, tile: Tile, work: TileWork) -> bool:
         """Tell whether everything that a tile reads is in the arena already."""
         if not work.arena:
             self._left = None
             return False
-        readers, entry = transfer.readers, transfer.parameter.entry
+        readers, entry = tile.transfer.readers, tile.transfer.parameter.entry
         read = work.arena, [
-            (f.cell, readers[f.cell], entry(f.cell, readers[f.cell]), f.start, len(f.room), f.run,
-             f.stride)
+            (f.cell, readers[f.cell], entry(f.cell, readers[f.cell]), f.start + tile.shift,
+             len(f.room), f.run, f.stride)
             for f in work.fetches
         ]  # fmt: skip
         is_in_arena, self._left = read == self._left, read
         return is_in_arena
 
 
-def coming_reads(turns: Iterable[Turn], in_memory: InMemory | None) -> Iterator[TensorRead]:
+def coming_reads(tiles: Iterable[Tile], in_memory: InMemory | None) -> Iterator[TensorRead]:
     """Yield what tiles read, in order; slices in memory are taken as a whole."""
     repeats, taken = ArenaReuse(), None
-    for transfer, step, repeat, arena_number in turns:
-        if step is None:
-            continue
-        if in_memory is not None and in_memory.is_between(transfer):
+    for tile in tiles:
+        transfer = tile.transfer
+        if tile.plan is not None and in_memory is not None and in_memory.is_between(transfer):
             if transfer is not taken:
                 yield from in_memory.reads_of(transfer)
             taken = transfer
             continue
-        work = step.on(arena_number)
-        if repeats.has(transfer, work):
+        work = tile.work(in_memory)
+        if work is None or repeats.has(tile, work):
             continue
-        for cell, start, tile_step, room, _, run, stride in work.fetches:
-            file = transfer.readers[cell]
+        for cell, start, step, room, _, run, stride in work.fetches:
+            file, first = transfer.readers[cell], start + tile.shift + tile.repeat * step
             entry, nbytes = transfer.parameter.entry(cell, file), len(room)
             if not run:
-                yield TensorRead(file, entry, start + repeat * tile_step, nbytes)
+                yield TensorRead(file, entry, first, nbytes)
             for number in range(nbytes // run if run else 0):
-                yield TensorRead(file, entry, start + number * stride, run)
+                yield TensorRead(file, entry, first + number * stride, run)
 
 
 DIRECT, FORWARDED = 0, 1
@@ -430,19 +387,19 @@ def execute(
     copier = Copier(operands)
     pipeline = Pipeline(sinks, sources, on_progress, on_complete, checker, messenger, copier)
     scheduling = {"plan": 0.0}
-    turns = _turns(work, schedules, budget.in_flight)
+    tiles = _tiles_in_order(work, schedules)
     if sources.ahead:
-        turns, coming = tee(turns)
+        tiles, coming = tee(tiles)
         sources.expect(coming_reads(coming, in_memory), budget.announced)
-    for transfer, tile, repeat in _work_out(turns, scheduling):
-        if tile is None:
-            pipeline.end(transfer)
+    for tile, tile_work in _work_out(tiles, in_memory, scheduling):
+        if tile_work is None:
+            pipeline.end(tile.transfer)
         elif messenger is None:
-            pipeline.move(transfer, tile, repeat)
+            pipeline.move(tile, tile_work)
         else:
             if len(pipeline.in_flight) == budget.in_flight:
                 pipeline.complete()
-            pipeline.start(transfer, tile, repeat)
+            pipeline.start(tile, tile_work)
     while pipeline.in_flight:
         pipeline.complete()
     pipeline.finish()
@@ -458,39 +415,35 @@ def execute(
     )
 
 
-def _turns(work: WorkPlan, schedules: ScheduleCache, depth: int) -> Iterator[Turn]:
-    """Yield the tiles of transfers in order, each for the next of `depth` arenas."""
-    number, single_groups = 0, ([transfer] for transfer in work.transfers)
+def _tiles_in_order(work: WorkPlan, schedules: ScheduleCache) -> Iterator[Tile]:
+    """Yield the tiles of transfers in order, and with each transfer's end one that says so."""
+    single_groups = ([transfer] for transfer in work.transfers)
     for row_group in single_groups if work.ascending else group_by_shared_rows(work.transfers):
-        for transfer, step, repeat in schedules.turns(row_group):
-            yield transfer, step, repeat, number % depth
-            number += 1
-        for transfer in row_group:
-            yield transfer, None, 0, 0
+        for tiles in zip_longest(*map(schedules.tiles, row_group)):
+            yield from filter(None, tiles)
+        yield from map(Tile, row_group)
 
 
 def _work_out(
-    turns: Iterator[Turn], seconds: dict[str, float]
-) -> Iterator[tuple[Transfer, TileWork | None, int]]:
-    """Yield what is done in each turn, and add up what it takes to work that out."""
+    tiles: Iterator[Tile], in_memory: InMemory | None, seconds: dict[str, float]
+) -> Iterator[tuple[Tile, TileWork | None]]:
+    """Yield what is done for each tile, and add up what it takes to work that out."""
     while True:
         began = perf_counter()
-        turn = next(turns, None)
-        transfer, step, repeat, arena_number = turn or (None, None, 0, 0)
-        work = None if step is None else step.on(arena_number)
+        tile = next(tiles, None)
+        work = None if tile is None else tile.work(in_memory)
         seconds["plan"] += perf_counter() - began
-        if transfer is None:
+        if tile is None:
             return
-        yield transfer, work, repeat
+        yield tile, work
 
 
 @dataclass
 class _TileInFlight:
     """A tile in flight; `ended` are the transfers that are complete with it."""
 
-    transfer: Transfer
+    tile: Tile
     work: TileWork
-    repeat: int
     recvs: Sequence[Any] = ()
     forwarded: Sequence[Any] = ()
     sends: Sequence[Any] = ()
@@ -518,26 +471,28 @@ class Pipeline:
         self._repeats = ArenaReuse()
         self.seconds = {"read": 0.0, "exchange": 0.0, "copy": 0.0, "write": 0.0}
 
-    def move(self, transfer: Transfer, work: TileWork, repeat: int) -> None:
+    def move(self, tile: Tile, work: TileWork) -> None:
         """Carry out a tile that no other process has a part in."""
         if work.direct and not self._checker:
-            self._pass_on(transfer, work, repeat)
+            self._pass_on(tile, work)
             return
         began = perf_counter()
-        self._read(transfer, work, repeat)
+        self._read(tile, work)
         self.seconds["read"] += perf_counter() - began
-        self._store(transfer, work, repeat)
+        self._store(tile, work)
 
-    def _pass_on(self, transfer: Transfer, work: TileWork, repeat: int) -> None:
+    def _pass_on(self, tile: Tile, work: TileWork) -> None:
         """Carry out a tile of which each write is what one fetch reads: share blocks or copy."""
         self._repeats.forget()
-        parameter, written_bytes, sources = transfer.parameter, 0, self._sources
+        transfer, repeat, written_bytes, sources = tile.transfer, tile.repeat, 0, self._sources
+        parameter = transfer.parameter
         name = parameter.name
         for fetch, write in work.direct:
             began = perf_counter()
             file = transfer.readers[fetch.cell]
             src_name = parameter.entry(fetch.cell, file)
-            first, start = fetch.start + repeat * fetch.step, write.start + repeat * write.step
+            first = fetch.start + tile.shift + repeat * fetch.step
+            start = write.start + repeat * write.step
             place, nbytes = sources.place(file, src_name, first), len(write.data)
             sinks = [self._sinks[dst_file] for dst_file in transfer.targets[write.cell]]
             unshared_sinks = [
@@ -556,35 +511,36 @@ class Pipeline:
             written_bytes += nbytes * len(sinks)
         self._on_progress(written_bytes)
 
-    def start(self, transfer: Transfer, work: TileWork, repeat: int) -> None:
+    def start(self, tile: Tile, work: TileWork) -> None:
         """Start the receives of a tile, read for it, and start its sends."""
-        tile = _TileInFlight(transfer, work, repeat)
+        begun = _TileInFlight(tile, work)
         messages, messenger = work.messages, self._messenger
         began = perf_counter()
         if messages and messenger:
-            tile.recvs = [messenger.receive(sender, room) for sender, room in messages.recvs]
-            tile.forwarded = [messenger.receive(s, r, FORWARDED) for s, r in messages.forwarded]
-        self._read(transfer, work, repeat)
+            begun.recvs = [messenger.receive(sender, room) for sender, room in messages.recvs]
+            begun.forwarded = [messenger.receive(s, r, FORWARDED) for s, r in messages.forwarded]
+        self._read(tile, work)
         read_end = perf_counter()
         self.seconds["read"] += read_end - began
         if messages and messenger:
-            name = transfer.parameter.src_name
-            tile.sends = self._send(name, messages.packs, messages.sends, DIRECT)
+            name = tile.transfer.parameter.src_name
+            begun.sends = self._send(name, messages.packs, messages.sends, DIRECT)
             self.seconds["exchange"] += perf_counter() - read_end
-        self.in_flight.append(tile)
+        self.in_flight.append(begun)
 
-    def _read(self, transfer: Transfer, work: TileWork, repeat: int) -> None:
+    def _read(self, tile: Tile, work: TileWork) -> None:
         """Read for a tile, unless that is what the last one has left in the arena."""
-        if self._repeats.has(transfer, work):
+        if self._repeats.has(tile, work):
             return
-        readers, entry, sources = transfer.readers, transfer.parameter.entry, self._sources
+        transfer, sources = tile.transfer, self._sources
+        readers, entry = transfer.readers, transfer.parameter.entry
         sources.nbytes += work.taken
         for cell, start, step, room, sparse, run, stride in work.fetches:
-            file = readers[cell]
+            file, first = readers[cell], start + tile.shift + tile.repeat * step
             if run:
-                sources.read_runs(file, entry(cell, file), start, room, sparse, run, stride)
+                sources.read_runs(file, entry(cell, file), first, room, sparse, run, stride)
             else:
-                sources.read(file, entry(cell, file), start + repeat * step, room, sparse)
+                sources.read(file, entry(cell, file), first, room, sparse)
 
     def _send(
         self, name: str, packs: Sequence[View], messages: Sequence[tuple[int, Buffer]], tag: int
@@ -600,23 +556,22 @@ class Pipeline:
 
     def complete(self) -> None:
         """Take what was sent for the oldest tile, forward, assemble, and put into sinks."""
-        tile = self.in_flight.popleft()
-        messages = tile.work.messages
-        messenger = self._messenger
-        name = tile.transfer.parameter.src_name
+        begun = self.in_flight.popleft()
+        messages, messenger = begun.work.messages, self._messenger
+        name = begun.tile.transfer.parameter.src_name
         if messages and messenger:
             began = perf_counter()
-            self._receive(name, tile.recvs, messages.recvs)
+            self._receive(name, begun.recvs, messages.recvs)
             forwards = self._send(name, messages.repacks, messages.forwards, FORWARDED)
-            self._receive(name, tile.forwarded, messages.forwarded)
+            self._receive(name, begun.forwarded, messages.forwarded)
             self.seconds["exchange"] += perf_counter() - began
-            self._store(tile.transfer, tile.work, tile.repeat)
+            self._store(begun.tile, begun.work)
             began = perf_counter()
-            messenger.wait_all([*tile.sends, *forwards], self._on_progress)
+            messenger.wait_all([*begun.sends, *forwards], self._on_progress)
             self.seconds["exchange"] += perf_counter() - began
         else:
-            self._store(tile.transfer, tile.work, tile.repeat)
-        for transfer in tile.ended:
+            self._store(begun.tile, begun.work)
+        for transfer in begun.ended:
             self._complete_transfer(transfer)
 
     def _receive(
@@ -629,8 +584,8 @@ class Pipeline:
             for sender, message in messages:
                 self._checker.check_message(message, sender, name)
 
-    def _store(self, transfer: Transfer, work: TileWork, repeat: int) -> None:
-        checker = self._checker
+    def _store(self, tile: Tile, work: TileWork) -> None:
+        checker, transfer, repeat = self._checker, tile.transfer, tile.repeat
         name, targets, sinks = transfer.parameter.name, transfer.targets, self._sinks
         if checker:
             checker.read(transfer, work, repeat, self._copy)

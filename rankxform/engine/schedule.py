@@ -26,8 +26,11 @@ reader that has not started the tile: the same contradiction.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property, reduce
+from itertools import accumulate
 from math import gcd, prod
+from operator import mul
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -39,7 +42,6 @@ from rankxform.geometry.tiling import Cell, RowIndex, TileRun, overlaps, split_i
 from rankxform.planning.exchange import CellPair, Routes, interleave, routes_of
 from rankxform.planning.reads import ReadMethod
 from rankxform.planning.transfers import Exchange, Transfer
-from rankxform.storage.posix import Buffer
 from rankxform.values import NamedTuple, dataclass
 
 from .cast import cast_function, word_type
@@ -57,19 +59,73 @@ if TYPE_CHECKING:  # numpy.typing is a tenth of the start-up
     Bytes = npt.NDArray[np.uint8]
     Words = npt.NDArray[Any]
     View = tuple[Words, Words]  # what is written, and what it is a copy of
+    Copy = tuple[Any, Any]  # the same, or where both will be
+
+
+ARENA = 0
+"""The number of the arena among a tile's buffers; slices in memory have those behind it."""
+BYTE = np.dtype(np.uint8)
+
+
+class Strided:
+    """Elements in a buffer; `step` bytes further on with every repetition of the tile.
+
+    Tiles of tensors that are sharded alike differ in their buffers alone: a schedule works in these
+    numbers, once, and numpy makes views of them, and refuses what leaves its buffer.
+    """
+
+    __slots__ = "buffer", "kind", "offset", "shape", "step", "strides"
+
+    def __init__(
+        self,
+        buffer: int,
+        offset: int,
+        shape: tuple[int, ...],
+        strides: tuple[int, ...] = (1,),
+        kind: np.dtype[Any] = BYTE,
+        step: int = 0,
+    ) -> None:
+        """buffer: its number. offset, strides: in bytes. kind: the type of elements; without it
+        they are a run of bytes."""
+        self.buffer, self.offset, self.step = buffer, offset, step
+        self.shape, self.strides, self.kind = shape, strides, kind
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, part: slice) -> Strided:
+        """Return a part of a run of bytes."""
+        first, stop, _ = part.indices(self.shape[0])
+        length = (max(0, stop - first),)
+        return Strided(self.buffer, self.offset + first, length, (1,), BYTE, self.step)
+
+    def boxed(
+        self,
+        shape: tuple[int, ...],
+        kind: np.dtype[Any],
+        start: tuple[int, ...],
+        extent: tuple[int, ...],
+    ) -> Strided:
+        """Return a box of the row-major array of this shape that a run of bytes holds."""
+        strides = tuple(accumulate(shape[:0:-1], mul, initial=kind.itemsize))[::-1][: len(shape)]
+        offset = self.offset + sum(map(mul, start, strides))
+        return Strided(self.buffer, offset, extent, strides, kind, self.step)
+
+    def words_in(self, buffers: Sequence[Bytes], repeat: int) -> Words:
+        """Return the elements in these buffers, for the tile of this number."""
+        offset = self.offset + repeat * self.step
+        words: Words = np.ndarray(self.shape, self.kind, buffers[self.buffer], offset, self.strides)
+        return words
 
 
 @dataclass(frozen=True)
 class Region:
-    """A box of the full parameter that lies in the arena, or a slice in memory, row-major.
-
-    part: what is wanted of it. raw: whether it lies there as it was read, in the source's type.
-    """
+    """A box of the full parameter that lies in the arena, or a slice in memory, row-major."""
 
     box: Box
-    data: Bytes
-    part: Box
-    raw: bool = True
+    data: Any  # its bytes, or where they will be (`Strided`)
+    part: Box  # what is wanted of it
+    raw: bool = True  # whether it lies there as it was read, in the source's type
 
 
 class SourceIndices(NamedTuple):
@@ -89,8 +145,10 @@ class SlicesInMemory(NamedTuple):
     contents: Mapping[Cell, Bytes] = MappingProxyType({})
     rooms: Mapping[Cell, Bytes] = MappingProxyType({})
 
-
-_NONE_IN_MEMORY = SlicesInMemory()
+    def buffers(self, arena: Bytes) -> list[Bytes]:
+        """Return the buffers of a tile, in an order that all tensors share that are sharded alike:
+        the arena, what is read, what is made."""
+        return [arena, *(side[cell] for side in self for cell in sorted(side))]
 
 
 def arena(nbytes: int) -> Bytes:
@@ -103,35 +161,34 @@ def content_offset(part: Box, box: Box, item: int) -> int:
     return first_element(part.relative_to(box), box.shape) * item
 
 
-def copy_views(target: Region, source: Region, part: Box, item: int) -> View:
-    """Return `part`, a box of the full parameter, as it lies in two regions of the arena."""
+def copy_words(target: Region, source: Region, part: Box, item: int) -> Copy:
+    """Return `part`, a box of the full parameter, as it lies in two regions, in wide words."""
     if not part.ndim:
         return target.data, source.data
     a, b = target.box, source.box
     positions = (a.start[-1] - b.start[-1], part.start[-1] - a.start[-1], part.shape[-1])
     # The most bytes that divide every position on the last axis.
     word = gcd(*(n * item for n in (*positions, a.shape[-1], b.shape[-1])))
-    return (
-        _words(target, item, word)[_index(part, target.box, item, word)],
-        _words(source, item, word)[_index(part, source.box, item, word)],
-    )
+    return _in_words(target, part, item, word), _in_words(source, part, item, word)
 
 
 def typed(region: Region, part: Box, kind: np.dtype[Any]) -> Words:
     """Return `part` of a region as values of a type."""
-    values = region.data.view(kind).reshape(region.box.shape)
+    values: Words = region.data.view(kind).reshape(region.box.shape)
     return values[part.relative_to(region.box).slices()] if part.ndim else values
 
 
-def _words(region: Region, item: int, word: int) -> Words:
-    shape = region.box.shape
-    kind = f"u{word}" if word in (1, 2, 4, 8) else f"V{word}"
-    return region.data.view(kind).reshape(*shape[:-1], shape[-1] * item // word)
-
-
-def _index(part: Box, frame: Box, item: int, word: int) -> tuple[slice, ...]:
-    *outer, inner = part.relative_to(frame).slices()
-    return (*outer, slice(inner.start * item // word, inner.stop * item // word))
+def _in_words(region: Region, part: Box, item: int, word: int) -> Strided:
+    """Return a part of a region in words of so many bytes, which divide its places."""
+    kind = np.dtype(f"u{word}" if word in (1, 2, 4, 8) else f"V{word}")
+    (*outer, inner), extent, inside = region.box.shape, part.shape, part.relative_to(region.box)
+    data: Strided = region.data
+    return data.boxed(
+        (*outer, inner * item // word),
+        kind,
+        (*inside.start[:-1], inside.start[-1] * item // word),
+        (*extent[:-1], extent[-1] * item // word),
+    )
 
 
 class TileRead(NamedTuple):
@@ -145,7 +202,7 @@ class TileRead(NamedTuple):
     cell: Cell
     start: int
     step: int
-    room: Buffer
+    room: Any
     sparse: bool
     run: int = 0
     stride: int = 0
@@ -160,8 +217,8 @@ class TileWrite(NamedTuple):
     cell: Cell
     start: int
     step: int
-    data: Buffer
-    copies: Sequence[View]
+    data: Any
+    copies: Sequence[Copy]
     places: Sequence[SourceIndices] = ()
     placed: int = 0
 
@@ -170,23 +227,24 @@ class TileWrite(NamedTuple):
 class TileMessages:
     """What crosses between this process and others in one tile, as (process, message)."""
 
-    packs: Sequence[View]  # copies to do before sending
+    packs: Sequence[Copy]  # copies to do before sending
     # sends, recvs: messages sent by the process that reads.
-    sends: Sequence[tuple[int, Buffer]]
-    recvs: Sequence[tuple[int, Buffer]]
+    sends: Sequence[tuple[int, Any]]
+    recvs: Sequence[tuple[int, Any]]
     # repacks, forwards: copies and messages for other processes of the node, once the received
     # messages are there.
-    repacks: Sequence[View]
-    forwards: Sequence[tuple[int, Buffer]]
-    forwarded: Sequence[tuple[int, Buffer]]  # such messages that this process receives
+    repacks: Sequence[Copy]
+    forwards: Sequence[tuple[int, Any]]
+    forwarded: Sequence[tuple[int, Any]]  # such messages that this process receives
 
 
 @dataclass(frozen=True)
 class TileWork:
     """What is done for one tile of a parameter, and `count` - 1 times more further on.
 
-    All `writes` are assembled one after another in the same memory, which therefore stays in the
-    cache.
+    As a schedule plans it, it says where everything will be; `bind_tile` makes buffers and numpy
+    views of that. All `writes` are assembled one after another in the same memory, which therefore
+    stays in the cache.
     """
 
     count: int
@@ -202,13 +260,63 @@ class TileWork:
     messages: TileMessages | None = None  # None of a local transfer
     convert: CastFunction | None = None  # makes each copy, if that is more than an assignment
     arena: int = 0  # tells apart the arenas; 0 where what is read is of no use to the next tile
-    # If every store is just what one fetch reads, these pairs.
-    direct: Sequence[tuple[TileRead, TileWrite]] = ()
+    # If every store is just what one fetch reads, these pairs; in a plan their numbers.
+    direct: Sequence[tuple[Any, Any]] = ()
     taken: int = 0  # bytes of slices in memory, which are not read
 
     def at(self, repeat: int, box: Box) -> Box:
         """Return where a box of the first tile is in the repetition of this number."""
         return box.shifted(self.axis, repeat * self.step) if repeat else box
+
+
+def bind_tile(plan: TileWork, buffers: Sequence[Bytes], repeat: int = 0) -> TileWork:
+    """Return the work of a tile in these buffers: an arena, and slices in memory.
+
+    repeat: the number of the tile, for slices in memory.
+    """
+    reads = [TileRead(*read[:3], _in_buffers(read.room, buffers, repeat).data, *read[4:])
+             for read in plan.fetches]  # fmt: skip
+    writes = [
+        TileWrite(
+            *write[:3],
+            _in_buffers(write.data, buffers, repeat).data,
+            _views_of(write.copies, buffers, repeat),
+            *write[5:],
+        )
+        for write in plan.writes
+    ]
+    messages = plan.messages
+    if messages is not None:
+        packs, repacks = (
+            _views_of(copies, buffers, repeat) for copies in (messages.packs, messages.repacks)
+        )
+        sends, recvs, forwards, forwarded = (
+            [(peer, _in_buffers(data, buffers, repeat).data) for peer, data in peers]
+            for peers in (messages.sends, messages.recvs, messages.forwards, messages.forwarded)
+        )
+        messages = TileMessages(packs, sends, recvs, repacks, forwards, forwarded)
+    sources, targets = (
+        [replace(region, data=_in_buffers(region.data, buffers, repeat)) for region in regions]
+        for regions in (plan.sources, plan.targets)
+    )
+    direct = [(reads[read], writes[write]) for read, write in plan.direct]
+    return TileWork(
+        plan.count, reads, writes, sources, targets, plan.axis, plan.step, messages, plan.convert,
+        plan.arena, direct, plan.taken,
+    )  # fmt: skip
+
+
+def _in_buffers(data: Any, buffers: Sequence[Bytes], repeat: int) -> Words:
+    """Return elements in buffers; what lies in an arena already stays there."""
+    words: Words = data.words_in(buffers, repeat) if isinstance(data, Strided) else data
+    return words
+
+
+def _views_of(copies: Sequence[Copy], buffers: Sequence[Bytes], repeat: int) -> Sequence[View]:
+    return [
+        (_in_buffers(target, buffers, repeat), _in_buffers(source, buffers, repeat))
+        for target, source in copies
+    ]
 
 
 SMALL_TILE = 4 << 20
@@ -403,19 +511,36 @@ class Schedule:
 
     # -- one tile ---------------------------------------------------------------------------------
 
-    def work(
-        self, tile_run: TileRun, arena: Bytes, slices: SlicesInMemory = _NONE_IN_MEMORY
-    ) -> TileWork:
-        """Work out what is done for the first of tiles that are alike, in an arena.
+    def plan(self, tile_run: TileRun, arena: Bytes, slices: SlicesInMemory) -> TileWork:
+        """Work out what is done for the first of tiles that are alike, in an arena of that size.
 
-        Of slices in memory the views are those of that tile.
+        slices: those that lie in memory, of which the places alone matter.
         """
         self._arena, self._used, self._slices, self._taken = arena, 0, slices, 0
-        if not tile_run.first.size:
-            empty_buffer = arena[:0].data
-            return TileWork(
-                1, (), [TileWrite(cell, 0, 0, empty_buffer, ()) for cell in self._empty]
+        contents, rooms = sorted(slices.contents), sorted(slices.rooms)
+        # In `slices.buffers`, behind the arena.
+        self._contents = {
+            cell: Strided(
+                number,
+                0,
+                (slices.contents[cell].nbytes,),
+                step=self._step(tile_run, self._grid.box(cell), self._src_item),
             )
+            for number, cell in enumerate(contents, ARENA + 1)
+        }
+        self._rooms = {
+            cell: Strided(
+                number,
+                0,
+                (slices.rooms[cell].nbytes,),
+                step=self._step(tile_run, self._targets[cell], self._item),
+            )
+            for number, cell in enumerate(rooms, ARENA + 1 + len(contents))
+            if cell in self._targets
+        }
+        if not tile_run.first.size:
+            nothing = self._reserve(0)
+            return TileWork(1, (), [TileWrite(cell, 0, 0, nothing, ()) for cell in self._empty])
         fetches: list[TileRead] = []
         regions: dict[Any, Region] = {
             c: self._fetch(c, n, tile_run, fetches) for c, n in self._sources.over(tile_run.first)
@@ -430,13 +555,15 @@ class Schedule:
             box = self._targets[cell]
             start = content_offset(target, box, self._item)
             step = self._step(tile_run, box, self._item)
-            placed = target.size * self._item if cell in slices.rooms else 0
+            placed = target.size * self._item if cell in self._rooms else 0
             data = region.data[:0] if placed else region.data
-            writes.append(TileWrite(cell, start, step, data.data, copies, places, placed))
+            writes.append(TileWrite(cell, start, step, data, copies, places, placed))
             targets.append(region)
             read += sources
         is_passed_on = self._is_local and not slices.rooms
         direct = _direct(fetches, regions, writes, targets) if is_passed_on else ()
+        if not self._trailer:  # nobody compares them
+            read, targets = [], []
         return TileWork(
             tile_run.count, fetches, writes, self._read_for(read), targets, tile_run.axis,
             tile_run.step, messages, self._convert, id(arena) if self.picks else 0, direct,
@@ -473,9 +600,9 @@ class Schedule:
     def _fetch(self, cell: Cell, need: Box, tile_run: TileRun, fetches: list[TileRead]) -> Region:
         """Plan to read what is wanted of a tile from source `cell`; return where it will be."""
         cell_box, item = self._grid.box(cell), self._src_item
-        if cell in self._slices.contents:
+        if cell in self._contents:
             self._taken += need.size * item
-            return Region(cell_box, self._slices.contents[cell], need)
+            return Region(cell_box, self._contents[cell], need)
         block = tile_run.first.intersect(cell_box)
         assert block is not None
         box = self._method.box(need, block, item)
@@ -492,47 +619,55 @@ class Schedule:
             data = self._reserve(box.size * item)
             region = Region(box, data, need)
         for first, count in contiguous_runs(box.relative_to(block), block.shape):
-            room = data[position : position + count * item].data
+            room = data[position : position + count * item]
             fetches.append(TileRead(cell, start + first * item, step, room, sparse))
             position += count * item
         return region
 
     def _assemble(
         self, cell: Cell, target: Box, regions: Mapping[Any, Region]
-    ) -> tuple[Region, list[View], list[SourceIndices], Sequence[Region]]:
+    ) -> tuple[Region, list[Copy], list[SourceIndices], Sequence[Region]]:
         """Plan to assemble `target`, of destination `cell`.
 
         Returns where, the copies with their places, and what they are of.
         """
         parts = list(self._parts[cell].over(target))
         sources = [Region(regions[k].box, regions[k].data, p) for k, p in parts]
-        room = self._slices.rooms.get(cell)
+        room = self._rooms.get(cell)
         if room is not None:
             region = Region(self._targets[cell], room, target, raw=False)
-            copies = [self._view(region, s, s.part) for s in sources if s.data is not room]
+            copies = [self._copy(region, s) for s in sources if s.data is not room]
             return region, copies, [], sources
         if len(parts) == 1 and sources[0].box == target and not self._types:
             return sources[0], [], [], sources
         region = Region(target, self._reserve(target.size * self._item), target, raw=False)
-        return region, [self._view(region, source, source.part) for source in sources], [], sources
+        return region, [self._copy(region, source) for source in sources], [], sources
 
-    def _view(self, target: Region, source: Region, part: Box) -> View:
-        if self._types:
-            return typed(target, part, self._types[0]), typed(source, part, self._types[1])
-        return copy_views(target, source, part, self._item)
+    def _copy(self, target: Region, source: Region) -> Copy:
+        """Return a source's part as it lies in two regions, in words or in their types."""
+        part = source.part
+        if not self._types:
+            return copy_words(target, source, part, self._item)
+        a, b = (
+            region.data.boxed(
+                region.box.shape, kind, part.relative_to(region.box).start, part.shape
+            )
+            for region, kind in zip((target, source), self._types)
+        )
+        return a, b
 
-    def _reserve(self, nbytes: int, trailer_bytes: int = 0) -> Bytes:
+    def _reserve(self, nbytes: int, trailer_bytes: int = 0) -> Any:
         """Return aligned room for `nbytes + trailer_bytes` bytes; each tile uses the arena anew."""
         start = -(-self._used // ALIGN) * ALIGN
         self._used = start + nbytes + trailer_bytes
         assert self._used <= len(self._arena), "a tile's cost was planned too low"
-        return self._arena[start : self._used]
+        return Strided(ARENA, start, (self._used - start,))
 
     # -- messages ---------------------------------------------------------------------------------
 
     def _messages(self, tile: Box, regions: dict[Any, Region]) -> TileMessages:
-        packs: list[View] = []
-        repacks: list[View] = []
+        packs: list[Copy] = []
+        repacks: list[Copy] = []
         sends = self._plan_sends(self._sends, tile, regions, packs)
         recvs = self._plan_receives(self._recvs, tile, regions)
         forwards = self._plan_sends(self._forwards, tile, regions, repacks)
@@ -544,8 +679,8 @@ class Schedule:
         peers: Mapping[int, RowIndex[CellPair]],
         tile: Box,
         regions: Mapping[Any, Region],
-        copies: list[View],
-    ) -> list[tuple[int, Buffer]]:
+        copies: list[Copy],
+    ) -> list[tuple[int, Any]]:
         """Plan messages of what is in the arena; one that equals a region there needs no copy."""
         messages = []
         for to, rows in peers.items():
@@ -553,7 +688,7 @@ class Schedule:
             sources = [regions.get(piece) or regions[piece[0]] for piece, _ in parts]
             run = self._run(sources[0], parts[0][1]) if len(parts) == 1 else None
             if run is not None and not self._trailer:
-                messages.append((to, run.data))
+                messages.append((to, run))
             elif parts:
                 message, places = self._message((piece[0], part) for piece, part in parts)
                 messages.append((to, message))
@@ -561,13 +696,13 @@ class Schedule:
                     copies.append(self._packed(place, source))
         return messages
 
-    def _packed(self, place: Region, source: Region) -> View:
+    def _packed(self, place: Region, source: Region) -> Copy:
         """Return what of a region in the arena goes to a place in a message."""
-        return copy_views(place, source, place.box, self._src_item)
+        return copy_words(place, source, place.box, self._src_item)
 
     def _plan_receives(
         self, peers: Mapping[int, RowIndex[CellPair]], tile: Box, regions: dict[Any, Region]
-    ) -> list[tuple[int, Buffer]]:
+    ) -> list[tuple[int, Any]]:
         """Plan room for messages, and take note where their pieces will be."""
         messages = []
         for sender, rows in peers.items():
@@ -575,7 +710,7 @@ class Schedule:
             in_place = self._in_place(*parts[0]) if len(parts) == 1 else None
             if in_place is not None:
                 region, run = in_place
-                messages.append((sender, run.data))
+                messages.append((sender, run))
                 regions[parts[0][0]] = region
             elif parts:
                 message, places = self._message((piece[0], part) for piece, part in parts)
@@ -583,17 +718,17 @@ class Schedule:
                 regions.update((piece, place) for (piece, _), place in zip(parts, places))
         return messages
 
-    def _in_place(self, piece: CellPair, part: Box) -> tuple[Region, Bytes] | None:
+    def _in_place(self, piece: CellPair, part: Box) -> tuple[Region, Any] | None:
         """Return the destination slice that lies in memory, and where in it a message can be
         received as it is, if there is such a place."""
-        room = self._slices.rooms.get(piece[1])
+        room = self._rooms.get(piece[1])
         if room is None or self._types or self._trailer:
             return None
         region = Region(self._targets[piece[1]], room, part)
         run = self._run(region, part)
         return None if run is None else (region, run)
 
-    def _message(self, parts: Iterable[tuple[Cell, Box]]) -> tuple[Buffer, list[Region]]:
+    def _message(self, parts: Iterable[tuple[Cell, Box]]) -> tuple[Any, list[Region]]:
         """Plan a message, with its pieces one after another."""
         cell_boxes = list(parts)
         message = self._reserve(
@@ -606,14 +741,15 @@ class Schedule:
                 self._region_in_message(src_cell, box, message[position : position + nbytes])
             )
             position += nbytes
-        return message.data, places
+        return message, places
 
-    def _region_in_message(self, src_cell: Cell, box: Box, data: Bytes) -> Region:
+    def _region_in_message(self, src_cell: Cell, box: Box, data: Any) -> Region:
         """Return the region of a message that holds a part of source cell `src_cell`."""
         return Region(box, data, box)
 
-    def _run(self, region: Region, box: Box) -> Bytes | None:
-        """Return what a message of a box is to hold, if it lies in a region in one piece."""
+    def _run(self, region: Region, box: Box) -> Any:
+        """Return what a message of a box is to hold, if it lies in a region in one piece; else
+        None."""
         inside, shape, item = box.relative_to(region.box), region.box.shape, self._src_item
         if count_runs(inside, shape) != 1:
             return None
@@ -626,8 +762,8 @@ def _direct(
     regions: Mapping[Any, Region],
     writes: Sequence[TileWrite],
     targets: Sequence[Region],
-) -> Sequence[tuple[TileRead, TileWrite]]:
-    """Return for each write the fetch that reads all of it, if there is one for every write.
+) -> Sequence[tuple[int, int]]:
+    """Return for each write the read of all of it, by their numbers, if there is one for each.
 
     Not for small ones, which are gathered into large ones.
     """
@@ -635,8 +771,9 @@ def _direct(
         return ()
     if len(fetches) != len(regions) or any(write.copies for write in writes):
         return ()
-    read = {id(regions[fetch.cell].data): fetch for fetch in fetches if not fetch.run}
-    pairs = [(read[id(r.data)], w) for w, r in zip(writes, targets) if id(r.data) in read]
+    runs = (number for number, fetch in enumerate(fetches) if not fetch.run)
+    read = {id(regions[fetches[number].cell].data): number for number in runs}
+    pairs = [(read[id(r.data)], n) for n, r in enumerate(targets) if id(r.data) in read]
     return pairs if len(pairs) == len(writes) else ()
 
 

@@ -107,13 +107,6 @@ class Evidence(HasFindings):
         )
 
 
-class TensorsToRead(NamedTuple):
-    """What is read to be compared: tensors by file, all of their bytes or a sample."""
-
-    names: Mapping[int, Sequence[str]]
-    is_whole: bool
-
-
 def undeclared_to_compare(parameters: Sequence[Parameter], catalog: Catalog) -> list[str]:
     """Return the parameters in no strategy that several source ranks hold.
 

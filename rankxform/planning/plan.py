@@ -313,22 +313,17 @@ class Planner:
         pairs_by_tensor = self.receivers_by_tensor([list(slice_ranges)])
         shared = {id(pairs): pairs for pairs in pairs_by_tensor.values()}
         files_of = {key: tuple(sorted(file for _, file in pairs)) for key, pairs in shared.items()}
-        return [
-            transfer
-            for (name, layout), pairs in pairs_by_tensor.items()
-            for transfer in self.transfers_of(name, layout, files_of[id(pairs)], visible)
-        ]
-
-    def transfers_of(
-        self, name: str, layout: Layout, files: tuple[int, ...], visible: Visible = None
-    ) -> Transfers:
-        """Plan one parameter, in one layout, for the destination files `files`, as `transfers`."""
-        parameter = self.parameter(name)
-        grid = layout.grid(parameter.shape)
-        return [
-            Transfer(parameter, grid, self._targets_of(layout, sharing_files), readers)
-            for readers, sharing_files in self._readers_and_files(parameter, layout, files, visible)
-        ]
+        transfers = []
+        for (name, layout), pairs in pairs_by_tensor.items():
+            parameter, files = self.parameter(name), files_of[id(pairs)]
+            grid = layout.grid(parameter.shape)
+            transfers += [
+                Transfer(parameter, grid, self._targets_of(layout, sharing_files), readers)
+                for readers, sharing_files in self._readers_and_files(
+                    parameter, layout, files, visible
+                )
+            ]
+        return transfers
 
     def receivers_by_tensor(
         self, assignment: Sequence[Sequence[SliceRange]]

@@ -17,7 +17,7 @@ second the network and two more copies in memory. Files on a node's own disk lea
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import fields, replace
 from math import inf
 from numbers import Real
@@ -185,23 +185,15 @@ class ReadCounter:
             self._cells[key] = tuple(self.of_box(src, c, box, item) for c, box in bounds.items())
         return self._cells[key]
 
-    def of_transfers(
-        self, transfers: Iterable[Transfer]
-    ) -> Iterator[tuple[Transfer, tuple[ReadCount, ...]]]:
-        """Yield with each transfer what its process reads for it."""
-        for transfer in transfers:
-            parameter = transfer.parameter
-            item = item_size(parameter.src_dtype)
-            yield (
-                transfer,
-                self.of_cells(parameter.grid, transfer.grid, tuple(transfer.targets), item),
-            )
-
 
 def bytes_to_read(transfers: Iterable[Transfer], method: ReadMethod) -> int:
     """Return the bytes that one process reads to carry out `transfers`."""
-    counted = ReadCounter(method).of_transfers(transfers)
-    return sum(read.nbytes for _, reads in counted for read in reads)
+    counter, nbytes = ReadCounter(method), 0
+    for transfer in transfers:
+        src, item = transfer.parameter.grid, item_size(transfer.parameter.src_dtype)
+        reads = counter.of_cells(src, transfer.grid, tuple(transfer.targets), item)
+        nbytes += sum(read.nbytes for read in reads)
+    return nbytes
 
 
 _GAIN = 0.9

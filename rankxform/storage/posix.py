@@ -314,12 +314,6 @@ def remove_if_possible(path: Path) -> None:
         path.unlink()
 
 
-def size_of(path: Path) -> int:
-    """Return the bytes of a file that is there."""
-    with raising_storage_errors(path, "look at"):
-        return path.stat().st_size
-
-
 def nearest_existing(folder: Path) -> Path:
     """Return `folder`, or the nearest one above it that is there."""
     while not folder.is_dir():

@@ -246,19 +246,6 @@ def _build_operations(
     })  # fmt: skip
 
 
-def _tied_duplicates(tensors: Sequence[Tensor]) -> tuple[tuple[str, str], ...]:
-    """Return the source tensors that are left out as the same as another, with that one.
-
-    Steps of parameters only where one of them is written.
-    """
-    written = {s.name for t in tensors if not t.dropped for s in t.sources}
-    return tuple(
-        (tensor.sources[0].name, tensor.same_as)
-        for tensor in tensors
-        if tensor.same_as and (tensor.state is None or tensor.same_as in written)
-    )
-
-
 def _make_target(
     resolved: ResolvedRequest, source: Source, training: Mapping[str, Any], adapter: Source | None
 ) -> Target:
@@ -300,6 +287,7 @@ def _make_target(
     findings += iteration_findings(source, training, arrangement)
     dst_place, folder = request.dst or "", arrangement.folder
     is_address = bool(scheme_of(dst_place))
+    written_sources = {s.name for t in tensors if not t.dropped for s in t.sources}
     return Target(
         planner=planner,
         ranks=ranks,
@@ -319,7 +307,13 @@ def _make_target(
             for operation in operations.compositions
             for tensor in operation.truncated(tensors)
         ),
-        tied_duplicates=_tied_duplicates(tensors),
+        # Those that are left out as the same as another, with that one; steps of parameters only
+        # where one of them is written.
+        tied_duplicates=tuple(
+            (tensor.sources[0].name, tensor.same_as)
+            for tensor in tensors
+            if tensor.same_as and (tensor.state is None or tensor.same_as in written_sources)
+        ),
         map_in_words=next(filter(None, (o.in_words() for o in operations.compositions)), None),
         accepted=request.accept,
         findings=tuple(findings),

@@ -25,7 +25,6 @@ from rankxform.planning.catalog import catalog_text
 from rankxform.planning.evidence import (
     Evidence,
     ReplicaDifference,
-    TensorsToRead,
     order_text,
     replicas_to_compare,
     samples_text,
@@ -661,7 +660,7 @@ def compare_replicas(
     names = replicas_to_compare(catalog, source.indexes)
     total = _content_bytes(source, names)
     show = begin(total) if team.rank == 0 else show_nothing
-    digests = read_samples(source, [TensorsToRead(names, True)], team, show).samples[True]
+    digests = read_samples(source, [names], [], team, show)[0][True]
     differences = team.agree(lambda: tuple(unequal_replicas(catalog, digests)))
     seconds = time.monotonic() - began
     return ReplicaVerdict(differences, len(source.indexes), total, seconds, source.warnings)

@@ -34,7 +34,6 @@ from rankxform.planning.evidence import (
     ContentDigest,
     DigestsByFile,
     Evidence,
-    TensorsToRead,
     extra_to_sample,
     per_rank_candidates,
     sharded_by_pattern,
@@ -87,7 +86,7 @@ from rankxform.target.findings import adding_suggestions
 from rankxform.target.target import Conversion, Target
 from rankxform.transport import Team
 from rankxform.transport.team import ShowProgress, show_nothing
-from rankxform.values import NamedTuple, dataclass, pattern_on_use
+from rankxform.values import dataclass, pattern_on_use
 
 RULE_MODULES = sys.modules[__name__], sampling, planning_evidence
 """Modules of rules over samples, in the order in which they are run."""
@@ -344,15 +343,14 @@ def _compare(
         file: [name for name in index.schema.names if _is_second(name)][:_SECOND]
         for file, index in (source.indexes.items() if is_adapter else ())
     }
-    tensors_to_read = [
-        TensorsToRead(steps, True),
-        TensorsToRead(pattern_entries, False),
-        TensorsToRead(entries, False),
-        TensorsToRead(dict.fromkeys(all_indexes, extra_names), False),
-        TensorsToRead(values, True),
-        TensorsToRead(b_matrices, False),
-    ]
-    read = read_samples(source, tensors_to_read, team, crc=request.check_crc)
+    extra_entries = dict.fromkeys(all_indexes, extra_names)
+    samples, holes = read_samples(
+        source,
+        [steps, values],
+        [pattern_entries, entries, extra_entries, b_matrices],
+        team,
+        crc=request.check_crc,
+    )
     zero_ends = _find_zero_ends(source, parameters, pattern_names, team) if pattern_names else ()
 
     passed_over = dict[str, tuple[int, bool]]()
@@ -360,7 +358,7 @@ def _compare(
         passed_over = team.bcast(lambda: dict(_compare_passed_over(source)))
 
     def judge_all() -> Evidence:
-        sampled = read.samples[False]
+        sampled = samples[False]
         sizes = [
             min(SAMPLE, all_indexes[file].nbytes(name))
             for file, file_digests in sampled.items()
@@ -370,7 +368,7 @@ def _compare(
             catalog, all_indexes, {file: source.paths[file] for file in extra_indexes},
             request.accepts, request.unlisted == "take-one", name_of, sampled_tensors,
             pattern_names, frozenset(undeclared_names), frozenset(per_rank_names),
-            read.samples[True], sampled, source, read.holes, zero_ends, passed_over,
+            samples[True], sampled, source, holes, zero_ends, passed_over,
             request.check_crc, is_adapter,
         )  # fmt: skip
         evidence = Evidence(reads=len(sizes), bytes_read=sum(sizes), digests_by_file=sampled)
@@ -431,26 +429,20 @@ def _find_zero_ends(
     return [name for part in team.allgather(read) for name in part]
 
 
-class ReadSamples(NamedTuple):
-    """What files hold of tensors, whole (True) or in samples (False); and by file the tensors of
-    which long parts were never written, with their bytes."""
-
-    samples: Mapping[bool, DigestsByFile]
-    holes: Mapping[int, Mapping[str, int]]
-
-
 def read_samples(
     source: Source,
-    tensors_to_read: Sequence[TensorsToRead],
+    whole: Sequence[Mapping[int, Sequence[str]]],
+    sampled: Sequence[Mapping[int, Sequence[str]]],
     team: Team,
     show: ShowProgress = show_nothing,
     *,
     crc: bool = False,
-) -> ReadSamples:
-    """Return what files hold of tensors. Collective.
+) -> tuple[Mapping[bool, DigestsByFile], Mapping[int, Mapping[str, int]]]:
+    """Return what files hold of tensors, whole (True) or in samples (False); and by file the
+    tensors of which long parts were never written, with their bytes. Collective.
 
-    Each file is read by one process. With `crc`, files are compared with the checksums that they
-    carry.
+    whole, sampled: names by file. Each file is read by one process. With `crc`, files are compared
+    with the checksums that they carry.
     """
     all_indexes = {**source.indexes, **source.extra_rank_index}
     holes: dict[int, dict[str, int]] = {}
@@ -465,11 +457,11 @@ def read_samples(
                 check_crc(path, index, on_progress)
             if file_holes := find_holes(path, index):
                 holes[file] = file_holes
-            for is_whole, read in ((True, digest_all), (False, digest_samples)):
-                name_lists = (
-                    t.names.get(file, ()) for t in tensors_to_read if t.is_whole is is_whole
-                )
-                names = dict.fromkeys(name for names in name_lists for name in names)
+            for is_whole, names_by_file, read in (
+                (True, whole, digest_all),
+                (False, sampled, digest_samples),
+            ):
+                names = dict.fromkeys(n for names in names_by_file for n in names.get(file, ()))
                 if names:
                     digests_by_whole[is_whole][file] = read(path, index, names, on_progress)
             on_progress(0)
@@ -477,11 +469,11 @@ def read_samples(
 
     local_digests = team.work(digest_local_files, show)
     by_process = team.allgather(lambda: (local_digests, holes))
-    whole, sampled, all_holes = (
+    all_whole, all_sampled, all_holes = (
         dict(sorted((file, content) for by_file in parts for file, content in by_file.items()))
         for parts in zip(*((digests[True], digests[False], holes) for digests, holes in by_process))
     )
-    return ReadSamples({True: whole, False: sampled}, all_holes)
+    return {True: all_whole, False: all_sampled}, all_holes
 
 
 @rule(SAMPLES)
