@@ -27,7 +27,7 @@ FAST    = -m "not slow" rankxform $(addprefix tests/,geometry layout formats ope
 
 # The tests that start mpirun, one after another. The others run beside each other; what processes share is
 # tested by forked ones there, and what is left to ask of an MPI library here.
-REAL     = --worlds real tests/conformance/test_team.py tests/mpi tests/cli/test_command.py tests/transport/test_mpirun.py tests/verbs/test_launch.py \
+REAL     = --worlds real tests/conformance/test_team.py tests/mpi tests/cli/test_main.py tests/transport/test_mpirun.py tests/verbs/test_launch.py \
           $(addprefix tests/trust/,test_random_signals.py test_signals.py test_kills.py)
 # What is asked of an MPI library, and of its launcher.
 ASKED    = --worlds real tests/conformance/test_team.py tests/mpi tests/transport/test_mpirun.py tests/verbs/test_launch.py

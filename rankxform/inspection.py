@@ -201,10 +201,8 @@ def _folder_in_words(path: Path, pattern: str) -> str | None:
     ranks = _by_rank(path, pattern)
     if ranks:
         try:
-            _, _, selected = list_and_select(
-                CheckpointRef(str(path.absolute()), DEFAULT_FORM, pattern)
-            )
-            steps = ", ".join(_steps(selected)["steps"])
+            where = CheckpointRef(str(path.absolute()), DEFAULT_FORM, pattern)
+            steps = ", ".join(_steps(list_and_select(where).selected)["steps"])
         except RankxformError as error:
             steps = str(error)
         ours = ", written by rankxform" if (path / MANIFEST_NAME).exists() else ""

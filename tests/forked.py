@@ -2,7 +2,7 @@
 
 An interpreter that imports the package takes 0.3 s, mpirun of three a second. What a command says
 and writes is the same in a process that is forked from the tests' own, over a local world
-(tests/local_world.py). tests/cli/test_command.py starts the command itself.
+(tests/local_world.py). tests.cli.test_main.py starts the command itself.
 """
 
 from __future__ import annotations

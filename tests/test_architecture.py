@@ -391,21 +391,21 @@ def test_fields_have_comments_and_no_paragraphs():
 
 
 MOST_FIGURES = {
-    "transform": {"without_rules": 789, "moves": 459, "upper_moves": 88, "types": 81},
+    "transform": {"without_rules": 789, "moves": 454, "upper_moves": 84, "types": 81},
     "verify DST": {"moves": 73},
     "text": {
-        "functions_per_1000_lines": 58, "says_nothing": 0, "nested": 106, "unlike_fields": 15,
-        "short_with_one_caller": 177,
+        "functions_per_1000_lines": 57.6, "says_nothing": 0, "nested": 104, "unlike_fields": 11,
+        "short_with_one_caller": 171,
     },
 }  # fmt: skip
 """What a reader pays (tests/reader.py). A figure may fall; a commit that adds an ability raises none."""
-LEAST_MIRRORED = 79
+LEAST_MIRRORED = 122
 """Modules with a test module of their name at their place; may rise."""
 
 OF_NO_PACKAGE = {"trust", "mpi", "conformance", "oracle", "frameworks", "hosts"}
 """Folders of tests whose subject is no one module."""
 OF_NO_MODULE = {
-    "cli/test_cases.py", "cli/test_command.py", "cli/test_defaults.py", "cli/test_json.py",
+    "cli/test_cases.py", "cli/test_defaults.py", "cli/test_json.py",
     "cli/test_seams.py", "test_architecture.py", "test_cases.py", "test_docs.py",
     "test_examples.py", "test_hybrid.py", "test_launch_scripts.py", "test_mindspore_errors.py",
     "test_package.py", "test_reshard.py",
@@ -423,6 +423,24 @@ def test_tests_stand_where_their_modules_do():
         and not (PACKAGE / path.parent / path.name.removeprefix("test_")).is_file()
     }
     assert orphans == OF_NO_MODULE
+
+
+def test_nothing_is_defined_for_nobody():
+    """Functions and classes are used in the package, if only by a registry's text; those of the API
+    and those that Python or a library calls are used elsewhere."""
+    defined, used = {}, {*rankxform.__all__, "_repr_html_"}
+    for path in files():
+        for node in nodes(path):
+            if isinstance(node, ast.FunctionDef | ast.ClassDef):
+                if not node.name.startswith("__") and not node.decorator_list:
+                    defined[node.name] = f"{path.name}:{node.lineno}"
+            elif isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Load):
+                used.add(getattr(node, "id", None) or node.attr)
+            elif isinstance(node, ast.alias):
+                used.add(node.name.rpartition(".")[2])
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                used.update(re.findall(r"\w+", node.value) if len(node.value) < 80 else ())
+    assert {name: at for name, at in defined.items() if name not in used} == {}
 
 
 def test_a_reader_pays_no_more_than_before():

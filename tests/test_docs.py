@@ -21,12 +21,8 @@ import pytest
 from nbclient import NotebookClient
 
 import rankxform
-from rankxform.api import resharding_names
 from rankxform.cli import parser
 from rankxform.cli.main import main
-from rankxform.keywords import Keywords, LoadKeywords, ReshardKeywords
-from rankxform.options import AFFECTS_LOAD
-from rankxform.request import all_options, options_affecting
 from tests import reference, reference_forms
 
 ROOT = Path(__file__).parent.parent
@@ -181,17 +177,6 @@ def test_a_generated_page_is_up_to_date(page):
 def test_links_lead_somewhere(page):
     for link in re.findall(r"\]\((?!http)([^)#]+)", page.read_text()):
         assert (page.parent / link).exists(), f"{page.name} links to {link}"
-
-
-def test_keywords_are_the_table():
-    """What an editor completes is what the table knows."""
-    assert {*Keywords.__annotations__} | {*LoadKeywords.__annotations__} == {
-        *(one.name for one in all_options()),
-        "files",
-    }
-    assert {*LoadKeywords.__annotations__} == {*options_affecting(AFFECTS_LOAD), "files"}
-    of_arrays = {*ReshardKeywords.__annotations__} - {"src_rank", "rank", "dtypes", "into"}
-    assert of_arrays == {*resharding_names()}
 
 
 def functions_of(page):

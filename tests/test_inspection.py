@@ -12,14 +12,10 @@ import pytest
 
 import rankxform
 from rankxform.cli.main import main
-from rankxform.cli.options import request_options
-from rankxform.cli.parser import parse_arguments
 from rankxform.display.text import as_text
-from rankxform.options import option_info
 from rankxform.publish.folder_records import read_manifest
 from rankxform.publish.lock import FolderLock
-from rankxform.request import Request, all_options
-from rankxform.target.manifest import option_words
+from rankxform.request import Request
 from tests import reference
 from tests.forked import run_forked
 
@@ -288,28 +284,8 @@ def test_no_one_command_continues_runs_of_different_ranks(job, tmp_path, stoppin
     assert "the same command continues it" in as_text(look(dst))
 
 
-@pytest.mark.parametrize(
-    "option",
-    [o for o in all_options() if "transform" in option_info(o).verbs and o.name != "costs"],
-    ids=lambda option: option.name,
-)
-def test_an_option_is_written_as_it_is_read(option):
-    kind = option_info(option).kind
-    value = {bool: kind.stands_for, int: 1 << 22, float: 2.5, str: "-x y"}[kind.item]
-    if kind.choices:
-        value = next(choice for choice in kind.choices if choice != option.default)
-    value = "absent:-x y" if option.name == "accept" else value
-    if kind.is_tuple:
-        value = (0, 2, 5) if kind.item is int else (value, value)
-    request = Request("SRC", "DST", **{option.name: value})
-    words = [*option_words(request, {option.name})]
-    read = request_options(parse_arguments(["transform", "SRC", "DST", *words]))
-    assert Request("SRC", "DST", **read) == request and words
-
-
 def test_replicas_are_not_compared_without_a_strategy(job):
     """What a pipeline's or a sharded checkpoint's ranks hold under one name is not the same."""
-    from rankxform.request import Request
     from rankxform.transport import SerialTeam
     from rankxform.verbs.check import compare_replicas
 

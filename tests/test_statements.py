@@ -5,19 +5,14 @@ from __future__ import annotations
 import ast
 import json
 import shutil
-import warnings
-from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import rankxform
-from rankxform import statements
-from rankxform.checkpoints.base import FORMS
-from rankxform.errors import RankxformError
 from rankxform.statements import STATEMENT_KINDS, Statement, contradictions
-from tests import healthy, reference, reference_forms, rules
+from tests import reference, reference_forms
 from tests.reference_maps import Model
 from tests.reference_values import words
 
@@ -364,76 +359,3 @@ def test_a_stage_of_a_pipeline_alone(tmp_path):
 
 
 # -- every rule speaks ------------------------------------------------------------------------------
-
-SPEAKS_TOO = {
-    "tensors_are_as_configured": {"tensors_are_as_the_model_states"},
-    "tensors_are_usual": {"weights_are_usual"},
-}
-"""Rules of a conversion that `inspect --check` draws up for its evidence alone, and does not show."""
-
-
-@pytest.mark.filterwarnings("ignore::rankxform.RankxformWarning")
-@pytest.mark.parametrize("row", rules.ALL, ids=lambda row: f"{row.rule}-{row.severity}")
-def test_the_rule_of_a_row_speaks_and_no_other(row, tmp_path, monkeypatch):
-    heard = []
-    rules.listen(monkeypatch, heard)
-    with suppress(RankxformError):
-        row.damage(rules.Place(tmp_path))
-    spoke = {rule for rule, severity in heard if severity == row.severity}
-    assert spoke - SPEAKS_TOO.get(row.rule, set()) == {row.rule}
-
-
-@pytest.mark.parametrize("name", healthy.ALL)
-def test_no_rule_speaks_of_a_healthy_checkpoint(name, tmp_path):
-    place = rules.Place(tmp_path)
-    options = dict(healthy.ALL[name](place))
-    strategy, known = options.pop("src_strategy", None), options.pop("warned", ())
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        report = place.convert(strategy, **options)
-    assert [w for w in report.warnings if not any(text in w for text in known)] == []
-    checked = rankxform.check(place.src, strategy, full=True, progress=False)
-    assert [f.text for f in checked.findings if not any(text in f.text for text in known)] == []
-
-
-WRITTEN = [(row, form) for row in rules.WRITTEN for form in sorted(row.forms)]
-
-
-@pytest.mark.filterwarnings("ignore::rankxform.RankxformWarning")
-@pytest.mark.parametrize(("row", "form"), WRITTEN, ids=[f"{r.rule}-{form}" for r, form in WRITTEN])
-def test_the_rule_of_a_written_row_speaks_of_the_file(row, form, tmp_path, monkeypatch):
-    place = rules.WrittenPlace(tmp_path, form)
-    assert place.verify().findings == ()
-    path = row.damage(place)
-    heard = []
-    rules.listen(monkeypatch, heard)
-    try:
-        verdict = place.verify()
-    except RankxformError as error:  # a table by which the manifest is found
-        assert row.rule == "companions_are_as_written"
-        assert str(path) in str(error)
-        return
-    assert {rule for rule, severity in heard if severity == row.severity} == {row.rule}
-    assert {finding.file for finding in verdict.errors} == ({str(path)} if path else set())
-
-
-@pytest.mark.parametrize("form", rules.FORMS)
-def test_a_file_that_was_removed_is_made_again_and_the_others_compared(form, tmp_path):
-    place = rules.WrittenPlace(tmp_path, form)
-    removed = place.files[-1]
-    data = removed.read_bytes()
-    removed.unlink()
-    report = place.write()
-    assert (report.files_kept, report.files_compared) == (len(place.files) - 1,) * 2
-    assert removed.read_bytes() == data
-    assert place.verify().findings == ()
-
-
-def test_every_rule_has_a_row_and_every_row_a_rule():
-    named = {row.rule for row in (*rules.ALL, *rules.WRITTEN)}
-    from rankxform.verbs.rules import all_rules
-
-    assert named == {rule.name for rule in all_rules()}
-    written = {rule.name for rule in all_rules() if rule.need == statements.WRITTEN}
-    assert written == {row.rule for row in rules.WRITTEN}
-    assert {*rules.FORMS} == {name for name in FORMS if FORMS[name].is_written}

@@ -189,7 +189,7 @@ def _list_parameters(src: str, options: Mapping[str, Any]) -> list[str]:
     """Return the parameters of a folder of unified safetensors, without its loose values."""
     from rankxform.operations.base import OperationChain
 
-    _, _, selected = list_and_select(CheckpointRef(str(Path(src).absolute())))
+    selected = list_and_select(CheckpointRef(str(Path(src).absolute()))).selected
     description = selected.description
     names: list[str] = []
     for file, name in selected.names.items():

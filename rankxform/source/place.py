@@ -67,7 +67,7 @@ class PlaceRead(NamedTuple):
     # How its ranks shard, as is given, or as its manifest or its metadata states; None too where
     # these contradict each other.
     strategy: Strategy | None = None
-    selected: SelectedFiles = SelectedFiles({})  # of a form that describes itself
+    selected: SelectedFiles = SelectedFiles({})  # of a form that describes itself, or of all ranks
     failure: RankxformError | None = None  # why none could be selected
 
 
@@ -238,8 +238,8 @@ def store_of(where: CheckpointRef) -> Store:
 
 def list_and_select(
     where: CheckpointRef, option: str = "--src-form", missing_names: Iterable[str] = ()
-) -> tuple[Form, Listing, SelectedFiles]:
-    """Return what lies at a place, as this process sees it, and its files; no header is read.
+) -> PlaceRead:
+    """Return what lies at a place, as this process sees it, with its files; no header is read.
 
     missing_names: files that are taken to lie there, whether or not they do. Raises UsageError,
     CheckpointError.
@@ -248,7 +248,8 @@ def list_and_select(
     listing = store.list(form.pattern(where))
     if names := (*missing_names,):
         listing = listing.joined(Listing(listing.path, files=names, entries=names))
-    return form, listing, form.select(listing, where, store, RankFilter())
+    selected = form.select(listing, where, store, RankFilter())
+    return PlaceRead(where, form, (), listing, selected=selected)
 
 
 def steps_at(where: CheckpointRef) -> tuple[list[str], Callable[[str], SelectedFiles]]:
@@ -257,7 +258,8 @@ def steps_at(where: CheckpointRef) -> tuple[list[str], Callable[[str], SelectedF
     It raises CheckpointError where some rank lacks the step. The place is listed once. Raises
     UsageError where no name states a step, CheckpointError where there is no checkpoint.
     """
-    form, listing, selected = list_and_select(where)
+    place = list_and_select(where)
+    selected = place.selected
     if selected.step is None:
         raise UsageError("no file's name states a step", "rankxform transform", where=where.path)
 
@@ -265,8 +267,9 @@ def steps_at(where: CheckpointRef) -> tuple[list[str], Callable[[str], SelectedF
         if (step := steps_by_name[step_name]) in selected.missing_ranks:
             problem = f"step {step_name} is not complete: {selected.lacking_in_words(step)}"
             raise CheckpointError(problem, "bring what is missing", where=where.path)
-        ref = replace(where, step=step_name)
-        return form.select(listing, ref, store_at(where.path), RankFilter())
+        ref, listing = replace(where, step=step_name), place.listing
+        assert listing is not None
+        return place.form.select(listing, ref, store_at(where.path), RankFilter())
 
     steps = {selected.step, *selected.skipped_steps, *selected.missing_ranks}
     steps_by_name = {"_".join(map(str, step)): step for step in sorted(steps)}

@@ -152,7 +152,7 @@ def declared_files_of(folder: Path, record: Mapping[str, Any]) -> dict[str, Decl
         return {}
     with suppress(CheckpointError, UsageError):  # that it was changed, its digest tells
         where = CheckpointRef(str(folder), form.name)
-        _, _, selected = list_and_select(where, missing_names=record["files"])
+        selected = list_and_select(where, missing_names=record["files"]).selected
         assert selected.description is not None
         return {
             selected.names[f]: d._replace(views=tuple(map(EntryView.unplaced, d.views)))

@@ -75,10 +75,8 @@ class ExistingDestination(Destination):
     @contextmanager
     def claim(self, conversion: Conversion, team: Team) -> Iterator[Conversion]:
         self._asked, described = conversion, self._described
-        self.existing, target, self.differences = open_existing_files(
-            conversion.target, described, team
-        )
-        self.ranks = {}
+        self.existing, target = open_existing_files(conversion.target, described, team)
+        self.differences, self.ranks = self.existing.findings, {}
         if described is None:
             dst = target.planner.dst
             extra = team.bcast(lambda: _extra_ranks(target.planner, self.existing))
@@ -199,11 +197,11 @@ def open_described(request: Request, team: Team) -> tuple[Request, Source | None
 
 def open_existing_files(
     target: Target, described: Source | None, team: Team
-) -> tuple[Source, Target, list[Finding]]:
-    """Return the destination that is there, what of the target its files hold, and what is wrong
-    with the files as such. Collective.
+) -> tuple[Source, Target]:
+    """Return the destination that is there, and what of the target its files hold. Collective.
 
-    Only what is to be compared is left in its indexes.
+    Only what is to be compared is left in its indexes, and what is wrong with the files as such in
+    its findings.
     """
     dst_source = described or _open_ranks(target, team)
     needed_paths = {f: p for f, p in dst_source.paths.items() if f in dst_source.needed_files}
@@ -214,9 +212,10 @@ def open_existing_files(
         for error in dst_source.errors
         if error.file in present_paths
     ]
+    dst_source = replace(dst_source, findings=tuple(differences))
     if described is None:
-        return dst_source, target, differences
-    return team.agree(lambda: _match_files(target, dst_source, differences))
+        return dst_source, target
+    return team.agree(lambda: _match_files(target, dst_source))
 
 
 def check_apart(source: Source, dst_source: Source, team: Team) -> None:
@@ -240,9 +239,7 @@ def check_apart(source: Source, dst_source: Source, team: Team) -> None:
     team.agree(compare_inodes)
 
 
-def _match_files(
-    target: Target, dst_source: Source, differences: list[Finding]
-) -> tuple[Source, Target, list[Finding]]:
+def _match_files(target: Target, dst_source: Source) -> tuple[Source, Target]:
     """Compare which files a self-describing destination has, and what they hold; pure."""
     indexes = dict(dst_source.indexes)
     description = dst_source.selected.description
@@ -255,8 +252,9 @@ def _match_files(
         if schema is not indexes[file].schema:
             indexes[file] = indexes[file].with_schema(schema)
     planner, faults = _compare(target, dst_source, description, schemas)
-    dst_source = replace(dst_source, indexes=indexes)
-    return dst_source, replace(target, planner=planner, files=tuple(indexes)), differences + faults
+    findings = (*dst_source.findings, *faults)
+    dst_source = replace(dst_source, indexes=indexes, findings=findings)
+    return dst_source, replace(target, planner=planner, files=tuple(indexes))
 
 
 def _ranks_of(planner: Planner, description: Description) -> dict[int, int]:

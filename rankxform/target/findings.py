@@ -592,7 +592,7 @@ def _older_step(request: Request, source: Source) -> str:
     for step in sorted(older, reverse=True)[:_MOST_STEPS]:
         name = "_".join(map(str, step))
         with suppress(RankxformError, OSError):
-            _, _, candidate = list_and_select(replace(where, step=name))
+            candidate = list_and_select(replace(where, step=name)).selected
             for file in [*candidate.names.values()][:_LOOKED_AT]:
                 index_file(address_of(where.path, file))
             if not candidate.missing_ranks:

@@ -98,7 +98,7 @@ class RequestContext(OperationContext):
         folder = path.parent if path.is_file() else path
         step_folder, number = folder, None
         with suppress(RankxformError, OSError):
-            _, _, selected = list_and_select(CheckpointRef(str(folder), step=step))
+            selected = list_and_select(CheckpointRef(str(folder), step=step)).selected
             step_folder = folder / dirname(next(iter(selected.names.values()), ""))
             number = selected.step[0] if selected.step else None
         if (step_folder / ADAPTER_MANIFEST).is_file():

@@ -8,14 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rankxform.checkpoints.base import (
-    DEFAULT_FORM,
-    FORMS,
-    CheckpointRef,
-    DestinationFiles,
-    Form,
-    SelectedFiles,
-)
+from rankxform.checkpoints.base import DEFAULT_FORM, FORMS, CheckpointRef, Form, SelectedFiles
 from rankxform.errors import RequestError, UsageError
 from rankxform.formats.container import CONTAINERS, Container, Index, Schema
 from rankxform.geometry.box import Shape
@@ -246,6 +239,19 @@ def _build_operations(
     })  # fmt: skip
 
 
+def _tied_duplicates(tensors: Sequence[Tensor]) -> tuple[tuple[str, str], ...]:
+    """Return the source tensors that are left out as the same as another, with that one.
+
+    Steps of parameters only where one of them is written.
+    """
+    written = {s.name for t in tensors if not t.dropped for s in t.sources}
+    return tuple(
+        (tensor.sources[0].name, tensor.same_as)
+        for tensor in tensors
+        if tensor.same_as and (tensor.state is None or tensor.same_as in written)
+    )
+
+
 def _make_target(
     resolved: ResolvedRequest, source: Source, training: Mapping[str, Any], adapter: Source | None
 ) -> Target:
@@ -281,13 +287,19 @@ def _make_target(
             )  # raises if a shape does not divide, or the rank gets nothing
     except RequestError as error:
         raise _with_vocabulary(error, tensors, dst) from error
-    form, written, arrangement = _arrange_files(request, planner, source, training)
+    form = FORMS[request.dst_form or DEFAULT_FORM]
+    if request.ranks and form.described:
+        raise UsageError(
+            f"a {form.name} checkpoint is made and compared whole", "leave out --ranks"
+        )
+    container, options = _container(request, form, source), _form_options(request, form)
+    step, suffix = training.get(STEP_KEY), f".{container.name}"
+    arrangement = form.destination_files(planner, options, step, suffix)
     if arrangement.parts:
         planner = planner.with_parts(arrangement.parts)
     findings += iteration_findings(source, training, arrangement)
     dst_place, folder = request.dst or "", arrangement.folder
     is_address = bool(scheme_of(dst_place))
-    written_sources = {s.name for t in tensors if not t.dropped for s in t.sources}
     return Target(
         planner=planner,
         ranks=ranks,
@@ -295,7 +307,7 @@ def _make_target(
         dst=request.dst,
         place=address_of(dst_place, folder) if is_address else str(Path(dst_place) / folder),
         form=form,
-        container=written,
+        container=container,
         arrangement=arrangement,
         derived=derived,
         adapter=adapter,
@@ -307,13 +319,7 @@ def _make_target(
             for operation in operations.compositions
             for tensor in operation.truncated(tensors)
         ),
-        # Those that are left out as the same as another, with that one; steps of parameters only
-        # where one of them is written.
-        tied_duplicates=tuple(
-            (tensor.sources[0].name, tensor.same_as)
-            for tensor in tensors
-            if tensor.same_as and (tensor.state is None or tensor.same_as in written_sources)
-        ),
+        tied_duplicates=_tied_duplicates(tensors),
         map_in_words=next(filter(None, (o.in_words() for o in operations.compositions)), None),
         accepted=request.accept,
         findings=tuple(findings),
@@ -337,21 +343,6 @@ def _with_vocabulary(error: RequestError, tensors: Sequence[Tensor], dst: Strate
 
 
 # -- the destination's files ----------------------------------------------------------------------
-
-
-def _arrange_files(
-    request: Request, planner: Planner, source: Source, training: Mapping[str, Any]
-) -> tuple[Form, Container, DestinationFiles]:
-    """Return how the destination's files are made. Raises UsageError for what its form lacks."""
-    form = FORMS[request.dst_form or DEFAULT_FORM]
-    if request.ranks and form.described:
-        raise UsageError(
-            f"a {form.name} checkpoint is made and compared whole", "leave out --ranks"
-        )
-    written = _container(request, form, source)
-    options = _form_options(request, form)
-    step, suffix = training.get(STEP_KEY), f".{written.name}"
-    return form, written, form.destination_files(planner, options, step, suffix)
 
 
 def _container(request: Request, form: Form, source: Source) -> Container:

@@ -30,9 +30,10 @@ def derive_from_slices(
     """
     if where.files is not None:
         return None
-    form, listing, selected = list_and_select(where)
-    has_manifest = MANIFEST_NAME in (*listing.entries, *listing.files)
-    if form.described or has_manifest or selected.rank_count < 2:
+    place = list_and_select(where)
+    listing, selected = place.listing, place.selected
+    has_manifest = listing is not None and MANIFEST_NAME in (*listing.entries, *listing.files)
+    if place.form.described or has_manifest or selected.rank_count < 2:
         return None
     if selected.ranks:
         raise UsageError(

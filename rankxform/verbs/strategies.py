@@ -67,7 +67,8 @@ def _of_ranks(request: DeriveRequest, where: str) -> Derived | None:
     path = Path(where)
     if path.suffix == ".json" or not path.is_dir():
         return None
-    form, _, selected = list_and_select(CheckpointRef(str(path.absolute())))
+    place = list_and_select(CheckpointRef(str(path.absolute())))
+    form, selected = place.form, place.selected
     if form.described or selected.ranks or selected.rank_count < 2:
         return None
     paths = {rank: str(path / name) for rank, name in selected.names.items()}
@@ -98,7 +99,7 @@ def extents_at(where: str, source: Strategy) -> dict[str, Extent]:
 
 def _schemas(path: Path, source: Strategy) -> dict[int, Schema]:
     """Index files, by rank, until every listed name of each stage was seen in one."""
-    _, _, selected = list_and_select(CheckpointRef(str(path.absolute())))
+    selected = list_and_select(CheckpointRef(str(path.absolute()))).selected
     paths = {file: path / name for file, name in sorted(selected.names.items())}
     indexer = Indexer()
     if isinstance(source, WholeStrategy):

@@ -57,14 +57,14 @@ def folder_with_manifest(folder: Path) -> ManifestPlace:
         return ManifestPlace(folder)
     where = replace(where, form=form.name)
     try:
-        _, _, selected = list_and_select(where)
+        selected = list_and_select(where).selected
         has_files = bool(selected.names)
     except CheckpointError:
         has_files = False
     if not has_files:  # files that a manifest lists may be missing, which a rule says
         below = [path.parent for path in folder.glob(f"*/{MANIFEST_NAME}")]
         names = [f"{part.name}/{name}" for part in below for name in read_manifest(part)["files"]]
-        _, _, selected = list_and_select(where, missing_names=names)
+        selected = list_and_select(where, missing_names=names).selected
     assert selected.description is not None
     if not selected.names:
         return ManifestPlace(folder)

@@ -10,16 +10,10 @@ import pytest
 
 from rankxform.derivation import rules
 from rankxform.derivation.derive import derive
-from rankxform.derivation.mesh import (
-    Parallel,
-    parse_parallel,
-    parse_spec,
-    print_spec,
-    validate_spec,
-)
+from rankxform.derivation.mesh import Parallel, parse_parallel
 from rankxform.derivation.request import DeriveRequest, Extent
 from rankxform.derivation.rules import parse_rule, rule_of
-from rankxform.derivation.stages import StageLayers, spread_layers
+from rankxform.derivation.stages import StageLayers
 from rankxform.errors import DerivationError, UsageError
 from rankxform.layout.layout import Layout
 from rankxform.layout.states import state_of_name
@@ -481,52 +475,6 @@ def test_a_configuration_that_states_the_layers_goes_before_the_source():
     assert [len(some) for some in found.strategy.stages] == [2, 2]
 
 
-def test_layers_are_spread_as_mindformers_does():
-    assert spread_layers(4, 2) == [0, 0, 1, 1]
-    assert spread_layers(8, 2, interleave=2) == [0, 0, 1, 1, 0, 0, 1, 1]
-    assert spread_layers(9, 2, interleave=2, offset=(0, 0, 1, 0)) == [0, 0, 1, 1, 0, 0, 0, 1, 1]
-    assert spread_layers(61, 16, offset=(1,) * 13 + (0,) * 3).count(0) == 4
-
-
-@pytest.mark.parametrize("text", ["(mp, None)", "(None,)", "((cp, mp), None)", "()", "(ep, None)"])
-def test_a_spec_is_printed_as_it_is_read(text):
-    spec = parse_spec(text)
-    assert parse_spec(print_spec(spec)) == spec
-    assert validate_spec([list(axes) or None for axes in spec], "it") == spec
-
-
-@pytest.mark.parametrize(
-    "call",
-    [
-        lambda: parse_spec("tp, None"),
-        lambda: parse_spec("(tp, mp)"),
-        lambda: parse_spec("(xp,)"),
-        lambda: parse_rule("wq"),
-        lambda: parse_rule("w(=(tp,)"),
-        lambda: parse_rule("w=square(tp,)"),
-        lambda: parse_parallel("dp=0", "--dst-parallel"),
-        lambda: parse_parallel("dp=2,dp=4", "--dst-parallel"),
-        lambda: parse_parallel("dp=2,xp=4", "--dst-parallel"),
-        lambda: parse_parallel("dp", "--dst-parallel"),
-        lambda: parse_parallel("dp=99999,mp=99999", "--dst-parallel"),
-        lambda: rules.load_preset("unknown"),
-        lambda: rules.load_preset("/no/such/file.toml"),
-    ],
-)
-def test_what_cannot_be_read_is_a_usage_error(call):
-    with pytest.raises(UsageError):
-        call()
-
-
-def test_every_preset_says_what_it_was_proven_on():
-    for name in rules.preset_names():
-        preset = rules.load_preset(name)
-        assert preset.evidence
-        assert bool(preset.networks) == preset.proven
-        assert all(rule.stage for rule in preset.rules)
-        assert preset.proven == (name in {one.facts.get("preset") for one in COMPILED})
-
-
 class TestRulesFiles:
     """A rules file of one's own may say how the pipeline divides a known network."""
 
@@ -566,14 +514,3 @@ class TestRulesFiles:
     def test_what_it_cannot_say(self, text, why):
         with pytest.raises(UsageError, match=re.escape(why)):
             rules.parse_rules(f"[preset]\n{text}\n".encode(), "own.toml", rules.load_preset)
-
-
-def test_a_preset_of_other_names_proposes_the_one_that_fits():
-    given = DeriveRequest(None, Parallel(dp=2), preset=rules.load_preset("llama"), extents={
-        "model.layers.0.attention.wq.weight": Extent((8, 8), 256)})  # fmt: skip
-    with pytest.raises(DerivationError, match="Give --preset llama_legacy"):
-        derive(given)
-    with pytest.raises(DerivationError) as caught:
-        derive(replace(given, preset=None))
-    assert caught.value.tries == ("--preset llama_legacy, which knows all names",)
-    assert "no rule says how it is sharded" in caught.value.reasons[0]

@@ -20,7 +20,7 @@ import pytest
 from rankxform.display import progress
 from rankxform.display.progress import bar_line
 from tests import reference
-from tests.cli.test_command import ROOT
+from tests.cli.test_main import ROOT
 from tests.mpi_launch import environment, mpirun
 
 NAMES = [f"w{i}" for i in range(12)]

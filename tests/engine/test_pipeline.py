@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 import rankxform
-from rankxform.engine import schedule as schedules
 from rankxform.formats.container import CONTAINERS
 from rankxform.planning.reads import Costs
 from rankxform.storage import posix as files
@@ -134,20 +133,6 @@ def test_rows_are_read_where_a_call_costs_more_than_what_lies_between(tmp_path, 
     options = {"ranks": (7,), "costs": Costs(read=1e9, read_latency=1e-3)}
     report = rankxform.transform(folder, tmp_path / "d", None, b, **options)
     assert report.bytes_read == 16 * (1 << 17) * 4
-
-
-def test_parameters_that_are_sharded_alike_share_a_schedule(tmp_path, counter, monkeypatch):
-    made = []
-    real = schedules.Schedule.__init__
-
-    def count(self, transfer, method, **options):
-        made.append(transfer.parameter.name)
-        real(self, transfer, method, **options)
-
-    monkeypatch.setattr(schedules.Schedule, "__init__", count)
-    names = [f"w{i}" for i in range(12)]
-    convert(tmp_path, ([4], ROW, 0, 0), ([4], COLUMN, 0, 0), counter, names)
-    assert len(made) == 1
 
 
 def test_small_parameters_are_gathered_into_large_writes(tmp_path, counter):

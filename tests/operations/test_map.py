@@ -12,24 +12,20 @@ import numpy as np
 import pytest
 
 import rankxform
-from rankxform.cli.main import main
 from rankxform.engine import piece_schedule
 from rankxform.errors import CheckpointError, RankxformError, RequestError, UsageError
 from rankxform.request import Request
-from rankxform.storage import user_files
 from rankxform.target.destination import DESTINATIONS
 from rankxform.transport import SerialTeam
 from rankxform.verbs.launch import launch
 from tests import reference, reference_dcp, reference_forms
-from tests.reference_maps import KINDS, Model, random_strategy
+from tests.reference_maps import Model, random_strategy
 from tests.reference_values import words
 from tests.toy_uploads import Server
 
 # Values are random bits, of which some are no numbers.
 pytestmark = pytest.mark.filterwarnings("ignore:.*infinite or no numbers")
 DATA = Path(__file__).parents[1] / "data" / "formats"
-ALSO = {"telechat3": "llama", "telechat3_moe": "deepseek_v3"}
-"""Tables of models that have the names of another."""
 SAMPLES = {"qwen3": DATA / "hf_qwen3", "qwen3_moe": DATA / "hf_qwen3_moe"}
 
 
@@ -195,87 +191,10 @@ def test_the_configuration_of_another_kind_is_refused(tmp_path):
     assert "there is no map" in refused(src, tmp_path, "qwen99", UsageError)
 
 
-def test_each_table_and_its_base_reads_and_is_listed():
-    assert set(user_files.map_names()) == {*KINDS, *ALSO}
-    for name in user_files.map_names():
-        table = user_files.load_map_table(name)
-        assert table.rules
-        assert table.architectures
-        assert table.title
-
-
 def near(array, scale, bits):
     """Return bfloat16 words of a random array, and of one that is close to it."""
     base = bits.normal(0, 1, array.shape)
     return words(base, "BFloat16"), words(base + scale * bits.normal(0, 1, array.shape), "BFloat16")
-
-
-@pytest.mark.filterwarnings("ignore:.*resemble:rankxform.RankxformWarning")
-@pytest.mark.parametrize("qkv", ["grouped", "contiguous"])
-@pytest.mark.parametrize("gate_up", ["interleaved", "contiguous"])
-def test_a_published_model_contradicts_how_tensors_are_said_to_be_joined(qkv, gate_up, tmp_path):
-    bits, seed = np.random.default_rng(8), 0
-    while True:  # with several groups of several heads
-        model = Model("qwen3", seed, "BFloat16", qkv, gate_up)
-        if model.config["num_key_value_heads"] > 1:
-            break
-        seed += 1
-    published, trained = {}, {}
-    for name, array in model.hf.items():
-        published[name], trained[name] = near(array, 0.1, bits)
-    model.hf.update(published)
-    hub = written(model, tmp_path, "hf")
-    (hub / "config.json").write_text(json.dumps(model.config))
-    (hub / "tokenizer.json").write_text("{}")
-    for layer in range(model.config["num_hidden_layers"]):
-        p, q = f"model.layers.{layer}.", f"decoder.layers.{layer}."
-        parts = [trained[f"{p}self_attn.{x}_proj.weight"] for x in "qkv"]
-        model.mf[q + "self_attention.linear_qkv.weight"] = model.join_qkv(*parts)
-        parts = [trained[f"{p}mlp.{x}_proj.weight"] for x in ("gate", "up")]
-        model.mf[q + "mlp.linear_fc1.weight"] = model.join_gate_up(*parts)
-    name = "decoder.final_layernorm.weight"
-    model.mf["adam_m." + name] = model.mf[name]  # states have no other names, and are left out
-    src = written(model, tmp_path)
-    options = {
-        "map": "qwen3", "like": str(hub), "dst_form": "huggingface", "weights_only": True,
-        "accept": "contradictions:embed|o_proj|down|head",
-    }  # fmt: skip
-    wanted = {"qkv": qkv, "gate_up": gate_up}
-    flags = [
-        f"--{name.replace('_', '-')} {wanted[name]}"
-        for name, usual in (("qkv", "grouped"), ("gate_up", "interleaved"))
-        if wanted[name] != usual
-    ]
-    if flags:
-        with pytest.raises(UsageError, match="and it was read as") as raised:
-            rankxform.transform(src, tmp_path / "dst", **options)
-        assert raised.value.tries == (" ".join(flags),)
-        assert not (tmp_path / "dst").exists()
-    options.update(wanted)
-    rankxform.transform(src, tmp_path / "dst", **options)
-    found = arrays(tmp_path / "dst", reference_forms.read_huggingface)
-    for name in found:
-        if "q_proj" in name or "gate_proj" in name:
-            assert found[name].tobytes() == trained[name].tobytes()
-    assert (tmp_path / "dst" / "tokenizer.json").read_text() == "{}"
-    assert rankxform.verify(src, tmp_path / "dst", **options).same
-    other = {"grouped": "contiguous", "contiguous": "grouped"}[qkv]
-    with pytest.raises(UsageError, match=f"it was read as {other}; --qkv {qkv}"):
-        rankxform.transform(src, tmp_path / "no", **{**options, "qkv": other})
-    with pytest.raises(UsageError, match="add --dst-form huggingface"):
-        rankxform.transform(src, tmp_path / "no", **{**options, "dst_form": None})
-    wrong = {**model.config, "num_attention_heads": 2 * model.config["num_attention_heads"]}
-    (hub / "config.json").write_text(json.dumps(wrong))
-    with pytest.raises(RankxformError, match="num_attention_heads"):
-        rankxform.transform(src, tmp_path / "no", **options)
-    for name, array in list(model.hf.items()):
-        model.hf[name] = near(array, 0, bits)[0]
-    shutil.rmtree(hub)
-    reference_forms.write_huggingface(hub, model.tensors("hf"))
-    (hub / "config.json").write_text(json.dumps(model.config))
-    with pytest.raises(UsageError, match="does not tell how the checkpoint joins it"):
-        rankxform.transform(src, tmp_path / "no", **{**options, "qkv": None})
-    assert rankxform.transform(src, tmp_path / "said", **options).files
 
 
 def test_names_that_a_strategy_does_not_know_are_refused(tmp_path):
@@ -291,64 +210,6 @@ def test_names_that_a_strategy_does_not_know_are_refused(tmp_path):
     with pytest.warns(rankxform.RankxformWarning, match="belong to no parameter"):
         done = rankxform.transform(tmp_path / "states", tmp_path / "to", None, "shard:^adam_m=0@2")
     assert len(done.files) == 2
-
-
-def printed(capfd, *line):
-    code = main(list(line))
-    out, error = capfd.readouterr()
-    return code, out, error
-
-
-def test_the_verb_lists_shows_and_checks(capfd, tmp_path):
-    assert printed(capfd, "maps")[1].count("\n") == len(KINDS) + len(ALSO) + 1
-    code, out, _ = printed(capfd, "maps", "show", "deepseek_v3")
-    assert code == 0
-    assert "mtp.layers.{layer}.transformer_layer.mlp.experts.weight1" in out
-    assert "the same as lm_head.weight" in out
-    sample = SAMPLES["qwen3_moe"]
-    line = ("maps", "check", "qwen3_moe", str(sample / "mindformers"), "--config")
-    code, out, _ = printed(capfd, *line, str(sample / "hf" / "config.json"))
-    assert code == 0
-    assert "model.layers.*.mlp.experts.*.gate_proj.weight (8)  Float32 [12, 16]\n" in out
-    assert "  of decoder.layers.*.mlp.experts.weight1\n" in out
-    code, _, error = printed(capfd, *line, str(SAMPLES["qwen3"] / "hf" / "config.json"))
-    assert code == 2
-    assert "is of a Qwen3ForCausalLM" in error
-    names = ("inspect", str(sample / "hf"), "--map", "qwen3_moe")
-    code, inspected, _ = printed(capfd, *names)
-    assert code == 0
-    assert "decoder.layers.*.mlp.experts.weight1 (2)  Float32 [64, 24]\n" in inspected
-    code, out, _ = printed(capfd, *line, str(sample / "hf" / "config.json"), "--json")
-    facts = json.loads(out)
-    made = {one["name"]: one["src_names"] for one in facts["entries"]}
-    assert made["model.norm.weight"] == ["decoder.final_layernorm.weight"]
-
-
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("[map]\nnothing = 1", "nothing"),
-        ("[map]\nextends = ['nowhere']", "extends 'nowhere'"),
-        ("[map]\nextends = ['own']", "extends 'own'"),
-        ("rules = 3", "expected a list"),
-        ("[[rules]]\nmindformers = 'a'", "expected a name on one side"),
-        ("[[rules]]\nmindformers = 'a'\nhuggingface = {b = ['x()']}", "only names, integers"),
-        (
-            "[[rules]]\nmindformers = 'a'\nhuggingface = {b = ['1']}\nsteps = ['mix']",
-            "a step 'mix'",
-        ),
-        ("[[rules]]\nmindformers = 'a'\nhuggingface = {b = ['1'], c = ['1']}", "leave 2 tensors"),
-        ("[[rules]]\nblocks = ['x']\nmindformers = 'a'\nhuggingface = {b = ['1']}", "block 'x'"),
-        ("[[rules]]\nmindformers = 'a'\nhuggingface = {b = ['nothing']}", "nothing is missing"),
-        ("[blocks.x]\nlayer = ['0', '1']", "expected mindformers, huggingface"),
-        ("[[copies]]\nof = 'a'", "expected mindformers or huggingface"),
-        ("= 3", "not TOML"),
-    ],
-)
-def test_a_table_that_makes_no_sense_is_refused(text, said, tmp_path):
-    (tmp_path / "own.toml").write_text(text)
-    src = written(Model("qwen3", 1), tmp_path)
-    assert said in refused(src, tmp_path, str(tmp_path / "own.toml"), UsageError)
 
 
 def test_a_table_of_ones_own_splits_and_joins(tmp_path):
@@ -413,18 +274,6 @@ def test_a_program_is_launched_from_a_published_model(tmp_path, monkeypatch):
         rankxform.transform(sample / "hf", "no", None, "b.ckpt", map="qwen3", step="1_5")
 
 
-def test_a_map_of_other_names_is_said_to_be_one(tmp_path):
-    """One name in common, lm_head.weight, is no reason to doubt the configuration."""
-    arrays = {"lm_head.weight": ("Float32", np.zeros((64, 16), "<u4"))}
-    arrays |= {f"net.{n}.w": ("Float32", np.zeros((4, 4), "<u4")) for n in range(30)}
-    reference.write_safetensors(tmp_path / "model.safetensors", arrays)
-    config = SAMPLES["qwen3"] / "hf" / "config.json"
-    with pytest.raises(rankxform.RequestError, match=r"but net\.\*\.w.*; choose another map"):
-        rankxform.transform(
-            tmp_path / "model.safetensors", tmp_path / "dst", map="qwen3", config=str(config)
-        )
-
-
 def test_a_head_that_the_configuration_calls_tied_is_not_left_out_unsaid(tmp_path):
     """The rule was said to be missing, and the first try left the trained head out."""
     model = next(
@@ -441,17 +290,6 @@ def test_a_head_that_the_configuration_calls_tied_is_not_left_out_unsaid(tmp_pat
     assert "says that the model has no 'lm_head.weight' of its own" in refused.value.what
     assert "tie_word_embeddings" in refused.value.what
     assert refused.value.tries[0].startswith("--config FILE of this model")
-
-
-def test_a_map_of_other_names_proposes_the_one_that_fits(tmp_path):
-    model = Model("llama_legacy", 1, "BFloat16")
-    src = written(model, tmp_path)
-    (tmp_path / "config.json").write_text(json.dumps(model.config))
-    options = {"config": str(tmp_path / "config.json"), "dst_form": "huggingface"}
-    with pytest.raises(RankxformError) as raised:
-        rankxform.transform(src, tmp_path / "dst", map="llama", **options)
-    assert raised.value.tries[-1] == "--map llama_legacy"
-    assert rankxform.transform(src, tmp_path / "dst", map="llama_legacy", **options).files
 
 
 def test_a_configuration_becomes_the_folder_s(tmp_path):

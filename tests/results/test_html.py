@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import html
-import itertools
 import json
 import os
 import re
@@ -15,7 +14,7 @@ import jsonschema
 import pytest
 
 from rankxform.display import text
-from tests.cli.test_command import command as started
+from tests.cli.test_main import command as started
 from tests.forked import run_forked
 from tests.place import Place
 
@@ -85,10 +84,6 @@ def facts_in(page):
     return facts
 
 
-def spread(runs):
-    return [f + i * step for f, many, step in zip(*[iter(runs)] * 3) for i in range(many)]
-
-
 def cells(flow):
     return {(flow["rows"][r], flow["columns"][c]): nbytes for r, c, nbytes in flow["cells"]}
 
@@ -151,59 +146,6 @@ def test_a_conversion_and_its_verification(processes, place):
     ]
 
 
-def test_where_no_page_can_be_is_said_first(place):
-    flags = place.strategies
-    other = place.tmp / "other.html"
-    other.write_text("not a page")
-    for page, why in (
-        (place.tmp, "ends in .html"),
-        (Path(place.src) / "rank_0" / "checkpoint_0.ckpt", "ends in .html"),
-        (place.tmp / "none" / "page.html", "in a folder that is there"),
-        (Path(place.src) / "page.html", "lies in SRC"),
-        (other, "is there already, and is no page"),
-    ):
-        code, output = command("transform", place.src, place.dst, *flags, "--report", page)
-        assert code == 2 and why in output
-        assert not place.dst.exists()
-        code, output = command("inspect", place.src, "--page", page)
-        assert code == 2 and why in output and "--page" in output
-    assert other.read_text() == "not a page"
-    page = Path("/proc/page.html")  # nothing can be made there: the work is done and told before
-    for verb in ("transform", "verify"):
-        code, output = command(verb, place.src, place.dst, *flags, "--report", page, processes=2)
-        assert code == 0 and "warning: no page was written" in output
-        assert "\ndone " in output or "\nsame " in output
-    code, output = command("verify", place.dst, "--report", place.tmp / "page.html")
-    assert code == 2 and "verify SRC DST" in output
-
-
-def test_a_thousand_ranks_by_stage(tmp_path):
-    folder = MODELS / "deepseek_v3"
-    src, dst = folder / "full671b_1024p_dp16mp4pp16ep8", folder / "dst_512p_dp16mp4pp8ep32"
-    page, flags = tmp_path / "page.html", ["--src-strategy", src, "--dst-strategy", dst]
-    words = ["plan", "--shapes", shapes_of(src, tmp_path / "shapes.json"), *flags]
-    code, output = command(*words, "--json", "--report", page)
-    plan, facts = json.loads(output), facts_in(page)
-    assert code == 0 and page.stat().st_size < 2 << 20
-    by_stage = cells(facts["flow"])
-    assert {row for row, _ in by_stage} == set(map(str, range(8)))
-    assert sum(by_stage.values()) == plan["bytes_written"]
-    first = sum(sum(one["bytes_from"].values()) for one in plan["shards"] if one["rank"] < 64)
-    assert sum(n for (row, _), n in by_stage.items() if row == "0") == first
-    assert [len(side["stages"]) for side in facts["layers"]] == [16, 8]
-    titles = [(one["title"], one["change"]) for one in facts["kinds"]["drawn"]]
-    assert len(set(titles)) == len(titles), "a kind of several stages is drawn once"
-    code, output = command(*words)
-    assert code == 0 and re.search(r"^ +0 +64 +\S+ GB +\S+ GB +0, 1$", output, re.M), output
-    code, output = command(*words, "-v")
-    assert code == 0 and re.search(r"^ *511 ", output, re.M)
-    code, output = command(*words, "--simulate", 512, "--nodes", 64, "--report", page)
-    facts = facts_in(page)
-    assert code == 0 and "by the cost model" in facts["head"]["told"]
-    between = facts["results"]["simulation"]["between_nodes"]
-    assert sum(cells(facts["nodes"]).values()) == sum(one["nbytes"] for one in between) > 0
-
-
 @pytest.mark.parametrize("processes", [1, 3])
 def test_where_the_time_went(processes, place):
     """What came from memory is said; a run that moved nothing has no times."""
@@ -217,95 +159,6 @@ def test_where_the_time_went(processes, place):
     assert in_memory == any("came from memory" in words for words in time["told"])
     code, _ = command("transform", *words)
     assert code == 0 and "time" not in facts_in(page), "nothing was moved the second time"
-
-
-def test_what_checkpoints_hold(place):
-    """Each entry is found where the page says it is, in files that are read by nobody else."""
-    page = place.tmp / "page.html"
-    assert command("transform", place.src, place.dst, *place.strategies)[0] == 0
-    words = ["inspect", place.src, "--src-strategy", place.a, "--page", page]
-    code, output = command(*words, "--beside", place.dst, "--beside-strategy", place.b, "--json")
-    assert code == 0 and json.loads(output)["page"] == str(page), output
-    facts = facts_in(page)
-    for one, folder in zip(facts["contents"], (place.src, place.dst), strict=True):
-        names = [tensor[0] for tensor in one["tensors"]]
-        assert sorted(names) == sorted(PARAMS) and one["title"] == str(folder)
-        layer = names.index("layers.0.wq")
-        assert names[layer + 1] == "adam_m.layers.0.wq", "a state stands behind its parameter"
-        assert {tuple(tensor[2]) for tensor in one["tensors"]} == {s for s, _ in PARAMS.values()}
-        values = {}
-        for file, (path, rank, stage, nbytes) in enumerate(one["files"]):
-            assert f"rank_{rank}/" in path and stage == 0 and nbytes == os.path.getsize(path)
-            layout, data = one["layouts"][one["layout_of"][file]], Path(path).read_bytes()
-            for entry, offset, size in zip(layout["entries"], layout["offsets"], layout["nbytes"]):
-                values[names[entry], rank] = data[offset : offset + size]
-        whole = values["norm & <bias>", 0]
-        assert all(values["norm & <bias>", rank] == whole for rank in range(8))
-        sharding = one["shardings"][one["tensors"][names.index("layers.0.wq")][4]]
-        edges, cell_bytes = [spread(runs) for runs in sharding["edges"]], {}
-        assert sharding["cells"] is None, "all cells of the grid have files"
-        every = itertools.product(*(range(len(e) - 1) for e in edges))
-        for cell, placement in zip(every, spread(sharding["files"]), strict=True):
-            for file in spread(one["placements"][placement]):
-                rank = one["files"][file][1]
-                rows, columns = (e[i + 1] - e[i] for e, i in zip(edges, cell))
-                assert len(values["layers.0.wq", rank]) == rows * columns * 2
-                held = values["layers.0.wq", rank]
-                assert cell_bytes.setdefault(tuple(cell), held) == held
-        assert len(cell_bytes) > 1 and len(set(cell_bytes.values())) == len(cell_bytes)
-    code, output = command("inspect", place.src, "--page", page)
-    assert code == 2 and "--src-strategy" in output
-    for words, why in (
-        (["--beside", place.dst], "--beside is for --page"),
-        (["--page", page, "--beside-strategy", place.b], "--beside-strategy is for --beside"),
-        (["--page", page, "--check"], "--page and --check"),
-    ):
-        code, output = command("inspect", place.src, *words)
-        assert code == 2 and why in output
-
-
-def test_a_page_names_slices_that_no_file_holds(place):
-    page = place.tmp / "page.html"
-    for rank in (0, 4):  # the other copy of the slice too
-        shutil.rmtree(Path(place.src) / f"rank_{rank}")
-    code, output = command("inspect", place.src, "--src-strategy", place.a, "--page", page)
-    assert code == 3 and "no source file holds" in output, output
-    one = facts_in(page)["contents"][0]
-    at = next(tensor[4] for tensor in one["tensors"] if tensor[0] == "layers.0.wq")
-    assert one["faults"] and "in no file" in one["shardings"][at]["holds"]
-
-
-def test_a_page_of_some_ranks_and_of_few_layers_a_stage(place, tmp_path):
-    page = place.tmp / "page.html"
-    code, output = command("plan", place.src, *place.strategies, "--ranks", 0, "--report", page)
-    assert code == 0, output
-    kinds = {kind["title"]: kind for kind in facts_in(page)["kinds"]["drawn"]}
-    held = {side["name"]: side["holds"] for side in kinds["layers.*.wq (2)"]["sides"]}
-    assert held["after"] == "1 slice", held
-    names = [f"layers.{i}.w" for i in range(6)]
-    params = dict.fromkeys(names, ((8, 6), "Float32"))
-    src = [{name: ([2], [0, -1], 0, 0)} for name in names]
-    dst = [{name: ([2], [-1, 0], 0, 0)} for name in names]
-    stages = Place(tmp_path / "stages", src, dst, params)
-    code, output = command("plan", stages.src, *stages.strategies, "--report", page)
-    assert code == 0, output
-    assert len(facts_in(page)["kinds"]["drawn"]) == 1
-
-
-def test_a_page_of_a_tensor_without_elements(tmp_path):
-    params = {"empty": ((0, 4), "Float32"), "w": ((8, 4), "Float32")}
-    layouts = [dict.fromkeys(params, ([1], [-1, -1], 0, 0))]
-    place = Place(tmp_path, layouts, layouts, params)
-    page = tmp_path / "page.html"
-    code, output = command("transform", place.src, place.dst, *place.strategies, "--report", page)
-    assert code == 0, output
-    code, output = command(
-        "transform", place.src, tmp_path / "dcp", "--src-strategy", place.a, "--dst-form", "dcp"
-    )
-    assert code == 0, output
-    words = ["--dst-strategy", place.b, "--report", page]
-    code, output = command("transform", tmp_path / "dcp", tmp_path / "again", *words)
-    assert code == 0 and facts_in(page)["head"]["state"] == "right", output
 
 
 # -- in a browser --------------------------------------------------------------------------------

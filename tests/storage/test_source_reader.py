@@ -9,7 +9,7 @@ import pytest
 
 from rankxform.errors import CheckpointError
 from rankxform.storage.source_reader import SourceReader, TensorRead, index_file
-from rankxform.storage.store import STORAGE, absolute, is_path
+from rankxform.storage.store import STORAGE
 from tests import reference
 from tests.toy_storage import Memory
 
@@ -51,13 +51,6 @@ def test_the_files_of_a_source_may_lie_in_several_kinds_of_storage(file, monkeyp
         assert content(sources, 0) == content(sources, 1) == DATA.tobytes()
         assert sources.place(1, "w", 0) is None and sources.place(0, "w", 0) is not None
         assert (memory.announced, memory.direct, sources.ahead) == (1, 0, 64)
-
-
-def test_an_address_of_no_known_kind_is_a_path(monkeypatch):
-    monkeypatch.setitem(STORAGE, "mem", Memory())
-    assert is_path("a/b") and is_path("other://a") and not is_path("mem://a")
-    assert absolute("mem://a/../b") == "mem://a/../b"
-    assert absolute("a").startswith("/")
 
 
 @pytest.mark.parametrize(("ahead", "memory"), [(1, 256), (3, 1 << 20), (64, 40), (64, 1 << 20)])

@@ -12,10 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from rankxform.cli.options import CommandStop, parse_time, seconds_left
-from rankxform.errors import StoppedError
-from rankxform.process import NAMES as HEARD
-from rankxform.process import STOPPED, Signals
 from tests import reference
 from tests.mpi_launch import environment, mpirun, own_tmp
 from tests.place import Place
@@ -150,52 +146,3 @@ def test_a_lost_process_ends_all_within_the_stall_limit(place):
     assert process.returncode != 0
     assert errors.count("no answer from a process for 2 s") == 1
     place.go_on(2, continued=0)
-
-
-def test_what_slurm_says_is_left():
-    left = seconds_left({"SLURM_JOB_END_TIME": str(int(time.time()) + 100)})
-    assert 98 <= left <= 100
-
-
-def test_what_slurm_said_of_a_job_that_has_ended(capfd):
-    """Its environment is left in a shell: there is no limit, which process 0 says once."""
-    environ = {"SLURM_JOB_END_TIME": "1"}
-    assert seconds_left({**environ, "PMI_RANK": "1"}) is None
-    assert capfd.readouterr().err == ""
-    assert seconds_left(environ) is None
-    assert capfd.readouterr().err.count("SLURM_JOB_END_TIME=1 is past") == 1
-
-
-def test_times():
-    assert [parse_time(t) for t in ("2:30", "2h", "0.5")] == [150, 7200, 0.5]
-    for bad in ("", "soon", "1:2:3:4", "-5", "1e9"):
-        with pytest.raises(ValueError, match=re.escape(bad) or "^$"):
-            parse_time(bad)
-
-
-def test_a_stop_is_asked_for_once():
-    before = {number: signal.getsignal(number) for number in map(signal.Signals.__getitem__, HEARD)}
-    try:
-        stopping = CommandStop(Signals(), 1000)
-        assert stopping.reason() is None
-        stopping.at_work(True)
-        signal.raise_signal(signal.SIGUSR1)
-        assert stopping.reason() == "stopped by SIGUSR1"
-        assert StoppedError.exit_code == STOPPED
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def test_a_process_that_alone_was_asked_says_so():
-    """While it plans, process 0 does not hear of it, and would be ended without a word."""
-    code = (
-        "import os, signal; from rankxform.process import Signals; Signals().ready(os._exit); "
-        "signal.raise_signal(signal.SIGTERM)"
-    )
-    found = subprocess.run(
-        [sys.executable, "-c", code], env=environment(PMI_RANK="1"), cwd=ROOT, text=True,
-        capture_output=True,
-    )  # fmt: skip
-    assert found.returncode == STOPPED
-    assert found.stderr == "rankxform: error: stopped by SIGTERM; what is complete is kept\n"

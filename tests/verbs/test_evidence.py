@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
-import warnings
 
 import numpy as np
 import pytest
@@ -172,47 +170,11 @@ def test_one_file_for_two_ranks(tmp_path, link):
         rankxform.transform(tmp_path / "src", tmp_path / "dst", strategy, None)
 
 
-def test_an_older_file_of_one_rank(place):
-    place.change(3, PARAMS)
-    refused(place, "replicas")
-
-
-@pytest.mark.parametrize("options", [{}, {"weights_only": True}, {"exclude": "global_step"}])
-def test_files_of_two_steps(tmp_path, options):
-    place = Place(
-        tmp_path, lambda rank: {"global_step": (STEP[0], np.array([100 - rank // 3], "<i4"))}
-    )
-    error = refused(place, r"global_step is 100, and 99 by .*rank_3", **options)
-    assert (error.fault, error.rule) == ("step", "files_are_of_one_step")
-
-
 def test_a_few_that_differ_are_a_warning(place):
     place.change(1, ["layers.0.wq.weight"])
     with pytest.warns(rankxform.RankxformWarning, match=r"1 of 5 tensors compared contradict"):
         report = place.convert()
     assert len(report.warnings) == 1
-
-
-def test_zeros_prove_nothing(tmp_path):
-    def make(name, shape, dtype):
-        return np.zeros(shape, reference.WORD[reference.ITEM[dtype]])
-
-    with pytest.warns(rankxform.RankxformWarning, match="sampled weights are zero"):
-        report = Place(tmp_path, make=make).convert()
-    assert report.evidence["samples"] == 0 and len(report.warnings) == 1
-
-
-def test_ranks_own_statistics_are_a_notice(tmp_path):
-    params = {**PARAMS, **{f"adam_m.{n}": one for n, one in PARAMS.items()}}
-    stages = [{n: layouts(True)[n.removeprefix("adam_m.")] for n in params}]
-    params["layers.0.load"] = ((32,), "Float32")
-    stages[0]["layers.0.load"] = ([2, 2], [-1], 0, 0)
-    place = Place(tmp_path, params=params, stages=stages)
-    for rank in range(4):
-        load = np.full(32, rank + 1, "<f4").view("<u4")
-        place.change(rank, **{"layers.0.load": load})
-    report = place.convert()
-    assert report.warnings == () and "layers.0.load" in " ".join(report.notices)
 
 
 def upcycled(name, shape, dtype):
@@ -229,69 +191,6 @@ def test_experts_that_were_all_made_of_one(tmp_path):
     report = Place(tmp_path, make=upcycled, params=params, stages=[stage]).convert()
     assert report.warnings == ()
     assert "every rank holds the same bytes" in " ".join(report.notices)
-
-
-@pytest.mark.parametrize("name", ["embed.weight", "layers.0.wo.weight"])
-def test_equal_slices_of_what_nobody_repeats(name, tmp_path):
-    """As where the optimizer's shard of a strategy is another job's; keys' heads may be equal."""
-    stages = [{n: ([4], [0] + [-1] * (len(s) - 1), 0, 0) for n, (s, _) in PARAMS.items()}]
-
-    def halves_twice(one, shape, dtype):
-        full = reference.full_tensor(one, shape, dtype)
-        if one == repeated:
-            full[shape[0] // 2 :] = full[: shape[0] // 2]
-        return full
-
-    repeated = name
-    place = Place(tmp_path, make=halves_twice, stages=stages)
-    refused(place, f"shards {name}, and files hold the same bytes of different slices")
-    with pytest.warns(rankxform.RankxformWarning, match=f"shards {name}, and files hold the same"):
-        place.convert(accept=["equal-slices"])
-    for pattern, is_right in ((f"^{re.escape(name)}$", True), ("another", False)):
-        raised = (
-            pytest.warns(rankxform.RankxformWarning, match=f"shards {name}, and files hold the")
-            if is_right
-            else pytest.raises(
-                rankxform.CheckpointError, match=f"shards {name}, and files hold the"
-            )
-        )
-        with raised:
-            place.convert(accept=[f"equal-slices:{pattern}"], overwrite=True)
-    repeated = "layers.0.wk.weight"
-    params = {**PARAMS, repeated: ((32, 32), "Float32")}
-    stages[0][repeated] = ([4], [0, -1], 0, 0)
-    report = Place(tmp_path / "keys", make=halves_twice, params=params, stages=stages).convert()
-    assert report.warnings == ()
-
-
-@pytest.mark.parametrize("dtype", ["Float32", "BFloat16"])
-@pytest.mark.parametrize("ones", ["norm", "weight"])
-def test_ones_prove_nothing(ones, dtype, tmp_path):
-    """As a network begins: what has one value everywhere is neither equal slices nor one file."""
-    params = {name: (shape, dtype) for name, (shape, _) in PARAMS.items()}
-    stages = [{n: ([4], [0] + [-1] * (len(s) - 1), 0, 0) for n, (s, _) in params.items()}]
-    one = {"Float32": 0x3F800000, "BFloat16": 0x3F80}[dtype]
-
-    def initial(name, shape, dtype):
-        full = reference.full_tensor(name, shape, dtype)
-        return np.full_like(full, one) if ones in name else full
-
-    report = Place(tmp_path, make=initial, params=params, stages=stages).convert()
-    assert report.warnings == () and not any("same bytes" in text for text in report.notices)
-
-
-def test_a_long_run_of_ones_is_not_all_of_a_tensor(tmp_path):
-    """The sample of a triangle of this size lies where all is one; all ranks hold the triangle."""
-    mask = np.tril(np.full((1127, 1127), 0x3F800000, "<u4"))
-    weight = reference.full_tensor("w", (64, 32), "Float32")
-    for rank in range(4):
-        rows = weight[16 * rank : 16 * rank + 16]
-        reference.write_ckpt(
-            tmp_path / f"src/rank_{rank}/c_{rank}.ckpt",
-            {"w": ("Float32", rows), "mask": ("Float32", mask)},
-        )
-    with pytest.raises(rankxform.CheckpointError, match="'mask', and all ranks hold the same"):
-        rankxform.transform(tmp_path / "src", tmp_path / "dst", "shard:.*=0@4", "none")
 
 
 def test_a_tied_embedding_whose_copies_differ(tmp_path):
@@ -392,61 +291,6 @@ def test_a_launch_with_nothing_to_convert_looks_too(tmp_path):
         launch(request, tmp_path / "output", SerialTeam())
 
 
-def test_few_samples_of_many_files():
-    """Of 1,024 files of many kinds at most four samples each."""
-    from rankxform.formats.container import Schema
-    from rankxform.layout.layout import Layout
-    from rankxform.layout.strategy import Strategy
-    from rankxform.planning.build_catalog import catalog_of
-    from rankxform.planning.catalog import Description
-    from rankxform.planning.sampling import choose_samples, entries_to_read
-
-    ranks, stage = 1024, {}
-    shapes = {}
-    for number in range(12):
-        axes = [(0,), ()] if number % 2 else [(), (0,)]
-        split = 1 << (number // 2 + 1)
-        for layer in range(4):
-            name = f"layers.{layer}.w{number}"
-            stage[name] = Layout((ranks // split, split), tuple(axes))
-            shapes[name] = (64, 64 * split // split) if number % 2 else (64, 64)
-    schema = Schema(tuple(stage), ("Float32",) * len(stage), tuple(shapes.values()))
-    strategy = Strategy((stage,), ranks, "a")
-    names = {rank: f"rank_{rank}" for rank in range(ranks)}
-    schemas = dict.fromkeys(range(ranks), schema)
-    catalog = catalog_of(Description("a", strategy), schemas, names, range(ranks))
-    looked = choose_samples(catalog.parameters, catalog, range(ranks))
-    assert len({one.kind for one in looked}) == 12, "every kind is looked at"
-    entries = entries_to_read(looked)
-    assert max(map(len, entries.values())) <= 4 and len(entries) == ranks
-
-
-@pytest.mark.parametrize("iteration", [99, 100])
-def test_common_json_and_the_folders_number(tmp_path, iteration):
-    place = Place(tmp_path, {"global_step": STEP})
-    other = rankxform.transform(place.src, tmp_path / "c2", place.right, place.right,
-                                dst_form="checkpoint2")  # fmt: skip
-    assert other.warnings == ()
-    root = tmp_path / "c2"
-    (root / "iteration_00000100").rename(root / f"iteration_{iteration:08}")
-    (root / "latest_checkpointed_iteration.txt").write_text(str(iteration))
-    with warnings.catch_warnings(record=True) as found:
-        warnings.simplefilter("always")
-        rankxform.transform(root, tmp_path / "out", None, None)
-    assert bool(found) == (iteration == 99)
-
-
-def test_common_json_and_the_tensors(tmp_path):
-    place = Place(tmp_path, {"global_step": STEP})
-    rankxform.transform(place.src, tmp_path / "c2", place.right, place.right,
-                        dst_form="checkpoint2")  # fmt: skip
-    path = tmp_path / "c2" / "iteration_00000100" / "common.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"global_step": 90, "step_num": 100}))
-    (path.parent / "rankxform.json").unlink()
-    with pytest.raises(rankxform.CheckpointError, match="global_step is 90, and 100 by"):
-        rankxform.transform(tmp_path / "c2", tmp_path / "out", None, None)
-
-
 class TestHoles:
     """Lost writes read as zeros."""
 
@@ -503,16 +347,6 @@ def test_a_tied_embedding_that_two_stages_shard_otherwise(tmp_path):
     strategy = reference.write_strategy(tmp_path / "a.ckpt", stages)
     reference.write_checkpoint(tmp_path / "src", stages, params)
     assert rankxform.transform(tmp_path / "src", tmp_path / "dst", strategy, None).warnings == ()
-
-
-def test_a_resumed_runs_names_count_from_one_and_its_scalars_do_not(tmp_path):
-    extras = {n: ("Int32", np.array([v], "<i4")) for n, v in (("step_num", 150), ("epoch_num", 3))}
-    extras["global_step"] = STEP
-    reference.write_checkpoint(tmp_path / "src", RIGHT, PARAMS, extras, name="net-1_50")
-    strategy = reference.write_strategy(tmp_path / "a.ckpt", RIGHT)
-    made = tmp_path / "c2"
-    rankxform.transform(tmp_path / "src", made, strategy, strategy, dst_form="checkpoint2")
-    assert rankxform.transform(made, tmp_path / "out", None, None).warnings == ()
 
 
 def test_masters_that_are_not_the_parameters(tmp_path):

@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 
 import rankxform
-from rankxform.transport.launcher import before_another_mpi
 from tests import reference
 from tests.mpi_launch import environment, mpirun, run
 from tests.place import of_another_step
@@ -77,20 +76,6 @@ def test_it_is_converted_once_and_every_process_becomes_the_program(place, kind)
         assert ("2 files complete already" in output) == bool(turn)
         assert reference.wrong_slices(result, DST, PARAMS) == []
     assert (result.parent / "strategy/b.ckpt").read_bytes() == (place / "b.ckpt").read_bytes()
-
-
-def test_open_mpi_has_no_shared_segments_where_it_is_initialized_again(monkeypatch):
-    name = "OMPI_MCA_btl"
-    monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "2")
-    with before_another_mpi(True):
-        assert os.environ[name] == "^sm"
-    with before_another_mpi(False):
-        assert name not in os.environ
-    monkeypatch.setenv(name, "tcp,self")
-    with before_another_mpi(True):
-        assert os.environ[name] == "tcp,self"
-    assert os.environ[name] == "tcp,self"
 
 
 def test_what_fits_is_not_copied(place):

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shlex
-import shutil
 import subprocess
 import sys
 import time
@@ -92,17 +90,6 @@ def error_lines(output):
     return [line for line in output.splitlines() if line.startswith("rankxform: error:")]
 
 
-@pytest.mark.parametrize(
-    ("method", "latency"), [("auto", 60000), ("ranges", None), ("sieving", None)]
-)
-def test_a_plan_by_each_read_method(method, latency, place):
-    flags = [*place.strategies, "--read-method", method]
-    code, output = command("plan", place.src, *flags, "--json")
-    assert code == 0 and json.loads(output)["read_latency_bytes"] == latency
-    code, output = command("plan", place.src, *flags)
-    assert code == 0 and "how files are read" in output
-
-
 def test_options_that_are_not_meant_are_refused(place):
     code, output = command("verify", place.src, "--rename", "a=b")
     assert code == 2 and "--rename and one folder: it is compared with its own manifest" in output
@@ -130,28 +117,6 @@ def test_a_source_of_more_ranks_than_its_strategy(place):
     assert not place.dst.exists()
 
 
-def test_a_difference_comes_with_the_command_that_compares(place):
-    command("transform", place.src, place.dst, *place.strategies, "--prefix", "net_")
-    (place.dst / "rank_1" / "net_1.ckpt").write_bytes(b"")
-    code, output = command("verify", place.src, place.dst, *place.strategies)
-    assert code == 6 and "made with other options; compare it with: rankxform verify" in output
-    assert "--prefix net_" in output
-    code, output = command("verify", place.src, place.dst, *place.strategies, "--prefix", "net_")
-    assert code == 6 and "made with other options" not in output
-
-
-def test_shapes_of_parameters_in_no_strategy_are_planned_too(place):
-    shapes = {"w": {"shape": [8, 6], "dtype": "Float32"}, "step": {"shape": [], "dtype": "Int32"}}
-    path = place.tmp / "shapes.json"
-    path.write_text(json.dumps(shapes))
-    flags = [*place.strategies, "--json"]
-    code, output = command("plan", "--shapes", path, *flags)
-    assert code == 0 and json.loads(output)["parameters"] == 2
-    path.write_text(json.dumps({"w": {"shape": [9, 6], "dtype": "Float32"}}))
-    code, output = command("plan", "--shapes", path, *flags)
-    assert code == 3 and "'w' in " in output and "axis 0" in output
-
-
 @pytest.mark.parametrize("processes", [None, 3])
 def test_results_as_json(processes, place):
     flags = [*place.strategies, "--json", "--progress", "none"]
@@ -164,20 +129,6 @@ def test_results_as_json(processes, place):
     code, output = command("verify", place.src, place.dst, *flags, processes=processes)
     found = json.loads(output)
     assert code == 0 and (found["same"], found["step"], found["differences"]) == (True, "3_70", [])
-
-
-@pytest.mark.parametrize("processes", [None, 1, 2, 5])
-def test_transform(processes, place):
-    code, output = command(
-        "transform", place.src, place.dst, *place.strategies,
-        processes=processes,
-    )  # fmt: skip
-    assert code == 0, output
-    assert right(place)
-    assert "4 ranks, epoch 3 step 70" in output
-    assert re.search(rf"rankxform [\d.]+, {processes or 1} process", output)
-    assert "left out  adam_m.* (1): 192 B; optimizer state" in output
-    assert output.count("\ndone ") == 1, "one process speaks"
 
 
 SPELLINGS = {
@@ -358,23 +309,6 @@ def test_the_mpirun_of_this_pythons_library(tmp_path, monkeypatch):
         assert line[-6:-3] == ["2", sys.executable, "-c"] and line[-2:] == ["plan", "-v"]
 
 
-@pytest.mark.parametrize("processes", [None, 2])
-def test_a_folder_with_anothers_checkpoint_is_no_destination(processes, place):
-    """Such as the source, if SRC and DST are exchanged."""
-    foreign = place.dst / "rank_0" / "trained-3_70.ckpt"
-    foreign.parent.mkdir(parents=True)
-    foreign.write_bytes(b"theirs")
-    words = ["transform", place.src, place.dst, *place.strategies]
-    code, output = command(*words, processes=processes)
-    assert code == 4 and "or   exchange SRC and DST, if" in output, output
-    assert [p for p in place.dst.rglob("*") if p.is_file()] == [foreign]
-    code, output = command(*words, "--overwrite", processes=processes)
-    assert code == 0 and "another checkpoint file lies beside" in output.splitlines()[-1]
-    code, output = command(*words, processes=processes)
-    assert code == 0 and "complete already" in output and right(place), output
-    assert foreign.read_bytes() == b"theirs"
-
-
 def test_one_process_needs_no_mpi(place):
     """mpi4py cannot even be imported here."""
     program = "import sys; sys.modules['mpi4py'] = None; from rankxform.cli.main import main; sys.exit(main())"
@@ -399,43 +333,6 @@ def test_no_time_at_all_is_a_mistake(option):
     code, output = command("transform", "a", "b", option, "0")
     assert code == 2
     assert f"{option} '0': expected a time such as 90m" in output
-
-
-@pytest.mark.parametrize("processes", [None, 2])
-def test_a_dry_run_prints_the_plan_and_the_time_and_leaves_nothing(processes, place):
-    before = sorted(place.dst.parent.iterdir())
-    code, output = command(
-        "transform", place.src, place.dst, *place.strategies, "--dry-run", processes=processes
-    )
-    assert code == 0, output
-    assert sorted(place.dst.parent.iterdir()) == before
-    told = re.search(r"take about ([\d.]+) (us|ms|s): .* measured with 64 MiB", output)
-    assert told and 0 < float(told[1]) < 1000
-    rows = [line.split() for line in output.splitlines() if line[:4].strip().isdigit()]
-    assert [row[0] for row in rows] == ["0", "1", "2"]
-    assert all(
-        line.endswith("0, 1, 2, 3") for line in output.splitlines() if line[:4].strip().isdigit()
-    )
-
-
-@pytest.mark.parametrize("processes", [None, 2])
-def test_a_step_that_a_rank_lacks_is_warned_of_first_and_last(processes, place):
-    for rank in range(3):
-        shard = Path(place.src) / f"rank_{rank}/net-3_70.ckpt"
-        shard.with_name("net-4_80.ckpt").write_bytes(shard.read_bytes())
-    for words in (
-        ["transform", place.src, place.dst, *place.strategies],
-        ["verify", place.src, place.dst, *place.strategies],
-        ["plan", place.src, *place.strategies],
-    ):
-        code, output = command(*words, processes=processes)
-        assert code == 0, output
-        lines = output.splitlines()
-        assert lines[0] == lines[-1] and lines[0].startswith(
-            "WARNING:  epoch 4 step 80 is newer but not complete: rank 3 has no file of it"
-        )
-        code, output = command(*words, "--step", "latest")
-        assert code == 3 and "--step 3_70" in output, output
 
 
 @pytest.mark.parametrize(
@@ -483,75 +380,6 @@ def test_no_bytes_a_second_are_refused(throttle, place, capfd):
     assert "throttle is 0; expected a byte a second at least" in capfd.readouterr().err
 
 
-def test_plan_names_what_is_needed(place):
-    code, output = command("plan", place.src, *place.strategies)
-    assert code == 0 and "  needs  " in output
-    code, output = command("plan", place.src, *place.strategies, "--json")
-    assert [rank["bytes_needed"] for rank in json.loads(output)["shards"]] == [64, 64, 64]
-
-
-@pytest.mark.parametrize("processes", [None, 2])
-def test_plan_as_json(processes, place):
-    code, output = command(
-        "plan", place.src, *place.strategies, "--json",
-        "--processes", 2, processes=processes,
-    )  # fmt: skip
-    assert code == 0, output
-    plan = json.loads(output)
-    assert plan["bytes_needed"] == 8 * 6 * 4 == plan["bytes_written"]
-    every = ["0", "1", "2", "3"]
-    assert [(r["rank"], r["writers"], list(r["bytes_from"])) for r in plan["shards"]] == [
-        (0, [0], every),
-        (1, [0], every),
-        (2, [1], every),
-    ]
-
-
-def test_a_plan_without_a_checkpoint(place, tmp_path):
-    shapes = {n: {"shape": list(s), "dtype": d} for n, (s, d) in PARAMS.items()}
-    (tmp_path / "shapes.json").write_text(json.dumps(shapes))
-    flags = [*place.strategies, "--json"]
-    code, output = command("plan", "--shapes", tmp_path / "shapes.json", *flags)
-    assert code == 0, output
-    imagined, real = json.loads(output), json.loads(command("plan", place.src, *flags)[1])
-    for key in ("shards", "bytes_needed", "bytes_read", "bytes_written"):
-        assert imagined[key] == real[key]
-    (tmp_path / "shapes.json").write_text('{"w": {"shape": "large"}}')
-    code, output = command("plan", "--shapes", tmp_path / "shapes.json", *flags)
-    assert code == 2 and "shapes.json: not {name:" in output
-
-
-def test_ranks(place):
-    code, output = command("ranks", "--src-strategy", place.a, "--dst-strategy", place.a, "--json")
-    assert code == 0, output
-    assert json.loads(output)["needed_ranks"] == {"0": [0], "1": [1], "2": [2], "3": [3]}
-    code, exact = command("ranks", place.src, *place.strategies, "--ranks", "1")
-    assert code == 0, exact
-    assert exact.splitlines()[1].split() == ["1", "0,", "1,", "2,", "3"]
-
-
-def test_merge_and_inspect(place, tmp_path):
-    folder = reference.write_stage_files(
-        tmp_path / "stages", [{"w": ([2], [0], 0, 0)}, {"v-1": ([2], [0], 0, 0)}]
-    )
-    code, output = command("merge", folder, tmp_path / "merged.ckpt")
-    assert code == 0, output
-    assert "2 stages of 2 ranks" in output and "'v-1'" in output
-    code, output = command("merge", folder, tmp_path / "merged.ckpt")
-    assert code == 4 and "--overwrite" in output
-    for path, words in (
-        (tmp_path / "merged.ckpt", "strategy, 2 stages of 2 ranks"),
-        (place.src, "checkpoint of 4 ranks, step 3_70"),
-        (Path(place.src) / "rank_0" / "net-3_70.ckpt", "ckpt, 2 tensors"),
-        (folder, "strategy, 2 stages"),
-    ):
-        code, output = command("inspect", path)
-        assert code == 0, output
-        assert words in output
-        code, output = command("inspect", path, "--json")
-        assert code == 0 and json.loads(output)["path"] == str(path)
-
-
 def test_a_pipe_that_closes_early_is_no_error(place):
     line = f"{sys.executable} -m rankxform inspect {place.src} | true"
     code, output = run(["bash", "-o", "pipefail", "-c", line], 30, env=environment(), cwd=ROOT)
@@ -569,17 +397,6 @@ def test_the_launch_script(place):
     assert done.returncode == 0, done.stderr
     assert ", 3 processes" in done.stdout
     assert right(place)
-
-
-def test_a_plan_says_the_command_that_does_it(place):
-    for words in (["plan", "--processes=2"], ["plan"], ["transform", "--dry-run"]):
-        code, output = command(*words[:1], place.src, place.dst, *place.strategies, *words[1:])
-        assert code == 0 and not place.dst.exists()
-        assert ("with --dry-run: how long" in output) == (words[0] == "plan")
-        line = re.search(r"^next +rankxform (.*)$", output, re.M)[1]
-        code, output = command(*shlex.split(line))
-        assert code == 0 and right(place) and ("2 processes" in output) == ("=2" in line)
-        shutil.rmtree(place.dst)
 
 
 def test_a_working_folder_that_is_gone(tmp_path):
