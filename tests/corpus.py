@@ -544,6 +544,7 @@ MESSAGE_TESTS = (
     "source/test_hints.py", "trust/test_completeness.py", "trust/test_lies.py",
     "verbs/test_check.py", "verbs/test_evidence.py", "formats/test_safetensors.py",
     "operations/test_select.py", "target/test_findings.py", "target/test_model_files.py",
+    "planning/test_evidence.py", "planning/test_sampling.py", "source/test_written.py",
 )  # fmt: skip
 
 

@@ -23,7 +23,6 @@ from rankxform.options import (
     GROUP_STRATEGIES,
     TYPE_FLAG,
     TYPE_NUMBER,
-    WRITERS,
     OptionType,
     choice_of,
     flags_of,
@@ -212,9 +211,7 @@ EXCLUDED = {"verbose": "quiet", "quiet": "verbose"}
 
 
 class Profile:
-    profile = option(
-        False, GROUP_RUN, "print where each process's time went", kind=TYPE_FLAG, verbs=WRITERS
-    )
+    profile = option(False, GROUP_RUN, "print where each process's time went", kind=TYPE_FLAG)
 
 
 class DryRun:

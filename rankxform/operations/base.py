@@ -374,3 +374,16 @@ def _check_names(tensors: Iterable[Tensor]) -> None:
             if first is not tensor:
                 a, b = (", ".join(source.name for source in t.sources) for t in (first, tensor))
                 raise RequestError(f"{tensor.name!r} would be made twice: of {a}, and of {b}")
+
+
+def tied_duplicates(tensors: Sequence[Tensor]) -> tuple[tuple[str, str], ...]:
+    """Return the source tensors that are left out as the same as another, with that one.
+
+    Steps of parameters only where one of them is written.
+    """
+    written = {s.name for t in tensors if not t.dropped for s in t.sources}
+    return tuple(
+        (tensor.sources[0].name, tensor.same_as)
+        for tensor in tensors
+        if tensor.same_as and (tensor.state is None or tensor.same_as in written)
+    )

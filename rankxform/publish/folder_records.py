@@ -2,13 +2,14 @@
 
 ::
 
-    DST/rankxform.json              the manifest: appears last, and means that its files are done
+    DST/rankxform.json              the manifest: appears last here, and means that its files are done
     DST/<index and the like>        a form's companion files, which appear just before it
     DST/.rankxform/lock             who works here
     DST/.rankxform/job.json         what is being made, of what
     DST/.rankxform/journal-*.jsonl  what each process has written and synced
 
-Process 0 opens and closes a target; the others write their journals.
+Process 0 opens and closes a target; the others write their journals. A mark, such as the tracker
+outside the folder that leads readers to it, is set after the manifest.
 """
 
 from __future__ import annotations

@@ -148,8 +148,7 @@ def _rank_files(place: PlaceRead, need: SourceNeed) -> NamesRead:
     if src is not None and (need.ranks is not None or not read.is_whole):
         rank_filter = RankFilter(need.ranks or range(src.ranks), range(src.ranks))
     # The manifest declares more than what lies beside the checkpoint.
-    has_saved = where.files is None and place.manifest is None
-    if has_saved and src is not None and not need.accepts(ACCEPT_CONTRADICTIONS):
+    if src is not None and where.files is None and place.manifest is None:
         read = read._replace(saved_strategy=saved_strategy(where.path, src))
     try:
         selected = _select_files(place, need, rank_filter)
@@ -232,6 +231,8 @@ def no_conversion_was_stopped(read: NamesRead) -> Iterator[Finding]:
 def saved_strategy_agrees(read: NamesRead) -> Iterator[Finding]:
     """A given strategy is the one that MindFormers left with the checkpoint."""
     if read.saved_strategy is None or read.strategy is None:
+        return
+    if read.need.accepts(ACCEPT_CONTRADICTIONS):  # then the given one is right, and nothing is said
         return
     strategy, saved = read.strategy, with_uneven_states(read.saved_strategy)
     kind = strategy.states.kind

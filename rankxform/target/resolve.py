@@ -14,7 +14,7 @@ from rankxform.formats.container import CONTAINERS, Container, Index, Schema
 from rankxform.geometry.box import Shape
 from rankxform.layout.layout import whole_layout
 from rankxform.layout.strategy import PatternStrategy, Strategy, WholeStrategy
-from rankxform.operations.base import OperationChain, Tensor
+from rankxform.operations.base import OperationChain, Tensor, tied_duplicates
 from rankxform.operations.rename import AS_STORED, MINDSPORE, rename_strategy
 from rankxform.operations.select import is_added
 from rankxform.options import is_default
@@ -239,19 +239,6 @@ def _build_operations(
     })  # fmt: skip
 
 
-def _tied_duplicates(tensors: Sequence[Tensor]) -> tuple[tuple[str, str], ...]:
-    """Return the source tensors that are left out as the same as another, with that one.
-
-    Steps of parameters only where one of them is written.
-    """
-    written = {s.name for t in tensors if not t.dropped for s in t.sources}
-    return tuple(
-        (tensor.sources[0].name, tensor.same_as)
-        for tensor in tensors
-        if tensor.same_as and (tensor.state is None or tensor.same_as in written)
-    )
-
-
 def _make_target(
     resolved: ResolvedRequest, source: Source, training: Mapping[str, Any], adapter: Source | None
 ) -> Target:
@@ -319,7 +306,7 @@ def _make_target(
             for operation in operations.compositions
             for tensor in operation.truncated(tensors)
         ),
-        tied_duplicates=_tied_duplicates(tensors),
+        tied_duplicates=tied_duplicates(tensors),
         map_in_words=next(filter(None, (o.in_words() for o in operations.compositions)), None),
         accepted=request.accept,
         findings=tuple(findings),
