@@ -2,7 +2,7 @@
 
 ::
 
-    DST/rankxform.json              the manifest: appears last here, and means that its files are done
+    DST/rankxform.json              the manifest: appears last here; its files are done then
     DST/<index and the like>        a form's companion files, which appear just before it
     DST/.rankxform/lock             who works here
     DST/.rankxform/job.json         what is being made, of what
