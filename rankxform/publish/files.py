@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from stat import S_ISREG
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rankxform.checkpoints.base import DEFAULT_FORM, FORMS
 from rankxform.errors import StorageError
@@ -34,7 +34,10 @@ from rankxform.storage.store import store_at
 from rankxform.transport.team import Nodes
 from rankxform.values import blake2b
 
-from .records import PartFile
+from .options import LINK_HARD
+
+if TYPE_CHECKING:
+    from .records import PartFile
 
 FileStat = dict[str, Any]
 """Of a file: its inode, its size in bytes, when it was modified, and when anything of it was
@@ -103,9 +106,6 @@ def matches_entry(file_entry: Mapping[str, Any], file_stat: FileStat | None, *ke
     """Tell whether there is a file, with what a record's entry states under `keys`."""
     return file_stat is not None and all(file_entry.get(key) == file_stat[key] for key in keys)
 
-
-LINK_NONE, LINK_REFLINK, LINK_HARD = "none", "reflink", "hard"
-LINKS = (LINK_REFLINK, LINK_HARD, LINK_NONE)
 
 _FICLONE = 0x40049409
 

@@ -16,8 +16,7 @@ from rankxform.options import (
 )
 from rankxform.values import dataclass
 
-from .files import LINK_REFLINK, LINKS
-
+LINK_NONE, LINK_REFLINK, LINK_HARD = "none", "reflink", "hard"
 WRITERS_NODE, WRITERS_ANY = "node", "any"
 """Whose processes may write one file."""
 
@@ -28,7 +27,8 @@ class PublishOptions:
 
     link: str = option(
         LINK_REFLINK, GROUP_DESTINATION, "how to store identical files: reflink, hard link, or "
-        "full copies (default: reflink where the file system has it)", kind=choice_of(LINKS),
+        "full copies (default: reflink where the file system has it)",
+        kind=choice_of((LINK_REFLINK, LINK_HARD, LINK_NONE)),
     )  # fmt: skip
     dst_placement: str = option(
         "auto", GROUP_DESTINATION, "with processes on several nodes: shared, if DST must be one "

@@ -42,9 +42,6 @@ from rankxform.planning.exchange import WorkPlan
 from rankxform.planning.plan import Planner
 from rankxform.planning.transfers import SliceRange
 from rankxform.publish.files import (
-    LINK_HARD,
-    LINK_NONE,
-    LINK_REFLINK,
     FileStat,
     can_reflink,
     digest_of,
@@ -64,6 +61,7 @@ from rankxform.publish.folder_records import (
     refused_file,
 )
 from rankxform.publish.journal import Journal, write_parts
+from rankxform.publish.options import LINK_HARD, LINK_NONE, LINK_REFLINK
 from rankxform.publish.records import FolderState, manifest_contents
 from rankxform.request import Request
 from rankxform.source.place import listing_at

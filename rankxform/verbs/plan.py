@@ -44,8 +44,8 @@ from rankxform.planning.selection import OmittedParameters
 from rankxform.planning.simulate import MethodUse, NodeTraffic, Simulation, simulate_work, spread_of
 from rankxform.planning.transfers import Reach
 from rankxform.process import peak_memory
-from rankxform.publish.files import LINK_HARD, status_of_name
-from rankxform.publish.options import WRITERS_NODE
+from rankxform.publish.files import status_of_name
+from rankxform.publish.options import LINK_HARD, WRITERS_NODE
 from rankxform.request import Request
 from rankxform.results import NORMAL, QUIET, VERBOSE, Result, Section, Table, lines, stage_layers
 from rankxform.source.source import PlaceUse
