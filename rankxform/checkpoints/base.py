@@ -241,6 +241,7 @@ FORMS: Registry[Form] = Registry(
         "hyperparallel": f"{_PACKAGE}.dcp:HyperParallelForm",
         "dcp_safetensors": f"{_PACKAGE}.dcp:DcpSafetensorsForm",
         "torch_dist": f"{_PACKAGE}.torch_dist:TorchDistForm",
+        "pytorch": f"{_PACKAGE}.pytorch:PyTorchForm",
     },
     {
         "checkpoint2": {"is_written": True, "options": ("dedup", "iteration", "prefix")},
@@ -250,6 +251,7 @@ FORMS: Registry[Form] = Registry(
         "hyperparallel": {"is_written": True, "options": ("iteration", "max_part")},
         "dcp_safetensors": {"is_written": False, "options": ()},
         "torch_dist": {"is_written": False, "options": ()},
+        "pytorch": {"is_written": False, "options": ()},
     },
 )
 """All forms by name."""
@@ -265,6 +267,7 @@ _MARKS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {  # beginnings, en
     "hyperparallel": (("latest_checkpoint_iteration", "global_step_", "_rank"), ("metadata",)),
     "dcp_safetensors": ((), (".safetensors",)),
     "torch_dist": (("metadata.json", "iter_"), ()),
+    "pytorch": ((), (".bin", ".bin.index.json", ".pt", ".pth")),
 }
 """Without a name that begins or ends so, a form recognizes no folder, and need not be imported."""
 

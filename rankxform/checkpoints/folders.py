@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import suppress
 from dataclasses import replace
 from math import prod
-from posixpath import isabs, normpath
+from posixpath import isabs, normpath, splitext
 from shlex import quote
 from typing import TYPE_CHECKING, Any
 
@@ -59,9 +59,9 @@ COMMON = "common.json"
 """Where MindFormers looks for how far a training was."""
 
 
-def tensor_files(names: Iterable[str]) -> list[str]:
-    """Return the safetensors files among names of one folder, as a person would number them."""
-    return sorted((n for n in names if n.endswith(SUFFIX) and "/" not in n), key=natural_sort_key)
+def tensor_files(names: Iterable[str], suffixes: tuple[str, ...] = (SUFFIX,)) -> list[str]:
+    """Return the files with these ends among names of one folder, as a person would number them."""
+    return sorted((n for n in names if n.endswith(suffixes) and "/" not in n), key=natural_sort_key)
 
 
 def name_in_folder(name: object, source: str, suffixes: Collection[str] = (SUFFIX,)) -> str:
@@ -96,7 +96,9 @@ def steps(members: Mapping[str, Any], path: str) -> list[Statement]:
     return [Statement(STEP, name, number, path) for name, number in numbers_by_name.items()]
 
 
-def weight_map(store: Store, listing: Listing, name: str) -> tuple[dict[str, str], Any]:
+def weight_map(
+    store: Store, listing: Listing, name: str, suffixes: tuple[str, ...] = (SUFFIX,)
+) -> tuple[dict[str, str], Any]:
     """Read an index: by parameter its file, and the bytes of all. Raises CheckpointError.
 
     The members may be those of the document itself, as MindFormers' own conversion leaves them.
@@ -118,33 +120,40 @@ def weight_map(store: Store, listing: Listing, name: str) -> tuple[dict[str, str
             f"expected an index, and it is {signature.title}", *signature.tries,
             where=listing.at(name),
         ) from error  # fmt: skip
-    return {n: name_in_folder(file, listing.at(name)) for n, file in members.items()}, total
+    path = listing.at(name)
+    return {n: name_in_folder(file, path, suffixes) for n, file in members.items()}, total
 
 
 def whole_tensors(
-    listing: Listing, store: Store, index: str | None, untracked: str | None = None, below: str = ""
+    listing: Listing,
+    store: Store,
+    index: str | None,
+    untracked: str | None = None,
+    below: str = "",
+    suffixes: tuple[str, ...] = (SUFFIX,),
 ) -> SelectedFiles:
     """Return the files of a folder of whole tensors, each in one file, as `index` lists them.
 
-    Without an index these are all safetensors files. `untracked` is one with values that the index
-    does not list. below: the folder, with a slash, if it is not the place itself.
+    Without an index these are all files with one of `suffixes`. `untracked` is one with values that
+    the index does not list. below: the folder, with a slash, if it is not the place itself.
     """
     if listing.kind == FILE:
         return SelectedFiles({0: ""}, description=Description(listing.path))
     present_names = files_directly_in(listing, below)
     searched, listed, statements = listing.searched, dict[str, list[str]](), tuple[Statement, ...]()
     if index is None:
-        names = [name for name in tensor_files(present_names) if name != untracked]
+        names = [name for name in tensor_files(present_names, suffixes) if name != untracked]
     else:
-        files_by_parameter, total = weight_map(store, listing, index)
+        files_by_parameter, total = weight_map(store, listing, index, suffixes)
         for parameter, file in files_by_parameter.items():
             listed.setdefault(file, []).append(parameter)
         if type(total) is int:
             statements = (Statement(TOTAL_BYTES, ALL_TENSORS, total, listing.at(index)),)
         names = sorted(listed, key=natural_sort_key)
     if not names:
+        kind = suffixes[0].removeprefix(".")
         raise CheckpointError(
-            f"holds no safetensors file{searched}", where=listing.at(below.rstrip("/"))
+            f"holds no {kind} file{searched}", where=listing.at(below.rstrip("/"))
         )
     missing = [n for n in names if n not in present_names and not store.has(below + n)]
     if missing:
@@ -152,7 +161,8 @@ def whole_tensors(
         raise _missing_files(
             listing, index, missing, listed, [n for n in present_names if n not in names]
         )
-    unlisted_files = [n for n in tensor_files(present_names) if n not in names and n != untracked]
+    unlisted_names = (n for n in tensor_files(present_names, suffixes) if n not in names)
+    unlisted_files = [name for name in unlisted_names if name != untracked]
     findings: tuple[Finding, ...] = ()
     passed_over: dict[str, dict[str, str]] = {}
     if unlisted_files:
@@ -161,7 +171,8 @@ def whole_tensors(
             # One that holds nothing else is an earlier copy; in what cannot be read is nothing.
             stored_names: tuple[str, ...] = ()
             with suppress(RankxformError, FormatError), store.open(below + file) as opened:
-                index_of_file = container_of(SUFFIX).read_index(opened.read_at, opened.version.size)
+                container = container_of(splitext(file)[1])
+                index_of_file = container.read_index(opened.read_at, opened.version.size)
                 stored_names = index_of_file.schema.names
             if {*stored_names} <= files_by_parameter.keys():
                 passed_over[below + file] = {n: files_by_parameter[n] for n in stored_names}

@@ -377,12 +377,18 @@ CONTAINERS: Registry[Container] = Registry(
         "safetensors": f"{_PACKAGE}.safetensors:Safetensors",
         "distcp": f"{_PACKAGE}.dcp_containers:Distcp",
         "bytes": f"{_PACKAGE}.dcp_containers:Raw",
+        "bin": f"{_PACKAGE}.torch_file:TorchFile",
+        "pt": f"{_PACKAGE}.torch_file:PtFile",
+        "pth": f"{_PACKAGE}.torch_file:PthFile",
     },
     {
         "ckpt": {"alone": True},
         "safetensors": {"alone": True},
         "distcp": {"alone": False},
         "bytes": {"alone": False},
+        "bin": {"alone": False},
+        "pt": {"alone": False},
+        "pth": {"alone": False},
     },
 )
 """All containers by name, which is their files' suffix too."""
@@ -494,7 +500,7 @@ _PULL = Signature("a git-lfs pointer in place of the file", ("git lfs pull, in i
 _EMPTY = Signature("empty: 0 bytes", ("copy the file again",))
 _HTML = Signature("an HTML page, as a failed download leaves it", ("download the file again",))
 _TORCH = Signature(
-    "a PyTorch pickle (torch.save), which rankxform does not read",
+    "a PyTorch pickle (torch.save), which is read as pytorch_model.bin, or alone as .bin or .pt",
     ("save it again as safetensors; for HyperParallel, with a version after March 2026",),
 )
 _SAVE = ("save it with save_pretrained(..., safe_serialization=True), as safetensors",)
@@ -563,8 +569,14 @@ _BY_NAME: tuple[tuple[str, Signature], ...] = (
     ),
     (r".*\.npz", Signature("arrays of NumPy", ("save them with safetensors.numpy.save_file",))),
     (
-        r"consolidated\.\d+\.pth|.*\.(bin|pt|pth)",
-        Signature("PyTorch pickles (torch.save), which rankxform does not read", _SAVE),
+        r"consolidated\.\d+\.pth",
+        Signature("PyTorch pickles of Meta, each of one tensor-parallel rank, which are not read",
+                  ("convert them by transformers' convert_llama_weights_to_hf.py",)),
+    ),
+    (
+        r".*\.(bin|pt|pth)",
+        Signature("PyTorch pickles; a folder of pytorch_model*.bin is read, or one file alone",
+                  ("name the model's file itself", *_SAVE)),
     ),
     (
         r".*\.(h5|keras|msgpack|onnx|data-\d+-of-\d+)",

@@ -52,7 +52,7 @@ from .container import (
 )
 from .pickles import PERSISTENT, PickleWriter, UnbuiltObject, load_pickle
 
-_STORAGES = {
+STORAGES = {
     "Double": "Float64", "Float": "Float32", "Half": "Float16", "BFloat16": "BFloat16",
     "Long": "Int64", "Int": "Int32", "Short": "Int16", "Char": "Int8", "Byte": "UInt8",
     "Bool": "Bool",
@@ -66,9 +66,9 @@ TORCH = {
 """torch's types, by the names that they have there."""
 TORCH_NAMES = {dtype: name for name, dtype in TORCH.items()}
 
-_REBUILD = "torch._utils._rebuild_tensor_v2", "torch._utils._rebuild_tensor_v3"
+REBUILD = "torch._utils._rebuild_tensor_v2", "torch._utils._rebuild_tensor_v3"
 _PARAMETER = "torch._utils._rebuild_parameter"
-_UNTYPED = "torch.storage.UntypedStorage"
+UNTYPED = "torch.storage.UntypedStorage"
 
 _EOCD, _DIRECTORY, _LOCAL = b"PK\5\6", b"PK\1\2", b"PK\3\4"
 _EOCD64, _LOCATOR, _DESCRIPTOR = b"PK\6\6", b"PK\6\7", b"PK\7\x08"
@@ -190,8 +190,8 @@ def allowed_names(name: str) -> bool:
     """Tell whether a tensor's pickle may have a name."""
     module, _, short_name = name.rpartition(".")
     return (
-        name in (*_REBUILD, _PARAMETER, _UNTYPED, "collections.OrderedDict")
-        or (module == "torch" and short_name.removesuffix("Storage") in _STORAGES)
+        name in (*REBUILD, _PARAMETER, UNTYPED, "collections.OrderedDict")
+        or (module == "torch" and short_name.removesuffix("Storage") in STORAGES)
         or (module == "torch" and short_name in TORCH)
     )
 
@@ -217,7 +217,7 @@ def read_tensor_pickle(data: bytes) -> TensorPickle:
 
 def _plain(unbuilt: UnbuiltObject) -> TensorPickle:
     """Return what a call says that makes a tensor. Raises FormatError, and others of nonsense."""
-    if unbuilt.kind not in _REBUILD:
+    if unbuilt.kind not in REBUILD:
         raise FormatError(f"is made by {unbuilt.kind}, and not a plain tensor")
     storage, first, shape, strides, _, hooks, *extra_args = unbuilt.args
     if storage.kind != PERSISTENT:
@@ -225,13 +225,13 @@ def _plain(unbuilt: UnbuiltObject) -> TensorPickle:
     _, kind, key, _, count = storage.args
     if hooks or not all(map(is_extent, (*shape, *strides, first, count))):
         raise TypeError
-    if unbuilt.kind == _REBUILD[1]:
+    if unbuilt.kind == REBUILD[1]:
         dtype = TORCH.get(extra_args.pop(0).removeprefix("torch."))
     else:
-        dtype = _STORAGES.get(kind.removeprefix("torch.").removesuffix("Storage"))
+        dtype = STORAGES.get(kind.removeprefix("torch.").removesuffix("Storage"))
     if dtype is None or key != "0":
         raise FormatError(f"is a tensor of a kind that is not known ({kind})")
-    stored = count if kind == _UNTYPED else count * content_bytes(dtype, ())
+    stored = count if kind == UNTYPED else count * content_bytes(dtype, ())
     return TensorPickle(dtype, shape, _wrong(dtype, shape, strides, first, stored, extra_args))
 
 
@@ -337,15 +337,15 @@ def _directory_entry(name: str, header_offset: int, nbytes: int, crc: int) -> by
 
 def data_pickle(dtype: str, shape: Shape) -> bytes:
     """Return the data.pkl of a tensor that is stored row by row."""
-    storages = {element_type: name for name, element_type in _STORAGES.items()}
+    storages = {element_type: name for name, element_type in STORAGES.items()}
     typed = dtype in storages
     count = prod(shape) if typed else content_bytes(dtype, shape)
     writer = PickleWriter(2)
-    writer.name(_REBUILD[0 if typed else 1])
+    writer.name(REBUILD[0 if typed else 1])
     writer.mark()
     writer.mark()
     writer.values("storage")
-    writer.name(f"torch.{storages[dtype]}Storage" if typed else _UNTYPED)
+    writer.name(f"torch.{storages[dtype]}Storage" if typed else UNTYPED)
     writer.values("0", "cpu", count)
     writer.tuple()
     writer.persistent()
@@ -375,7 +375,7 @@ class Distcp(Container):
     has_equal_headers = False
 
     def read_index(self, read_at: ReadAt, size: int) -> Index:
-        reader = _Reader(read_at, size)
+        reader = ZipReader(read_at, size)
         if reader.bytes(max(0, size - _ZIP_END.size), 4) != _EOCD:
             return _with_safetensors(read_at, size, reader)
         pickle_cache: dict[bytes, TensorPickle | str] = {}
@@ -421,7 +421,7 @@ class Distcp(Container):
         names = {span: name for name in index.schema.names for span in index.spans(name)}
         sums = [(index.schema.names[position], crc) for position, crc in index.sums.items()]
         texts = [(name, crc, crc_of(blocks, index.spans(name))) for name, crc in sums]
-        reader = _Reader(read_at, index.size)
+        reader = ZipReader(read_at, index.size)
         ranges = [(0, index.size)]
         if reader.bytes(max(0, index.size - _ZIP_END.size), 4) != _EOCD:
             # It ends with a safetensors file, which has no sums; items before it are no tensors.
@@ -433,13 +433,13 @@ class Distcp(Container):
                     Span(tail.start, tail.end - tail.start), f"item at byte {tail.start:,}"
                 )
                 for part, member in tail.members.items():
-                    place = Span(_place(reader, tail, member), member.nbytes)
+                    place = Span(reader.place(tail, member), member.nbytes)
                     if member.crc and (part != _CONTENT or place not in names):
                         texts.append((f"{title}/{part}", member.crc, _crc(reader, blocks, place)))
         return [(f"{name}: CRC-32", f"{a:08x}", f"{b:08x}") for name, a, b in texts]
 
 
-def _crc(reader: _Reader, blocks: Blocks, place: Span) -> int:
+def _crc(reader: ZipReader, blocks: Blocks, place: Span) -> int:
     """Return the CRC-32 of a member of an item; most have few bytes, which were read already."""
     if place.nbytes <= _WINDOW:
         return crc32(reader.bytes(*place))
@@ -459,7 +459,7 @@ def items_of(layout: FileLayout) -> dict[str, Span]:
     return spans_by_name
 
 
-class _Reader:
+class ZipReader:
     """Reads a file in windows, since an item's ends are often both in one."""
 
     def __init__(self, read_at: ReadAt, size: int) -> None:
@@ -474,6 +474,32 @@ class _Reader:
             self._at, self._data = first, self._read_at(first, max(end, first + _WINDOW) - first)
         return self._data[offset - self._at : max(0, end - self._at)]
 
+    def directory(self, begin: int, end: int) -> ZipDirectory:
+        """Return what an item that ends at a byte says of its members. Raises FormatError."""
+        tail: ZipDirectory | int | None = _WINDOW
+        while isinstance(tail, int):
+            need = tail
+            first = max(0, end - need)
+            tail = read_zip_directory(self.bytes(first, end - first), end)
+            if tail is None or tail == need:
+                raise FormatError(
+                    f"bytes before {end:,} are no end of a ZIP, as torch.save leaves it; the file "
+                    "is cut off, or another"
+                )
+        assert isinstance(tail, ZipDirectory)
+        if tail.start < begin:
+            raise FormatError(f"the item before byte {end:,} begins before the one before it ends")
+        return tail
+
+    def place(self, tail: ZipDirectory, member: ZipMember) -> int:
+        """Return the first byte of a member's content in the file."""
+        header_offset = tail.start + member.header_offset
+        head = self.bytes(header_offset, min(_WINDOW, tail.end - header_offset))
+        content_offset = content_at(head, member._replace(header_offset=0))
+        if content_offset is None or header_offset + content_offset + member.nbytes > tail.end:
+            raise FormatError("a member of its ZIP lies beyond it")
+        return header_offset + content_offset
+
 
 class _Item:
     """One item: where it is, what it is; and where its elements are, with their CRC-32."""
@@ -486,37 +512,19 @@ class _Item:
         self.described = TensorPickle(BYTES, (end - start,))
 
 
-def _tails(reader: _Reader, begin: int, end: int) -> Iterator[ZipDirectory]:
+def _tails(reader: ZipReader, begin: int, end: int) -> Iterator[ZipDirectory]:
     """Yield what the items between two bytes of a file say of their members, the last first."""
     for _ in range(_MOST_ITEMS):
         if end <= begin:
             return
-        tail = _tail(reader, begin, end)
+        tail = reader.directory(begin, end)
         yield tail
         end = tail.start
     raise FormatError(f"it has over {_MOST_ITEMS:,} items")
 
 
-def _tail(reader: _Reader, begin: int, end: int) -> ZipDirectory:
-    """Return what an item that ends at a byte says of its members. Raises FormatError."""
-    tail: ZipDirectory | int | None = _WINDOW
-    while isinstance(tail, int):
-        need = tail
-        first = max(0, end - need)
-        tail = read_zip_directory(reader.bytes(first, end - first), end)
-        if tail is None or tail == need:
-            raise FormatError(
-                f"bytes before {end:,} are no item of a distributed checkpoint; it is cut off, "
-                "or not one"
-            )
-    assert isinstance(tail, ZipDirectory)
-    if tail.start < begin:
-        raise FormatError(f"the item before byte {end:,} begins before the one before it ends")
-    return tail
-
-
 def _item(
-    reader: _Reader, tail: ZipDirectory, pickle_cache: dict[bytes, TensorPickle | str]
+    reader: ZipReader, tail: ZipDirectory, pickle_cache: dict[bytes, TensorPickle | str]
 ) -> _Item:
     """Return what an item is: a tensor, or bytes if it has no elements of its own."""
     item, content = _Item(tail.start, tail.end), tail.members.get(_CONTENT)
@@ -524,7 +532,7 @@ def _item(
     if content is None or data is None:
         return item
     try:
-        item.described, item.at = _tensor(reader, tail, pickle_cache), _place(reader, tail, content)
+        item.described, item.at = _tensor(reader, tail, pickle_cache), reader.place(tail, content)
         item.crc = content.crc
         if item.at + content.nbytes > tail.end:
             raise FormatError("its elements do not lie in its item")
@@ -534,28 +542,18 @@ def _item(
     return item
 
 
-def _place(reader: _Reader, tail: ZipDirectory, member: ZipMember) -> int:
-    """Return the first byte of a member's content in the file."""
-    header_offset = tail.start + member.header_offset
-    head = reader.bytes(header_offset, min(_WINDOW, tail.end - header_offset))
-    content_offset = content_at(head, member._replace(header_offset=0))
-    if content_offset is None or header_offset + content_offset + member.nbytes > tail.end:
-        raise FormatError("a member of its ZIP lies beyond it")
-    return header_offset + content_offset
-
-
 def _tensor(
-    reader: _Reader, tail: ZipDirectory, pickle_cache: dict[bytes, TensorPickle | str]
+    reader: ZipReader, tail: ZipDirectory, pickle_cache: dict[bytes, TensorPickle | str]
 ) -> TensorPickle:
     """Return what an item's data.pkl says; most are equal to another's."""
     reader.bytes(tail.start, min(_WINDOW, tail.end - tail.start))
     order = tail.members.get("byteorder")
     if order is not None:
-        byte_order = reader.bytes(_place(reader, tail, order), min(order.nbytes, 16))
+        byte_order = reader.bytes(reader.place(tail, order), min(order.nbytes, 16))
         if byte_order != b"little":
             raise FormatError(f"{byte_order.decode(errors='replace')}-endian item")
     data = tail.members["data.pkl"]
-    words = reader.bytes(_place(reader, tail, data), min(data.nbytes, _WINDOW))
+    words = reader.bytes(reader.place(tail, data), min(data.nbytes, _WINDOW))
     if words not in pickle_cache:
         try:
             pickle_cache[words] = read_tensor_pickle(words)
@@ -609,7 +607,7 @@ def _end_of(data: bytes, begin: int) -> int:
     return -1
 
 
-def _with_safetensors(read_at: ReadAt, size: int, reader: _Reader) -> Index:
+def _with_safetensors(read_at: ReadAt, size: int, reader: ZipReader) -> Index:
     """Return the items of a file that ends with a safetensors file, in which all tensors are."""
     begin, items = 0, list[_Item]()
     while reader.bytes(begin, 4) == _LOCAL:

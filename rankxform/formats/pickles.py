@@ -50,13 +50,17 @@ class UnbuiltObject:
         return self.state.get(key, default) if type(self.state) is dict else default
 
 
-def load_pickle(data: bytes, permitted: Permitted) -> Any:
+def load_pickle(
+    data: bytes, permitted: Permitted, *, deepest: int = _MOST_DEEP, longest: int = _LONGEST
+) -> Any:
     """Return the value of a pickle. Raises FormatError for what is torn, unknown or nested.
+
+    deepest, longest: of tuples in tuples, and of one.
 
     >>> load_pickle(b"\\x80\\x04K\\x01K\\x02\\x86.", lambda name: False)
     (1, 2)
     """
-    machine = _PickleReader(data, permitted)
+    machine = _PickleReader(data, permitted, deepest, longest)
     try:
         return machine.run()
     except (IndexError, struct.error):
@@ -85,8 +89,9 @@ _GONE = object()
 class _PickleReader:
     """Reads one pickle, word by word. at: where a word that fails ends, about."""
 
-    def __init__(self, data: bytes, permitted: Permitted) -> None:
+    def __init__(self, data: bytes, permitted: Permitted, deepest: int, longest: int) -> None:
         self.data, self.permitted, self.at = data, permitted, 0
+        self._deepest, self._longest = deepest, longest
         self.stack: list[Any] = []
         self.marks: list[int] = []
         self.memo: list[Any] = []
@@ -136,12 +141,13 @@ class _PickleReader:
             elif word == 0x62:  # BUILD
                 state = pop()
                 unbuilt = stack[-1]
-                unbuilt.state, unbuilt.keys = state, None
+                if type(unbuilt) is not dict:  # an ordered one's attributes are none of its entries
+                    unbuilt.state, unbuilt.keys = state, None
             elif word == 0x86:  # TUPLE2
                 second = pop()
                 stack[-1] = pair = (stack[-1], second)
                 if type(second) is tuple or type(pair[0]) is tuple:
-                    _check_depth(pair)
+                    self.check_depth(pair)
             elif word == 0x2E:  # STOP
                 return pop()
             else:
@@ -236,9 +242,22 @@ class _PickleReader:
         if first < 0:
             raise IndexError
         built_tuple = tuple(self.stack[first:])
-        _check_depth(built_tuple)
+        self.check_depth(built_tuple)
         del self.stack[first:]
         self.stack.append(built_tuple)
+
+    def check_depth(self, values: tuple[Any, ...]) -> None:
+        """Refuse tuples of tuples of tuples: to hash or to print them would take the whole stack.
+
+        Long ones are refused, since each is looked through again in what it is put into.
+        """
+        if len(values) > self._longest:
+            raise FormatError(f"has a tuple of {len(values):,} values")
+        deep, level = 1, [values]
+        while level := [child for parent in level for child in parent if type(child) is tuple]:
+            deep += 1
+            if deep > self._deepest:
+                raise FormatError("is nested deeper than any table")
 
     def append(self, first: int) -> None:
         elements = self.stack[first:]
@@ -337,20 +356,6 @@ def _sizes(words: bytes) -> tuple[int, ...]:
     if is_marked != (words[-1:] == b"t") or _COUNTS.get(words[-1:], len(numbers)) != len(numbers):
         raise TypeError
     return tuple(numbers)
-
-
-def _check_depth(values: tuple[Any, ...]) -> None:
-    """Refuse tuples of tuples of tuples: to hash or to print them would take the whole stack.
-
-    Long ones are refused, since each is looked through again in what it is put into.
-    """
-    if len(values) > _LONGEST:
-        raise FormatError(f"has a tuple of {len(values):,} values")
-    deep, level = 1, [values]
-    while level := [child for parent in level for child in parent if type(child) is tuple]:
-        deep += 1
-        if deep > _MOST_DEEP:
-            raise FormatError("is nested deeper than any table")
 
 
 def _refuse_opcode(machine: _PickleReader) -> None:

@@ -64,8 +64,8 @@ class SourceOptions:
     )  # fmt: skip
     src_form: str | None = option(
         None, GROUP_SOURCE, "form of SRC: rank folders (ranks), Checkpoint 2.0, unified "
-        "safetensors, a distributed checkpoint, or Hugging Face (default: recognized)", AFFECTS_FIT,
-        AFFECTS_COMPARISON, AFFECTS_LOAD, kind=choice_of(FORMS),
+        "safetensors, a distributed checkpoint, Hugging Face, or PyTorch's files (default: "
+        "recognized)", AFFECTS_FIT, AFFECTS_COMPARISON, AFFECTS_LOAD, kind=choice_of(FORMS),
     )  # fmt: skip
     fallback: tuple[str, ...] = option(
         (), GROUP_SOURCE, "another place with files of SRC, for what SRC, and places named "

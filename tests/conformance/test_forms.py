@@ -31,7 +31,7 @@ from rankxform.options import flag_of
 from rankxform.publish import journal
 from rankxform.source.place import listing_at
 from rankxform.storage.store import store_at
-from tests import reference, reference_forms
+from tests import reference, reference_forms, reference_torch
 from tests.cases import Case, random_case
 from tests.checkpoints import COUNTERS, DATA
 from tests.mpi_launch import environment, mpirun, own_tmp, run, world
@@ -44,7 +44,7 @@ from tests.trust.test_kills import ROOT, clear_away
 
 MUTATIONS = int(os.environ.get("RANKXFORM_MUTATIONS", "300")) // 3
 """Of what describes a checkpoint, for each form."""
-SUFFIXES = (".safetensors", ".distcp", ".ckpt")
+SUFFIXES = (".safetensors", ".distcp", ".ckpt", ".bin")
 RANDOM_MASTERS = "ignore:optimizer[^/]*do not round"
 """What is said of samples whose values are random."""
 
@@ -620,6 +620,13 @@ class TestDcpSafetensors(ReadFormTests):
 
 class TestTorchDist(ReadFormTests):
     form, samples, index = "torch_dist", ("dcp_mcore/ckpt",), ".metadata"
+
+
+class TestPyTorch(ReadFormTests):
+    form, samples, index = "pytorch", ("3 files", "1 file"), "pytorch_model.bin.index.json"
+
+    def folder(self, sample, tmp):
+        return reference_torch.write_folder(tmp / "src", self.tensors(sample), int(sample[0]))
 
 
 class TestRanks(WrittenFormTests):

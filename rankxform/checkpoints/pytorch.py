@@ -1,0 +1,88 @@
+"""Folders of PyTorch's files, as Hugging Face had them before safetensors; or one such file.
+
+::
+
+    pytorch_model-00001-of-00003.bin ...   whole tensors (torch.save of a state dict)
+    pytorch_model.bin.index.json           {"metadata": {"total_size": N}, "weight_map": {...}}
+    pytorch_model.bin                      instead of both, if one file is enough
+
+What else of torch.save lies there, such as training_args.bin, is no model. It is read, and never
+written.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from rankxform.checkpoints import folders
+from rankxform.errors import CheckpointError, UsageError
+from rankxform.layout.names import format_ranges
+from rankxform.storage.store import FILE, FOLDER, Listing, Store
+from rankxform.values import pattern_on_use
+
+from .base import CheckpointRef, Form, RankFilter, SelectedFiles
+
+INDEX = ".bin.index.json"
+SUFFIXES = (".bin", ".pt", ".pth")
+_MODEL = pattern_on_use(r"[^/\0]*?model(-(?P<number>[0-9]{5})-of-(?P<of>[0-9]{5}))?\.bin")
+
+
+class PyTorchForm(Form):
+    """A folder of PyTorch's files (`checkpoints.base.Form`)."""
+
+    name = "pytorch"
+    title = "PyTorch"
+    configured = True
+
+    def pattern(self, where: CheckpointRef) -> str:
+        return "*"
+
+    def recognizes(self, listing: Listing, store: Store) -> str | None:
+        """By a model's file, or its index, where no safetensors are: a folder may have both.
+
+        One file that is named is complete, as any other is.
+        """
+        if listing.kind != FOLDER or any(n.endswith(folders.SUFFIX) for n in listing.entries):
+            return None
+        names = (n for n in listing.entries if n.endswith(INDEX) or _MODEL().fullmatch(n))
+        return next(names, None)
+
+    def select(
+        self, listing: Listing, where: CheckpointRef, store: Store, rank_filter: RankFilter
+    ) -> SelectedFiles:
+        folders.check_no_step(self.name, where)
+        matches = {name: match for name in listing.files if (match := _MODEL().fullmatch(name))}
+        indexes = [name for name in listing.files if name.endswith(INDEX)]
+        of_model = replace(listing, files=(*matches, *indexes))
+        if len(indexes) > 1:
+            raise UsageError(
+                f"holds several indexes ({', '.join(indexes)}), of which one is meant",
+                "move the others away",
+                where=listing.path,
+            )
+        if not indexes and listing.kind != FILE:
+            alone = [name for name, match in matches.items() if match["of"] is None]
+            if alone and len(matches) > 1:
+                other_name = next(name for name in matches if name != alone[0])
+                raise UsageError(
+                    f"holds {alone[0]} and {other_name}, of which one is meant",
+                    f"name {listing.at(alone[0])} itself",
+                    "move what is not the model away",
+                    where=listing.path,
+                )
+            _check_complete(listing, [(m["number"], m["of"]) for m in matches.values() if m["of"]])
+        index = indexes[0] if indexes else None
+        return folders.whole_tensors(of_model, store, index, suffixes=SUFFIXES)
+
+
+def _check_complete(listing: Listing, shards: list[tuple[str, str]]) -> None:
+    """Raise CheckpointError where shards, by number and count, are missing, and no index is."""
+    for count in {of for _, of in shards}:
+        have = {int(number) for number, of in shards if of == count}
+        missing_numbers = sorted({*range(1, int(count) + 1)} - have)
+        if missing_numbers:
+            raise CheckpointError(
+                f"has {len(have)} of {int(count)} shards, and no index",
+                f"copy number {format_ranges(missing_numbers)} into it",
+                where=listing.path,
+            )

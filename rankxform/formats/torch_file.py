@@ -1,0 +1,257 @@
+"""Files of `torch.save`, read as data: a ZIP with a pickle, and a member for each storage.
+
+::
+
+    archive/data.pkl     {name: a call that would make a tensor of a storage, from an element on}
+    archive/data/0 ...   storages: elements one after another, as they were in memory
+    archive/byteorder    little
+
+Nothing that the pickle names is called (`formats.pickles`). A tensor is a view of a storage, which
+others may share; what does not lie there row by row is read by runs, if these are long enough. No
+such file is written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import product
+from math import prod
+from typing import Any
+
+from rankxform.errors import FormatError, RequestError
+from rankxform.geometry.box import Shape
+from rankxform.values import NamedTuple
+
+from .container import (
+    Container,
+    FileLayout,
+    Index,
+    ParsedEntry,
+    ReadAt,
+    Span,
+    TensorSpec,
+    build_index,
+    content_bytes,
+    item_size,
+)
+from .dcp_containers import (
+    REBUILD,
+    STORAGES,
+    TORCH,
+    UNTYPED,
+    ZipDirectory,
+    ZipReader,
+    allowed_names,
+    is_extent,
+    row_strides,
+)
+from .pickles import PERSISTENT, UnbuiltObject, load_pickle
+
+_PARAMETERS = "torch._utils._rebuild_parameter", "torch._utils._rebuild_parameter_with_state"
+_OF_TYPE = "torch._tensor._rebuild_from_type_v2"
+_PLAIN_TYPES = "torch.Tensor", "torch.nn.parameter.Parameter", "torch.nn.parameter.Buffer"
+_ALSO = (*_PARAMETERS, _OF_TYPE, *_PLAIN_TYPES, "torch.Size", "torch.device")
+_MOST_PICKLE = 64 << 20
+_DEEP, _LONG = 6, 64
+"""How deep tuples are in each other, where a parameter of a type is made."""
+_MOST_RUNS, _SHORT_RUN, _MOST_SHORT = 1 << 16, 64, 1 << 12
+"""Runs of a tensor that is not stored row by row; and those of a few bytes."""
+_LEGACY = b"\x80\x02\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19"
+_WRAPPED = "state_dict", "model_state_dict", "model", "module"
+"""Keys below which a training keeps its model's tensors."""
+_PROGRAM = "is a program of TorchScript", "save the model's state_dict()"
+_AGAIN = "torch.save(torch.load(PATH, weights_only=True), PATH), in a newer torch"
+
+
+class TorchFile(Container):
+    """A file of torch.save (`formats.container.Container`)."""
+
+    name = "bin"
+    alone = False
+    has_equal_headers = False
+
+    def read_index(self, read_at: ReadAt, size: int) -> Index:
+        reader = ZipReader(read_at, size)
+        first = reader.bytes(0, min(size, len(_LEGACY)))
+        if first == _LEGACY:
+            raise FormatError("is a stream of torch.save before 1.6, without a directory", _AGAIN)
+        if first[:4] != b"PK\3\4":
+            raise FormatError("is no file of torch.save", "copy it again")
+        try:
+            directory = reader.directory(0, size)
+        except FormatError as error:
+            raise FormatError(*_PROGRAM) if "'code/" in error.what else error from None
+        if directory.start:
+            raise FormatError(f"begins with {directory.start:,} bytes that belong to no member")
+        if "data.pkl" not in directory.members or "constants.pkl" in directory.members:
+            raise FormatError(*_PROGRAM)
+        data = directory.members["data.pkl"]
+        if data.nbytes > _MOST_PICKLE:
+            raise FormatError(f"has a pickle of {data.nbytes:,} bytes; tables of names are smaller")
+        order = directory.members.get("byteorder")
+        if order and read_at(reader.place(directory, order), min(order.nbytes, 16)) != b"little":
+            raise FormatError("has elements in another byte order", "save it on another machine")
+        words = read_at(reader.place(directory, data), data.nbytes)
+        try:
+            saved = load_pickle(words, _is_allowed, deepest=_DEEP, longest=_LONG)
+        except FormatError as error:  # of what is no plain tensor, by the name that it has there
+            raise FormatError(error.what, "save a state_dict() of plain tensors") from None
+        places: dict[str, Span] = {}
+        entries = [
+            _entry(name, call, reader, directory, places)
+            for name, call in _tensors_of(saved).items()
+        ]
+        return build_index(entries, size)
+
+    def lay_out(
+        self,
+        tensors: Sequence[TensorSpec],
+        metadata: Mapping[str, str],
+        checksum: bool,
+        begins: int = 0,
+    ) -> FileLayout:
+        raise RequestError("files of torch.save are read, and not written")
+
+
+class PtFile(TorchFile):
+    """The same, by its other usual suffix."""
+
+    name = "pt"
+
+
+class PthFile(TorchFile):
+    """The same, as Meta and others call it."""
+
+    name = "pth"
+
+
+def _is_allowed(name: str) -> bool:
+    return name in _ALSO or allowed_names(name)
+
+
+def _tensors_of(saved: Any) -> Mapping[str, UnbuiltObject]:
+    """Return the calls that make tensors, by name, of a state dict or the only one below a key.
+
+    Raises FormatError.
+    """
+    if type(saved) is not dict:
+        kind = saved.kind if isinstance(saved, UnbuiltObject) else type(saved).__name__
+        raise FormatError(f"holds one {kind}, and no tensors by name", "save its state_dict()")
+    if not any(isinstance(value, UnbuiltObject) for value in saved.values()):
+        keys = [key for key in _WRAPPED if type(saved.get(key)) is dict]
+        if len(keys) != 1:
+            keys_text = ", ".join(map(repr, [*saved][:3])) or "nothing"
+            raise FormatError(
+                f"has no tensors by name, but {keys_text}", "save the state_dict alone"
+            )
+        saved = saved[keys[0]]
+    tensors = {}
+    for name, call in saved.items():
+        if type(name) is not str:
+            raise FormatError(f"names {name!r}, which is no text")
+        if name.endswith("_extra_state"):  # of layers in 8 bits: no weights
+            continue
+        if not isinstance(call, UnbuiltObject):
+            kind = type(call).__name__
+            raise FormatError(f"{name!r} is a {kind} and no tensor", "save the state_dict alone")
+        tensors[name] = call
+    return tensors
+
+
+def _entry(
+    name: str,
+    call: UnbuiltObject,
+    reader: ZipReader,
+    directory: ZipDirectory,
+    places: dict[str, Span],
+) -> ParsedEntry:
+    """Return a tensor, and where its elements lie. Raises FormatError, which names it."""
+    try:
+        key, dtype, stored, first, shape, strides = _view_of(call)
+        if key not in places:
+            member = directory.members.get(f"data/{key}")
+            if member is None:
+                raise FormatError(f"its elements, data/{key}, are not in the file")
+            places[key] = Span(reader.place(directory, member), member.nbytes)
+        place, item = places[key], item_size(dtype)
+        if stored > place.nbytes:
+            raise FormatError(f"data/{key} has {place.nbytes:,} bytes, and {stored:,} are stated")
+        last = first + sum((n - 1) * step for n, step in zip(shape, strides))
+        if prod(shape) and (last + 1) * item > stored:
+            raise FormatError(f"it ends at element {last + 1:,} of {stored // item:,}")
+        spans = tuple(
+            Span(place.offset + start * item, length * item)
+            for start, length in _runs(first, shape, strides, item)
+        )
+    except (AttributeError, IndexError, TypeError, ValueError):
+        raise FormatError(f"{name!r} is made in a way that is not known") from None
+    except FormatError as error:
+        raise FormatError(f"{name!r}: {error.what}", *error.tries) from None
+    return ParsedEntry(name, dtype, shape, spans)
+
+
+class _StorageView(NamedTuple):
+    """A tensor, as elements of a storage."""
+
+    key: str  # of the storage's member
+    dtype: str
+    stored: int  # bytes that are stated of the storage
+    first: int  # element
+    shape: Shape
+    strides: Shape  # in elements
+
+
+def _view_of(call: UnbuiltObject) -> _StorageView:
+    """Return what a call says that makes a tensor. Raises FormatError, and others of nonsense."""
+    while call.kind in _PARAMETERS:
+        call = call.args[0]
+    if call.kind == _OF_TYPE:
+        function, kind, args, _ = call.args
+        if kind not in _PLAIN_TYPES:
+            raise FormatError(f"is a {kind}, and no plain tensor", "save it as plain tensors")
+        call = UnbuiltObject(function, args)
+    if call.kind not in REBUILD:
+        raise FormatError(
+            f"is made by {call.kind}, and is no plain tensor", "dequantize() it first"
+        )
+    storage, first, shape, strides, _, hooks, *extra = call.args
+    if storage.kind != PERSISTENT or storage.args[0] != "storage":
+        raise TypeError
+    _, kind, key, _, count = storage.args
+    if hooks or len(shape) != len(strides):
+        raise TypeError
+    if not all(map(is_extent, (*shape, *strides, first, count))) or type(key) is not str:
+        raise TypeError
+    typed = call.kind == REBUILD[1]
+    dtype = (
+        TORCH.get(extra.pop(0).removeprefix("torch."))
+        if typed
+        else STORAGES.get(kind.removeprefix("torch.").removesuffix("Storage"))
+    )
+    if dtype is None:
+        raise FormatError(f"is of a type that is not known ({kind})")
+    if any(extra):
+        raise FormatError("is stored as a conjugate or a negative", "resolve_conj() it first")
+    stored = count if kind == UNTYPED else count * content_bytes(dtype, ())
+    return _StorageView(key, dtype, stored, first, shape, strides)
+
+
+def _runs(first: int, shape: Shape, strides: Shape, item: int) -> Iterator[tuple[int, int]]:
+    """Yield the runs of elements that a view consists of, in the order of its rows.
+
+    >>> list(_runs(0, (2, 3), (4, 1), 4))
+    [(0, 3), (4, 3)]
+    """
+    if not prod(shape):
+        return
+    inner, axis, plain = 1, len(shape), row_strides(shape)
+    while axis and (shape[axis - 1] == 1 or strides[axis - 1] == plain[axis - 1]):
+        axis -= 1
+        inner *= shape[axis]
+    count = prod(shape[:axis])
+    if count > (_MOST_SHORT if inner * item < _SHORT_RUN else _MOST_RUNS):
+        raise FormatError(
+            f"is stored with strides {list(strides)}, not row by row", "save its .contiguous()"
+        )
+    for place in product(*map(range, shape[:axis])):
+        yield first + sum(n * step for n, step in zip(place, strides)), inner

@@ -1,0 +1,216 @@
+"""Files of torch.save, read as data: views of storages, and what is refused by name."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import random
+import warnings
+import zipfile
+from collections import OrderedDict
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import rankxform
+from rankxform.errors import RankxformError
+from tests import reference_forms
+from tests import reference_torch as torch
+
+BASE = np.arange(24, dtype="<f4").reshape(6, 4)
+
+
+def made(path, value, storages=None, **options):
+    storages = {0: BASE.tobytes()} if storages is None else storages
+    return torch.archive(path / "model.bin", value, storages, **options)
+
+
+def view(shape, first, strides, dtype="Float32"):
+    return torch.tensor(0, dtype, shape, 24, first, strides)
+
+
+VIEWS = {  # as numpy makes them
+    "whole": (view((6, 4), 0, (4, 1)), BASE),
+    "rows": (view((2, 4), 8, (4, 1)), BASE[2:4]),
+    "columns": (view((6, 2), 1, (4, 1)), BASE[:, 1:3]),
+    "transposed": (view((4, 6), 0, (1, 4)), BASE.T),
+    "a row": (view((4,), 20, (1,)), BASE[5]),
+    "a number": (view((), 14, ()), BASE[3, 2]),
+    "expanded": (view((3, 4), 0, (0, 1)), np.broadcast_to(BASE[:1], (3, 4))),
+    "every second": (view((3, 2), 0, (8, 2)), BASE[::2, ::2]),
+    "nothing": (view((0, 4), 8, (4, 1)), BASE[2:2]),
+    "axes of one": (view((1, 6, 1, 4), 0, (99, 4, 7, 1)), BASE.reshape(1, 6, 1, 4)),
+}
+
+
+@pytest.mark.parametrize("name", VIEWS)
+def test_a_view_is_read_as_the_tensor_that_it_is(name, tmp_path):
+    stored, wanted = VIEWS[name]
+    found = rankxform.load(made(tmp_path, {"w": stored}))["w"]
+    assert found.shape == wanted.shape and found.tobytes() == wanted.tobytes()
+
+
+def test_storages_that_are_shared_are_read_for_each(tmp_path):
+    tensors = {"embed": view((6, 4), 0, (4, 1)), "head": view((6, 4), 0, (4, 1))}
+    found = rankxform.load(made(tmp_path, tensors))
+    assert found["embed"].tobytes() == found["head"].tobytes() == BASE.tobytes()
+
+
+@pytest.mark.parametrize("dtype", torch.STORAGES)
+def test_types(dtype, tmp_path):
+    size = {"64": 8, "32": 4, "16": 2}.get(dtype[-2:], 1)
+    data = bytes(range(6 * size))
+    path = made(tmp_path, {"w": torch.tensor("w", dtype, (2, 3))}, {"w": data})
+    found = rankxform.load(path)["w"]
+    assert (found.shape, found.itemsize, found.tobytes()) == ((2, 3), size, data)
+    assert dtype.rstrip("0123456789").lower() in found.dtype.name
+
+
+class Ordered(OrderedDict):
+    """As `state_dict()` returns it: an ordered dict with an attribute."""
+
+    def __reduce__(self):
+        return (
+            OrderedDict,
+            (),
+            {"_metadata": OrderedDict(w={"version": 1})},
+            None,
+            iter(self.items()),
+        )
+
+
+@pytest.mark.parametrize("key", [None, "state_dict", "model", "module"])
+def test_the_only_level_with_tensors_is_taken(key, tmp_path):
+    state = Ordered(w=view((6, 4), 0, (4, 1)), layer_extra_state=None)
+    value = state if key is None else {key: state, "epoch": 3, "optimizer": {"lr": 0.1, "s": [1]}}
+    assert {*rankxform.load(made(tmp_path, value))} == {"w"}
+
+
+class Bomb:
+    def __reduce__(self):
+        return eval, ("print('executed')",)
+
+
+REFUSED = {  # what is saved, its storages, and what the message has
+    "a list": ([view((6, 4), 0, (4, 1))], None, "no tensors by name"),
+    "no tensor": ({"lr": 0.1}, None, "no tensors by name, but 'lr'"),
+    "two models": ({"model": {}, "module": {}}, None, "no tensors by name"),
+    "a number among them": ({"w": view((6, 4), 0, (4, 1)), "n": 3}, None, "'n' is a int"),
+    "what is executed": ({"w": Bomb()}, None, "names builtins.eval, which no table"),
+    "a lost storage": ({"w": torch.tensor(7, "Float32", (2,))}, None, "data/7, are not in the file"),
+    "a short storage": ({"w": view((6, 4), 0, (4, 1))}, {0: b"x" * 8}, "has 8 bytes, and 96 are"),
+    "beyond its storage": ({"w": view((6, 4), 4, (4, 1))}, None, "ends at element 28 of 24"),
+    "negative": ({"w": view((6, 4), -4, (4, 1))}, None, "'w' is made in a way"),
+    "too many axes": ({"w": view((6, 4), 0, (4,))}, None, "'w' is made in a way"),
+    "long columns": (
+        {"w": torch.tensor(0, "Float32", (5000, 2), 10000, 0, (1, 5000))}, {0: bytes(40000)},
+        "'w': is stored with strides [1, 5000], not row by row",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_what_is_no_plain_tensor_is_refused_by_name(kind, tmp_path, capfd):
+    value, storages, text = REFUSED[kind]
+    with pytest.raises(RankxformError) as caught:
+        rankxform.load(made(tmp_path, value, storages))
+    assert text in str(caught.value).replace("__builtin__", "builtins"), caught.value
+    assert "model.bin" in str(caught.value) and "executed" not in capfd.readouterr().out
+
+
+@pytest.mark.filterwarnings("ignore:Duplicate name")
+def test_archives_that_are_something_else(tmp_path):
+    good = {"w": view((6, 4), 0, (4, 1))}
+    for number, (options, text) in enumerate((
+        ({"order": b"big"}, "another byte order"),
+        ({"more": [("constants.pkl", b"")]}, "TorchScript"),
+        ({"more": [("data/0", BASE.tobytes())]}, "twice"),
+    )):  # fmt: skip
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        with pytest.raises(RankxformError, match=text):
+            rankxform.load(made(folder, good, **options))
+    path = tmp_path / "packed.pt"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as out:
+        out.writestr("archive/data.pkl", torch.pickled(good))
+    with pytest.raises(RankxformError, match="compressed"):
+        rankxform.load(path)
+    path.write_bytes(pickle.dumps({"w": [1]}, 2))
+    with pytest.raises(RankxformError, match="is no file of torch.save"):
+        rankxform.load(path)
+    path.write_bytes(b"\x80\x02\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19.rest")
+    with pytest.raises(RankxformError, match="before 1.6"):
+        rankxform.load(path)
+
+
+def test_what_else_lies_beside_a_model_is_none_of_it(tmp_path):
+    tensors = {name: ("Float32", BASE + n) for n, name in enumerate("abc")}
+    folder = torch.write_folder(tmp_path / "src", tensors, 2)
+    torch.archive(folder / "training_args.bin", {"lr": 0.1}, {})
+    torch.archive(folder / "optimizer.pt", {"state": {}}, {})
+    found = rankxform.load(folder)
+    assert {n: a.tobytes() for n, a in found.items()} == {
+        n: w.tobytes() for n, (_, w) in tensors.items()
+    }
+    assert found.warnings == () and not any("training_args" in text for text in found.notices)
+
+
+# -- files of torch 2.13 --------------------------------------------------------------------------------
+
+SAMPLES = Path(__file__).parents[1] / "data" / "formats" / "torch_files"
+
+
+@pytest.mark.parametrize("path", sorted(SAMPLES.glob("*.pt")), ids=lambda path: path.stem)
+def test_what_torch_saved_is_what_it_had(path):
+    """Types, views, shared storages, parameters and tensors with attributes, a module's state."""
+    wanted = reference_forms.tensors_in(path.with_suffix(".expected.safetensors"))
+    found = {n: (a.shape, a.tobytes()) for n, a in rankxform.load(path).items()}
+    assert found == {
+        name.removeprefix("state_dict."): (words.shape, words.tobytes())
+        for name, (_, words) in wanted.items()
+    }
+
+
+NAMED = {
+    "bomb": "names posix.system", "complex": "torch.ComplexFloatStorage", "legacy": "before 1.6",
+    "module": "torch.nn.modules.linear.Linear", "quantized": "_rebuild_qtensor",
+    "sparse": "_rebuild_sparse_tensor", "torchscript": "a program of TorchScript",
+    "wrapper_subclass": "_rebuild_wrapper_subclass",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_what_torch_saved_and_is_no_plain_tensor_is_refused_by_name(name):
+    with pytest.raises(RankxformError) as caught:
+        rankxform.load(SAMPLES / "refused" / f"{name}.pt")
+    assert NAMED[name] in str(caught.value) and ("save" in caught.value.tries[0])
+    assert "\n" not in str(caught.value)
+
+
+MUTATIONS = int(os.environ.get("RANKXFORM_MUTATIONS", "300"))
+
+
+def test_damaged_files_raise_no_other_error(tmp_path, capfd):
+    """Bytes changed, cut off, doubled, anywhere in pickles and archives."""
+    rng, paths = random.Random(7), sorted(SAMPLES.rglob("*.pt"))
+    path = tmp_path / "model.pt"
+    for _ in range(MUTATIONS):
+        data = bytearray(rng.choice(paths).read_bytes())
+        for _ in range(rng.randint(1, 3)):
+            at, kind = rng.randrange(len(data)), rng.randrange(4)
+            if kind == 0:
+                data[at] ^= 1 << rng.randrange(8)
+            elif kind == 1:
+                data[at] = rng.randrange(256)
+            elif kind == 2:
+                del data[at : at + rng.randint(1, 40)]
+            else:
+                data[at:at] = data[at : at + rng.randint(1, 40)]
+            data = data or bytearray(b"P")
+        path.write_bytes(data)
+        with warnings.catch_warnings(), suppress(RankxformError):
+            warnings.simplefilter("ignore")
+            rankxform.load(path)
+    assert "Traceback" not in capfd.readouterr().err
