@@ -19,13 +19,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, Union
 
 from rankxform import inspection
-from rankxform.display.progress import Begin, Callback, progress_shower
+from rankxform.display.progress import Callback, progress_shower
 from rankxform.display.text import format_count
 from rankxform.engine.in_memory import stand_ins
 from rankxform.layout.strategy import Strategy
 from rankxform.planning.selection import source_ranks_needed
 from rankxform.storage.user_files import is_none, load_strategy, merge_stage_files, save_strategy
 from rankxform.transport.launcher import launched_rank, launched_size
+from rankxform.transport.team import Begin
 from rankxform.verbs.check import Check
 from rankxform.verbs.contents import Contents, Inspection
 from rankxform.verbs.follow import Followed, FollowSettings
@@ -348,7 +349,7 @@ def verify(
         if dst is None:
             if src_strategy is not None or dst_strategy is not None or options:
                 raise UsageError("one folder is compared with its manifest, which has all options")
-            return verify_folder(request.src, processes, lambda total: begin("compare", total))
+            return verify_folder(request.src, processes, begin)
         return verifying.verify(request, processes, lambda _, total: begin("compare", total))
 
     return _collective(comm, progress, ask, run)
@@ -492,7 +493,7 @@ def check(
     ask = partial(_request, src, None, src_strategy, "none", options, names)
 
     def run(request: Request, processes: Team, begin: Begin) -> Check:
-        return checking.check(request, full, processes, lambda total: begin("check", total))
+        return checking.check(request, full, processes, begin)
 
     return _collective(comm, progress, ask, run)
 

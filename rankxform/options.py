@@ -282,16 +282,11 @@ def check_options(part: Any) -> None:
         for text in value if isinstance(value, tuple) else (value,):
             if isinstance(text, str):
                 _check_text(name, text, value is not text)
-                _check_meaning(name, text, kind)
-
-
-def _check_meaning(name: str, text: str, kind: OptionType) -> None:
-    """Refuse a text that is kept as it is and has to mean something."""
-    if kind.item is str and kind.read is not str:
-        try:
-            kind.parse(text)
-        except ValueError as error:
-            raise UsageError(f"{name} {error}") from error
+                if kind.item is str and kind.read is not str:
+                    try:
+                        kind.parse(text)
+                    except ValueError as error:
+                        raise UsageError(f"{name} {error}") from error
 
 
 def _check_text(name: str, text: str, is_element: bool) -> None:

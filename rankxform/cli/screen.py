@@ -186,7 +186,7 @@ class Screen:
             lines = [*warning_lines(conversion.target.warnings), *needs]
             lines += [header(conversion, self._team.size), *self.defaults(), *notes]
             self.say("\n".join(lines))
-        return self.progress(nbytes)
+        return self.progress("", nbytes)
 
     def command(self, verb: str, without: Collection[str] = ()) -> str:
         """Return this command with another verb, and without some words, as it can be pasted."""
@@ -202,8 +202,8 @@ class Screen:
         ]
         return [labelled_lines("options", *words)] if words else []
 
-    def progress(self, nbytes: int) -> ShowProgress:
-        """Return what is shown the progress of so many bytes."""
+    def progress(self, phase: str, nbytes: int) -> ShowProgress:
+        """Return what is shown the progress of a phase, of so many bytes."""
         if self._team.rank:
             return show_nothing
         return Progress(nbytes, getattr(self._options, "progress", "auto"))

@@ -13,7 +13,7 @@ from typing import Protocol
 from rankxform.errors import RankxformError, UsageError
 from rankxform.transport import Team
 from rankxform.transport.launcher import CLEAR_LINE, terminal
-from rankxform.transport.team import ShowProgress, show_nothing
+from rankxform.transport.team import Begin, ShowProgress, begin_silently
 
 from .text import columns_of, format_seconds, format_size
 
@@ -27,8 +27,6 @@ _WIDTH, _LEAST_WIDTH = 30, 5
 Callback = Callable[[int, int, str], None]
 """Called by process 0 with the bytes done, those of all, and the phase: "plan", where both are 0,
 "move", "load", "compare" or "check"."""
-Begin = Callable[[str, int], ShowProgress]
-"""Called with a phase and its bytes; returns the function that is shown the progress."""
 
 
 class _Line(Protocol):
@@ -170,20 +168,16 @@ def progress_shower(progress: bool | Callback, team: Team) -> Iterator[Begin]:
         def begin(phase: str, total: int) -> ShowProgress:
             return lambda done, end: call(total if end else done, total, phase)
 
-        yield begin if team.rank == 0 else _nobody
+        yield begin if team.rank == 0 else begin_silently
         return
     if team.rank or not progress:
-        yield _nobody
+        yield begin_silently
         return
     await_first_word("auto", 0.0)
     try:
         yield _as_the_command
     finally:
         clear_pending_output()
-
-
-def _nobody(phase: str, total: int) -> ShowProgress:
-    return show_nothing
 
 
 def _as_the_command(phase: str, total: int) -> ShowProgress:

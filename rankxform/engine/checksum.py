@@ -27,7 +27,8 @@ from rankxform.formats.container import item_size
 from rankxform.geometry.box import Box, Shape, first_element
 from rankxform.geometry.tiling import split_into_tiles
 from rankxform.planning.transfers import Transfer
-from rankxform.storage.posix import Buffer, OnProgress
+from rankxform.storage.posix import Buffer
+from rankxform.transport.team import OnProgress
 from rankxform.values import blake2b
 
 from .cast import cast_function, transport_dtype, word_type

@@ -124,7 +124,10 @@ class PieceSchedule(Schedule):
         self._convert = blockwise(convert) if convert or self._many_axes else None
         self._rest = np.full((), composed.pieces.assembly.value, self._target_type)
         for cell, need in self._wanted.items():
-            self._factors[cell] = self._factor(cell, need)
+            stride_factor = prod(self._pieces_of.piece(cell).src_step) or 1
+            rows = self._block(cell, need)
+            factor = -(-rows.size // max(1, need.size))
+            self._factors[cell] = max(stride_factor, factor if factor <= _MOST_SIEVED else 1)
 
     @property
     def permutes(self) -> bool:
@@ -183,13 +186,6 @@ class PieceSchedule(Schedule):
                 yield TileRun(tile, tile_run.axis, 1)
 
     # -- one tile ---------------------------------------------------------------------------------
-
-    def _factor(self, cell: Cell, need: Box) -> int:
-        """Return how many times as much as is wanted of a cell may be read for a tile."""
-        stride_factor = prod(self._pieces_of.piece(cell).src_step) or 1
-        rows = self._block(cell, need)
-        factor = -(-rows.size // max(1, need.size))
-        return max(stride_factor, factor if factor <= _MOST_SIEVED else 1)
 
     def _box_around(self, cell: Cell, need: Box) -> Box:
         """Return the box of the source with `need`; strides are filled up, so that the pieces that

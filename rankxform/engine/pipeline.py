@@ -32,8 +32,9 @@ from rankxform.planning.budget import MemoryBudget
 from rankxform.planning.exchange import WorkPlan
 from rankxform.planning.reads import ReadMethod
 from rankxform.planning.transfers import Transfer
-from rankxform.storage.posix import Buffer, OnProgress, Position
+from rankxform.storage.posix import Buffer, Position
 from rankxform.storage.source_reader import SourceReader, TensorRead
+from rankxform.transport.team import OnProgress
 from rankxform.values import NamedTuple, dataclass
 
 from .checksum import IntegrityChecker

@@ -12,7 +12,7 @@ import numpy as np
 from rankxform.formats.container import FLOATS, Index, Span, content_bytes, item_size
 from rankxform.layout.names import pattern_of
 from rankxform.planning.evidence import ContentDigest
-from rankxform.storage.posix import Buffer, OnProgress, blocks
+from rankxform.storage.posix import Buffer, blocks
 from rankxform.storage.source_reader import (
     SAMPLE,
     check_checksums,
@@ -22,6 +22,7 @@ from rankxform.storage.source_reader import (
     is_uniform,
 )
 from rankxform.storage.store import storage_of
+from rankxform.transport.team import OnProgress
 from rankxform.values import blake2b, crc32, dataclass
 
 from .cast import cast_function, not_finite, transport_dtype

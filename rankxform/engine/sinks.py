@@ -28,7 +28,6 @@ from rankxform.statements import Finding, Where, as_difference
 from rankxform.storage.posix import (
     Buffer,
     Descriptors,
-    OnProgress,
     Position,
     blocks,
     read_into,
@@ -38,6 +37,7 @@ from rankxform.storage.posix import (
     write_from,
 )
 from rankxform.storage.source_reader import SourceReader
+from rankxform.transport.team import OnProgress
 from rankxform.values import ScatteredCrc, dataclass
 
 from .cast import BFLOAT16, bfloat16, transport_dtype

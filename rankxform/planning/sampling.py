@@ -129,7 +129,15 @@ def choose_samples(
         # One sample is left for the kinds that not every file is asked about.
         if count > sample_limit:
             room[file] = sample_limit - 1
-    owned = _may_be_own(parameters, catalog)
+    # Of which tensors each rank may have values of its own: running statistics and counters of
+    # experts' load are small, and no optimizer has states of them. Where no states are there at
+    # all, a bias cannot be told from them.
+    with_states = {p.base_name for p in catalog.declared.values() if p.state is not None}
+    owned = {
+        p.name
+        for p in parameters
+        if p.base_name not in with_states and (len(p.shape) < 2 or (with_states and is_small(p)))
+    }
     sampled_tensors = []
     for number, parameter in _in_turn(kinds):
         files_by_cell = {
@@ -262,20 +270,6 @@ def _few(
         if len(sampled_by_cell) == _CELLS:
             break
     return sampled_by_cell
-
-
-def _may_be_own(parameters: Sequence[Parameter], catalog: Catalog) -> set[str]:
-    """Return the names of tensors of which each rank may have values of its own.
-
-    Running statistics and counters of experts' load are small, and no optimizer has states of them.
-    Where no states are there at all, a bias cannot be told from them.
-    """
-    with_states = {p.base_name for p in catalog.declared.values() if p.state is not None}
-    return {
-        p.name
-        for p in parameters
-        if p.base_name not in with_states and (len(p.shape) < 2 or (with_states and is_small(p)))
-    }
 
 
 def entries_of_holders(parameter: Parameter) -> dict[int, list[str]]:

@@ -24,7 +24,6 @@ from rankxform.planning.catalog import IdsByCell
 from rankxform.planning.exchange import WorkPlan
 from rankxform.planning.transfers import Transfer
 from rankxform.storage.posix import (
-    OnProgress,
     create,
     fsync,
     open_for_writing,
@@ -33,6 +32,7 @@ from rankxform.storage.posix import (
     truncate,
     write_from,
 )
+from rankxform.transport.team import OnProgress
 
 from .files import stat_file
 from .folder_records import FOLDER_NAME

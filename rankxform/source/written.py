@@ -30,10 +30,9 @@ from rankxform.statements import (
     rule,
 )
 from rankxform.storage.identity import sample_digest
-from rankxform.storage.posix import OnProgress
 from rankxform.storage.source_reader import Indexer, SourceReader, describe_wrong_crc
 from rankxform.transport import Team
-from rankxform.transport.team import ShowProgress, show_nothing
+from rankxform.transport.team import OnProgress, ShowProgress, show_nothing
 from rankxform.values import NamedTuple
 
 from .checks import changed_file_message

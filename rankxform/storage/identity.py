@@ -15,10 +15,10 @@ from pathlib import Path
 from time import monotonic, sleep
 
 from rankxform.formats.container import ReadAt, Span
+from rankxform.transport.team import OnProgress
 from rankxform.values import blake2b, dataclass
 
 from .posix import (
-    OnProgress,
     advise,
     blocks,
     create,

@@ -24,10 +24,10 @@ from time import monotonic, sleep
 
 from rankxform.errors import CheckpointError, StorageError, raising_storage_errors
 from rankxform.formats.container import BLOCK, Blocks, ReadAt, Span
+from rankxform.transport.team import OnProgress
 
 Buffer = memoryview
 AnyPath = str | Path
-OnProgress = Callable[[int], None]
 """Told of progress in bytes, often; it may raise to stop."""
 
 SYSCALL_BYTES = 1 << 20

@@ -30,9 +30,10 @@ from rankxform.formats.container import (
     spans_of_range,
 )
 from rankxform.planning.evidence import ContentDigest
+from rankxform.transport.team import OnProgress
 from rankxform.values import NamedTuple, blake2b
 
-from .posix import AnyPath, Buffer, OnProgress, Position, blocks, open_for_reading
+from .posix import AnyPath, Buffer, Position, blocks, open_for_reading
 from .store import FileVersion, RangeReader, is_path, storage_of, store_at
 
 

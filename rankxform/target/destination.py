@@ -31,7 +31,6 @@ from rankxform.publish.journal import write_parts
 from rankxform.request import Request
 from rankxform.statements import Finding
 from rankxform.storage.posix import (
-    OnProgress,
     create,
     is_same_file,
     make_folder,
@@ -43,6 +42,7 @@ from rankxform.storage.posix import (
 from rankxform.storage.source_reader import SourceReader, check_content
 from rankxform.storage.store import scheme_of
 from rankxform.transport import Team
+from rankxform.transport.team import OnProgress
 from rankxform.values import NamedTuple
 
 from .target import Conversion, Target

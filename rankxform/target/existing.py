@@ -48,7 +48,7 @@ from rankxform.statements import (
     run_rules,
 )
 from rankxform.storage.checkpoint2_metadata import is_in_metadata
-from rankxform.storage.posix import OnProgress, inode, read_bytes
+from rankxform.storage.posix import inode, read_bytes
 from rankxform.storage.source_reader import SourceReader, container_of_path, describe_wrong_crc
 from rankxform.storage.store import is_path
 from rankxform.storage.user_files import CONFIG
@@ -57,7 +57,7 @@ from rankxform.target.folder import foreign_files
 from rankxform.target.model_files import of_another, own_config
 from rankxform.target.target import Conversion, Target
 from rankxform.transport import Team
-from rankxform.transport.team import show_nothing
+from rankxform.transport.team import OnProgress, show_nothing
 
 
 class ExistingDestination(Destination):

@@ -69,7 +69,6 @@ from rankxform.source.source import Source
 from rankxform.statements import PLAN, Finding, as_notice, as_warning, require
 from rankxform.storage.identity import sample_digest
 from rankxform.storage.posix import (
-    OnProgress,
     create,
     inode,
     is_below,
@@ -83,7 +82,7 @@ from rankxform.storage.posix import (
 )
 from rankxform.storage.store import is_path
 from rankxform.transport import Team
-from rankxform.transport.team import show_nothing
+from rankxform.transport.team import OnProgress, show_nothing
 
 from .destination import Destination, FileLayoutCache, StoredFiles
 from .manifest import (

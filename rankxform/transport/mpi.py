@@ -41,12 +41,11 @@ from rankxform.errors import (
 )
 
 from .launcher import CLEAR_LINE, check_launcher, import_mpi, initialize, launched_size, terminal
-from .team import Nodes, ShowProgress, Team, this_node
+from .team import Nodes, OnProgress, ShowProgress, Team, this_node
 
 TAGS = 2
 """How many tags there are; messages of one tag between two processes do not overtake each other."""
 
-OnProgress = Callable[[int], None]
 Until = Callable[[Callable[[], bool], "OnProgress | None"], None]
 
 

@@ -72,12 +72,21 @@ def this_node(host: str) -> tuple[str, Hashable]:
 
 
 T = TypeVar("T")
+OnProgress = Callable[[int], None]
+"""Called by a process with the bytes that it has done since the last call; may raise to stop."""
 ShowProgress = Callable[[int, bool], None]
 """Called on process 0 with the bytes done by all processes, and whether it is the last call."""
+Begin = Callable[[str, int], ShowProgress]
+"""Called with a phase and its bytes; returns the function that is shown the progress."""
 
 
 def show_nothing(done: int, end: bool) -> None:
     """Show nothing."""
+
+
+def begin_silently(phase: str, total: int) -> ShowProgress:
+    """Show nothing of a phase."""
+    return show_nothing
 
 
 class StopSource(Protocol):

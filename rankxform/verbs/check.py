@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from itertools import chain
 from typing import Any, ClassVar
@@ -55,14 +55,13 @@ from rankxform.statements import (
     rule,
     run_rules,
 )
-from rankxform.storage.posix import OnProgress
 from rankxform.target.inputs import resolve_request, source_ref_with_strategy
 from rankxform.target.model_files import read_stated_model
 from rankxform.target.resolve import open_resolved_source, resolve, resolve_target
 from rankxform.target.stated_model import StatedModel, findings_of
 from rankxform.target.target import Conversion
 from rankxform.transport import Team
-from rankxform.transport.team import ShowProgress, show_nothing
+from rankxform.transport.team import Begin, OnProgress, begin_silently, show_nothing
 from rankxform.values import NamedTuple, dataclass
 
 from .evidence import examine, read_samples, require_evidence, with_evidence
@@ -179,12 +178,7 @@ class Check(Comparison):
         yield lines("looked at", f"{reads}, {format_size(self.bytes_read)}, {passed}")
 
 
-def check(
-    request: Request,
-    full: bool,
-    team: Team,
-    begin: Callable[[int], ShowProgress] = lambda total: show_nothing,
-) -> Check:
+def check(request: Request, full: bool, team: Team, begin: Begin = begin_silently) -> Check:
     """Look for all that is wrong with a checkpoint; `full`: read every byte. Collective."""
     began = time.monotonic()
     where = team.bcast(lambda: source_ref_with_strategy(request))
@@ -203,7 +197,7 @@ def check(
     if full and not source.errors and source.manifest is not None:
         files = with_fingerprint(source.paths, source.manifest)
         total = sum(source.indexes[file].size for file in files)
-        findings += compare_fingerprints(source, files, team, begin(total))
+        findings += compare_fingerprints(source, files, team, begin("check", total))
         fingerprints = len(files)
     stated_model = team.bcast(lambda: None if source.errors else read_stated_model(source))
     read = ContentRead(source, scans, full, compared, evidence, fingerprints, stated_model)
@@ -223,11 +217,7 @@ def check(
 
 
 def scan_all(
-    source: Source,
-    full: bool,
-    compared: Mapping[int, Collection[str]],
-    team: Team,
-    begin: Callable[[int], ShowProgress],
+    source: Source, full: bool, compared: Mapping[int, Collection[str]], team: Team, begin: Begin
 ) -> dict[int, FileScan]:
     """Return what all files hold. Collective.
 
@@ -253,7 +243,7 @@ def scan_all(
             for path in (source.paths[file],)
         ]
 
-    local_scans = team.work(scan_local_files, begin(total))
+    local_scans = team.work(scan_local_files, begin("check", total))
     return dict(chain.from_iterable(team.allgather(lambda: local_scans)))
 
 
@@ -647,9 +637,7 @@ def compare_samples(request: Request, team: Team) -> SamplesVerdict:
     )
 
 
-def compare_replicas(
-    request: Request, team: Team, begin: Callable[[int], ShowProgress] = lambda total: show_nothing
-) -> ReplicaVerdict:
+def compare_replicas(request: Request, team: Team, begin: Begin = begin_silently) -> ReplicaVerdict:
     """Read every byte that more than one source rank should hold, and compare.
 
     `request` names the source and its strategy; it has no destination.
@@ -659,7 +647,7 @@ def compare_replicas(
     catalog = source.require_catalog()
     names = replicas_to_compare(catalog, source.indexes)
     total = _content_bytes(source, names)
-    show = begin(total) if team.rank == 0 else show_nothing
+    show = begin("compare", total) if team.rank == 0 else show_nothing
     digests = read_samples(source, [names], [], team, show)[0][True]
     differences = team.agree(lambda: tuple(unequal_replicas(catalog, digests)))
     seconds = time.monotonic() - began

@@ -354,7 +354,16 @@ class Inspection(dict[str, Any], Result):
                 summary = f"{self['form_title']}, {format_count(len(files), 'file')}"
             state = "complete" if self["complete"] else "NOT COMPLETE"
             yield lines("", f"{path}: {summary}, {size}, {state}")
-            yield from self._origin()
+            when = time.strftime("%Y-%m-%d %H:%M", time.localtime(self["written_at"]))
+            checks = "fingerprints are kept: verify can compare all bytes with them"
+            if not self["fingerprints"]:
+                checks = (
+                    "no fingerprints are kept: verify compares all bytes with SRC, else samples"
+                )
+            yield lines("written", f"by rankxform, {when}")
+            yield lines("from", self["src"])
+            yield lines("options", shlex.join(self["options"]) or "-")
+            yield lines("checks", checks)
         elif kind == "described":
             ranks = f" of {format_count(self['ranks'], 'rank')}" if self.get("ranks") else ""
             count, steps = format_count(len(files), "file"), self._steps("iteration")
@@ -383,17 +392,6 @@ class Inspection(dict[str, Any], Result):
         command = shlex.join(words) if words else "the same command continues it"
         yield lines("stopped", "no run is at work on it")
         yield lines("next", command)
-
-    def _origin(self) -> Iterator[Section]:
-        """Yield what rankxform wrote down of its own work."""
-        when = time.strftime("%Y-%m-%d %H:%M", time.localtime(self["written_at"]))
-        checks = "fingerprints are kept: verify can compare all bytes with them"
-        if not self["fingerprints"]:
-            checks = "no fingerprints are kept: verify compares all bytes with SRC, else samples"
-        yield lines("written", f"by rankxform, {when}")
-        yield lines("from", self["src"])
-        yield lines("options", shlex.join(self["options"]) or "-")
-        yield lines("checks", checks)
 
     def _steps(self, noun: str) -> str:
         step = self["step"]

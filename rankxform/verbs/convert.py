@@ -34,13 +34,12 @@ from rankxform.process import Phases, peak_memory, throttled
 from rankxform.request import Request
 from rankxform.source.source import Source
 from rankxform.statements import Finding, HasFindings, as_notice, as_warning
-from rankxform.storage.posix import OnProgress
 from rankxform.target.destination import Destination, open_work_inputs
 from rankxform.target.findings import adding_suggestions
 from rankxform.target.resolve import resolve
 from rankxform.target.target import Conversion
 from rankxform.transport import Team
-from rankxform.transport.team import ShowProgress, show_nothing
+from rankxform.transport.team import OnProgress, ShowProgress, show_nothing
 from rankxform.values import NamedTuple, dataclass
 
 from .evidence import with_evidence

@@ -69,7 +69,6 @@ from rankxform.statements import (
     rule,
     run_rules,
 )
-from rankxform.storage.posix import OnProgress
 from rankxform.storage.source_reader import (
     SAMPLE,
     SourceReader,
@@ -85,7 +84,7 @@ from rankxform.target.destination import open_work_inputs
 from rankxform.target.findings import adding_suggestions
 from rankxform.target.target import Conversion, Target
 from rankxform.transport import Team
-from rankxform.transport.team import ShowProgress, show_nothing
+from rankxform.transport.team import OnProgress, ShowProgress, show_nothing
 from rankxform.values import dataclass, pattern_on_use
 
 RULE_MODULES = sys.modules[__name__], sampling, planning_evidence

@@ -10,7 +10,7 @@ broadcast); all read; all that was read is gathered.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -32,7 +32,7 @@ from rankxform.storage.store import is_path
 from rankxform.target.existing import wrong_tracker
 from rankxform.target.manifest import verify_command
 from rankxform.transport import Team
-from rankxform.transport.team import ShowProgress, show_nothing
+from rankxform.transport.team import Begin, begin_silently, show_nothing
 from rankxform.values import NamedTuple
 
 from .repair import repair_command
@@ -79,9 +79,7 @@ def folder_with_manifest(folder: Path) -> ManifestPlace:
     return place._replace(tracker=(*wrong.items(),))
 
 
-def verify_folder(
-    folder: str, team: Team, begin: Callable[[int], ShowProgress] = lambda total: show_nothing
-) -> Verdict:
+def verify_folder(folder: str, team: Team, begin: Begin = begin_silently) -> Verdict:
     """Compare a destination with its own manifest: sizes, headers, samples, and fingerprints if it
     has them. Collective.
 
@@ -114,7 +112,7 @@ def verify_folder(
     merged = merge_manifests(manifests)
     entries = [*merged["files"].values()]
     bytes_to_read = sum(entry["size"] for entry in entries if "digest" in entry)
-    show = begin(bytes_to_read) if team.rank == 0 else show_nothing
+    show = begin("compare", bytes_to_read) if team.rank == 0 else show_nothing
     local_reads = team.work(
         lambda on_progress: [
             read_listed_file(where, name, record, declared_by_name, on_progress)

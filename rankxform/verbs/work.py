@@ -35,9 +35,9 @@ from rankxform.planning.reads import (
 )
 from rankxform.planning.transfers import SliceRange, Transfer, bytes_to_write
 from rankxform.source.source import Source
-from rankxform.storage.posix import OnProgress
 from rankxform.target.target import Conversion
 from rankxform.transport import Team
+from rankxform.transport.team import OnProgress
 
 if TYPE_CHECKING:
     from rankxform.storage.bandwidth import ReadTimer

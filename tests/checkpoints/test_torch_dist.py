@@ -12,6 +12,8 @@ from tests import reference
 from tests.checkpoints.test_dcp import transformed, whole
 from tests.reference_dcp import write_dcp
 
+pytestmark = pytest.mark.filterwarnings("ignore:optimizer[^/]*do not round")
+
 
 @pytest.mark.parametrize(
     ("kind", "parts"),

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from rankxform.cli.main import main
 from tests.operations.test_map import SAMPLES
 from tests.reference_maps import KINDS
 
+pytestmark = pytest.mark.filterwarnings("ignore:.*infinite or no numbers")
 ALSO = {"telechat3": "llama", "telechat3_moe": "deepseek_v3"}
 """Tables of models that have the names of another."""
 

@@ -8,6 +8,7 @@ import warnings
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 import rankxform
 from rankxform.errors import RankxformError
@@ -16,6 +17,7 @@ from tests.checkpoints.test_dcp import WORDS, items
 from tests.conformance.test_forms import mutated
 from tests.reference_dcp import write_dcp
 
+pytestmark = pytest.mark.filterwarnings("ignore:optimizer[^/]*do not round")
 MUTATIONS = int(os.environ.get("RANKXFORM_MUTATIONS", "300"))
 """Of items: 10,000 at night."""
 

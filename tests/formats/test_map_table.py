@@ -10,6 +10,8 @@ from tests.cli.test_maps import ALSO
 from tests.operations.test_map import refused, written
 from tests.reference_maps import KINDS, Model
 
+pytestmark = pytest.mark.filterwarnings("ignore:.*infinite or no numbers")
+
 
 def test_each_table_and_its_base_reads_and_is_listed():
     assert set(user_files.map_names()) == {*KINDS, *ALSO}

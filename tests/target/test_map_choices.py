@@ -14,6 +14,8 @@ from tests import reference, reference_forms
 from tests.operations.test_map import SAMPLES, arrays, near, written
 from tests.reference_maps import Model
 
+pytestmark = pytest.mark.filterwarnings("ignore:.*infinite or no numbers")
+
 
 @pytest.mark.filterwarnings("ignore:.*resemble:rankxform.RankxformWarning")
 @pytest.mark.parametrize("qkv", ["grouped", "contiguous"])
