@@ -158,6 +158,7 @@ class Form(ABC):
     joins: Mapping[str, str] | None = None
     adapter_manifest: str = ""  # companion file that says what an adapter is for; "": none
     is_named_in_yaml: bool = False  # a MindFormers job names it by `load_checkpoint` as it is
+    gives_way: bool = False  # its files may lie beside those of another form, which is meant then
 
     @abstractmethod
     def pattern(self, where: CheckpointRef) -> str:
@@ -279,6 +280,8 @@ def recognize_form(listing: Listing, store: Store, option: str = "--src-form") -
     names = {*listing.entries, *listing.files}
     possible = (n for n in FORMS if _may_be(n, names))
     marks = {name: mark for name in possible if (mark := FORMS[name].recognizes(listing, store))}
+    if len(marks) > 1:
+        marks = {name: mark for name, mark in marks.items() if not FORMS[name].gives_way}
     if len(marks) > 1:
         (a, mark_a), (b, mark_b), *_ = marks.items()
         raise UsageError(

@@ -16,6 +16,7 @@ from dataclasses import replace
 
 from rankxform.checkpoints import folders
 from rankxform.errors import CheckpointError, UsageError
+from rankxform.formats.torch_file import is_extra_state
 from rankxform.layout.names import format_ranges
 from rankxform.storage.store import FILE, FOLDER, Listing, Store
 from rankxform.values import pattern_on_use
@@ -24,7 +25,9 @@ from .base import CheckpointRef, Form, RankFilter, SelectedFiles
 
 INDEX = ".bin.index.json"
 SUFFIXES = (".bin", ".pt", ".pth")
-_MODEL = pattern_on_use(r"[^/\0]*?model(-(?P<number>[0-9]{5})-of-(?P<of>[0-9]{5}))?\.bin")
+_MODEL = pattern_on_use(
+    r"(?P<prefix>[^/\0]*?)model(-(?P<number>[0-9]{5})-of-(?P<of>[0-9]{5}))?\.bin"
+)
 
 
 class PyTorchForm(Form):
@@ -33,6 +36,7 @@ class PyTorchForm(Form):
     name = "pytorch"
     title = "PyTorch"
     configured = True
+    gives_way = True
 
     def pattern(self, where: CheckpointRef) -> str:
         return "*"
@@ -61,6 +65,13 @@ class PyTorchForm(Form):
                 where=listing.path,
             )
         if not indexes and listing.kind != FILE:
+            prefixes = sorted({match["prefix"] for match in matches.values()})
+            if len(prefixes) > 1:
+                raise UsageError(
+                    f"holds files of two models, {prefixes[0]}model and {prefixes[1]}model",
+                    "move those of one away",
+                    where=listing.path,
+                )
             alone = [name for name, match in matches.items() if match["of"] is None]
             if alone and len(matches) > 1:
                 other_name = next(name for name in matches if name != alone[0])
@@ -72,7 +83,15 @@ class PyTorchForm(Form):
                 )
             _check_complete(listing, [(m["number"], m["of"]) for m in matches.values() if m["of"]])
         index = indexes[0] if indexes else None
-        return folders.whole_tensors(of_model, store, index, suffixes=SUFFIXES)
+        selected = folders.whole_tensors(of_model, store, index, suffixes=SUFFIXES)
+        assert selected.description is not None
+        listed = {
+            file: tuple(name for name in names if not is_extra_state(name))
+            for file, names in selected.description.listed.items()
+        }
+        # transformers left tied tensors out of total_size
+        description = replace(selected.description, listed=listed, statements=())
+        return replace(selected, description=description)
 
 
 def _check_complete(listing: Listing, shards: list[tuple[str, str]]) -> None:

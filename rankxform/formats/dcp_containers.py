@@ -77,8 +77,8 @@ _END64 = struct.Struct("<4sQ2H2I4Q")
 _ENTRY = struct.Struct("<4s6H3I5H2I")
 _HEAD = struct.Struct("<4s5H3I2H")
 _FULL = 0xFFFFFFFF
-_MOST_MEMBERS = 1 << 16
-_MOST_DIRECTORY = 16 << 20
+_MOST_MEMBERS = 1 << 20
+_MOST_DIRECTORY = 128 << 20
 
 
 class ZipMember(NamedTuple):
@@ -163,7 +163,7 @@ def _wide(extra: bytes, *values: int) -> tuple[int, ...]:
     position = 0
     while position + 4 <= len(extra):
         kind, size = struct.unpack_from("<2H", extra, position)
-        if kind == 1:
+        if kind == 1 and position + 4 + size <= len(extra):
             wide = iter(struct.unpack_from(f"<{size // 8}Q", extra, position + 4))
             return tuple(next(wide, value) if value == _FULL else value for value in values)
         position += 4 + size

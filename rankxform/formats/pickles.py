@@ -19,7 +19,7 @@ from rankxform.values import pattern_on_use
 Permitted = Callable[[str], bool]
 """Tells the names, such as ``torch.Size``, that a pickle may have."""
 
-_MOST_DEEP, _LONGEST = 2, 64
+_MOST_DEEP, _LONGEST, _MOST_NESTED = 2, 64, 1 << 12
 _BYTES_OF_A_CONTAINER = 16
 _LONGEST_NUMBER = 16
 
@@ -253,10 +253,10 @@ class _PickleReader:
         """
         if len(values) > self._longest:
             raise FormatError(f"has a tuple of {len(values):,} values")
-        deep, level = 1, [values]
+        deep, count, level = 1, 0, [values]
         while level := [child for parent in level for child in parent if type(child) is tuple]:
-            deep += 1
-            if deep > self._deepest:
+            deep, count = deep + 1, count + len(level)
+            if deep > self._deepest or count > _MOST_NESTED:
                 raise FormatError("is nested deeper than any table")
 
     def append(self, first: int) -> None:

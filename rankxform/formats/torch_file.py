@@ -20,9 +20,12 @@ from typing import Any
 
 from rankxform.errors import FormatError, RequestError
 from rankxform.geometry.box import Shape
-from rankxform.values import NamedTuple
+from rankxform.values import NamedTuple, crc32
 
+from .ckpt import crc_of
 from .container import (
+    FIRST_BYTES,
+    Blocks,
     Container,
     FileLayout,
     Index,
@@ -32,6 +35,7 @@ from .container import (
     TensorSpec,
     build_index,
     content_bytes,
+    file_signature,
     item_size,
 )
 from .dcp_containers import (
@@ -45,17 +49,18 @@ from .dcp_containers import (
     is_extent,
     row_strides,
 )
-from .pickles import PERSISTENT, UnbuiltObject, load_pickle
+from .pickles import PERSISTENT, GlobalName, UnbuiltObject, load_pickle
 
 _PARAMETERS = "torch._utils._rebuild_parameter", "torch._utils._rebuild_parameter_with_state"
 _OF_TYPE = "torch._tensor._rebuild_from_type_v2"
 _PLAIN_TYPES = "torch.Tensor", "torch.nn.parameter.Parameter", "torch.nn.parameter.Buffer"
 _ALSO = (*_PARAMETERS, _OF_TYPE, *_PLAIN_TYPES, "torch.Size", "torch.device")
 _MOST_PICKLE = 64 << 20
-_DEEP, _LONG = 6, 64
-"""How deep tuples are in each other, where a parameter of a type is made."""
+_NESTED, _DEEP, _LONG = 2, 4, 64
+"""Calls for a parameter around a tensor; how deep tuples are in each other, and how long."""
 _MOST_RUNS, _SHORT_RUN, _MOST_SHORT = 1 << 16, 64, 1 << 12
 """Runs of a tensor that is not stored row by row; and those of a few bytes."""
+_MOST_IN_ALL = 1 << 18
 _LEGACY = b"\x80\x02\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19"
 _WRAPPED = "state_dict", "model_state_dict", "model", "module"
 """Keys below which a training keeps its model's tensors."""
@@ -72,10 +77,13 @@ class TorchFile(Container):
 
     def read_index(self, read_at: ReadAt, size: int) -> Index:
         reader = ZipReader(read_at, size)
-        first = reader.bytes(0, min(size, len(_LEGACY)))
-        if first == _LEGACY:
+        first = reader.bytes(0, min(size, FIRST_BYTES))
+        if first.startswith(_LEGACY):
             raise FormatError("is a stream of torch.save before 1.6, without a directory", _AGAIN)
         if first[:4] != b"PK\3\4":
+            signature = None if first[:1] == b"\x80" else file_signature(first)
+            if signature is not None:
+                raise FormatError(f"is {signature.title}", *signature.tries)
             raise FormatError("is no file of torch.save", "copy it again")
         try:
             directory = reader.directory(0, size)
@@ -92,16 +100,38 @@ class TorchFile(Container):
         if order and read_at(reader.place(directory, order), min(order.nbytes, 16)) != b"little":
             raise FormatError("has elements in another byte order", "save it on another machine")
         words = read_at(reader.place(directory, data), data.nbytes)
+        if data.crc and crc32(words) != data.crc:
+            raise FormatError("has a pickle with another CRC-32 than is stated", "copy it again")
         try:
             saved = load_pickle(words, _is_allowed, deepest=_DEEP, longest=_LONG)
         except FormatError as error:  # of what is no plain tensor, by the name that it has there
             raise FormatError(error.what, "save a state_dict() of plain tensors") from None
         places: dict[str, Span] = {}
-        entries = [
-            _entry(name, call, reader, directory, places)
-            for name, call in _tensors_of(saved).items()
+        entries: list[ParsedEntry] = []
+        runs = 0
+        for name, call in _tensors_of(saved).items():
+            entries.append(_entry(name, call, reader, directory, places))
+            runs += len(entries[-1].spans) - 1
+            if runs > _MOST_IN_ALL:
+                text = f"{name!r}: so many tensors are not stored row by row"
+                raise FormatError(text, "save them .contiguous()")
+        return build_index(entries, size, has_checksum=True)
+
+    def checksums(
+        self, index: Index, read_at: ReadAt, blocks: Blocks
+    ) -> Sequence[tuple[str, str, str]]:
+        """Return the CRC-32 of every storage; torch states none of what it was told to skip."""
+        reader = ZipReader(read_at, index.size)
+        directory = reader.directory(0, index.size)
+        members = [(n, m) for n, m in directory.members.items() if n.startswith("data/") and m.crc]
+        return [
+            (
+                f"{name}: CRC-32",
+                f"{member.crc:08x}",
+                f"{crc_of(blocks, [Span(reader.place(directory, member), member.nbytes)]):08x}",
+            )
+            for name, member in members
         ]
-        return build_index(entries, size)
 
     def lay_out(
         self,
@@ -137,25 +167,30 @@ def _tensors_of(saved: Any) -> Mapping[str, UnbuiltObject]:
     if type(saved) is not dict:
         kind = saved.kind if isinstance(saved, UnbuiltObject) else type(saved).__name__
         raise FormatError(f"holds one {kind}, and no tensors by name", "save its state_dict()")
-    if not any(isinstance(value, UnbuiltObject) for value in saved.values()):
-        keys = [key for key in _WRAPPED if type(saved.get(key)) is dict]
-        if len(keys) != 1:
-            keys_text = ", ".join(map(repr, [*saved][:3])) or "nothing"
-            raise FormatError(
-                f"has no tensors by name, but {keys_text}", "save the state_dict alone"
-            )
+    keys = [key for key in _WRAPPED if type(saved.get(key)) is dict]
+    has_tensors = any(isinstance(value, UnbuiltObject) for value in saved.values())
+    if len(keys) > 1 or not (keys or has_tensors):
+        keys_text = ", ".join(repr(key)[:40] for key in [*saved][:3]) or "nothing"
+        text = f"has no tensors by name, but {keys_text}"
+        raise FormatError(text, "save the state_dict alone")
+    if keys:
         saved = saved[keys[0]]
     tensors = {}
     for name, call in saved.items():
         if type(name) is not str:
             raise FormatError(f"names {name!r}, which is no text")
-        if name.endswith("_extra_state"):  # of layers in 8 bits: no weights
+        if is_extra_state(name):
             continue
         if not isinstance(call, UnbuiltObject):
             kind = type(call).__name__
             raise FormatError(f"{name!r} is a {kind} and no tensor", "save the state_dict alone")
         tensors[name] = call
     return tensors
+
+
+def is_extra_state(name: str) -> bool:
+    """Tell whether a name is what a layer in 8 bits keeps beside its weights, which is none."""
+    return name.rpartition(".")[2] == "_extra_state"
 
 
 def _entry(
@@ -183,7 +218,7 @@ def _entry(
             Span(place.offset + start * item, length * item)
             for start, length in _runs(first, shape, strides, item)
         )
-    except (AttributeError, IndexError, TypeError, ValueError):
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError):
         raise FormatError(f"{name!r} is made in a way that is not known") from None
     except FormatError as error:
         raise FormatError(f"{name!r}: {error.what}", *error.tries) from None
@@ -203,10 +238,12 @@ class _StorageView(NamedTuple):
 
 def _view_of(call: UnbuiltObject) -> _StorageView:
     """Return what a call says that makes a tensor. Raises FormatError, and others of nonsense."""
-    while call.kind in _PARAMETERS:
-        call = call.args[0]
+    for _ in range(_NESTED):
+        call = call.args[0] if call.kind in _PARAMETERS else call
     if call.kind == _OF_TYPE:
         function, kind, args, _ = call.args
+        if type(function) is not GlobalName or type(kind) is not GlobalName:
+            raise TypeError
         if kind not in _PLAIN_TYPES:
             raise FormatError(f"is a {kind}, and no plain tensor", "save it as plain tensors")
         call = UnbuiltObject(function, args)
@@ -218,7 +255,9 @@ def _view_of(call: UnbuiltObject) -> _StorageView:
     if storage.kind != PERSISTENT or storage.args[0] != "storage":
         raise TypeError
     _, kind, key, _, count = storage.args
-    if hooks or len(shape) != len(strides):
+    if hooks or len(shape) != len(strides) or type(kind) is not GlobalName:
+        raise TypeError
+    if type(shape) is not tuple or type(strides) is not tuple:
         raise TypeError
     if not all(map(is_extent, (*shape, *strides, first, count))) or type(key) is not str:
         raise TypeError

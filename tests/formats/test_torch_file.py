@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
 import random
@@ -16,7 +17,7 @@ import pytest
 
 import rankxform
 from rankxform.errors import RankxformError
-from tests import reference_forms
+from tests import reference, reference_forms
 from tests import reference_torch as torch
 
 BASE = np.arange(24, dtype="<f4").reshape(6, 4)
@@ -83,8 +84,12 @@ class Ordered(OrderedDict):
 
 @pytest.mark.parametrize("key", [None, "state_dict", "model", "module"])
 def test_the_only_level_with_tensors_is_taken(key, tmp_path):
-    state = Ordered(w=view((6, 4), 0, (4, 1)), layer_extra_state=None)
-    value = state if key is None else {key: state, "epoch": 3, "optimizer": {"lr": 0.1, "s": [1]}}
+    state = Ordered(w=view((6, 4), 0, (4, 1)), **{"layer._extra_state": None})
+    value = (
+        state
+        if key is None
+        else {key: state, "epoch": 3, "best": view((), 0, ()), "s": {"lr": [1]}}
+    )
     assert {*rankxform.load(made(tmp_path, value))} == {"w"}
 
 
@@ -155,6 +160,85 @@ def test_what_else_lies_beside_a_model_is_none_of_it(tmp_path):
         n: w.tobytes() for n, (_, w) in tensors.items()
     }
     assert found.warnings == () and not any("training_args" in text for text in found.notices)
+
+
+def test_a_changed_byte_is_found_by_its_checksum(tmp_path):
+    path = made(tmp_path, {"w": view((6, 4), 0, (4, 1))})
+    data = path.read_bytes()
+    at = data.index(BASE.tobytes())
+    path.write_bytes(data[: at + 5] + b"!" + data[at + 6 :])
+    with pytest.raises(RankxformError, match="data/0: CRC-32"):
+        rankxform.load(path, check_crc=True)
+    at = data.index(b"FloatStorage")
+    path.write_bytes(data[:at] + b"CharS" + data[at + 5 :])
+    with pytest.raises(RankxformError, match="pickle with another CRC-32"):
+        rankxform.load(path)
+
+
+def assembled(path, storage=b"(X\7\0\0\0storagectorch\nFloatStorage\nX\1\0\0\0" b"0X\3\0\0\0cpuK\x18tQ",
+              shape=b"K\6K\4\x86", strides=b"K\4K\1\x86"):  # fmt: skip
+    """Write a state dict of one tensor, word by word."""
+    words = b"\x80\2}X\1\0\0\0wctorch._utils\n_rebuild_tensor_v2\n(" + storage + b"K\0" + shape
+    words += strides + b"\x89ccollections\nOrderedDict\n)RtRs."
+    return torch.archive(path / "model.bin", words, {0: BASE.tobytes()})
+
+
+def test_words_that_make_something_else_of_a_tensor(tmp_path):
+    assert rankxform.load(assembled(tmp_path))["w"].tobytes() == BASE.tobytes()
+    for options in (
+        {"storage": b"}Q"}, {"storage": b"K\1"}, {"shape": b"](K\6K\4e"}, {"shape": b"C\2\6\4"},
+        {"strides": b"]"}, {"shape": b"N"}, {"shape": b"\x88\x89\x86"},
+    ):  # fmt: skip
+        with pytest.raises(RankxformError, match="'w' is made in a way"):
+            rankxform.load(assembled(tmp_path, **options))
+
+
+@pytest.mark.parametrize("deep", [3, 4, 6, 12])
+def test_tuples_of_tuples_are_bounded(deep, tmp_path):
+    """Each holds the one below 64 times: of little of a file, 64 to the power of its depth."""
+    words = b"\x80\2)q\0"
+    for level in range(deep):
+        words += (
+            b"(" + b"h" + bytes([level]) + (b"h" + bytes([level])) * 63 + b"tq" + bytes([level + 1])
+        )
+    with pytest.raises(RankxformError):
+        rankxform.load(torch.archive(tmp_path / "model.bin", words + b".", {}))
+
+
+def test_views_of_one_storage_are_bounded(tmp_path):
+    tensors = {str(n): torch.tensor(0, "Float32", (60000, 16), 16, 0, (0, 1)) for n in range(9)}
+    with pytest.raises(RankxformError, match="so many tensors are not stored row by row"):
+        rankxform.load(made(tmp_path, tensors, {0: bytes(64)}))
+
+
+def test_two_models_in_one_folder(tmp_path):
+    for name in ("pytorch_model-00001-of-00002.bin", "other_model-00002-of-00002.bin"):
+        torch.save(tmp_path / name, {name[:3]: ("Float32", BASE)})
+    with pytest.raises(RankxformError, match="holds files of two models"):
+        rankxform.load(tmp_path)
+
+
+def test_an_export_beside_a_checkpoint_of_ranks_is_not_meant(tmp_path):
+    params = {"w": ((6, 4), "Float32")}
+    folder = reference.write_checkpoint(tmp_path / "src", None, params)
+    torch.save(Path(folder) / "pytorch_model.bin", {"v": ("Float32", BASE)})
+    assert {*rankxform.load(folder)} == {"w"}
+
+
+def test_tied_tensors_that_an_index_does_not_count(tmp_path):
+    tensors = {"embed": ("Float32", BASE), "norm": ("Float32", BASE[0])}
+    folder = torch.write_folder(tmp_path / "src", tensors, 2)
+    torch.archive(folder / "pytorch_model-00001-of-00002.bin",
+                  {"embed": view((6, 4), 0, (4, 1)), "head": view((6, 4), 0, (4, 1))},
+                  {0: BASE.tobytes()})  # fmt: skip
+    index = folder / "pytorch_model.bin.index.json"
+    document = json.loads(index.read_text())
+    document["weight_map"] |= dict.fromkeys(
+        ("head", "l._extra_state"), "pytorch_model-00001-of-00002.bin"
+    )
+    index.write_text(json.dumps(document))
+    found = rankxform.load(folder)
+    assert {*found} == {"embed", "head", "norm"} and found.warnings == ()
 
 
 # -- files of torch 2.13 --------------------------------------------------------------------------------
