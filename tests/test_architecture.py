@@ -393,13 +393,12 @@ def test_fields_have_comments_and_no_paragraphs():
 MOST_FIGURES = {
     "transform": {"without_rules": 789, "moves": 454, "upper_moves": 84, "types": 81},
     "verify DST": {"moves": 73},
-    "text": {
-        "functions_per_1000_lines": 57.6, "says_nothing": 0, "nested": 104, "unlike_fields": 11,
-        "short_with_one_caller": 171,
-    },
+    "text": {"functions_per_1000_lines": 57.4, "says_nothing": 0},
 }  # fmt: skip
 """What a reader pays (tests/reader.py). A figure may fall; a commit that adds an ability raises none."""
-LEAST_MIRRORED = 122
+MOST_OF_1000 = {"nested": 34, "unlike_fields": 3.6, "short_with_one_caller": 54.6}
+"""Of a thousand functions: a package that grows may have more of them, and no larger part."""
+LEAST_MIRRORED = 123
 """Modules with a test module of their name at their place; may rise."""
 
 OF_NO_PACKAGE = {"trust", "mpi", "conformance", "oracle", "frameworks", "hosts"}
@@ -449,11 +448,14 @@ def test_a_reader_pays_no_more_than_before():
     done = subprocess.run(line, capture_output=True, text=True, check=True, cwd=PACKAGE.parent)
     figures = json.loads(done.stdout)
     higher = {
-        (call, name): (figures[call][name], most)
+        (call, name, figures[call][name], most)
         for call, laws in MOST_FIGURES.items()
         for name, most in laws.items()
         if figures[call][name] > most
     }
+    text = figures["text"]
+    rates = {name: 1000 * text[name] / text["functions"] for name in MOST_OF_1000}
+    higher |= {(name, round(rate, 1)) for name, rate in rates.items() if rate > MOST_OF_1000[name]}
     assert not higher, "(now, at most); `python -m tests.reader --path --names` lists them"
     assert figures["text"]["mirrored"] >= LEAST_MIRRORED
 
