@@ -268,7 +268,7 @@ _MARKS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {  # beginnings, en
     "hyperparallel": (("latest_checkpoint_iteration", "global_step_", "_rank"), ("metadata",)),
     "dcp_safetensors": ((), (".safetensors",)),
     "torch_dist": (("metadata.json", "iter_"), ()),
-    "pytorch": ((), (".bin", ".bin.index.json", ".pt", ".pth")),
+    "pytorch": ((), (".bin", ".bin.index.json")),
 }
 """Without a name that begins or ends so, a form recognizes no folder, and need not be imported."""
 

@@ -197,6 +197,43 @@ def whole_tensors(
     )
 
 
+def single_index(listing: Listing, ending: str) -> str | None:
+    """Return the index of a folder, if it has one. Raises UsageError for several."""
+    indexes = [name for name in listing.files if name.endswith(ending)]
+    if len(indexes) > 1:
+        raise UsageError(
+            f"holds several indexes ({', '.join(indexes)}), of which one is meant",
+            "move the others away",
+            where=listing.path,
+        )
+    return indexes[0] if indexes else None
+
+
+def check_alone(listing: Listing, alone: Sequence[str], rivals: Sequence[str]) -> None:
+    """Raise UsageError where a file that is a whole model lies with what may be meant instead."""
+    if alone and rivals:
+        raise UsageError(
+            f"holds {alone[0]} and {rivals[0]}, of which one is meant",
+            f"name {listing.at(alone[0])} itself",
+            "move what is not the model away",
+            where=listing.path,
+        )
+
+
+def check_shards(listing: Listing, matches: Iterable[re.Match[str]]) -> None:
+    """Raise CheckpointError where files, by `number` and `of` how many, are not all there."""
+    shards = [match for match in matches if match["of"]]
+    for count in {match["of"] for match in shards}:
+        have = {int(match["number"]) for match in shards if match["of"] == count}
+        missing_numbers = sorted(set(range(1, int(count) + 1)) - have)
+        if missing_numbers:
+            raise CheckpointError(
+                f"has {len(have)} of {int(count)} shards, and no index",
+                f"copy number {format_ranges(missing_numbers)} into it",
+                where=listing.path,
+            )
+
+
 def _missing_files(
     listing: Listing,
     index: str,

@@ -17,8 +17,7 @@ from dataclasses import replace
 from typing import Any
 
 from rankxform.checkpoints import folders
-from rankxform.errors import CheckpointError, RankxformError, UsageError
-from rankxform.layout.names import format_ranges
+from rankxform.errors import RankxformError
 from rankxform.planning.plan import FileContent, Planner
 from rankxform.statements import COMMIT, Statement
 from rankxform.storage.store import FOLDER, Listing, Store
@@ -77,19 +76,13 @@ class HuggingFaceForm(Form):
         self, listing: Listing, where: CheckpointRef, store: Store, rank_filter: RankFilter
     ) -> SelectedFiles:
         folders.check_no_step(self.name, where)
-        indexes = [name for name in listing.files if name.endswith(INDEX)]
-        if len(indexes) > 1:
-            raise UsageError(
-                f"holds several indexes ({', '.join(indexes)}), of which one is meant",
-                "move the others away",
-                where=listing.path,
-            )
-        if not indexes:
+        index = folders.single_index(listing, INDEX)
+        if index is None:
             _check_clear(listing, indexed=False)
-        selected = folders.whole_tensors(listing, store, indexes[0] if indexes else None)
+        selected = folders.whole_tensors(listing, store, index)
         assert selected.description is not None
         listed_files = {*selected.names.values(), *selected.description.passed_over}
-        if indexes and not {*folders.tensor_files(listing.files)} <= listed_files:
+        if index is not None and not {*folders.tensor_files(listing.files)} <= listed_files:
             _check_clear(listing, indexed=True)
         statements = (*selected.description.statements, *_commits(selected, store))
         return replace(selected, description=replace(selected.description, statements=statements))
@@ -156,26 +149,9 @@ def _check_clear(listing: Listing, indexed: bool) -> None:
     matches = {name: match for name in files if (match := _SHARD().fullmatch(name))}
     alone = [name for name, match in matches.items() if match["number"] is None]
     other_files = [name for name in files if name not in alone]
-    if alone and (indexed or other_files or len(alone) > 1):
-        rival_text = "an index" if indexed else (other_files or alone[1:])[0]
-        raise UsageError(
-            f"holds {alone[0]} and {rival_text}, of which one is meant",
-            f"name {listing.at(alone[0])} itself",
-            "move what is not the model away",
-            where=listing.path,
-        )
-    if indexed:
-        return
-    shards = [match for match in matches.values() if match["of"]]
-    for count in {match["of"] for match in shards}:
-        have = {int(match["number"]) for match in shards if match["of"] == count}
-        missing_numbers = sorted(set(range(1, int(count) + 1)) - have)
-        if missing_numbers:
-            raise CheckpointError(
-                f"has {len(have)} of {int(count)} shards, and no index",
-                f"copy number {format_ranges(missing_numbers)} into it",
-                where=listing.path,
-            )
+    folders.check_alone(listing, alone, ["an index"] if indexed else [*other_files, *alone[1:]])
+    if not indexed:
+        folders.check_shards(listing, matches.values())
 
 
 _OF_RANK = pattern_on_use(r"_rank[0-9]+_|[0-9]+\.metadata$|\.rank[0-9]+_metadata$")

@@ -15,9 +15,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from rankxform.checkpoints import folders
-from rankxform.errors import CheckpointError, UsageError
+from rankxform.errors import UsageError
 from rankxform.formats.torch_file import is_extra_state
-from rankxform.layout.names import format_ranges
 from rankxform.storage.store import FILE, FOLDER, Listing, Store
 from rankxform.values import pattern_on_use
 
@@ -56,15 +55,10 @@ class PyTorchForm(Form):
     ) -> SelectedFiles:
         folders.check_no_step(self.name, where)
         matches = {name: match for name in listing.files if (match := _MODEL().fullmatch(name))}
-        indexes = [name for name in listing.files if name.endswith(INDEX)]
-        of_model = replace(listing, files=(*matches, *indexes))
-        if len(indexes) > 1:
-            raise UsageError(
-                f"holds several indexes ({', '.join(indexes)}), of which one is meant",
-                "move the others away",
-                where=listing.path,
-            )
-        if not indexes and listing.kind != FILE:
+        index = folders.single_index(listing, INDEX)
+        of_model = replace(listing, files=(*matches, *([index] if index else [])))
+        alone = [name for name, match in matches.items() if match["of"] is None]
+        if index is None and listing.kind != FILE:
             prefixes = sorted({match["prefix"] for match in matches.values()})
             if len(prefixes) > 1:
                 raise UsageError(
@@ -72,19 +66,13 @@ class PyTorchForm(Form):
                     "move those of one away",
                     where=listing.path,
                 )
-            alone = [name for name, match in matches.items() if match["of"] is None]
-            if alone and len(matches) > 1:
-                other_name = next(name for name in matches if name != alone[0])
-                raise UsageError(
-                    f"holds {alone[0]} and {other_name}, of which one is meant",
-                    f"name {listing.at(alone[0])} itself",
-                    "move what is not the model away",
-                    where=listing.path,
-                )
-            _check_complete(listing, [(m["number"], m["of"]) for m in matches.values() if m["of"]])
-        index = indexes[0] if indexes else None
+            folders.check_alone(listing, alone, [name for name in matches if name not in alone[:1]])
+            folders.check_shards(listing, matches.values())
         selected = folders.whole_tensors(of_model, store, index, suffixes=SUFFIXES)
         assert selected.description is not None
+        if index is not None:
+            used = {*selected.names.values(), *selected.description.passed_over}
+            folders.check_alone(listing, [name for name in alone if name not in used], ["an index"])
         listed = {
             file: tuple(name for name in names if not is_extra_state(name))
             for file, names in selected.description.listed.items()
@@ -92,16 +80,3 @@ class PyTorchForm(Form):
         # transformers left tied tensors out of total_size
         description = replace(selected.description, listed=listed, statements=())
         return replace(selected, description=description)
-
-
-def _check_complete(listing: Listing, shards: list[tuple[str, str]]) -> None:
-    """Raise CheckpointError where shards, by number and count, are missing, and no index is."""
-    for count in {of for _, of in shards}:
-        have = {int(number) for number, of in shards if of == count}
-        missing_numbers = sorted({*range(1, int(count) + 1)} - have)
-        if missing_numbers:
-            raise CheckpointError(
-                f"has {len(have)} of {int(count)} shards, and no index",
-                f"copy number {format_ranges(missing_numbers)} into it",
-                where=listing.path,
-            )

@@ -516,7 +516,7 @@ class Schedule:
 
         slices: those that lie in memory, of which the places alone matter.
         """
-        self._arena, self._used, self._slices, self._taken = arena, 0, slices, 0
+        self._arena, self._used, self._taken = arena, 0, 0
         contents, rooms = sorted(slices.contents), sorted(slices.rooms)
         # In `slices.buffers`, behind the arena.
         self._contents = {

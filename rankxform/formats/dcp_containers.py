@@ -50,7 +50,7 @@ from .container import (
     TensorSpec,
     content_bytes,
 )
-from .pickles import PERSISTENT, PickleWriter, UnbuiltObject, load_pickle
+from .pickles import PERSISTENT, GlobalName, PickleWriter, UnbuiltObject, load_pickle
 
 STORAGES = {
     "Double": "Float64", "Float": "Float32", "Half": "Float16", "BFloat16": "BFloat16",
@@ -217,22 +217,48 @@ def read_tensor_pickle(data: bytes) -> TensorPickle:
 
 def _plain(unbuilt: UnbuiltObject) -> TensorPickle:
     """Return what a call says that makes a tensor. Raises FormatError, and others of nonsense."""
+    view = storage_view(unbuilt)
+    if view.key != "0":
+        raise FormatError(f"is a tensor of a storage that is not known ({view.key})")
+    return TensorPickle(view.dtype, view.shape, _wrong(view))
+
+
+class StorageView(NamedTuple):
+    """A tensor as torch keeps it: elements of a storage."""
+
+    key: str  # of the storage's member
+    dtype: str
+    stored: int  # bytes that are stated of the storage
+    first: int  # element
+    shape: Shape
+    strides: Shape  # in elements
+    is_conjugate: bool  # or negative: its values are others than those that are stored
+
+
+def storage_view(unbuilt: UnbuiltObject) -> StorageView:
+    """Return what a call says that makes a tensor. Raises FormatError, and others of nonsense."""
     if unbuilt.kind not in REBUILD:
-        raise FormatError(f"is made by {unbuilt.kind}, and not a plain tensor")
+        raise FormatError(
+            f"is made by {unbuilt.kind}, and no plain tensor", "dequantize() it first"
+        )
     storage, first, shape, strides, _, hooks, *extra_args = unbuilt.args
-    if storage.kind != PERSISTENT:
+    if storage.kind != PERSISTENT or storage.args[0] != "storage":
         raise TypeError
     _, kind, key, _, count = storage.args
-    if hooks or not all(map(is_extent, (*shape, *strides, first, count))):
+    if hooks or type(kind) is not GlobalName or type(key) is not str:
+        raise TypeError
+    if type(shape) is not tuple or type(strides) is not tuple:
+        raise TypeError
+    if not all(map(is_extent, (*shape, *strides, first, count))):
         raise TypeError
     if unbuilt.kind == REBUILD[1]:
         dtype = TORCH.get(extra_args.pop(0).removeprefix("torch."))
     else:
         dtype = STORAGES.get(kind.removeprefix("torch.").removesuffix("Storage"))
-    if dtype is None or key != "0":
-        raise FormatError(f"is a tensor of a kind that is not known ({kind})")
+    if dtype is None:
+        raise FormatError(f"is of a type that is not known ({kind})")
     stored = count if kind == UNTYPED else count * content_bytes(dtype, ())
-    return TensorPickle(dtype, shape, _wrong(dtype, shape, strides, first, stored, extra_args))
+    return StorageView(key, dtype, stored, first, shape, strides, any(extra_args))
 
 
 def is_extent(value: object) -> bool:
@@ -240,10 +266,9 @@ def is_extent(value: object) -> bool:
     return type(value) is int and 0 <= value < 1 << 48
 
 
-def _wrong(
-    dtype: str, shape: Shape, strides: Shape, first: int, stored: int, extra_args: list[object]
-) -> str:
+def _wrong(view: StorageView) -> str:
     """Return why the bytes are not the elements row by row; "" if they are."""
+    _, dtype, stored, first, shape, strides, is_conjugate = view
     plain = row_strides(shape)
     if len(strides) != len(shape):
         return f"stored with {len(strides)} strides of {len(shape)} axes"
@@ -251,7 +276,7 @@ def _wrong(
         return f"stored with strides {strides}, not row by row"
     if first or stored != content_bytes(dtype, shape):
         return f"a view of a larger tensor: {stored:,} bytes from element {first:,} on"
-    if any(extra_args):
+    if is_conjugate:
         return "stored as a conjugate or a negative"
     return ""
 

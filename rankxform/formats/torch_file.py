@@ -20,7 +20,7 @@ from typing import Any
 
 from rankxform.errors import FormatError, RequestError
 from rankxform.geometry.box import Shape
-from rankxform.values import NamedTuple, crc32
+from rankxform.values import crc32
 
 from .ckpt import crc_of
 from .container import (
@@ -34,22 +34,18 @@ from .container import (
     Span,
     TensorSpec,
     build_index,
-    content_bytes,
     file_signature,
     item_size,
 )
 from .dcp_containers import (
-    REBUILD,
-    STORAGES,
-    TORCH,
-    UNTYPED,
+    StorageView,
     ZipDirectory,
     ZipReader,
     allowed_names,
-    is_extent,
     row_strides,
+    storage_view,
 )
-from .pickles import PERSISTENT, GlobalName, UnbuiltObject, load_pickle
+from .pickles import GlobalName, UnbuiltObject, load_pickle
 
 _PARAMETERS = "torch._utils._rebuild_parameter", "torch._utils._rebuild_parameter_with_state"
 _OF_TYPE = "torch._tensor._rebuild_from_type_v2"
@@ -202,7 +198,7 @@ def _entry(
 ) -> ParsedEntry:
     """Return a tensor, and where its elements lie. Raises FormatError, which names it."""
     try:
-        key, dtype, stored, first, shape, strides = _view_of(call)
+        key, dtype, stored, first, shape, strides, _ = _view_of(call)
         if key not in places:
             member = directory.members.get(f"data/{key}")
             if member is None:
@@ -225,18 +221,7 @@ def _entry(
     return ParsedEntry(name, dtype, shape, spans)
 
 
-class _StorageView(NamedTuple):
-    """A tensor, as elements of a storage."""
-
-    key: str  # of the storage's member
-    dtype: str
-    stored: int  # bytes that are stated of the storage
-    first: int  # element
-    shape: Shape
-    strides: Shape  # in elements
-
-
-def _view_of(call: UnbuiltObject) -> _StorageView:
+def _view_of(call: UnbuiltObject) -> StorageView:
     """Return what a call says that makes a tensor. Raises FormatError, and others of nonsense."""
     for _ in range(_NESTED):
         call = call.args[0] if call.kind in _PARAMETERS else call
@@ -247,32 +232,12 @@ def _view_of(call: UnbuiltObject) -> _StorageView:
         if kind not in _PLAIN_TYPES:
             raise FormatError(f"is a {kind}, and no plain tensor", "save it as plain tensors")
         call = UnbuiltObject(function, args)
-    if call.kind not in REBUILD:
-        raise FormatError(
-            f"is made by {call.kind}, and is no plain tensor", "dequantize() it first"
-        )
-    storage, first, shape, strides, _, hooks, *extra = call.args
-    if storage.kind != PERSISTENT or storage.args[0] != "storage":
-        raise TypeError
-    _, kind, key, _, count = storage.args
-    if hooks or len(shape) != len(strides) or type(kind) is not GlobalName:
-        raise TypeError
-    if type(shape) is not tuple or type(strides) is not tuple:
-        raise TypeError
-    if not all(map(is_extent, (*shape, *strides, first, count))) or type(key) is not str:
-        raise TypeError
-    typed = call.kind == REBUILD[1]
-    dtype = (
-        TORCH.get(extra.pop(0).removeprefix("torch."))
-        if typed
-        else STORAGES.get(kind.removeprefix("torch.").removesuffix("Storage"))
-    )
-    if dtype is None:
-        raise FormatError(f"is of a type that is not known ({kind})")
-    if any(extra):
+    view = storage_view(call)
+    if view.is_conjugate:
         raise FormatError("is stored as a conjugate or a negative", "resolve_conj() it first")
-    stored = count if kind == UNTYPED else count * content_bytes(dtype, ())
-    return _StorageView(key, dtype, stored, first, shape, strides)
+    if len(view.shape) != len(view.strides):
+        raise TypeError
+    return view
 
 
 def _runs(first: int, shape: Shape, strides: Shape, item: int) -> Iterator[tuple[int, int]]:

@@ -221,9 +221,8 @@ def tabulate(source: Source, elsewhere: Mapping[int, Schema] = MappingProxyType(
     """
     source = _with_findings(source, run_rules(HEADERS, [checks], source, source.need.accepts))
     description = source.description
-    if (
-        source.form.described and description.is_whole
-    ):  # an id is a rank with all that it holds whole
+    # An id stands for a rank with all that it holds whole.
+    if source.form.described and description.is_whole:
         whole_strategy = WholeStrategy(stage_size=max(source.selected.names, default=0) + 1)
         description = replace(description, strategy=whole_strategy)
         source = replace(source, description=description)

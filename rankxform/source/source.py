@@ -99,7 +99,7 @@ class Source(HasFindings):
 
     where: CheckpointRef  # the checkpoint; its path is absolute
     form: Form
-    need: SourceNeed = SourceNeed()
+    need: SourceNeed = ALL
     # What lies at the place; on process 0, or on one process of each node.
     listing: Listing | None = field(default=None, compare=False)
     searched: str = ""  # for messages, which nodes and places were searched

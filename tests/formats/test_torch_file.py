@@ -201,7 +201,7 @@ def test_tuples_of_tuples_are_bounded(deep, tmp_path):
         words += (
             b"(" + b"h" + bytes([level]) + (b"h" + bytes([level])) * 63 + b"tq" + bytes([level + 1])
         )
-    with pytest.raises(RankxformError):
+    with pytest.raises(RankxformError, match="nested deeper"):
         rankxform.load(torch.archive(tmp_path / "model.bin", words + b".", {}))
 
 
@@ -215,6 +215,22 @@ def test_two_models_in_one_folder(tmp_path):
     for name in ("pytorch_model-00001-of-00002.bin", "other_model-00002-of-00002.bin"):
         torch.save(tmp_path / name, {name[:3]: ("Float32", BASE)})
     with pytest.raises(RankxformError, match="holds files of two models"):
+        rankxform.load(tmp_path)
+
+
+def test_a_whole_model_beside_an_index_that_does_not_mean_it(tmp_path):
+    tensors = {name: ("Float32", BASE + n) for n, name in enumerate("abc")}
+    folder = torch.write_folder(tmp_path / "src", tensors, 2)
+    torch.save(folder / "pytorch_model.bin", {"other": ("Float32", BASE)})
+    with pytest.raises(RankxformError, match=r"holds pytorch_model.bin and an index"):
+        rankxform.load(folder)
+    torch.save(folder / "pytorch_model.bin", tensors)  # an earlier copy of all
+    assert {*rankxform.load(folder)} == {*tensors}
+
+
+def test_shards_of_which_one_is_lost_and_no_index_tells(tmp_path):
+    torch.save(tmp_path / "pytorch_model-00001-of-00002.bin", {"a": ("Float32", BASE)})
+    with pytest.raises(RankxformError, match="has 1 of 2 shards, and no index"):
         rankxform.load(tmp_path)
 
 
