@@ -283,9 +283,9 @@ class ArrayDestination(Destination):
 
         self.left = team.agree(share)
         self._wanted_slices = [
-            planner.slices(self.rank)[position]
+            wanted_slice
             for slice_range in self.left[team.rank]
-            for position in range(slice_range.first, slice_range.stop)
+            for wanted_slice in planner.slices(self.rank)[slice_range.first : slice_range.stop]
         ]
         yield conversion
 
