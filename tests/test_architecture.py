@@ -241,6 +241,7 @@ def test_the_public_names():
 READERS = ("checkpoints", "source", "storage", "target", "verbs")
 """Rooms in which statements on a checkpoint are read."""
 WITHIN_ONE = {
+    "checkpoints/megatron_names.py": "names of one table that are one tensor's",
     "checkpoints/torch_dist.py": "what a backend says of itself against what can be read",
     "checkpoints/folders.py": "an option against the folder that it was to choose; a name against its normal form",
     "verbs/evidence.py": "rows of one tensor, which are values",

@@ -184,16 +184,11 @@ def test_an_export_over_an_earlier_one(made, dst, capfd):
 
 # -- arrangements, and quantized folders ------------------------------------------------------------
 
-RENAMED = (
-    r"self_attention\.linear_qkv\.layer_norm_weight$=input_layernorm.weight",
-    r"mlp\.linear_fc1\.layer_norm_weight$=pre_mlp_layernorm.weight",
-)
-
 
 def test_megatrons_fused_matrices(made, dst):
     folder = made("mcore_to_hf")
     expected = load_file(folder / "expect.safetensors")
-    options = {"map": "qwen3", "config": str(folder / "config.json"), "rename": RENAMED}
+    options = {"map": "qwen3", "config": str(folder / "config.json")}
     parts = refused(folder / "mcore", dst, **options)
     assert parts.tries[0] == "--vocab 40"
     same(convert(folder / "mcore", dst, vocab=40, vocab_cut=True, **options)[1], expected)
@@ -202,7 +197,7 @@ def test_megatrons_fused_matrices(made, dst):
 def test_fused_matrices_of_no_known_framework(made, dst):
     folder = made("mcore_to_hf")
     plain = dst.parent / "plain"
-    convert(folder / "mcore", plain, rename=RENAMED)  # a folder with Megatron's names
+    convert(folder / "mcore", plain)  # a folder with Megatron's names
     options = {"map": "qwen3", "config": str(folder / "config.json"), "vocab": 40}
     parts = refused(plain, dst, vocab_cut=True, **options)
     assert "does not say how" in parts.what and "--gate-up contiguous" in parts.tries[1]

@@ -16,7 +16,7 @@ from dataclasses import replace
 
 from rankxform.checkpoints import folders
 from rankxform.errors import UsageError
-from rankxform.formats.torch_file import is_extra_state
+from rankxform.layout.names import is_extra_state
 from rankxform.storage.store import FILE, FOLDER, Listing, Store
 from rankxform.values import pattern_on_use
 

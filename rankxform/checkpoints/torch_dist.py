@@ -9,7 +9,8 @@
 
 All layers of one kind are stored as one tensor with an axis in front, which is taken apart: what
 is converted has a number behind ``layers.``, as the model has. Parts of one parameter that are
-stored under names of their own, such as the halves of a gated unit, are one tensor again.
+stored under names of their own, such as the halves of a gated unit, are one tensor again, and so
+are experts that are stored one by one. Names are those of `megatron_names`.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from rankxform.errors import CheckpointError, FormatError, UsageError
 from rankxform.formats.dcp_metadata import DcpMetadata
 from rankxform.formats.documents import decode_json
 from rankxform.geometry.box import Box
+from rankxform.layout.names import format_ranges
 from rankxform.planning.catalog import Description
 from rankxform.storage.store import FOLDER, Listing, Store
 from rankxform.values import pattern_on_use
@@ -37,6 +39,7 @@ from .folders import (
     describe_boxes,
     iteration_of,
 )
+from .megatron_names import local_names
 
 TRACKER = "latest_checkpointed_iteration.txt"
 _STEP = pattern_on_use(r"iter_([0-9]{7,18})")
@@ -51,6 +54,9 @@ _GROUPS = (
 )  # fmt: skip
 """Parts of one parameter, in the order of their rows (megatron-core 0.16, `sharded_state_dict` of
 `ssm.gated_delta_net` and `ssm.mamba_mixer`)."""
+_EXPERT = pattern_on_use(
+    r"(?P<before>.*\bexperts\.experts\.)(?P<number>[0-9]{1,6})(?P<after>\.linear_fc[12]\.\w+)"
+)
 _RAW = "optimizer.distributed."
 _SUPPORTED = {"sharded_backend": "torch_dist", "sharded_backend_version": 1}
 
@@ -104,7 +110,7 @@ class TorchDistForm(Form):
         )
         names, description = describe_boxes(
             listing,
-            _of_model(table, base_description.refused),
+            _of_model(table, base_description.refused, source),
             entry_of,
             (DISTCP_SUFFIX,),
             iteration.below,
@@ -164,7 +170,7 @@ def _lone_parts(table: DcpMetadata, source: str) -> dict[str, str]:
     return refused
 
 
-def _of_model(table: DcpMetadata, refused: Collection[str]) -> BoxTable:
+def _of_model(table: DcpMetadata, refused: Collection[str], source: str) -> BoxTable:
     """Return the tensors of a model: layers apart, parts joined; without those refused."""
     model_tensors = {n: s for n, s in table.tensors.items() if n not in refused}
     lying = {n: i for n, i in table.items.items() if n not in refused}
@@ -178,7 +184,51 @@ def _of_model(table: DcpMetadata, refused: Collection[str]) -> BoxTable:
         names = [parts[part] for part in group]
         if names and whole_name not in tensors and all(tensors[name][1] for name in names):
             _join(whole_name, names, tensors, boxes_by_name)
-    return BoxTable(tensors, boxes_by_name, stored_boxes.items)
+    _pile_experts(tensors, boxes_by_name, source)
+    names_by_stored = local_names(tensors, source)
+    return BoxTable(
+        {names_by_stored[stored]: shape for stored, shape in tensors.items()},
+        {names_by_stored[stored]: boxes for stored, boxes in boxes_by_name.items()},
+        stored_boxes.items,
+    )
+
+
+def _pile_experts(
+    tensors: dict[str, tuple[str, tuple[int, ...]]],
+    boxes_by_name: dict[str, tuple[BoxInItem, ...]],
+    source: str,
+) -> None:
+    """Put the experts of a layer that are stored one by one in one tensor, along an axis in front.
+
+    Raises CheckpointError where one lacks, or is of another shape.
+    """
+    experts_by_whole: dict[str, dict[int, str]] = {}
+    for name in tensors:
+        if match := _EXPERT().fullmatch(name):
+            whole_name = match["before"] + match["after"][1:]
+            experts_by_whole.setdefault(whole_name, {})[int(match["number"])] = name
+    for whole_name, names in experts_by_whole.items():
+        missing = next((number for number in range(len(names)) if number not in names), None)
+        if missing is not None:
+            text = f"experts {format_ranges(sorted(names))} are there, and {missing} is not"
+            text = f"of {whole_name} {text}"
+            raise CheckpointError(text, "copy the checkpoint again", where=source)
+        kinds = {tensors[name] for name in names.values()}
+        if len(kinds) > 1 or whole_name in tensors:
+            text = f"experts of {whole_name} are of several shapes or types, or stored twice"
+            raise CheckpointError(text, "save the checkpoint again", where=source)
+        ((dtype, shape),) = kinds
+        boxes = list[BoxInItem]()
+        for number, name in sorted(names.items()):
+            del tensors[name]
+            boxes += (
+                placed._replace(
+                    box=Box((number, *placed.box.start), (number + 1, *placed.box.stop))
+                )
+                for placed in boxes_by_name.pop(name)
+                if placed.box.size
+            )
+        tensors[whole_name], boxes_by_name[whole_name] = (dtype, (len(names), *shape)), tuple(boxes)
 
 
 def _take_apart(

@@ -20,6 +20,7 @@ from typing import Any
 
 from rankxform.errors import FormatError, RequestError
 from rankxform.geometry.box import Shape
+from rankxform.layout.names import is_extra_state
 from rankxform.values import crc32
 
 from .ckpt import crc_of
@@ -182,11 +183,6 @@ def _tensors_of(saved: Any) -> Mapping[str, UnbuiltObject]:
             raise FormatError(f"{name!r} is a {kind} and no tensor", "save the state_dict alone")
         tensors[name] = call
     return tensors
-
-
-def is_extra_state(name: str) -> bool:
-    """Tell whether a name is what a layer in 8 bits keeps beside its weights, which is none."""
-    return name.rpartition(".")[2] == "_extra_state"
 
 
 def _entry(

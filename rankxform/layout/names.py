@@ -41,6 +41,15 @@ def pattern_of(name: str) -> str:
     return re.sub(r"(?<![^.])\d+(?![^.])", "*", name)
 
 
+def is_extra_state(name: str) -> bool:
+    """Tell whether a name is what a layer in 8 bits keeps beside its weights, which is none.
+
+    >>> is_extra_state("mlp.linear_fc1._extra_state/shard_0_2")
+    True
+    """
+    return name.partition("/")[0].rpartition(".")[2] == "_extra_state"
+
+
 def patterns(names: Iterable[str]) -> list[str]:
     """Summarize names by pattern, numbers between dots replaced by ``*``, commonest first.
 

@@ -74,7 +74,8 @@ _COMPANIONS = {
 """Ordinary words -> what the optimizer that uses them keeps too; alone they name a module."""
 
 _BELOW_A_ROOT = STATE_PREFIXES | STATE_SUFFIXES | frozenset((
-    "col_var", "eta", "master_param", "mu", "mu_product", "row_var", "step", "sum", "variance",
+    "col_var", "eta", "master_param", "mu", "mu_product", "param", "row_var", "step", "sum",
+    "variance",
 ))  # fmt: skip
 """Words that are a state's only where an optimizer's root stands before them, and the others."""
 

@@ -40,6 +40,7 @@ from rankxform.layout.names import (
     and_more,
     compile_regex,
     first_texts,
+    is_extra_state,
     option_to_exclude,
     summarize_names,
 )
@@ -867,7 +868,8 @@ class NameMap(ModelOperation):
     def _tensors_without_link(self, side: str, remaining_tensors: Sequence[Tensor]) -> list[Tensor]:
         dropped_tensors, unknown_names = [], list[str]()
         for tensor in remaining_tensors:
-            if not tensor.dropped and tensor.name in self._ignored[side]:
+            is_ignored = tensor.name in self._ignored[side] or is_extra_state(tensor.name)
+            if not tensor.dropped and is_ignored:
                 tensor = replace(tensor, dropped="left out: no weight of the model")
             if not tensor.dropped:
                 if not any(pattern.search(tensor.name) for pattern in self._excluded):

@@ -101,7 +101,7 @@ MASTERS = "optimizer._mixed_precision_optimizer.fp32_from_fp16_params."
 """What HyperParallel puts before a parameter's name for its Float32 copy."""
 STATE_NAMES = {
     "exp_avg": "adam_m", "exp_avg_sq": "adam_v", "max_exp_avg_sq": "max_exp_avg_sq",
-    "momentum_buffer": "muon_m", "fp32_param": MASTER, MASTER: MASTER,
+    "momentum_buffer": "muon_m", "fp32_param": MASTER, "param": MASTER, MASTER: MASTER,
 }  # fmt: skip
 """What MindSpore calls other frameworks' states."""
 

@@ -75,7 +75,7 @@ def patterns_without_match(patterns: Sequence[str], names: Iterable[str]) -> lis
 
 NOT_WEIGHTS = "optimizer states and counters (--weights-only)"
 _HALVES = ("Float16", "BFloat16")
-_MASTER_KINDS = (MASTER, "fp32_param", "master_param")
+_MASTER_KINDS = (MASTER, "fp32_param", "master_param", "param")
 
 
 def weights_only(options: Mapping[str, Any]) -> TensorOperation | None:

@@ -23,7 +23,7 @@ from rankxform.formats.container import BYTES, content_bytes, item_size
 from rankxform.geometry.box import Box, Shape
 from rankxform.geometry.pieces import Assembly, PieceTiling
 from rankxform.layout.layout import Layout, whole_layout
-from rankxform.layout.names import pattern_of, patterns, summarize_names
+from rankxform.layout.names import is_extra_state, pattern_of, patterns, summarize_names
 from rankxform.layout.strategy import PatternStrategy, Strategy, WholeStrategy
 from rankxform.operations.base import OperationChain, Tensor
 from rankxform.values import dataclass, pattern_on_use
@@ -434,6 +434,7 @@ def _left_out(reason: str, parameters: list[Parameter]) -> OmittedParameters:
     nbytes = sum(content_bytes(p.src_dtype, p.shape) for p in parameters)
     states = {p.name: p.state for p in parameters if p.state is not None}
     families = {name: state.family for name, state in states.items() if state.parameter != name}
+    families |= {p.name: "*._extra_state" for p in parameters if is_extra_state(p.name)}
     return OmittedParameters(reason, tuple(p.name for p in parameters), nbytes, families)
 
 

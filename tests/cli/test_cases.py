@@ -10,12 +10,12 @@ import pytest
 
 from tests import reference
 from tests.forked import run_forked
-from tests.test_cases import PATTERNS, RENAMED, made
+from tests.test_cases import PATTERNS, made
 
 __all__ = ["made"]
 
 RANKS = {"q.weight": ([2], [0, -1], 0, 0), "o.weight": ([2], [-1, 0], 0, 0)}
-JOINED = f"--map qwen3 --config config.json --rename {RENAMED[0]} --rename {RENAMED[1]}"
+JOINED = "--map qwen3 --config config.json"
 COMMANDS = {
     "ms_optimizers": [
         f"{kind} DST --src-strategy {kind}.json {more}"
