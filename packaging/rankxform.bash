@@ -18,7 +18,7 @@ _rankxform() {
         "transform --dtype") words="bf16 fp16 fp32" ;;
         "transform --vocab-fill") words="zeros repeat-last" ;;
         "transform --unsharded") words="cp" ;;
-        "transform --src-form") words="ranks checkpoint2 unified huggingface dcp hyperparallel dcp_safetensors torch_dist pytorch" ;;
+        "transform --src-form") words="ranks checkpoint2 unified huggingface dcp hyperparallel dcp_safetensors torch_dist pytorch megatron verl" ;;
         "transform --dst-form") words="ranks checkpoint2 unified huggingface dcp hyperparallel" ;;
         "transform --format") words="ckpt safetensors" ;;
         "transform --link") words="reflink hard none" ;;
@@ -33,7 +33,7 @@ _rankxform() {
         "verify --dtype") words="bf16 fp16 fp32" ;;
         "verify --vocab-fill") words="zeros repeat-last" ;;
         "verify --unsharded") words="cp" ;;
-        "verify --src-form") words="ranks checkpoint2 unified huggingface dcp hyperparallel dcp_safetensors torch_dist pytorch" ;;
+        "verify --src-form") words="ranks checkpoint2 unified huggingface dcp hyperparallel dcp_safetensors torch_dist pytorch megatron verl" ;;
         "verify --dst-form") words="ranks checkpoint2 unified huggingface dcp hyperparallel" ;;
         "verify --format") words="ckpt safetensors" ;;
         "verify --link") words="reflink hard none" ;;
@@ -48,7 +48,7 @@ _rankxform() {
         "launch --dtype") words="bf16 fp16 fp32" ;;
         "launch --vocab-fill") words="zeros repeat-last" ;;
         "launch --unsharded") words="cp" ;;
-        "launch --src-form") words="ranks checkpoint2 unified huggingface dcp hyperparallel dcp_safetensors torch_dist pytorch" ;;
+        "launch --src-form") words="ranks checkpoint2 unified huggingface dcp hyperparallel dcp_safetensors torch_dist pytorch megatron verl" ;;
         "launch --dst-form") words="ranks checkpoint2 unified huggingface dcp hyperparallel" ;;
         "launch --format") words="ckpt safetensors" ;;
         "launch --link") words="reflink hard none" ;;
@@ -63,7 +63,7 @@ _rankxform() {
         "follow --dtype") words="bf16 fp16 fp32" ;;
         "follow --vocab-fill") words="zeros repeat-last" ;;
         "follow --unsharded") words="cp" ;;
-        "follow --src-form") words="ranks checkpoint2 unified huggingface dcp hyperparallel dcp_safetensors torch_dist pytorch" ;;
+        "follow --src-form") words="ranks checkpoint2 unified huggingface dcp hyperparallel dcp_safetensors torch_dist pytorch megatron verl" ;;
         "follow --dst-form") words="ranks checkpoint2 unified huggingface dcp hyperparallel" ;;
         "follow --format") words="ckpt safetensors" ;;
         "follow --link") words="reflink hard none" ;;
@@ -78,7 +78,7 @@ _rankxform() {
         "plan --dtype") words="bf16 fp16 fp32" ;;
         "plan --vocab-fill") words="zeros repeat-last" ;;
         "plan --unsharded") words="cp" ;;
-        "plan --src-form") words="ranks checkpoint2 unified huggingface dcp hyperparallel dcp_safetensors torch_dist pytorch" ;;
+        "plan --src-form") words="ranks checkpoint2 unified huggingface dcp hyperparallel dcp_safetensors torch_dist pytorch megatron verl" ;;
         "plan --dst-form") words="ranks checkpoint2 unified huggingface dcp hyperparallel" ;;
         "plan --format") words="ckpt safetensors" ;;
         "plan --link") words="reflink hard none" ;;
@@ -89,7 +89,7 @@ _rankxform() {
         "strategy derive --unsharded") words="cp" ;;
         "maps check --qkv") words="grouped contiguous" ;;
         "maps check --gate-up") words="interleaved contiguous" ;;
-        "maps check --src-form") words="ranks checkpoint2 unified huggingface dcp hyperparallel dcp_safetensors torch_dist pytorch" ;;
+        "maps check --src-form") words="ranks checkpoint2 unified huggingface dcp hyperparallel dcp_safetensors torch_dist pytorch megatron verl" ;;
         "hostfile --style") words="openmpi mpich" ;;
     esac
     [ -z "$words" ] && case "$verb" in

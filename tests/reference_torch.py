@@ -51,6 +51,65 @@ class _Tensor:
         return _rebuild_tensor_v2, arguments
 
 
+_PLACES = "torch.distributed.tensor.placement_types"
+CLASSES = {
+    name: _named(name, module)
+    for name, module in {
+        "DTensor": "torch.distributed.tensor", "DeviceMesh": "torch.distributed.device_mesh",
+        "DTensorSpec": "torch.distributed.tensor._dtensor_spec",
+        "TensorMeta": "torch.distributed.tensor._dtensor_spec", "Size": "torch",
+        "Shard": _PLACES, "_StridedShard": _PLACES, "Replicate": _PLACES, "Partial": _PLACES,
+    }.items()
+}  # fmt: skip
+
+
+def _function(name, module):
+    def stand():
+        """Stand for torch's function, which is named and never called."""
+
+    stand.__module__, stand.__qualname__, stand.__name__ = module, name, name
+    return stand
+
+
+FUNCTIONS = {
+    "_rebuild_from_type_v2": _function("_rebuild_from_type_v2", "torch._tensor"),
+    "_rebuild_wrapper_subclass": _function("_rebuild_wrapper_subclass", "torch._utils"),
+}
+
+
+class _Call:
+    """Pickles as a call, or as a new object with a state."""
+
+    def __init__(self, function, arguments, state=None):
+        self.reduced = function, arguments, *(() if state is None else (state,))
+
+    def __reduce__(self):
+        return self.reduced
+
+
+def _object(name, state, arguments=()):
+    return _Call(CLASSES[name], arguments, state)
+
+
+def dtensor(local, shape, sizes, coordinates, placements):
+    """Return what pickles as a DTensor of torch 2.9: of a `tensor` on a mesh of such sizes.
+
+    placements: (class, dim) or (class, dim, split_factor), or the class alone.
+    """
+    ranks = tensor("ranks", "Int32", tuple(sizes))
+    members = "dim", "split_factor"
+    spec = {
+        "mesh": _object("DeviceMesh", {"mesh": ranks, "_coordinate_on_dim": list(coordinates)}),
+        "placements": tuple(_object(p[0], dict(zip(members, p[1:]))) for p in placements),
+        "tensor_meta": _object(
+            "TensorMeta", None, (_Call(CLASSES["Size"], (tuple(shape),)), (), None)
+        ),
+    }
+    state = None, {"_local_tensor": local, "_spec": _object("DTensorSpec", spec)}
+    arguments = FUNCTIONS["_rebuild_wrapper_subclass"], CLASSES["DTensor"], (), state
+    return _Call(FUNCTIONS["_rebuild_from_type_v2"], arguments)
+
+
 class _Persistent:
     def __init__(self, id):
         self.id = id
@@ -64,9 +123,11 @@ class _Pickler(pickle.Pickler):
 @contextmanager
 def _torch():
     """Let pickle find torch's names."""
-    modules = {"torch": types.ModuleType("torch"), "torch._utils": types.ModuleType("torch._utils")}
-    vars(modules["torch"]).update(TYPES)
-    modules["torch._utils"]._rebuild_tensor_v2 = _rebuild_tensor_v2
+    named = [_rebuild_tensor_v2, *TYPES.values(), *CLASSES.values(), *FUNCTIONS.values()]
+    names = {"torch", *(one.__module__ for one in named)}
+    modules = {name: types.ModuleType(name) for name in names}
+    for one in named:
+        setattr(modules[one.__module__], one.__qualname__, one)
     before = {name: sys.modules.get(name) for name in modules}
     sys.modules.update(modules)
     try:

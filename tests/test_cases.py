@@ -118,8 +118,8 @@ def test_an_index_of_an_earlier_split(made, dst):
 THERE_INSTEAD = {
     "not_weights/lfs": "git-lfs", "not_weights/lfsindex": "git-lfs", "not_weights/html": "HTML",
     "not_weights/empty": "0 bytes", "not_weights/lfsnoindex": "git-lfs",
-    "other_formats/bin": "as torch.save leaves it", "other_formats/verl": "verl", "other_formats/gguf": "GGUF",
-    "other_formats/orbax": "Orbax", "other_formats/legacy": "legacy", "other_formats/zarr": "zarr",
+    "other_formats/bin": "as torch.save leaves it", "other_formats/verl": "no end of a ZIP, as torch.save", "other_formats/gguf": "GGUF",
+    "other_formats/orbax": "Orbax", "other_formats/legacy": "no end of a ZIP", "other_formats/zarr": "zarr",
     "other_formats/universal": "DeepSpeed", "other_formats/paddle": "Paddle",
     "other_formats/npz": "NumPy", "other_formats/meta": "PyTorch pickles",
 }  # fmt: skip

@@ -180,11 +180,13 @@ class Form(ABC):
         Raises UsageError or CheckpointError that lists the candidates; never guesses.
         """
 
-    def describe(self, description: Description, indexes: Mapping[int, Index]) -> Description:
+    def describe(
+        self, description: Description, indexes: Mapping[int, Index], names: Mapping[int, str]
+    ) -> Description:
         """Return what a checkpoint says of itself once the headers of its files are known, by id.
 
-        Pure, and the same on every process. Findings stand behind those of `description`. Raises
-        CheckpointError.
+        names: the files' own. Pure, and the same on every process. Findings stand behind those of
+        `description`; a form may add views of entries (`declared_files`). Raises CheckpointError.
         """
         return description
 
@@ -243,6 +245,8 @@ FORMS: Registry[Form] = Registry(
         "dcp_safetensors": f"{_PACKAGE}.dcp:DcpSafetensorsForm",
         "torch_dist": f"{_PACKAGE}.torch_dist:TorchDistForm",
         "pytorch": f"{_PACKAGE}.pytorch:PyTorchForm",
+        "megatron": f"{_PACKAGE}.megatron:MegatronForm",
+        "verl": f"{_PACKAGE}.verl:VerlForm",
     },
     {
         "checkpoint2": {"is_written": True, "options": ("dedup", "iteration", "prefix")},
@@ -253,6 +257,8 @@ FORMS: Registry[Form] = Registry(
         "dcp_safetensors": {"is_written": False, "options": ()},
         "torch_dist": {"is_written": False, "options": ()},
         "pytorch": {"is_written": False, "options": ()},
+        "megatron": {"is_written": False, "options": ()},
+        "verl": {"is_written": False, "options": ()},
     },
 )
 """All forms by name."""
@@ -269,6 +275,8 @@ _MARKS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {  # beginnings, en
     "dcp_safetensors": ((), (".safetensors",)),
     "torch_dist": (("metadata.json", "iter_"), ()),
     "pytorch": ((), (".bin", ".bin.index.json")),
+    "megatron": (("mp_rank_", "iter_"), ()),
+    "verl": (("model_world_size_",), ()),
 }
 """Without a name that begins or ends so, a form recognizes no folder, and need not be imported."""
 

@@ -114,7 +114,9 @@ class Checkpoint2Form(Form):
             )
         return _select_by_metadata(iteration, store)
 
-    def describe(self, description: Description, indexes: Mapping[int, Index]) -> Description:
+    def describe(
+        self, description: Description, indexes: Mapping[int, Index], names: Mapping[int, str]
+    ) -> Description:
         """What stays wrong is found by the rules."""
         return _repaired(description, {file: index.schema for file, index in indexes.items()})
 

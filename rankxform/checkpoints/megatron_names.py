@@ -9,10 +9,20 @@ shares (megatron-core 0.16.1, `models/gpt/gpt_layer_specs.py`).
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+from typing import Any
 
 from rankxform.errors import CheckpointError
+from rankxform.storage.store import Store
 from rankxform.values import pattern_on_use
+
+TRACKER = "latest_checkpointed_iteration.txt"
+ITERATION = pattern_on_use(r"iter_([0-9]{7,18})")
+RANK_FILES = "model_optim_rng.pt", "model_rng.pt"
+_FIRST_RANKS = "mp_rank_00", "mp_rank_00_000", "mp_rank_00_000_000"
+MEGATRONS_JOINING = MappingProxyType({"qkv": "grouped", "gate_up": "contiguous"})
+"""q, k and v of a group together, gate before up, as a `Form` says it."""
 
 _SPELLED_OTHERWISE = (
     (r"\bself_attention\.linear_qkv\.layer_norm_(weight|bias)$", r"input_layernorm.\1"),
@@ -47,8 +57,22 @@ def local_names(names: Iterable[str], source: str) -> dict[str, str]:
     """
     stored_by_name: dict[str, str] = {}
     for stored in names:
-        other = stored_by_name.setdefault(local_name(stored), stored)
-        if other != stored:
-            text = f"{other} and {stored} are two names of one tensor, {local_name(stored)}"
+        first_stored = stored_by_name.setdefault(local_name(stored), stored)
+        if first_stored != stored:
+            text = f"{first_stored} and {stored} are two names of one tensor, {local_name(stored)}"
             raise CheckpointError(text, "save the checkpoint again", where=source)
     return {stored: name for name, stored in stored_by_name.items()}
+
+
+def holds_rank_files(iteration: str, store: Store) -> bool:
+    """Tell whether a folder holds the file of the first rank, by any of its names."""
+    return any(store.has(f"{iteration}/{rank}/{n}") for rank in _FIRST_RANKS for n in RANK_FILES)
+
+
+def unmappable(training: Mapping[str, Any]) -> str:
+    """Return why tensors of a training are not as a map takes them; "" if they are."""
+    if training.get("apply_layernorm_1p"):
+        return "norms are stored less 1 (--apply-layernorm-1p)"
+    if training.get("attention_output_gate"):
+        return "linear_qkv holds a gate of the attention's output (--attention-output-gate)"
+    return ""

@@ -5,7 +5,7 @@
     latest_checkpointed_iteration.txt      the number, which is written last
     iter_0000100/metadata.json             the backend, and its version
                  .metadata, __0_0.distcp   as PyTorch's DCP
-                 common.pt                 a pickle of the training's arguments; never opened
+                 common.pt                 a pickle of the training's arguments
 
 All layers of one kind are stored as one tensor with an axis in front, which is taken apart: what
 is converted has a number behind ``layers.``, as the model has. Parts of one parameter that are
@@ -15,16 +15,18 @@ are experts that are stored one by one. Names are those of `megatron_names`.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from math import prod
-from types import MappingProxyType
+from typing import Any
 
 from rankxform.errors import CheckpointError, FormatError, UsageError
 from rankxform.formats.dcp_metadata import DcpMetadata
 from rankxform.formats.documents import decode_json
+from rankxform.formats.torch_file import read_training
 from rankxform.geometry.box import Box
 from rankxform.layout.names import format_ranges
 from rankxform.planning.catalog import Description
+from rankxform.statements import Finding, as_notice
 from rankxform.storage.store import FOLDER, Listing, Store
 from rankxform.values import pattern_on_use
 
@@ -34,15 +36,21 @@ from .folders import (
     DCP_METADATA,
     BoxInItem,
     BoxTable,
+    SelectedIteration,
     StepFolders,
     box_table,
     describe_boxes,
     iteration_of,
 )
-from .megatron_names import local_names
+from .megatron_names import (
+    ITERATION,
+    MEGATRONS_JOINING,
+    TRACKER,
+    holds_rank_files,
+    local_names,
+    unmappable,
+)
 
-TRACKER = "latest_checkpointed_iteration.txt"
-_STEP = pattern_on_use(r"iter_([0-9]{7,18})")
 _STACKED = pattern_on_use(r"\blayers\.(?![0-9])")
 _PART = pattern_on_use(
     r"(?P<base>.*\.weight)_(?P<half>[wv])|(?P<whole>.*\.(?:in_proj|conv1d)\.(?:weight|bias))\.(?P<part>\w+)"
@@ -58,6 +66,8 @@ _EXPERT = pattern_on_use(
     r"(?P<before>.*\bexperts\.experts\.)(?P<number>[0-9]{1,6})(?P<after>\.linear_fc[12]\.\w+)"
 )
 _RAW = "optimizer.distributed."
+_OPTIMIZERS = "optimizer.", "chained_"
+COMMON = "common.pt"
 _SUPPORTED = {"sharded_backend": "torch_dist", "sharded_backend_version": 1}
 
 
@@ -67,7 +77,7 @@ def _files(names: Iterable[str]) -> list[str]:
 
 STEPS_OF = StepFolders(
     "iteration",
-    _STEP(),
+    ITERATION(),
     "iter_{:07}",
     TRACKER,
     _files,
@@ -81,8 +91,7 @@ class TorchDistForm(Form):
     name = "torch_dist"
     title = "Megatron torch_dist"
     container = "distcp"
-    # As Megatron-Core: q, k and v of a group together, gate before up.
-    joins = MappingProxyType({"qkv": "grouped", "gate_up": "contiguous"})
+    joins = MEGATRONS_JOINING
 
     def pattern(self, where: CheckpointRef) -> str:
         return "iter_*/*"
@@ -92,7 +101,8 @@ class TorchDistForm(Form):
             return None
         if is_megatrons(listing, store):
             return BACKEND
-        return next((name for name in listing.folders if _STEP().fullmatch(name)), None)
+        iterations = (name for name in listing.folders if ITERATION().fullmatch(name))
+        return next((name for name in iterations if not holds_rank_files(name, store)), None)
 
     def select(
         self, listing: Listing, where: CheckpointRef, store: Store, rank_filter: RankFilter
@@ -105,8 +115,17 @@ class TorchDistForm(Form):
         source = iteration.at(DCP_METADATA)
         training = {} if iteration.number is None else {"global_step": iteration.number}
         refused = {**_raw(table, source), **_lone_parts(table, source)}
+        arguments, findings = _arguments_of(iteration, store)
+        if arguments.get("moe_use_legacy_grouped_gemm"):
+            reason = "lies otherwise than its weight (--moe-use-legacy-grouped-gemm)"
+            states = (n for n in table.items if n.startswith(_OPTIMIZERS) and ".experts." in n)
+            refused |= {n: f"{source}: {n} {reason}; say --weights-only" for n in states}
         base_description = Description(
-            source, training=training, refused=refused, findings=iteration.findings
+            source,
+            training=training,
+            refused=refused,
+            findings=(*iteration.findings, *findings),
+            unmappable=unmappable(arguments),
         )
         names, description = describe_boxes(
             listing,
@@ -135,6 +154,21 @@ def _check_backend(path: str, name: str, store: Store) -> None:
                 "save the checkpoint with --ckpt-format torch_dist",
                 where=path,
             )
+
+
+def _arguments_of(
+    iteration: SelectedIteration, store: Store
+) -> tuple[Mapping[str, Any], tuple[Finding, ...]]:
+    """Return the training's arguments, {} where none were kept, and why they cannot be read."""
+    name = iteration.below + COMMON
+    if not store.has(name):
+        return {}, ()
+    try:
+        with store.open(name) as file:
+            return read_training(file.read_at, file.version.size), ()
+    except FormatError as error:
+        text = f"{iteration.at(COMMON)}: {error.what}; the training's arguments are not known"
+        return {}, (as_notice(text),)
 
 
 def _raw(table: DcpMetadata, source: str) -> dict[str, str]:

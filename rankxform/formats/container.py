@@ -259,6 +259,10 @@ class Index:
             views=views, pieces=pieces,
         )  # fmt: skip
 
+    def emptied(self) -> Index:
+        """Return the table of contents of a file of which nothing is read."""
+        return replace(self.with_schema(self.schema.of(())), metadata={}, wrong={}, sums={})
+
     def unplaced(self) -> Index:
         """Return the table of contents with each box under its tensor's name."""
         names = tuple(name.partition(BOX_MARK)[0] for name in self.schema.names)
@@ -527,13 +531,6 @@ def file_signature(first_bytes: bytes) -> Signature | None:
 
 _BY_NAME: tuple[tuple[str, Signature], ...] = (
     (
-        r"(model|optim|extra_state)_world_size_\d+_rank_\d+\.pt",
-        Signature(
-            "a checkpoint of verl (FSDP)",
-            ("python -m verl.model_merger merge --backend fsdp, and convert what it writes",),
-        ),
-    ),
-    (
         r"(bf16_|fp16_)?zero_pp_rank_\d+.*\.pt|mp_rank_\d+_model_states\.pt|global_step\d+"
         r"|zero_to_fp32\.py|latest_universal",
         Signature(
@@ -542,11 +539,13 @@ _BY_NAME: tuple[tuple[str, Signature], ...] = (
         ),
     ),
     (
-        r"mp_rank_\d+(_\d+)*|model_optim_rng\.pt",
-        Signature(
-            "a legacy checkpoint of Megatron (mp_rank_NN)",
-            ("save it with --ckpt-format torch_dist, which Megatron reads and writes",),
-        ),
+        r"model_(optim_)?rng\.pt",
+        Signature("one rank's file of Megatron-LM", ("name the iteration's folder, above it",)),
+    ),
+    (
+        r"mp_rank_\d+(_\d+)*",
+        Signature("folders of ranks, as Megatron-LM and NeMo have them, without their "
+                  "model_optim_rng.pt", ("save it with --ckpt-format torch_dist",)),
     ),
     (
         r"_CHECKPOINT_METADATA|manifest\.ocdbt|ocdbt\.process_\d+|_METADATA",

@@ -1,16 +1,16 @@
 """Pickles, read and written as data: nothing that a pickle names is ever called.
 
 Checkpoints of PyTorch and HyperParallel keep their tables as pickles, a language in which a file
-can say what is to be executed. Here its words build tuples, lists, dicts, `Name` and
+can say what is to be executed. Here its words build tuples, lists, dicts, `GlobalName` and
 `UnbuiltObject` alone. What is beyond the words that tables need, beyond the list of names, or
-nested, is refused.
+nested deeper than the caller expects, is refused.
 """
 
 from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from rankxform.errors import FormatError
@@ -20,6 +20,8 @@ Permitted = Callable[[str], bool]
 """Tells the names, such as ``torch.Size``, that a pickle may have."""
 
 _MOST_DEEP, _LONGEST, _MOST_NESTED = 2, 64, 1 << 12
+_LOOKS_PER_BYTE = 32
+"""How often a value in a nested tuple is looked at, for each byte of the pickle."""
 _BYTES_OF_A_CONTAINER = 16
 _LONGEST_NUMBER = 16
 
@@ -48,6 +50,12 @@ class UnbuiltObject:
         if self.keys is not None:  # as `_PickleReader.record` leaves it
             return self.state[self.keys.index(key)] if key in self.keys else default
         return self.state.get(key, default) if type(self.state) is dict else default
+
+    def update(self, entries: Iterable[tuple[Any, Any]]) -> None:
+        """Take entries, as of a Counter; nobody looks at them."""
+
+    def extend(self, elements: Iterable[Any]) -> None:
+        """Take elements, as of a set."""
 
 
 def load_pickle(
@@ -96,6 +104,7 @@ class _PickleReader:
         self.marks: list[int] = []
         self.memo: list[Any] = []
         self._containers = max(1000, len(data) // _BYTES_OF_A_CONTAINER)
+        self._looks = max(1 << 20, _LOOKS_PER_BYTE * len(data))
         self._names: dict[str, GlobalName] = {}
         self._numbers: dict[bytes, int | None] = {}
         self._sizes: dict[bytes, tuple[int, ...]] = {}
@@ -256,21 +265,35 @@ class _PickleReader:
         deep, count, level = 1, 0, [values]
         while level := [child for parent in level for child in parent if type(child) is tuple]:
             deep, count = deep + 1, count + len(level)
-            if deep > self._deepest or count > _MOST_NESTED:
+            self._looks -= sum(map(len, level))
+            if deep > self._deepest or count > _MOST_NESTED or self._looks < 0:
                 raise FormatError("is nested deeper than any table")
 
     def append(self, first: int) -> None:
         elements = self.stack[first:]
         del self.stack[first:]
-        if type(self.stack[-1]) is not list:
+        if type(self.stack[-1]) not in (list, UnbuiltObject):
             raise TypeError
         self.stack[-1].extend(elements)
 
     def set_item(self) -> None:
         value, key = self.stack.pop(), self.stack.pop()
-        if type(self.stack[-1]) is not dict:
+        if type(self.stack[-1]) not in (dict, UnbuiltObject):
             raise TypeError
-        self.stack[-1][key] = value
+        self.stack[-1].update([(key, value)])
+
+    def unbuilt(self, kind: str, args: tuple[Any, ...] = ()) -> None:
+        """Push what a word of its own makes, if the list has its name."""
+        self.name("builtins", kind)
+        self.stack[-1] = UnbuiltObject(self.stack[-1], args)
+
+    def frozen_set(self) -> None:
+        del self.stack[self.marks.pop() :]
+        self.unbuilt("frozenset")
+
+    def byte_array(self) -> None:
+        self.take(self.number(8))
+        self.unbuilt("bytearray")
 
     # -- names ------------------------------------------------------------------------------------
 
@@ -391,6 +414,10 @@ def _words() -> Iterator[tuple[int, Callable[[_PickleReader], None]]]:
         0x61: lambda m: m.append(len(m.stack) - 1),  # APPEND
         0x65: lambda m: m.append(m.marks.pop()),  # APPENDS
         0x73: reader.set_item,
+        0x8F: lambda m: m.unbuilt("set"),  # EMPTY_SET
+        0x90: lambda m: m.append(m.marks.pop()),  # ADDITEMS
+        0x91: reader.frozen_set,
+        0x96: reader.byte_array,
         0x63: reader.global_name,
         0x93: reader.stack_name,
         0x51: reader.persistent,

@@ -66,6 +66,7 @@ class Description:
     refused: Mapping[str, str] = field(default_factory=dict)  # tensors that cannot be read -> why
     statements: tuple[Statement, ...] = ()  # statements that others may contradict
     findings: tuple[Finding, ...] = ()  # what its reader noticed
+    unmappable: str = ""  # why no map can translate its tensors
     # File of the place -> tensors that an index lists in other files, each with that.
     passed_over: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 

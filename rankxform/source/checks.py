@@ -291,10 +291,16 @@ def a_rank_has_a_tensor_once(source: Source) -> Iterator[Finding]:
 
 @rule(HEADERS)
 def tensors_can_be_read(source: Source) -> Iterator[Finding]:
-    """The description names no tensor whose bytes cannot be understood."""
+    """Neither the description nor a file names a tensor whose bytes cannot be understood."""
     for name, reason in source.description.refused.items():
         if not source.dropped(name):
             yield Finding(Message(reason))
+    for file, index in source.indexes.items():
+        wrong = {n: index.wrong[n] for n in index.wrong if not source.dropped(n)}
+        if wrong:
+            name, reason = next(iter(wrong.items()))
+            text = f"{name!r} {reason}{and_more([*wrong], 'such tensor')}"
+            yield Finding(Message(text, where=source.paths[file]))
 
 
 @rule(CATALOG)

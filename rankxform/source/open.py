@@ -24,7 +24,7 @@ from types import MappingProxyType
 from typing import Any
 
 from rankxform.checkpoints.base import DEFAULT_FORM, FORMS, CheckpointRef, SelectedFiles
-from rankxform.errors import CheckpointError, RequestError, StrategyError, UsageError
+from rankxform.errors import CheckpointError, FormatError, RequestError, StrategyError, UsageError
 from rankxform.formats.container import Index, Schema
 from rankxform.layout.states import find_states
 from rankxform.layout.strategy import PatternStrategy, Strategy, WholeStrategy
@@ -187,7 +187,22 @@ def _as_described(source: Source) -> Source:
         for file, index in source.indexes.items()
     }
     first = len(description.findings)  # those before are the source's already
-    description = source.form.describe(description, headers)
+    findings, indexes = list[Finding](), source.indexes
+    try:
+        described = source.form.describe(description, headers, source.selected.names)
+        if described.declared_files is not description.declared_files:
+            views = {file: d.views for file, d in described.declared_files.items()}
+            indexes = {
+                file: index.viewed(views[file]) if views[file] else index.emptied()
+                for file, index in indexes.items()
+            }
+            schemas = {file: index.schema for file, index in indexes.items()}
+        description = described
+    except CheckpointError as error:
+        findings.append(Finding.of_error(error))
+    except FormatError as error:
+        message = error.at(source.where.path)
+        findings.append(Finding.of_error(CheckpointError.of_parts(message)))
     dropped = source.dropped
     if (operations := source.need.operations) is not None:
         names = [name for schema in dict.fromkeys(schemas.values()) for name in schema.names]
@@ -195,8 +210,9 @@ def _as_described(source: Source) -> Source:
         dropped = operations.with_states(find_states(dict.fromkeys(names))).drops
     return _with_findings(
         source,
-        description.findings[first:],
+        (*description.findings[first:], *findings),
         description=description,
+        indexes=indexes,
         schemas=schemas,
         dropped=dropped,
     )

@@ -94,6 +94,7 @@ class Store(ABC):
         """Return what lies at the place, with the files that match a pattern.
 
         In each part of the pattern ``*`` stands for any text, and ``{rank}`` for a rank's number.
+        One that begins with ``**/`` matches in the place itself, and in every folder there.
         """
 
     @abstractmethod
@@ -302,6 +303,8 @@ def expression_of(part: str) -> re.Pattern[str] | None:
     return re.compile(literal)
 
 
+ANY_FOLDER = "**/"
+"""At a pattern's beginning: in the place itself, or in a folder there."""
 _LARGEST_DOCUMENT = 1 << 30
 
 
@@ -367,8 +370,12 @@ class PosixStore(Store):
         entries = [entry for entry in entries if not is_hidden(entry.name)]
         folders = [entry.name for entry in entries if _is_folder(entry)]
         names = tuple(entry.name for entry in entries)
-        parts = [expression_of(part) for part in os.path.normpath(pattern).split("/")]
-        files, inside = tuple(_walk(str(root), "", parts)), {}
+        below = pattern.removeprefix(ANY_FOLDER)
+        patterns = [below] if below == pattern else [below, f"*/{below}"]
+        files, inside = tuple[str, ...](), {}
+        for place_pattern in patterns:
+            parts = [expression_of(part) for part in os.path.normpath(place_pattern).split("/")]
+            files += tuple(_walk(str(root), "", parts))
         if not files and RANK in pattern:
             with suppress(OSError):
                 inside = {f: len(list(_walk(str(root / f), "", parts))) for f in folders}

@@ -49,6 +49,10 @@ def settle_map(resolved: ResolvedRequest, source: Source) -> Request:
     may be anybody's. Raises UsageError where no form tells.
     """
     request, table = resolved.request, resolved.inputs["map"].table
+    description = source.description
+    if description.unmappable:
+        text = f"{description.unmappable}, which {table.label} does not take"
+        raise CheckpointError(text, "leave out --map", where=description.source)
     if not (table.variants or table.choices):
         return request
     try:

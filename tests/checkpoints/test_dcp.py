@@ -21,7 +21,7 @@ from rankxform.errors import RankxformError
 from rankxform.request import Request
 from rankxform.transport import SerialTeam
 from rankxform.verbs.check import compare_replicas
-from tests import reference, reference_dcp
+from tests import reference, reference_dcp, reference_megatron
 from tests.reference_dcp import read_items, write_dcp, write_dcp_safetensors
 
 DATA = Path(__file__).parents[1] / "data" / "formats"
@@ -43,21 +43,10 @@ def whole(folder):
     return found
 
 
-LOCAL_SPEC = {
-    "self_attention.linear_qkv.layer_norm_": "input_layernorm.",
-    "mlp.linear_fc1.layer_norm_": "pre_mlp_layernorm.",
-}
-"""Norms as a torch_dist folder has them, and as the local specification calls them."""
-
-
 def expected(sample):
     """Return what a sample holds, under the names that it is converted to."""
-    found = {}
-    for name, tensor in reference.read_safetensors(DATA / sample / "expected.safetensors").items():
-        for fused, own in LOCAL_SPEC.items():
-            name = name.replace(fused, own)
-        found[name] = tensor
-    return found
+    stored = reference.read_safetensors(DATA / sample / "expected.safetensors")
+    return {reference_megatron.local(name): tensor for name, tensor in stored.items()}
 
 
 def items(folder):

@@ -31,7 +31,7 @@ from rankxform.options import flag_of
 from rankxform.publish import journal
 from rankxform.source.place import listing_at
 from rankxform.storage.store import store_at
-from tests import reference, reference_forms, reference_torch
+from tests import reference, reference_forms, reference_megatron, reference_torch
 from tests.cases import Case, random_case
 from tests.checkpoints import COUNTERS, DATA
 from tests.mpi_launch import environment, mpirun, own_tmp, run, world
@@ -45,6 +45,8 @@ from tests.trust.test_kills import ROOT, clear_away
 MUTATIONS = int(os.environ.get("RANKXFORM_MUTATIONS", "300")) // 3
 """Of what describes a checkpoint, for each form."""
 SUFFIXES = (".safetensors", ".distcp", ".ckpt", ".bin")
+MEGATRONS = "llama", "qwen2_tied", "qwen3", "qwen3_moe", "mixtral"
+"""Models of tests/data/formats/megatron that were saved in both of its forms."""
 RANDOM_MASTERS = "ignore:optimizer[^/]*do not round"
 """What is said of samples whose values are random."""
 
@@ -55,6 +57,7 @@ class ReadFormTests:
     form: ClassVar[str]
     samples: ClassVar[tuple[str, ...]]  # below tests/data/formats, written by the framework
     index: ClassVar[str] = ""  # the file that says where tensors are; "": headers of files do
+    suffixes: ClassVar[tuple[str, ...]] = SUFFIXES  # of its files with tensors
 
     def pytest_generate_tests(self, metafunc):
         if "sample" in metafunc.fixturenames:
@@ -106,7 +109,7 @@ class ReadFormTests:
         """If copies of all that it holds are elsewhere, they are read instead."""
         sample = self.samples[0]
         src = self.folder(sample, tmp_path)
-        paths = sorted(path for path in src.rglob("*") if path.suffix in SUFFIXES)
+        paths = sorted(path for path in src.rglob("*") if path.suffix in self.suffixes)
         if damage == "lost" and not self.index:
             paths = paths[:-1]  # nothing says that there was one more
         for path in paths:
@@ -131,8 +134,8 @@ class ReadFormTests:
         """It is refused, or read; an error of ours would be called a bug."""
         rng = random.Random(self.form)
         src = self.folder(self.samples[0], tmp_path)
-        paths = [*src.rglob(Path(self.index).name)] if self.index else [*src.rglob("*.safetensors")]
-        path = min(paths)
+        paths = [path for path in src.rglob("*") if path.suffix in self.suffixes]
+        path = min([*src.rglob(Path(self.index).name)] if self.index else paths)
         good = path.read_bytes()
         refused = 0
         for _ in range(MUTATIONS):
@@ -619,7 +622,31 @@ class TestDcpSafetensors(ReadFormTests):
 
 
 class TestTorchDist(ReadFormTests):
-    form, samples, index = "torch_dist", ("dcp_mcore/ckpt",), ".metadata"
+    form, index = "torch_dist", ".metadata"
+    samples = "dcp_mcore/ckpt", *(f"megatron/{model}/torch_dist" for model in MEGATRONS)
+
+    def tensors(self, sample):
+        if sample.startswith("megatron"):
+            return reference_megatron.tensors_of((DATA / sample).parent)
+        return {reference_megatron.local(n): t for n, t in super().tensors(sample).items()}
+
+
+class TestMegatron(ReadFormTests):
+    form, suffixes = "megatron", (".pt",)
+    samples = "megatron/llama/legacy/iter_0000005", *(f"megatron/{m}/legacy" for m in MEGATRONS)
+
+    def tensors(self, sample):
+        found = reference_megatron.tensors_of(DATA / "megatron" / sample.split("/")[1])
+        if "tied" in sample:  # the last stage has a copy
+            found["output_layer.weight"] = found["embedding.word_embeddings.weight"]
+        return found
+
+
+class TestVerl(ReadFormTests):
+    form, suffixes = "verl", (".pt",)
+    samples = tuple(
+        f"verl/{job}/ckpt" for job in ("fsdp1", "fsdp2", "hsdp", "tp", "fsdp_tp", "old_mesh")
+    )
 
 
 class TestPyTorch(ReadFormTests):

@@ -6,7 +6,7 @@ import pytest
 
 from rankxform.errors import UsageError
 from rankxform.storage import user_files
-from tests.cli.test_maps import ALSO
+from tests.cli.test_maps import ALSO, SAMPLED
 from tests.operations.test_map import refused, written
 from tests.reference_maps import KINDS, Model
 
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*infinite or no numbers")
 
 
 def test_each_table_and_its_base_reads_and_is_listed():
-    assert set(user_files.map_names()) == {*KINDS, *ALSO}
+    assert set(user_files.map_names()) == {*KINDS, *ALSO, *SAMPLED}
     for name in user_files.map_names():
         table = user_files.load_map_table(name)
         assert table.rules

@@ -277,7 +277,7 @@ NAMED = {
     "bomb": "names posix.system", "complex": "torch.ComplexFloatStorage", "legacy": "before 1.6",
     "module": "torch.nn.modules.linear.Linear", "quantized": "_rebuild_qtensor",
     "sparse": "_rebuild_sparse_tensor", "torchscript": "a program of TorchScript",
-    "wrapper_subclass": "_rebuild_wrapper_subclass",
+    "wrapper_subclass": "names __main__.Sub",
 }  # fmt: skip
 
 
