@@ -49,6 +49,7 @@ class ArrayKeywords(DeriveKeywords, total=False):
     qkv: str | None
     gate_up: str | None
     variant: str | Sequence[str]
+    experts: str | None
     weights_only: bool
     masters: bool
     dtype: str | None

@@ -270,6 +270,31 @@ def concatenate_by_group(parts: Sequence[Assembly], groups: int) -> Assembly:
     )
 
 
+def of_views(whole: Assembly, views: Sequence[Piece], sources: Sequence[int]) -> Assembly:
+    """Return a composed tensor whose parts are boxes of other tensors.
+
+    views: by number of a part the one piece that makes all of it. sources: the numbers of the
+    tensors that these are pieces of.
+    """
+    pieces = []
+    for piece in whole.pieces:
+        view, start = views[piece.source], list(views[piece.source].src_start)
+        for axis, index in enumerate(piece.src_start):
+            start[view.axes[axis]] += view.src_step[axis] * index
+        moving = [axis if axis == BROADCAST_AXIS else view.axes[axis] for axis in piece.axes]
+        steps = (
+            0 if axis == BROADCAST_AXIS else step * view.src_step[axis]
+            for axis, step in zip(piece.axes, piece.src_step)
+        )
+        pieces.append(
+            replace(
+                piece, source=sources[piece.source], src_start=tuple(start), src_step=tuple(steps),
+                axes=tuple(moving),
+            )
+        )  # fmt: skip
+    return Assembly(whole.shape, tuple(pieces))
+
+
 def invert(whole: Assembly, shapes: Sequence[Shape]) -> list[Assembly]:
     """Return each source of `whole` as composed of `whole` alone.
 

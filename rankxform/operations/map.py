@@ -34,6 +34,7 @@ from rankxform.geometry.pieces import (
     concatenate_by_group,
     interleave_rows,
     invert,
+    of_views,
     pile,
 )
 from rankxform.layout.names import (
@@ -58,6 +59,7 @@ from rankxform.statements import (
 from rankxform.values import dataclass, pattern_on_use
 
 from .base import ModelOperation, OperationContext, SourceTensor, Tensor
+from .experts import shapes_apart
 from .vocabulary import is_padding
 
 
@@ -274,6 +276,7 @@ class NameMap(ModelOperation):
             self.variants[name] = setting
         self._assemblies: dict[tuple[int, tuple[Shape, ...]], Assembly] = {}
         self._inverses: dict[int, list[Assembly]] = {}
+        self._of_views: dict[object, Assembly] = {}
         self._absent: list[str] = []
         self.links = [link for rule in self.table.rules for link in self._links(rule)]
         self.copies = [c for t in self.table.copies for c in self._copies(t)]
@@ -498,6 +501,11 @@ class NameMap(ModelOperation):
 
         shapes: of all tensors, by name. A few rows of a vocabulary may lack, or be padding.
         """
+        try:
+            shapes = shapes_apart(shapes, self.sizes.known)
+        except CheckpointError as error:
+            yield error.parts.line
+            return
         present_names, expected = {*shapes}, dict[str, tuple[Shape, MapRule]]()
         mapping = self
         for entry in self._entries_without_blocks(shapes):
@@ -799,14 +807,27 @@ class NameMap(ModelOperation):
         if not rule.steps and len(link.parts) == 1:
             new = link.parts[0] if to_parts else link.whole_name
             return [self._marked(replace(tensors[0], name=new), rule)]
-        sources = tuple(source for tensor in tensors for source in tensor.sources)
-        assert all(tensor.assembly is None for tensor in tensors)
         if to_parts:
-            return self._split_group(link, tensors[0].dtype, sources)
-        joined = Tensor(
-            link.whole_name, tensors[0].dtype, link.assembly.shape, sources, link.assembly
-        )
+            (tensor,) = tensors
+            assert tensor.assembly is None
+            return self._split_group(link, tensor.dtype, tensor.sources)
+        sources, assembly = self._joined_sources(link.assembly, tensors)
+        joined = Tensor(link.whole_name, tensors[0].dtype, assembly.shape, sources, assembly)
         return [self._marked(joined, rule)]
+
+    def _joined_sources(
+        self, assembly: Assembly, tensors: Sequence[Tensor]
+    ) -> tuple[tuple[SourceTensor, ...], Assembly]:
+        """Return of what an assembly of tensors is made, of which some are boxes of others."""
+        sources = tuple(source for tensor in tensors for source in tensor.sources)
+        if all(tensor.assembly is None for tensor in tensors):
+            return sources, assembly
+        numbers = {source: number for number, source in enumerate(dict.fromkeys(sources))}
+        views = tuple(tensor.made_of.pieces[0] for tensor in tensors)
+        key = id(assembly), views, tuple(numbers[source] for source in sources)
+        if key not in self._of_views:  # one object for all layers that are alike
+            self._of_views[key] = of_views(assembly, views, key[2])
+        return tuple(numbers), self._of_views[key]
 
     def split_group(self, link: MappedGroup, dtype: str) -> list[Tensor]:
         """Return the parts of a link, made of its one tensor."""

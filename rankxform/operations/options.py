@@ -79,6 +79,12 @@ class OperationOptions:
         "strategy, else as MindFormers' configurations have it)", *_ALL, kind=TYPE_REPEATED,
         metavar="NAME=WAY",
     )  # fmt: skip
+    experts: str | None = option(
+        None, GROUP_OPERATIONS, "how experts of Hugging Face's names lie in the destination: one "
+        "by one; stacked in gate_up_proj [E, 2F, H] and down_proj [E, H, F], as Transformers 5 "
+        "holds them; or so with the last two axes exchanged (default: with --map one by one, else "
+        "as they are)", *_ALL, kind=choice_of(("apart", "stacked", "transposed")),
+    )  # fmt: skip
     weights_only: bool = option(
         False, GROUP_OPERATIONS, "leave out optimizer states and counters", *_ALL, kind=TYPE_FLAG,
         flags=("--weights-only", "--no-optimizer"),
