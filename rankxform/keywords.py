@@ -50,6 +50,7 @@ class ArrayKeywords(DeriveKeywords, total=False):
     gate_up: str | None
     variant: str | Sequence[str]
     experts: str | None
+    towers: str | None
     weights_only: bool
     masters: bool
     dtype: str | None

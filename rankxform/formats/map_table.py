@@ -9,6 +9,10 @@
     extends = ["_mcore"]                   # tables whose entries come first
     requires = ["not mlp_only_layers"]     # what must hold, else the table does not know the model
 
+    [prefixes]                             # of models that hold this one, what stands for `model.`
+    Qwen3VLForConditionalGeneration = ["model.language_model."]  # the published one first
+    Qwen3Model = [""]
+
     [sizes]                                # numbers, from the keys of config.json
     head_dim = "head_dim or hidden_size // num_attention_heads"
 
@@ -66,8 +70,8 @@ _DOCUMENT = {
         "title": str, "architectures": [str], "model_types": [str], "extends": [str],
         "requires": list,
     },
-    "sizes": dict, "choices": dict, "variants": dict, "blocks": dict, "rules": [dict],
-    "copies": [dict], "ignored": [dict],
+    "prefixes": dict, "sizes": dict, "choices": dict, "variants": dict, "blocks": dict,
+    "rules": [dict], "copies": [dict], "ignored": [dict],
 }  # fmt: skip
 _RULE = {
     "mindformers", "huggingface", "blocks", "steps", "for", "optional", "if", "vocabulary",
@@ -214,6 +218,8 @@ class MapTable:
     copies: tuple[TiedTensor, ...] = ()
     variants: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     ignored: tuple[Ignored, ...] = ()
+    # Of architectures that hold the model, what may stand for `model.`, the published one first.
+    prefixes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def blocks_of(self, rule: MapRule | Ignored) -> list[NameBlock]:
         """Return the blocks that a rule holds for; [] of a rule of its own."""
@@ -245,6 +251,11 @@ def parse_map_table(data: bytes, label: str, bases: tuple[MapTable, ...] = ()) -
             raise UsageError(f"choices.{name}: expected a step for each way, as texts", where=label)
         choices[name] = steps
     variants = _read_variants(document, label, bases)
+    prefixes = {n: p for base in bases for n, p in base.prefixes.items()}
+    for name, before_names in document.get("prefixes", {}).items():
+        prefixes[name] = tuple(check_value(before_names, [str], f"{label}: prefixes.{name}"))
+        if not prefixes[name]:
+            raise UsageError(f"prefixes.{name}: expected a list of texts", where=label)
     blocks = {n: b for base in bases for n, b in base.blocks.items()}
     for name, table in document.get("blocks", {}).items():
         where = f"{label}: blocks.{name}"
@@ -276,6 +287,7 @@ def parse_map_table(data: bytes, label: str, bases: tuple[MapTable, ...] = ()) -
         tuple(copies),
         variants,
         tuple(ignored),
+        prefixes,
     )
 
 

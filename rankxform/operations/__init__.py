@@ -13,7 +13,7 @@ OPERATIONS.update(
     dequantize=ImportedOperation("dequantize", "dtype", "map", "lora"),
     experts=ImportedOperation("experts", "map", "experts"),
     lora=ImportedOperation("lora", "lora", "lora_alpha", "lora_rank", "lora_strategy"),
-    map=ImportedOperation("map", "map", "config", "like", "qkv", "gate_up", "variant"),
+    map=ImportedOperation("map", "map", "config", "like", "qkv", "gate_up", "variant", "towers"),
     stacked=ImportedOperation("stacked", "experts"),
     from_mindspore=rename.from_mindspore,
     drop=select.drop_by_name,

@@ -60,15 +60,23 @@ from rankxform.values import dataclass, pattern_on_use
 
 from .base import ModelOperation, OperationContext, SourceTensor, Tensor
 from .experts import shapes_apart
+from .prefixes import Prefixes, language_name, text_sizes, treat_towers, whole_name
 from .vocabulary import is_padding
 
 
 class ModelSizes:
     """The sizes of a model: what its config.json states, and what a table makes of that."""
 
-    def __init__(self, table: MapTable, config: Mapping[str, Any], label: str) -> None:
-        """`label` is what messages call the configuration. Raises UsageError."""
-        self.table, self.label = table, label
+    def __init__(
+        self,
+        table: MapTable,
+        config: Mapping[str, Any],
+        label: str,
+        prefixes: Prefixes | None = None,
+    ) -> None:
+        """`label` is what messages call the configuration. prefixes: of a model that holds the
+        table's. Raises UsageError."""
+        self.table, self.label, self.prefixes = table, label, prefixes
         self._stated = {
             k: v for k, v in config.items() if isinstance(v, (int, str, list, type(None)))
         }
@@ -139,7 +147,7 @@ def read(context: OperationContext) -> ModelSizes | None:
     if options["map"] is None:
         has_use = options["dtype"] is not None or options["lora"] is not None
         is_copied = context.is_configured  # along with the tensors
-        for name in ("config", "like", *CHOICES, "variant"):
+        for name in ("config", "like", *CHOICES, "variant", "towers"):
             if (
                 options[name]
                 and not (name == "config" and has_use)
@@ -171,6 +179,10 @@ def read(context: OperationContext) -> ModelSizes | None:
     require(pair.finding._replace(error=UsageError) for pair in contradictions(facts))
     architectures = config.get("architectures")
     named = [str(name) for name in architectures] if isinstance(architectures, list) else []
+    before_names = next((table.prefixes[n] for n in named if n in table.prefixes), None)
+    if before_names is not None:
+        prefixes = Prefixes(next(n for n in named if n in table.prefixes), before_names)
+        return ModelSizes(table, text_sizes(config, prefixes), label, prefixes)
     if table.architectures and named and not set(named) & set(table.architectures):
         is_of_parts = isinstance(config.get("text_config"), dict)  # as vision-language models are
         raise UsageError(
@@ -251,12 +263,13 @@ class NameMap(ModelOperation):
         *,
         free_rows: bool = False,
         has_reference: bool = False,
+        towers: str | None = None,
     ) -> None:
         """`choices`: by name, if not the default. excluded: names that need no rule. free_rows: the
         vocabulary may have any number of rows. has_reference: one decides on choices."""
         self.sizes, self.table = sizes, sizes.table
         self._requested, self._has_reference = choices.keys(), has_reference
-        self._excluded, self._free_rows = excluded, free_rows
+        self._excluded, self._free_rows, self._towers = excluded, free_rows, towers
         self.choices = {}
         for name, alternatives in self.table.choices.items():
             choice = choices.get(name) or next(iter(alternatives))
@@ -293,6 +306,7 @@ class NameMap(ModelOperation):
             sizes, choices, excluded,
             free_rows=options["vocab"] is not None,
             has_reference=options["like"] is not None,
+            towers=options["towers"],
         )  # fmt: skip
 
     # -- what the table says ----------------------------------------------------------------------
@@ -558,6 +572,9 @@ class NameMap(ModelOperation):
     def naming_of(self, names: Iterable[str]) -> str:
         """Return whose names a checkpoint has. Raises RequestError if it has neither's."""
         all_names = set(names)
+        prefix = self._prefix_among(all_names)
+        if prefix is not None:
+            all_names = {language_name(name, prefix) or name for name in all_names}
         counts = {}
         for side in NAMINGS:
             counts[side] = len(
@@ -632,7 +649,38 @@ class NameMap(ModelOperation):
         choices = ", ".join(f"{name} {value}" for name, value in self.choices.items())
         return f"{self.table.label} by {self.sizes.label}" + (f": {choices}" if choices else "")
 
+    def _prefix_among(self, names: Collection[str]) -> str | None:
+        """Return what stands before the language model's names; None where it is all, or absent."""
+        prefixes = self.sizes.prefixes
+        return prefixes.told_by(names, self._names[HUGGINGFACE]) if prefixes else None
+
     def compose(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        prefixes = self.sizes.prefixes
+        if prefixes is None:
+            return self._compose(tensors)
+        prefix = self._prefix_among([tensor.name for tensor in tensors if not tensor.dropped])
+        if prefix is not None:
+            new_names = {tensor.name: language_name(tensor.name, prefix) for tensor in tensors}
+        else:
+            roots = {name.partition(".")[0] for name in self._names[MINDFORMERS]}
+            new_names = {t.name: t.name for t in tensors if t.name.partition(".")[0] in roots}
+        own_tensors, towers = list[Tensor](), list[Tensor]()
+        for tensor in tensors:
+            new = new_names.get(tensor.name)
+            if new is None and not tensor.dropped and tensor.is_weight:
+                towers.append(tensor)
+            else:
+                own_tensors.append(tensor if new is None else tensor.renamed(new))
+        new_tensors = self._compose(own_tensors)
+        if prefix is None:
+            of_modules = any(tower.name.startswith(MODEL) for tower in towers)
+            written = prefixes.before_names[-1 if of_modules else 0]
+            new_tensors = [
+                t if t.dropped else t.renamed(whole_name(t.name, written)) for t in new_tensors
+            ]
+        return [*new_tensors, *treat_towers(towers, self._towers, prefixes.architecture)]
+
+    def _compose(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         tensors_by_name = {tensor.name: tensor for tensor in tensors if not tensor.dropped}
         self._absent = self._entries_without_blocks(tensors_by_name)
         if self._absent:
@@ -647,7 +695,7 @@ class NameMap(ModelOperation):
                     "an entry of the configuration that says so",
                     where=self.table.label,
                 )
-            return reduced.compose(tensors)
+            return reduced._compose(tensors)
         states = [tensor for tensor in tensors if self._follows(tensor) and not tensor.dropped]
         if states:
             return self._with_states(tensors, states)

@@ -85,6 +85,11 @@ class OperationOptions:
         "holds them; or so with the last two axes exchanged (default: with --map one by one, else "
         "as they are)", *_ALL, kind=choice_of(("apart", "stacked", "transposed")),
     )  # fmt: skip
+    towers: str | None = option(
+        None, GROUP_OPERATIONS, "with --map, what is beside the language model of a larger one, as "
+        "its vision tower is: carried under its names, or left out", *_ALL,
+        kind=choice_of(("keep", "drop")),
+    )  # fmt: skip
     weights_only: bool = option(
         False, GROUP_OPERATIONS, "leave out optimizer states and counters", *_ALL, kind=TYPE_FLAG,
         flags=("--weights-only", "--no-optimizer"),
