@@ -15,7 +15,14 @@ from rankxform.formats.container import FLOATS, item_size
 from rankxform.geometry.box import Box, Shape, contiguous_runs
 from rankxform.geometry.pieces import BROADCAST_AXIS
 from rankxform.geometry.tiling import Cell
-from rankxform.operations.base import BlockScale, LowRankUpdate
+from rankxform.operations.base import (
+    BlockScale,
+    Computation,
+    ExpertUpdate,
+    LowRankUpdate,
+    Replacement,
+    VectorUpdate,
+)
 from rankxform.planning.catalog import Parameter
 from rankxform.storage.source_reader import SourceReader
 from rankxform.values import NamedTuple
@@ -230,11 +237,61 @@ class Copier:
             exact(values, part)
             ranges = (r[rows] if n == place.axes[0] else r for n, r in enumerate(place.ranges))
             block_place = place._replace(ranges=tuple(ranges))
-            if isinstance(step, LowRankUpdate):
-                values += self._product(step, block_place)
-            else:
-                values *= self._factors(step, block_place)
+            self._apply(step, values, block_place)
             rounded(dst_words[rows], values)
+
+    def _apply(self, step: Computation, values: Any, place: SourceIndices) -> None:
+        """Change the values of a place, which are in the order of the copy."""
+        assert self._operands is not None
+        if isinstance(step, LowRankUpdate):
+            values += self._product(step, place)
+        elif isinstance(step, BlockScale):
+            values *= self._factors(step, place)
+        elif isinstance(step, ExpertUpdate):
+            values += self._expert_products(step, place)
+        elif isinstance(step, VectorUpdate):
+            (rows,) = place.ranges
+            vector = self._operands.get(step.vector, Box((rows.start,), (rows.stop,)))
+            values += _as_copied(step.scale * vector[:: rows.step], place)
+        else:
+            self._replace(step, values, place)
+
+    def _replace(self, step: Replacement, values: Any, place: SourceIndices) -> None:
+        """Put other values in the place of all, or of those of some rows."""
+        assert self._operands is not None
+        rows, *columns = place.ranges
+        numbers = [row if step.rows is None else step.rows.get(row, -1) for row in rows]
+        first, stop = max(0, min(numbers)), max(numbers) + 1
+        if not stop:
+            return  # no row of these
+        box = Box((first, *(r.start for r in columns)), (stop, *(r.stop for r in columns)))
+        strides = slice(None), *(slice(None, None, r.step) for r in columns)
+        operand = self._operands.get(step.values, box)[strides]
+        new = operand[np.maximum(np.array(numbers) - first, 0)]
+        is_new = np.array([number >= 0 for number in numbers]).reshape(-1, *(1 for _ in columns))
+        is_replaced = _as_copied(np.broadcast_to(is_new, new.shape), place)
+        np.copyto(values, _as_copied(new, place), where=is_replaced)
+
+    def _expert_products(self, step: ExpertUpdate, place: SourceIndices) -> Any:
+        """Return the products of experts for the elements of a place, in the order of the copy."""
+        assert self._operands is not None
+        get, shape = self._operands.get, self._operands.shape
+        *experts, rows, columns = place.ranges
+        rank = shape(step.a)[0] // step.experts
+        if step.transposed:
+            rows, columns = columns, rows
+        # with one expert's matrix, its rows are some of the product's; exchanged, its columns
+        shift = (0, step.first_row) if step.transposed else (step.first_row, 0)
+        box_b = Box((rows.start + shift[0], 0), (rows.stop + shift[0], rank * step.experts))
+        b = get(step.b, box_b)[:: rows.step]
+        products = []
+        for expert in experts[0] if experts else (step.expert or 0,):
+            first = (expert * rank, columns.start + shift[1])
+            a = get(step.a, Box(first, (first[0] + rank, columns.stop + shift[1])))
+            product = multiply_matrices(b[:, expert :: step.experts], a[:, :: columns.step])
+            products.append(product.T if step.transposed else product)
+        whole = np.stack(products) if experts else products[0]
+        return _as_copied(step.scale * whole, place)
 
     def _product(self, step: LowRankUpdate, place: SourceIndices) -> Any:
         """Return the low-rank product for the elements of a place, in the order of the copy."""

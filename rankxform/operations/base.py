@@ -66,7 +66,63 @@ class BlockScale:
         return (self.scales,)
 
 
-Computation = LowRankUpdate | BlockScale
+@dataclass(frozen=True)
+class ExpertUpdate:
+    """Products to be added to the matrices of a layer's experts, as PEFT keeps them in two.
+
+    To expert e of E ``scale * b[:, e::E] @ a[e * r : (e + 1) * r]`` is added, of shapes (out, r E)
+    and (E r, in).
+    """
+
+    a: str
+    b: str
+    scale: float
+    experts: int
+    transposed: bool = False  # the transposed products are added
+    # Of one matrix its expert, and the row of the product with which it begins; None: the tensor
+    # has those of all experts along its first axis.
+    expert: int | None = None
+    first_row: int = 0
+
+    @property
+    def operands(self) -> tuple[str, ...]:
+        """The tensors that it takes besides the one that it changes."""
+        return self.a, self.b
+
+
+@dataclass(frozen=True)
+class Replacement:
+    """Values that take the place of a tensor's, or of some of its rows.
+
+    rows: by row of the tensor that of `values`; None: all, in their order.
+    """
+
+    values: str
+    rows: Mapping[int, int] | None = None
+
+    @property
+    def operands(self) -> tuple[str, ...]:
+        """The tensors that it takes besides the one that it changes."""
+        return (self.values,)
+
+    __hash__ = object.__hash__
+
+
+@dataclass(frozen=True)
+class VectorUpdate:
+    """A vector to be added to another: ``scale * vector``."""
+
+    vector: str
+    scale: float
+
+    @property
+    def operands(self) -> tuple[str, ...]:
+        """The tensors that it takes besides the one that it changes."""
+        return (self.vector,)
+
+
+AdapterStep = LowRankUpdate | ExpertUpdate | Replacement | VectorUpdate
+Computation = AdapterStep | BlockScale
 """What is done to the elements of a source tensor when they are copied, in higher precision."""
 
 

@@ -1,7 +1,8 @@
 """``--lora``: adapters of low rank, added to the matrices that they are for.
 
 ``W + (B A) s`` with ``s = alpha / r``; A of shape (r, in), B of shape (out, r) (Hu et al., LoRA,
-2021). What else changes the formula in PEFT's adapter_config.json is obeyed, or refused.
+2021). What else changes the formula in PEFT's adapter_config.json is obeyed (`operations.peft`), or
+refused.
 """
 
 from __future__ import annotations
@@ -24,34 +25,29 @@ from rankxform.options import flag_of
 from rankxform.statements import Finding, as_notice, as_warning
 from rankxform.values import dataclass, pattern_on_use
 
-from .base import LowRankUpdate, ModelOperation, OperationContext, Tensor
+from .base import AdapterStep, LowRankUpdate, ModelOperation, OperationContext, Replacement, Tensor
+from .peft import PREFIX, ExpertPair, PeftAdditions, find_additions
 
 _BRIDGED = pattern_on_use(r"\.adapter\.linear_(?:in|out)\.")
 """Megatron-Bridge's names."""
 _FAMILIES = (
     (".mindpet_delta_lora_a", ".mindpet_delta_lora_b", ".weight"),
     (".lora_A.weight", ".lora_B.weight", ".weight"),
+    (".lora_A.default.weight", ".lora_B.default.weight", ".weight"),
     (".lora_a", ".lora_b", ".weight"),
     (".weight1_lora_a", ".weight1_lora_b", ".weight1"),
     (".weight2_lora_a", ".weight2_lora_b", ".weight2"),
 )
-"""Names of A, B and their matrix behind the module's: MindPet's, MindFormers' Mcore and PEFT's,
-PyNative's, and those of its experts, of which each has a product."""
+"""Names of A, B and their matrix behind the module's: MindPet's, MindFormers' Mcore and PEFT's, of
+a model that PEFT wraps, PyNative's, and those of its experts, of which each has a product."""
 
 _CONFIG = "adapter_config.json"
 """PEFT's."""
 _MOST = 1e9
-_PEFT = "base_model.model."
-
-_REFUSED = {
+_REFUSED: dict[str, tuple[object, ...]] = {
     "use_dora": (False, None),
     "use_qalora": (False, None),
-    "lora_bias": (False, None),
-    "bias": ("none", None),
-    "modules_to_save": (None, []),
     "layer_replication": (None, []),
-    "target_parameters": (None, []),
-    "trainable_token_indices": (None, []),
     "alora_invocation_tokens": (None, []),
     "arrow_config": (None, {}),
     "loftq_config": (None, {}),
@@ -75,6 +71,7 @@ class LoraScaling:
     targets: tuple[str, ...] = ()  # names that modules end with, as far as they are listed
     partial: bool = False  # whether some layers are left out on purpose
     label: str = "--lora-rank"  # what states it
+    additions: PeftAdditions = PeftAdditions()
 
     @classmethod
     def of(cls, config: Mapping[str, Any], label: str) -> LoraScaling:
@@ -106,8 +103,9 @@ class LoraScaling:
         targets = tuple(map(str, listed)) if isinstance(listed, list) else ()
         is_partial = config.get("layers_to_transform") is not None
         return cls(
-            alpha, rank, alphas, ranks, bool(root), bool(transposed), targets, is_partial, label
-        )
+            alpha, rank, alphas, ranks, bool(root), bool(transposed), targets, is_partial, label,
+            PeftAdditions.of(config, label),
+        )  # fmt: skip
 
     @classmethod
     def of_mindformers(cls, manifest: Mapping[str, Any], label: str) -> LoraScaling:
@@ -130,7 +128,7 @@ class LoraScaling:
     def matchless(self, modules: Iterable[str]) -> Iterator[str]:
         """Yield, in words, what is stated of modules for which there is no pair."""
         all_modules = list(modules)
-        for name in self.targets:
+        for name in self.targets if not self.additions.parameters else ():
             if not any(module == name or module.endswith(f".{name}") for module in all_modules):
                 yield f"{self.label}: target_modules has {name!r}, for which there is no pair"
         for key, patterns in (("alpha_pattern", self.alphas), ("rank_pattern", self.ranks)):
@@ -242,7 +240,10 @@ class LoraOperation(ModelOperation):
         tensors = {n: shape for n, shape in adapter_shapes.items() if states.is_weight(n)}
         self._label, self._names, self._inside = label, set(tensors), inside
         self._elsewhere: Collection[str] = ()  # matrices that are not read
-        self._steps: dict[str, tuple[LowRankUpdate, Shape]] = {}
+        self._shapes = tensors
+        self._renamed: Mapping[str, str] = {}  # by name in the files
+        self._steps: dict[str, tuple[AdapterStep, Shape]] = {}
+        self._experts: list[ExpertPair] = []
         paired_names = set[str]()
         for name in tensors:
             for a_end, b_end, end in _FAMILIES:
@@ -252,12 +253,16 @@ class LoraOperation(ModelOperation):
                 if b not in tensors:
                     raise CheckpointError(f"holds {name!r} and no {b!r}", where=label)
                 paired_names |= {name, b}
-                module = name[: -len(a_end)].removeprefix(_PEFT)
+                module = name[: -len(a_end)].removeprefix(PREFIX)
+                if parameter := scaling.additions.parameter_of(module):
+                    self._experts.append(self._expert_pair(name, b, parameter))
+                    continue
                 if module + end in self._steps:
                     raise CheckpointError(f"holds two pairs for {module + end!r}", where=label)
                 self._steps[module + end] = self._step(name, b, module, tensors, scaling)
-        unpaired_names = [name for name in tensors if name not in paired_names]
-        if unpaired_names or not self._steps:
+        unpaired_names = self._add_unpaired([n for n in tensors if n not in paired_names])
+        scaling.additions.check_all_there(tensors)
+        if unpaired_names or not (self._steps or self._experts):
             shown = summarize_names(unpaired_names or tensors or foreign_names, 3) or "nothing"
             raise CheckpointError(
                 f"holds {shown}, and expected are pairs such as X.lora_A.weight and "
@@ -265,6 +270,39 @@ class LoraOperation(ModelOperation):
                 where=label,
                 details="it is Megatron-Bridge's, which merges it" if foreign_names else "",
             )
+
+    def _expert_pair(self, a: str, b: str, parameter: str) -> ExpertPair:
+        """Return the products of a layer's experts. Raises CheckpointError."""
+        shape_a, shape_b, rank = self._shapes[a], self._shapes[b], self._scaling.rank_of(parameter)
+        if len(shape_a) != 2 or shape_a[:1] != shape_b[1:] or shape_a[0] % rank:
+            raise CheckpointError(
+                f"{a!r} and {b!r} have shapes {list(shape_a)} and {list(shape_b)}; with rank "
+                f"{rank} ({self._scaling.label}), (E {rank}, in) and (out, {rank} E) were expected"
+            )
+        return ExpertPair(parameter, a, b, shape_a, shape_b, self._scaling.scale(parameter), rank)
+
+    def _add_unpaired(self, names: Sequence[str]) -> list[str]:
+        """Take what an adapter has beside pairs; return what is not known. Raises UsageError."""
+        unknown_names, partners = list[str](), set[str]()
+        for name in names:
+            addition = find_additions(
+                name, self._shapes, self._scaling.additions, self._scaling.scale
+            )
+            if addition is None:
+                unknown_names.append(name)
+                continue
+            target, step = addition
+            partners.update(step.operands)
+            if step == Replacement(name, {}):
+                continue  # a copy of the base's
+            if target in self._steps:
+                text = f"changes {target!r} in two ways, as {name!r}"
+                raise CheckpointError(text, "merge this adapter with PEFT", where=self._label)
+            shape = self._shapes[name]
+            if isinstance(step, LowRankUpdate):
+                shape = (shape[1], self._shapes[step.b][0])
+            self._steps[target] = step, shape
+        return [name for name in unknown_names if name not in partners]
 
     def _step(
         self, a: str, b: str, module: str, tensors: Mapping[str, Shape], scaling: LoraScaling
@@ -293,6 +331,7 @@ class LoraOperation(ModelOperation):
         return part
 
     def findings(self, names: Sequence[str]) -> Iterator[Finding]:
+        names = [self._renamed.get(name, name) for name in names]
         matrices = [name for name in names if name in self._steps]
         if matrices:
             shown = summarize_names(matrices, 3)
@@ -305,10 +344,16 @@ class LoraOperation(ModelOperation):
                 text = f"has pairs for {count} of {counts_by_kind[kind]} {kind}"
                 yield as_warning(f"{self._label}: {text}")
         modules = [name.removesuffix(".weight") for name in self._steps]
+        modules += [pair.parameter for pair in self._experts]
         yield from map(as_warning, self._scaling.matchless(modules))
 
     def compose(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        present_names = {tensor.name for tensor in tensors if not tensor.dropped}
+        tensors_by_name = {tensor.name: tensor for tensor in tensors if not tensor.dropped}
+        self._renamed = {tensor.sources[0].name: name for name, tensor in tensors_by_name.items()}
+        present_names = {*tensors_by_name}
+        for pair in self._experts:
+            steps = pair.steps(tensors_by_name, self._scaling.additions)
+            self._steps |= {name: (step, tensors_by_name[name].shape) for name, step in steps}
         twice = sorted(self._names & present_names)
         if twice and not self._inside:
             raise CheckpointError(
@@ -328,7 +373,7 @@ class LoraOperation(ModelOperation):
         for tensor in tensors:
             if tensor.name in self._steps and not tensor.dropped:
                 tensor = self._added(tensor)
-            elif tensor.base_name in self._names:
+            elif not self._names.isdisjoint((tensor.base_name, tensor.sources[0].name)):
                 tensor = replace(tensor, dropped="merged into the matrices (--lora)")
             new_tensors.append(tensor)
         return new_tensors
@@ -336,10 +381,19 @@ class LoraOperation(ModelOperation):
     def _added(self, matrix: Tensor) -> Tensor:
         step, shape = self._steps[matrix.name]
         (source,) = matrix.sources
-        if matrix.shape != shape:
+        rows = step.rows if isinstance(step, Replacement) else None
+        has_rows = rows is None or max(rows) < matrix.shape[0]
+        shape = shape if rows is None else (matrix.shape[0], *shape[1:])
+        if matrix.shape != shape or not has_rows:
+            *others, operand = map(repr, step.operands)
+            product = f"the product of {operand} and {others[0]}" if others else operand
+            is_grown = isinstance(step, Replacement) and matrix.shape[1:] == shape[1:]
+            is_grown = is_grown and matrix.shape[0] < shape[0]
+            has = list(shape) if has_rows else f"row {max(rows or ())}"
             raise CheckpointError(
-                f"{matrix.name!r} has shape {list(matrix.shape)}; the product of {step.b!r} and "
-                f"{step.a!r} of {self._label} has {list(shape)}"
+                f"{matrix.name!r} has shape {list(matrix.shape)}; {product} of {self._label} has "
+                f"{has}",
+                *([f"--vocab {shape[0]} in a run of its own, before this one"] if is_grown else []),
             )
         if source.step is not None or matrix.dtype not in ("Float16", "BFloat16", "Float32"):
             raise CheckpointError(

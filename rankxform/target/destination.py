@@ -22,6 +22,7 @@ from rankxform.errors import UsageError
 from rankxform.formats.container import BLOCK, FileLayout, Index, TensorSpec, container_of
 from rankxform.layout.names import compile_regex
 from rankxform.layout.strategy import Strategy
+from rankxform.operations.base import BlockScale
 from rankxform.planning.assign import Assignment, runs_of
 from rankxform.planning.catalog import Parameter
 from rankxform.planning.exchange import WorkPlan
@@ -394,10 +395,17 @@ def open_work_inputs(
         if adapter is not None:
             operand_reader = stack.enter_context(SourceReader(adapter.paths, adapter.indexes))
             adapter_parameters: list[Parameter] = adapter.require_catalog().parameters
+            steps = (step for p in planner.selection.parameters for step in p.steps)
+            added_names = {
+                name
+                for step in steps
+                if step is not None and not isinstance(step, BlockScale)
+                for name in step.operands
+            }
             tensors.update(
                 (p.src_name, (p, operand_reader))
                 for p in adapter_parameters
-                if "lora" in p.src_name
+                if p.src_name in added_names
             )
         first = work.operands if work is not None else None
         if first is None:

@@ -39,7 +39,7 @@ def test_what_is_not_known_of_an_adapter_is_refused(tmp_path):
     assert "give --lora-alpha and --lora-rank" in refused(None, lora_alpha=3.0)
     assert "leave out --lora-rank" in refused({}, lora_rank=2)
     assert "use_dora is True" in refused({"use_dora": True})
-    assert "modules_to_save" in refused({"modules_to_save": ["head"]})
+    assert "modules_to_save names 'head'" in refused({"modules_to_save": ["head"]})
     assert "init_lora_weights is 'pissa'" in refused({"init_lora_weights": "pissa"})
     assert "with rank 3" in refused({"r": 3})
     assert "with rank 3" in refused({"rank_pattern": {"m": 3}})

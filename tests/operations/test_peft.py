@@ -1,0 +1,271 @@
+"""What PEFT's adapters hold beside pairs of matrices, compared with what PEFT merged itself."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+
+import rankxform
+from rankxform.errors import RankxformError
+from tests import reference, reference_forms
+from tests.checkpoints import DATA
+
+SAMPLES = DATA / "peft"
+ADAPTERS = sorted(path.name for path in SAMPLES.iterdir())
+EXPERTS = "target_parameters", "moe_default", "target_one_parameter"
+MODULE = "model.layers.0.mlp.experts."
+
+
+def tensors_of(path):
+    return {n: (d, values_of(d, s, b)) for n, (d, s, b) in reference.read_safetensors(path).items()}
+
+
+def values_of(dtype, shape, data):
+    assert dtype == "Float32"
+    return np.frombuffer(data, "<f4").reshape(shape)
+
+
+def folder_of(path, arrays):
+    tensors = {name: ("Float32", np.ascontiguousarray(a).view("<u4")) for name, a in arrays.items()}
+    return reference_forms.write_huggingface(path, tensors, 1)
+
+
+def adapter(tmp, sample, **config):
+    """Return a copy of a sample's adapter, of which the configuration may say something else."""
+    folder = tmp / "adapter"
+    folder.mkdir()
+    shutil.copy(SAMPLES / sample / "adapter_model.safetensors", folder)
+    stated = json.loads((SAMPLES / sample / "adapter_config.json").read_text()) | config
+    (folder / "adapter_config.json").write_text(json.dumps(stated))
+    return folder
+
+
+def base_of(tmp, sample):
+    arrays = {n: a for n, (_, a) in tensors_of(SAMPLES / sample / "base.safetensors").items()}
+    return folder_of(tmp / "base", arrays)
+
+
+def merged_by(src, dst, lora, **options):
+    rankxform.transform(
+        src, dst, lora=str(lora), **{"dst_form": "huggingface", "fsync": False, **options}
+    )
+    return {n: a for n, (_, a) in tensors_of(dst / "model.safetensors").items()}
+
+
+def check(found, sample):
+    """Compare with PEFT's merge: it sums in Float32, in an order of its own."""
+    merged = {n: a for n, (_, a) in tensors_of(SAMPLES / sample / "merged.safetensors").items()}
+    before = {n: a for n, (_, a) in tensors_of(SAMPLES / sample / "base.safetensors").items()}
+    assert {n: a.shape for n, a in found.items()} == {n: a.shape for n, a in merged.items()}
+    changed = 0
+    for name, array in merged.items():
+        if np.array_equal(array, before[name]):
+            assert np.array_equal(found[name], array), name
+        else:
+            changed += 1
+            assert np.abs(found[name] - array).max() <= 3e-7 * np.abs(array).max(), name
+    assert changed
+
+
+@pytest.mark.parametrize("sample", ADAPTERS)
+def test_is_merged_as_peft_does(sample, tmp_path):
+    src, lora = base_of(tmp_path, sample), adapter(tmp_path, sample)
+    check(merged_by(src, tmp_path / "dst", lora), sample)
+    told = {"lora": str(lora), "dst_form": "huggingface"}
+    assert rankxform.verify(src, tmp_path / "dst", **told).same
+
+
+def by_number(arrays):
+    """Return a model with its experts one by one."""
+    found = {}
+    for name, array in arrays.items():
+        if name == f"{MODULE}gate_up_proj":
+            for number, both in enumerate(array):
+                for part, half in zip(("gate_proj", "up_proj"), np.split(both, 2)):
+                    found[f"{MODULE}{number}.{part}.weight"] = half
+        elif name == f"{MODULE}down_proj":
+            for number, matrix in enumerate(array):
+                found[f"{MODULE}{number}.down_proj.weight"] = matrix
+        else:
+            found[name] = array
+    return found
+
+
+@pytest.mark.parametrize("sample", EXPERTS)
+class TestExperts:
+    def test_of_a_base_that_has_them_one_by_one(self, sample, tmp_path):
+        arrays = {n: a for n, (_, a) in tensors_of(SAMPLES / sample / "base.safetensors").items()}
+        src = folder_of(tmp_path / "base", by_number(arrays))
+        lora = adapter(tmp_path, sample)
+        found = merged_by(src, tmp_path / "dst", lora)
+        stacked = merged_by(base_of(tmp_path / "b", sample), tmp_path / "c", lora)
+        assert all(np.array_equal(a, found[n]) for n, a in by_number(stacked).items())
+
+    def test_that_are_taken_apart_on_the_way(self, sample, tmp_path):
+        src, lora = base_of(tmp_path, sample), adapter(tmp_path, sample)
+        stacked = merged_by(src, tmp_path / "stacked", lora)
+        apart = merged_by(src, tmp_path / "apart", lora, experts="apart")
+        assert {*apart} == {*by_number(stacked)}
+        assert all(np.array_equal(a, apart[n]) for n, a in by_number(stacked).items())
+
+    def test_of_axes_exchanged_as_gpt_oss_has_them(self, sample, tmp_path):
+        """Then the products are of the tensor's axes exchanged."""
+        arrays = {n: a for n, (_, a) in tensors_of(SAMPLES / sample / "base.safetensors").items()}
+        turned = {n: a.transpose(0, 2, 1) if a.ndim == 3 else a for n, a in arrays.items()}
+        lora = adapter(tmp_path, sample)
+        plain = merged_by(base_of(tmp_path, sample), tmp_path / "plain", lora)
+        found = merged_by(folder_of(tmp_path / "turned", turned), tmp_path / "dst", lora)
+        for name, array in plain.items():
+            back = found[name].transpose(0, 2, 1) if array.ndim == 3 else found[name]
+            assert np.array_equal(array, back), name
+
+    def test_without_the_version_that_wrote_them_are_refused(self, sample, tmp_path):
+        lora = adapter(tmp_path, sample, peft_version=None)
+        with pytest.raises(RankxformError, match="no peft_version"):
+            merged_by(base_of(tmp_path, sample), tmp_path / "dst", lora)
+
+
+@pytest.mark.parametrize(("version", "turned"), [("0.18.1", True), ("0.19.0", False)])
+def test_of_square_experts_the_version_tells_the_order(version, turned, tmp_path):
+    rng = np.random.default_rng(3)
+    base = rng.normal(size=(3, 4, 4)).astype("<f4")
+    a, b = (rng.normal(size=shape).astype("<f4") for shape in ((6, 4), (4, 6)))
+    src = folder_of(tmp_path / "src", {"experts.down_proj": base})
+    (tmp_path / "lora").mkdir()
+    pair = {"experts.lora_A.weight": a, "experts.lora_B.weight": b}
+    tensors = {f"base_model.model.{n}": ("Float32", w.view("<u4")) for n, w in pair.items()}
+    reference.write_safetensors(tmp_path / "lora/adapter_model.safetensors", tensors)
+    config = {"peft_type": "LORA", "r": 2, "lora_alpha": 4, "peft_version": version}
+    config["target_parameters"] = ["experts.down_proj"]
+    (tmp_path / "lora/adapter_config.json").write_text(json.dumps(config))
+    found = merged_by(src, tmp_path / "dst", tmp_path / "lora")["experts.down_proj"]
+    for number in range(3):
+        product = 2 * b[:, number::3] @ a[2 * number : 2 * number + 2]
+        expected = base[number] + (product.T if turned else product)
+        assert np.allclose(found[number], expected, atol=1e-6)
+
+
+def write_adapter(folder, arrays, **config):
+    folder.mkdir()
+    tensors = {f"base_model.model.{n}": ("Float32", a.view("<u4")) for n, a in arrays.items()}
+    reference.write_safetensors(folder / "adapter_model.safetensors", tensors)
+    stated = {"peft_type": "LORA", "r": 2, "lora_alpha": 4, **config}
+    (folder / "adapter_config.json").write_text(json.dumps(stated))
+    return folder
+
+
+PAIR = {
+    "m.lora_A.weight": np.array([[1, 2, 3], [2, 1, 0]], "<f4"),
+    "m.lora_B.weight": np.array([[1, 0], [0, 1], [1, 1], [2, 0]], "<f4"),
+}
+PRODUCT = 2 * PAIR["m.lora_B.weight"] @ PAIR["m.lora_A.weight"]
+BASE = {
+    "m.weight": np.arange(12, dtype="<f4").reshape(4, 3),
+    "m.bias": np.arange(4, dtype="<f4"),
+    "model.embed_tokens.weight": np.arange(15, dtype="<f4").reshape(5, 3),
+}
+
+
+class TestWhatStandsBesidePairs:
+    def merge(self, tmp, more, **config):
+        lora = write_adapter(tmp / "lora", {**PAIR, **more}, **config)
+        return merged_by(folder_of(tmp / "src", BASE), tmp / "dst", lora)
+
+    def test_a_bias_is_scaled_like_its_matrix(self, tmp_path):
+        bias = np.array([1, 2, 3, 4], "<f4")
+        found = self.merge(tmp_path, {"m.lora_B.bias": bias}, lora_bias=True)
+        assert np.array_equal(found["m.bias"], BASE["m.bias"] + 2 * bias)
+        assert np.array_equal(found["m.weight"], BASE["m.weight"] + PRODUCT)
+
+    def test_a_vocabulary_that_grew_names_the_option(self, tmp_path):
+        more = {"model.embed_tokens.weight": np.ones((7, 3), "<f4")}
+        with pytest.raises(RankxformError, match=r"\[7, 3\]") as raised:
+            self.merge(tmp_path, more)
+        assert raised.value.tries[0].startswith("--vocab 7 ")
+        src = tmp_path / "src"
+        wide = {"dst_form": "huggingface", "vocab": 7, "vocab_fill": "repeat-last"}
+        with pytest.warns(rankxform.RankxformWarning, match="copies of the last"):
+            rankxform.transform(src, tmp_path / "wide", **wide)
+        found = merged_by(tmp_path / "wide", tmp_path / "dst", tmp_path / "lora")
+        assert np.array_equal(found["model.embed_tokens.weight"], more["model.embed_tokens.weight"])
+
+    def test_a_vocabulary_with_fewer_rows_is_another_bases(self, tmp_path):
+        with pytest.raises(RankxformError, match="embed_tokens"):
+            self.merge(tmp_path, {"model.embed_tokens.weight": np.ones((4, 3), "<f4")})
+
+    def test_rows_are_replaced_in_the_order_of_the_list(self, tmp_path):
+        delta = np.array([[9, 7, 9], [8, 8, 6]], "<f4")
+        more = {"model.embed_tokens.token_adapter.trainable_tokens_delta": delta}
+        found = self.merge(tmp_path, more, trainable_token_indices={"embed_tokens": [4, 1]})
+        expected = BASE["model.embed_tokens.weight"].copy()
+        expected[[4, 1]] = delta
+        assert np.array_equal(found["model.embed_tokens.weight"], expected)
+
+    @pytest.mark.parametrize(
+        ("rows", "text"),
+        [([4], "has 1 rows"), ([4, 4], "has 2 rows"), ([4, 5], "has row 5"), (None, "names no")],
+    )
+    def test_rows_that_are_not_there_are_refused(self, rows, text, tmp_path):
+        delta = np.arange(6, dtype="<f4").reshape(2, 3)
+        more = {"model.embed_tokens.token_adapter.trainable_tokens_delta": delta}
+        with pytest.raises(RankxformError, match=text):
+            self.merge(tmp_path, more, trainable_token_indices=rows)
+
+    def test_a_module_that_is_not_listed_is_refused(self, tmp_path):
+        with pytest.raises(RankxformError, match="norm.weight"):
+            self.merge(tmp_path, {"norm.weight": np.ones((3,), "<f4")})
+
+    @pytest.mark.parametrize("key", ["modules_to_save", "trainable_token_indices"])
+    def test_what_is_listed_and_lacks_is_refused(self, key, tmp_path):
+        stated = {key: ["score"] if key == "modules_to_save" else {"score": [1]}}
+        with pytest.raises(RankxformError, match=f"{key} names 'score', of which .* nothing"):
+            self.merge(tmp_path, {}, **stated)
+
+    def test_two_changes_of_one_tensor_are_refused(self, tmp_path):
+        more = {"m.base_layer.bias": np.ones(4, "<f4"), "m.lora_B.bias": np.ones(4, "<f4")}
+        with pytest.raises(RankxformError, match="'m.bias' in two ways"):
+            self.merge(tmp_path, more, bias="lora_only", lora_bias=True)
+
+
+@pytest.mark.parametrize("sample", ["target_parameters", "moe_default"])
+def test_a_map_takes_what_was_added(sample, tmp_path):
+    """To MindFormers' names as a model has them that was merged before."""
+    config = {
+        "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "hidden_size": 8,
+        "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 4,
+        "moe_intermediate_size": 6, "num_experts": 3, "vocab_size": 16,
+        "tie_word_embeddings": False,
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    src, lora = base_of(tmp_path, sample), adapter(tmp_path, sample)
+    merged_by(src, tmp_path / "merged", lora)
+    for way in ("rows", "axis", "megatron"):
+        options = {
+            "map": "qwen3_moe", "config": str(tmp_path / "config.json"), "qkv": "grouped",
+            "variant": [f"experts={way}"], "dst_form": "unified",
+        }  # fmt: skip
+        rankxform.transform(tmp_path / "merged", tmp_path / f"a {way}", **options)
+        rankxform.transform(src, tmp_path / f"b {way}", lora=str(lora), **options)
+        first, second = (tmp_path / f"{x} {way}/part0.safetensors" for x in "ab")
+        assert reference.read_safetensors(first) == reference.read_safetensors(second)
+
+
+def test_a_model_that_was_saved_while_wrapped(tmp_path):
+    """Base and adapter in one file, as trainers save it (verl#4761)."""
+    rng = np.random.default_rng(5)
+    shapes = {"base_layer.weight": (4, 3), "lora_A.default.weight": (2, 3)}
+    shapes |= {"lora_B.default.weight": (4, 2)}
+    prefix = "base_model.model.model.layers.0.q_proj."
+    arrays = {n: rng.normal(size=s).astype("<f4") for n, s in shapes.items()}
+    src = folder_of(tmp_path / "src", {prefix + n: a for n, a in arrays.items()})
+    rename = [r"^base_model\.model\.=", r"\.base_layer\.=."]
+    numbers = {"lora_alpha": 4.0, "lora_rank": 2}
+    found = merged_by(src, tmp_path / "dst", src, rename=rename, **numbers)
+    expected = arrays["base_layer.weight"] + 2 * (
+        arrays["lora_B.default.weight"] @ arrays["lora_A.default.weight"]
+    )
+    assert {*found} == {"model.layers.0.q_proj.weight"}
+    assert np.allclose(found["model.layers.0.q_proj.weight"], expected, atol=1e-6)
