@@ -92,6 +92,9 @@ class Keywords(LoadKeywords, total=False):
     prefix: str | None
     max_part: int | None
     max_shard: int | None
+    tensor_parallel: int | None
+    pipeline_parallel: int | None
+    expert_parallel: bool
     dedup: bool
     iteration: int | None
     format: str | None

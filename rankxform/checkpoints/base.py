@@ -14,6 +14,7 @@ from typing import Any
 
 from rankxform.errors import UsageError
 from rankxform.formats.container import Index
+from rankxform.geometry.box import Shape
 from rankxform.layout.names import format_ranges
 from rankxform.layout.strategy import Strategy
 from rankxform.planning.catalog import Description
@@ -158,6 +159,7 @@ class Form(ABC):
     joins: Mapping[str, str] | None = None
     adapter_manifest: str = ""  # companion file that says what an adapter is for; "": none
     is_named_in_yaml: bool = False  # a MindFormers job names it by `load_checkpoint` as it is
+    is_served: bool = False  # an engine starts from it: names are those of its own modules
     gives_way: bool = False  # its files may lie beside those of another form, which is meant then
 
     @abstractmethod
@@ -189,6 +191,16 @@ class Form(ABC):
         `description`; a form may add views of entries (`declared_files`). Raises CheckpointError.
         """
         return description
+
+    def destination_strategy(
+        self, shapes: Mapping[str, Shape], options: Mapping[str, Any]
+    ) -> Strategy:
+        """Return how the tensors of a destination that is served are cut.
+
+        shapes: full shapes by name, in elements. options: as of `destination_files`. Raises
+        UsageError.
+        """
+        raise NotImplementedError
 
     def destination_files(
         self, planner: Planner, options: Mapping[str, Any], step: int | None, suffix: str
@@ -247,6 +259,7 @@ FORMS: Registry[Form] = Registry(
         "pytorch": f"{_PACKAGE}.pytorch:PyTorchForm",
         "megatron": f"{_PACKAGE}.megatron:MegatronForm",
         "verl": f"{_PACKAGE}.verl:VerlForm",
+        "vllm": f"{_PACKAGE}.vllm:VllmForm",
     },
     {
         "checkpoint2": {"is_written": True, "options": ("dedup", "iteration", "prefix")},
@@ -259,6 +272,10 @@ FORMS: Registry[Form] = Registry(
         "pytorch": {"is_written": False, "options": ()},
         "megatron": {"is_written": False, "options": ()},
         "verl": {"is_written": False, "options": ()},
+        "vllm": {
+            "is_written": True,
+            "options": ("tensor_parallel", "pipeline_parallel", "expert_parallel", "max_shard"),
+        },
     },
 )
 """All forms by name."""
@@ -277,6 +294,7 @@ _MARKS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {  # beginnings, en
     "pytorch": ((), (".bin", ".bin.index.json")),
     "megatron": (("mp_rank_", "iter_"), ()),
     "verl": (("model_world_size_",), ()),
+    "vllm": (("model-rank-", "model-pp-"), ()),
 }
 """Without a name that begins or ends so, a form recognizes no folder, and need not be imported."""
 

@@ -154,7 +154,9 @@ def _check_clear(listing: Listing, indexed: bool) -> None:
         folders.check_shards(listing, matches.values())
 
 
-_OF_RANK = pattern_on_use(r"_rank[0-9]+_|[0-9]+\.metadata$|\.rank[0-9]+_metadata$")
+_OF_RANK = pattern_on_use(
+    r"_rank[0-9]+_|[0-9]+\.metadata$|\.rank[0-9]+_metadata$|model-(?:rank|pp)-[0-9]+-"
+)
 _MAP_OF_NAMES = "param_name_map.json"
 """Of unified safetensors, whatever their files are called."""
 _OTHERS = (_MAP_OF_NAMES, "part0.safetensors", "metadata.json", "common.json")

@@ -37,8 +37,22 @@ class FormOptions:
         AFFECTS_BYTES, kind=TYPE_LIMIT, metavar="SIZE",
     )  # fmt: skip
     max_shard: int | None = option(
-        None, GROUP_DESTINATION, "most bytes of a Hugging Face shard (default: 5GB, of 10^9 bytes)",
+        None, GROUP_DESTINATION, "most bytes of a Hugging Face shard, or of a vLLM part (default: "
+        "5GB, of 10^9 bytes)",
         AFFECTS_BYTES, kind=TYPE_LIMIT, metavar="SIZE",
+    )  # fmt: skip
+    tensor_parallel: int | None = option(
+        None, GROUP_DESTINATION, "ranks that a vLLM folder is cut for (--tensor-parallel-size)",
+        AFFECTS_BYTES, AFFECTS_COMPARISON, AFFECTS_FIT, kind=TYPE_NUMBER, metavar="T",
+    )  # fmt: skip
+    pipeline_parallel: int | None = option(
+        None, GROUP_DESTINATION, "pipeline stages of a vLLM folder (default: 1)", AFFECTS_BYTES,
+        AFFECTS_COMPARISON, AFFECTS_FIT, kind=TYPE_NUMBER, metavar="P",
+    )  # fmt: skip
+    expert_parallel: bool = option(
+        False, GROUP_DESTINATION, "each of vLLM's ranks has whole experts, one range after another "
+        "(--enable-expert-parallel)", AFFECTS_BYTES, AFFECTS_COMPARISON, AFFECTS_FIT,
+        kind=TYPE_FLAG,
     )  # fmt: skip
     dedup: bool = option(
         False,

@@ -15,7 +15,8 @@ from rankxform.errors import CheckpointError, UsageError
 from rankxform.geometry.pieces import Assembly, concatenate, pile
 from rankxform.layout.names import format_ranges
 
-from .base import ModelOperation, OperationContext, SourceTensor, Tensor
+from .base import ModelOperation, OperationContext, Tensor
+from .composing import Composer
 from .experts import APART, TRANSPOSED, ExpertNames, names_of
 
 
@@ -44,7 +45,7 @@ class Stack(ModelOperation):
             rf"(?P<before>.*\bexperts\.)(?P<number>\d+)\.(?P<part>{parts})\.weight"
         )
         self._bias = re.compile(rf".*\bexperts\.\d+\.({parts})\.bias")
-        self._assemblies: dict[object, Assembly] = {}
+        self._composer = Composer()
 
     def compose(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         blocks: dict[str, dict[tuple[int, str], Tensor]] = {}
@@ -93,24 +94,10 @@ class Stack(ModelOperation):
                 f"{unlike[0].dtype} {list(unlike[0].shape)}",
                 "leave out --experts",
             )
-        numbers: dict[SourceTensor, int] = {}
-        for part in parts:
-            for source in part.sources:
-                numbers.setdefault(source, len(numbers))
-        key = per_expert, tuple((p.made_of, tuple(numbers[s] for s in p.sources)) for p in parts)
-        if key not in self._assemblies:  # one object for all layers that are alike
-            assemblies = [_renumbered(p.made_of, [numbers[s] for s in p.sources]) for p in parts]
-            experts = [
-                concatenate(assemblies[n : n + per_expert])
-                for n in range(0, len(assemblies), per_expert)
-            ]
-            piled = pile(experts)
-            self._assemblies[key] = piled.transposed() if self._is_transposed else piled
-        assembly = self._assemblies[key]
-        return Tensor(name, parts[0].dtype, assembly.shape, tuple(numbers), assembly)
 
+        def build(assemblies: list[Assembly]) -> Assembly:
+            starts = range(0, len(assemblies), per_expert)
+            piled = pile([concatenate(assemblies[n : n + per_expert]) for n in starts])
+            return piled.transposed() if self._is_transposed else piled
 
-def _renumbered(assembly: Assembly, numbers: Sequence[int]) -> Assembly:
-    """Return an assembly whose sources have other numbers."""
-    pieces = (replace(piece, source=numbers[piece.source]) for piece in assembly.pieces)
-    return Assembly(assembly.shape, tuple(pieces))
+        return self._composer.compose(name, parts, per_expert, build)

@@ -278,8 +278,8 @@ def select_parameters(
         is_counter = not parameter.is_weight and parameter.state is None
         is_listed = parameter.dtype != BYTES and not is_counter  # by any strategy
         is_in_src = declared and not catalog.is_whole and is_listed
-        if parameter.value is not None:  # no strategy speaks of what no file holds
-            replicated[name] = parameter
+        if parameter.value is not None:  # hardly any strategy speaks of what no file holds
+            (sharded if is_in_dst and parameter.is_weight else replicated)[name] = parameter
         elif name in dst and declared:
             sharded[name] = parameter
         elif declared and parameter.base_name in dst:
@@ -291,7 +291,7 @@ def select_parameters(
         else:
             reasons.setdefault(_UNMATCHED, []).append(parameter)
     if not any(p.state for p in (*sharded.values(), *replicated.values())):
-        replicated = {name: p for name, p in replicated.items() if p.value is None}
+        replicated = {n: p for n, p in replicated.items() if p.value is None or p.is_weight}
     ordered_reasons = sorted(reasons, key=lambda reason: {_STATE: 0, _UNMATCHED: 1}.get(reason, 2))
     left_out = tuple(_left_out(reason, reasons[reason]) for reason in ordered_reasons)
     parameters = [*sharded.values(), *replicated.values()]

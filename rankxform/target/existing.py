@@ -244,6 +244,8 @@ def _match_files(target: Target, dst_source: Source) -> tuple[Source, Target]:
     indexes = dict(dst_source.indexes)
     description = dst_source.selected.description
     assert description is not None
+    if description.ranks and description.is_whole:  # how ranks cut it, the headers told
+        description = dst_source.description
     if not description.is_whole and description.boxes:
         indexes = {file: index.unplaced() for file, index in indexes.items()}
         description = replace(description, ranks=_ranks_of(target.planner, description))

@@ -178,6 +178,7 @@ def _changes(
     is_written_out = src_types.intersection(FLOAT8) and not types.intersection(FLOAT8)
     src_names = {parameter.name for parameter in draft.catalog.parameters}
     has_new_head = _HEAD in {tensor.name for tensor in weights} - src_names
+    has_new_head &= not FORMS[draft.request.dst_form or DEFAULT_FORM].is_served
     names = {TYPES[short]: name for name, short in WRITTEN_OUT.items()}
     dtype = names.get(max(nbytes, key=nbytes.__getitem__, default=""))
     is_quantized = bool(config.get("quantization_config")) and types.intersection(FLOAT8)

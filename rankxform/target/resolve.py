@@ -376,6 +376,13 @@ def _destination_strategy(
         tuple(tensor.shape for tensor in schema_tensors),
     )
     requested_dst, request = resolved.dst, resolved.request
+    form = FORMS[request.dst_form or DEFAULT_FORM]
+    if form.is_served:
+        if request.dst_strategy is not None or request.derives:
+            text = f"a {form.title} folder is cut as its ranks are"
+            raise UsageError(text, "leave out --dst-strategy")
+        written_shapes = {tensor.name: tensor.shape for tensor in tensors if not tensor.dropped}
+        return None, form.destination_strategy(written_shapes, _form_options(request, form))
     names = [tensor.name for tensor in schema_tensors if not tensor.dropped]
     if isinstance(requested_dst, Strategy):
         requested_dst = rename_strategy(requested_dst, request.names, names)
