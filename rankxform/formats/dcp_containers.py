@@ -244,7 +244,9 @@ def storage_view(unbuilt: UnbuiltObject) -> StorageView:
     storage, first, shape, strides, _, hooks, *extra_args = unbuilt.args
     if storage.kind != PERSISTENT or storage.args[0] != "storage":
         raise TypeError
-    _, kind, key, _, count = storage.args
+    _, kind, key, _, count, *of_others = storage.args  # a part of another's, in old streams
+    if any(each is not None for each in of_others):
+        raise FormatError("is a view of another's storage", "save its clone()")
     if hooks or type(kind) is not GlobalName or type(key) is not str:
         raise TypeError
     if type(shape) is not tuple or type(strides) is not tuple:

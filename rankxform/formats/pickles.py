@@ -68,13 +68,34 @@ def load_pickle(
     >>> load_pickle(b"\\x80\\x04K\\x01K\\x02\\x86.", lambda name: False)
     (1, 2)
     """
-    machine = _PickleReader(data, permitted, deepest, longest)
-    try:
-        return machine.run()
-    except (IndexError, struct.error):
-        raise FormatError(f"is torn: it ends after {len(data):,} bytes, within a value") from None
-    except (KeyError, TypeError, ValueError, AttributeError):
-        raise FormatError(f"is torn: byte {machine.at:,} makes no sense") from None
+    (value,), _ = load_pickles(data, permitted, 1, deepest=deepest, longest=longest)
+    return value
+
+
+def load_pickles(
+    data: bytes,
+    permitted: Permitted,
+    count: int,
+    *,
+    deepest: int = _MOST_DEEP,
+    longest: int = _LONGEST,
+) -> tuple[list[Any], int]:
+    """Return the values of so many pickles that follow each other, and where the last one ends.
+
+    Raises FormatError as `load_pickle`.
+    """
+    values, end = list[Any](), 0
+    for _ in range(count):
+        machine = _PickleReader(data, permitted, deepest, longest)
+        machine.at = end
+        try:
+            values.append(machine.run())
+        except (IndexError, struct.error):
+            raise FormatError(f"is torn: it ends after {len(data):,} bytes, in a value") from None
+        except (KeyError, TypeError, ValueError, AttributeError):
+            raise FormatError(f"is torn: byte {machine.at:,} makes no sense") from None
+        end = machine.at
+    return values, end
 
 
 _REF, _INT = rb"h.|j....", rb"K.|M..|J...."
@@ -115,7 +136,8 @@ class _PickleReader:
         """Return the value. The words that tables are full of are here, the others in `_WORDS`."""
         data, stack, memo, marks = self.data, self.stack, self.memo, self.marks
         push, pop, keep = stack.append, stack.pop, memo.append
-        u4, rare, match, position = struct.Struct("<I").unpack_from, _WORDS, _RECORD().match, 0
+        u4, rare, match = struct.Struct("<I").unpack_from, _WORDS, _RECORD().match
+        position = self.at
         while True:
             word = data[position]
             position += 1
@@ -158,6 +180,7 @@ class _PickleReader:
                 if type(second) is tuple or type(pair[0]) is tuple:
                     self.check_depth(pair)
             elif word == 0x2E:  # STOP
+                self.at = position
                 return pop()
             else:
                 self.at = position

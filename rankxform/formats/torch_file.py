@@ -6,6 +6,9 @@
     archive/data/0 ...   storages: elements one after another, as they were in memory
     archive/byteorder    little
 
+Before torch 1.6 it was a stream: five pickles, of which the fourth is the value and the last a list
+of storages, and these in that order, each behind its number of elements.
+
 Nothing that the pickle names is called (`formats.pickles`). A tensor is a view of a storage, which
 others may share; what does not lie there row by row is read by runs, if these are long enough. What
 a rank's file says beside its tensors goes into the metadata of its index, as JSON: under `BOXES`
@@ -42,16 +45,17 @@ from .container import (
     item_size,
 )
 from .dcp_containers import (
+    STORAGES,
+    UNTYPED,
     StorageView,
     ZipDirectory,
-    ZipMember,
     ZipReader,
     allowed_names,
     row_strides,
     storage_view,
 )
 from .dtensors import DTENSOR_NAMES, WRAPPER, LocalPart, is_dtensor, local_part
-from .pickles import GlobalName, UnbuiltObject, load_pickle
+from .pickles import PERSISTENT, GlobalName, UnbuiltObject, load_pickles
 
 BOXES, SUMS, TRAINING = "boxes", "sums", "training"
 """What the metadata of an index have of a rank's file, the first two by position."""
@@ -81,7 +85,9 @@ _KEPT_BESIDE = (
 )  # fmt: skip
 """What a training keeps beside a model: names of classes may stand there, of which nothing is
 made."""
-_MOST_PICKLE = 64 << 20
+_MOST_PICKLE, _FIRST_PICKLES = 64 << 20, 1 << 20
+_PICKLES, _PROTOCOL, _MOST_ELEMENTS = 5, 1001, 1 << 48
+"""Of a stream: how many it begins with, and what the second one says."""
 _NESTED, _DEEP, _LONG = 2, 32, 1 << 16
 """Calls for a parameter around a tensor; how deep tuples are in each other, and how long."""
 _MOST_RUNS, _SHORT_RUN, _MOST_SHORT = 1 << 16, 64, 1 << 12
@@ -102,8 +108,8 @@ class TorchFile(Container):
     has_equal_headers = False
 
     def read_index(self, read_at: ReadAt, size: int) -> Index:
-        saved, reader, directory = _read_saved(read_at, size)
-        storages = _Storages(reader, directory)
+        saved, members = _read_saved(read_at, size)
+        storages = _Storages(members)
         entries: list[ParsedEntry] = []
         runs = 0
         for name, call in _tensors_of(saved).items():
@@ -123,12 +129,15 @@ class TorchFile(Container):
             for entry, box in zip(entries, storages.boxes)
             if ranks > 1 or (box is not None and box[0] != entry.shape)
         }
-        return build_index(entries, size, has_checksum=True, metadata=metadata, wrong=wrong)
+        has_checksum = isinstance(members, _ZipMembers)
+        return build_index(entries, size, has_checksum=has_checksum, metadata=metadata, wrong=wrong)
 
     def checksums(
         self, index: Index, read_at: ReadAt, blocks: Blocks
     ) -> Sequence[tuple[str, str, str]]:
         """Return the CRC-32 of every storage; torch states none of what it was told to skip."""
+        if not index.has_checksum:
+            return []
         reader = ZipReader(read_at, index.size)
         directory = reader.directory(0, index.size)
         members = [(n, m) for n, m in directory.members.items() if n.startswith("data/") and m.crc]
@@ -164,19 +173,48 @@ class PthFile(TorchFile):
 
 
 class _SavedFile(NamedTuple):
-    """What a file holds, as data, and its members."""
+    """What a file holds, as data, and where its storages lie."""
 
     value: Any
-    reader: ZipReader
-    directory: ZipDirectory
+    members: _ZipMembers | _StreamMembers
+
+
+class _ZipMembers:
+    """Storages as members of a ZIP."""
+
+    def __init__(self, reader: ZipReader, directory: ZipDirectory) -> None:
+        self._reader, self._directory = reader, directory
+        self._places: dict[str, Span] = {}
+
+    def place(self, key: str) -> tuple[Span, int]:
+        """Return where a storage lies in the file, and its CRC-32, or 0. Raises FormatError."""
+        member = self._directory.members.get(f"data/{key}")
+        if member is None:
+            raise FormatError(f"its elements, data/{key}, are not in the file")
+        if key not in self._places:
+            self._places[key] = Span(self._reader.place(self._directory, member), member.nbytes)
+        return self._places[key], member.crc
+
+
+class _StreamMembers:
+    """Storages one after another behind the pickles, each behind its number of elements."""
+
+    def __init__(self, places: Mapping[str, Span]) -> None:
+        self._places = places
+
+    def place(self, key: str) -> tuple[Span, int]:
+        """Return where a storage lies in the file, and no CRC-32. Raises FormatError."""
+        if key not in self._places:
+            raise FormatError(f"its elements, storage {key}, are not in the file")
+        return self._places[key], 0
 
 
 def _read_saved(read_at: ReadAt, size: int) -> _SavedFile:
-    """Return what a file holds, as data, and where its members lie. Raises FormatError."""
+    """Return what a file holds, as data, and where its storages lie. Raises FormatError."""
     reader = ZipReader(read_at, size)
     first = reader.bytes(0, min(size, FIRST_BYTES))
     if first.startswith(_LEGACY):
-        raise FormatError("is a stream of torch.save before 1.6, without a directory", _AGAIN)
+        return _read_stream(read_at, size)
     if first[:4] != b"PK\3\4":
         signature = None if first[:1] == b"\x80" else file_signature(first)
         if signature is not None:
@@ -199,11 +237,75 @@ def _read_saved(read_at: ReadAt, size: int) -> _SavedFile:
     words = read_at(reader.place(directory, data), data.nbytes)
     if data.crc and crc32(words) != data.crc:
         raise FormatError("has a pickle with another CRC-32 than is stated", "copy it again")
+    (saved,), _ = _load(words, 1)
+    return _SavedFile(saved, _ZipMembers(reader, directory))
+
+
+def _load(words: bytes, count: int) -> tuple[list[Any], int]:
+    """Return what pickles hold, and where the last one ends. Raises FormatError."""
     try:
-        saved = load_pickle(words, _is_allowed, deepest=_DEEP, longest=_LONG)
+        return load_pickles(words, _is_allowed, count, deepest=_DEEP, longest=_LONG)
     except FormatError as error:  # of what is no plain tensor, by the name that it has there
         raise FormatError(error.what, "save a state_dict() of plain tensors") from None
-    return _SavedFile(saved, reader, directory)
+
+
+def _read_stream(read_at: ReadAt, size: int) -> _SavedFile:
+    """Read a file of torch before 1.6: five pickles, and storages in the order of the last one.
+
+    Raises FormatError.
+    """
+    nbytes = min(size, _FIRST_PICKLES)
+    while True:
+        try:
+            values, end = _load(read_at(0, nbytes), _PICKLES)
+            break
+        except FormatError:
+            if nbytes >= min(size, _MOST_PICKLE):
+                raise
+            nbytes = min(size, _MOST_PICKLE, 8 * nbytes)
+    _, protocol, system, saved, keys = values
+    is_little = type(system) is dict and system.get("little_endian") is True
+    if protocol != _PROTOCOL or not is_little or type(keys) is not list:
+        raise FormatError("is a stream of torch.save of another version, or byte order", _AGAIN)
+    items = _item_sizes(saved)
+    places: dict[str, Span] = {}
+    for key in keys:
+        if key not in items or key in places:
+            raise FormatError(f"lists a storage {key!r} that no tensor is of, or twice", _AGAIN)
+        count = int.from_bytes(read_at(end, 8), "little", signed=True)
+        places[key] = Span(end + 8, count * items[key])
+        end += 8 + count * items[key]
+        if not 0 <= count < _MOST_ELEMENTS or end > size:
+            raise FormatError(f"ends within storage {key}, of {count:,} elements", "copy it again")
+    return _SavedFile(saved, _StreamMembers(places))
+
+
+def _item_sizes(saved: Any) -> dict[str, int]:
+    """Return by storage the bytes of an element, of all that a value speaks of.
+
+    Every value is looked at once. Raises FormatError for one that is of no type, or of two.
+    """
+    items: dict[str, int] = {}
+    todo, looked_at = [saved], set[int]()
+    while todo:
+        value = todo.pop()
+        if id(value) in looked_at:
+            continue
+        looked_at.add(id(value))
+        if isinstance(value, UnbuiltObject):
+            if value.kind == PERSISTENT and type(value.args) is tuple and len(value.args) > 2:
+                kind, key = value.args[1:3]
+                name = str(kind).removeprefix("torch.").removesuffix("Storage")
+                item = 1 if kind == UNTYPED else item_size(STORAGES.get(name, ""))
+                if type(key) is str and items.setdefault(key, item) != item:
+                    raise FormatError(f"has storage {key} of two types", "save it again")
+            todo += value.args if type(value.args) is tuple else [value.args]
+            todo += value.state.values() if type(value.state) is dict else [value.state]
+        elif type(value) is dict:
+            todo += value.values()
+        elif type(value) in (list, tuple):
+            todo += value
+    return items
 
 
 def read_training(read_at: ReadAt, size: int) -> dict[str, Any]:
@@ -303,9 +405,8 @@ class _Storages:
     None of a plain tensor. sums: its CRC-32, if its member has one and holds nothing else.
     """
 
-    def __init__(self, reader: ZipReader, directory: ZipDirectory) -> None:
-        self._reader, self._directory = reader, directory
-        self._places: dict[str, Span] = {}
+    def __init__(self, members: _ZipMembers | _StreamMembers) -> None:
+        self._members = members
         self.boxes: list[tuple[Shape, Shape] | None] = []
         self.sums: list[int | None] = []
 
@@ -317,7 +418,7 @@ class _Storages:
             if part is not None and part.local_shape != view.shape:
                 text = f"is {list(view.shape)}, and its mesh makes it {list(part.local_shape)}"
                 raise FormatError(text, "save it again")
-            place, member = self._place(view.key)
+            place, crc = self._members.place(view.key)
             item, first, shape, strides = (
                 item_size(view.dtype),
                 view.first,
@@ -339,17 +440,8 @@ class _Storages:
         except FormatError as error:
             raise FormatError(f"{name!r}: {error.what}", *error.tries) from None
         self.boxes.append(None if part is None else (part.shape, part.start))
-        self.sums.append(member.crc if spans == (place,) and member.crc else None)
+        self.sums.append(crc if spans == (place,) and crc else None)
         return ParsedEntry(name, view.dtype, shape, spans)
-
-    def _place(self, key: str) -> tuple[Span, ZipMember]:
-        """Return where a storage lies in the file. Raises FormatError."""
-        member = self._directory.members.get(f"data/{key}")
-        if member is None:
-            raise FormatError(f"its elements, data/{key}, are not in the file")
-        if key not in self._places:
-            self._places[key] = Span(self._reader.place(self._directory, member), member.nbytes)
-        return self._places[key], member
 
 
 def _local_part(call: UnbuiltObject) -> LocalPart | None:

@@ -295,7 +295,8 @@ def tensors_can_be_read(source: Source) -> Iterator[Finding]:
     for name, reason in source.description.refused.items():
         if not source.dropped(name):
             yield Finding(Message(reason))
-    for file, index in source.indexes.items():
+    is_read = len(source.indexes) == len(source.selected.names)  # else others are not placed
+    for file, index in source.indexes.items() if is_read else ():
         wrong = {n: index.wrong[n] for n in index.wrong if not source.dropped(n)}
         if wrong:
             name, reason = next(iter(wrong.items()))

@@ -104,6 +104,19 @@ class ReadFormTests:
         assert rankxform.verify(src, dst, exclude=[*COUNTERS]).same
 
     @pytest.mark.filterwarnings(RANDOM_MASTERS)
+    @pytest.mark.slow
+    @pytest.mark.sampled
+    @pytest.mark.world(sizes=(2, 3, 5))
+    def test_several_processes_read_the_same(self, sample, tmp):
+        if world().rank == 0:
+            self.folder(sample, tmp)
+        world().Barrier()
+        options = {"dst_form": "huggingface", "exclude": [*COUNTERS], "fsync": False}
+        rankxform.transform(tmp / "src", tmp / "dst", comm=world(), **options)
+        wanted = self.tensors(sample)
+        assert reference_forms.wrong_tensors("huggingface", tmp / "dst", wanted) == []
+
+    @pytest.mark.filterwarnings(RANDOM_MASTERS)
     @pytest.mark.parametrize("damage", ["lost", "cut off"])
     def test_a_file_that_is_lost_or_cut_off_is_named(self, damage, tmp_path):
         """If copies of all that it holds are elsewhere, they are read instead."""

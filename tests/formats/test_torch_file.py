@@ -145,9 +145,62 @@ def test_archives_that_are_something_else(tmp_path):
     path.write_bytes(pickle.dumps({"w": [1]}, 2))
     with pytest.raises(RankxformError, match="is no file of torch.save"):
         rankxform.load(path)
-    path.write_bytes(b"\x80\x02\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19.rest")
-    with pytest.raises(RankxformError, match="before 1.6"):
-        rankxform.load(path)
+
+
+class TestStreams:
+    """Files of torch before 1.6: pickles, and storages behind them."""
+
+    MAGIC = 0x1950A86A20F9469CFC6C
+
+    def write(self, path, value, storages, *, keys=None, version=1001, little=True, counts=None):
+        system = {"protocol_version": 1001, "little_endian": little, "type_sizes": {}}
+        parts = [self.MAGIC, version, system, value, [str(key) for key in keys or storages]]
+        data = b"".join(torch.pickled(part) for part in parts)
+        for key, content in storages.items():
+            count = (counts or {}).get(key, len(content) // 4)
+            data += count.to_bytes(8, "little", signed=True) + content
+        path.write_bytes(data)
+        return path
+
+    def test_storages_are_in_the_order_of_their_list(self, tmp_path):
+        other = np.arange(6, dtype="<f4")
+        value = {"b": torch.tensor("b", "Float32", (6,)), "a": view((2, 4), 8, (4, 1))}
+        storages = {0: BASE.tobytes(), "b": other.tobytes()}
+        found = rankxform.load(self.write(tmp_path / "m.pt", value, storages))
+        assert found["b"].tobytes() == other.tobytes()
+        assert found["a"].tobytes() == BASE[2:4].tobytes()
+
+    def test_pickles_may_be_longer_than_what_is_read_first(self, tmp_path):
+        names = [f"layers.{n}." + "x" * 200 for n in range(8000)]
+        value = {name: view((1,), n % 24, (1,)) for n, name in enumerate(names)}
+        path = self.write(tmp_path / "m.pt", value, {0: BASE.tobytes()})
+        assert path.stat().st_size > 1 << 20
+        found = rankxform.load(path)
+        assert [float(found[name][0]) for name in names[:30]] == [n % 24 for n in range(30)]
+
+    @pytest.mark.parametrize(
+        ("options", "text"),
+        [
+            ({"version": 1002}, "another version"), ({"little": False}, "another version"),
+            ({"keys": [0, 1]}, "a storage '1' that no tensor is of"),
+            ({"keys": [0, 0]}, "or twice"), ({"counts": {0: 25}}, "ends within storage 0"),
+            ({"counts": {0: -1}}, "ends within storage 0"),
+            ({"counts": {0: 1 << 62}}, "ends within storage 0"),
+        ],
+    )  # fmt: skip
+    def test_what_makes_no_sense_is_refused(self, options, text, tmp_path):
+        value = {"w": view((6, 4), 0, (4, 1))}
+        path = self.write(tmp_path / "m.pt", value, {0: BASE.tobytes()}, **options)
+        with pytest.raises(RankxformError, match=text):
+            rankxform.load(path)
+
+    def test_one_that_is_cut_off_is_refused(self, tmp_path):
+        path = self.write(tmp_path / "m.pt", {"w": view((6, 4), 0, (4, 1))}, {0: BASE.tobytes()})
+        data = path.read_bytes()
+        for length in range(20, len(data), 7):
+            path.write_bytes(data[:length])
+            with pytest.raises(RankxformError):
+                rankxform.load(path)
 
 
 def test_what_else_lies_beside_a_model_is_none_of_it(tmp_path):
@@ -274,7 +327,7 @@ def test_what_torch_saved_is_what_it_had(path):
 
 
 NAMED = {
-    "bomb": "names posix.system", "complex": "torch.ComplexFloatStorage", "legacy": "before 1.6",
+    "bomb": "names posix.system", "complex": "torch.ComplexFloatStorage",
     "module": "torch.nn.modules.linear.Linear", "quantized": "_rebuild_qtensor",
     "sparse": "_rebuild_sparse_tensor", "torchscript": "a program of TorchScript",
     "wrapper_subclass": "names __main__.Sub",
