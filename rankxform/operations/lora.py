@@ -28,18 +28,20 @@ from rankxform.values import dataclass, pattern_on_use
 from .base import AdapterStep, LowRankUpdate, ModelOperation, OperationContext, Replacement, Tensor
 from .peft import PREFIX, ExpertPair, PeftAdditions, find_additions
 
-_BRIDGED = pattern_on_use(r"\.adapter\.linear_(?:in|out)\.")
-"""Megatron-Bridge's names."""
+_OF_ADAPTERS = pattern_on_use(r"lora|\.adapter\.linear_(?:in|out)\.")
+"""In names of an adapter's tensors, where they lie beside the model's."""
 _FAMILIES = (
     (".mindpet_delta_lora_a", ".mindpet_delta_lora_b", ".weight"),
     (".lora_A.weight", ".lora_B.weight", ".weight"),
     (".lora_A.default.weight", ".lora_B.default.weight", ".weight"),
+    (".adapter.linear_in.weight", ".adapter.linear_out.weight", ".weight"),
     (".lora_a", ".lora_b", ".weight"),
     (".weight1_lora_a", ".weight1_lora_b", ".weight1"),
     (".weight2_lora_a", ".weight2_lora_b", ".weight2"),
 )
 """Names of A, B and their matrix behind the module's: MindPet's, MindFormers' Mcore and PEFT's, of
-a model that PEFT wraps, PyNative's, and those of its experts, of which each has a product."""
+a model that PEFT wraps, Megatron-Bridge's, PyNative's, and those of its experts, of which each has
+a product."""
 
 _CONFIG = "adapter_config.json"
 """PEFT's."""
@@ -233,8 +235,9 @@ class LoraOperation(ModelOperation):
 
         Raises CheckpointError for what is no pair.
         """
-        adapter_shapes = {n: shape for n, shape in tensors.items() if "lora" in n or not inside}
-        foreign_names = [name for name in tensors if _BRIDGED().search(name)]
+        adapter_shapes = {
+            n: shape for n, shape in tensors.items() if not inside or _OF_ADAPTERS().search(n)
+        }
         self._scaling = scaling
         states = find_states({**adapter_shapes})
         tensors = {n: shape for n, shape in adapter_shapes.items() if states.is_weight(n)}
@@ -263,12 +266,11 @@ class LoraOperation(ModelOperation):
         unpaired_names = self._add_unpaired([n for n in tensors if n not in paired_names])
         scaling.additions.check_all_there(tensors)
         if unpaired_names or not (self._steps or self._experts):
-            shown = summarize_names(unpaired_names or tensors or foreign_names, 3) or "nothing"
+            shown = summarize_names(unpaired_names or tensors, 3) or "nothing"
             raise CheckpointError(
                 f"holds {shown}, and expected are pairs such as X.lora_A.weight and "
                 "X.lora_B.weight",
                 where=label,
-                details="it is Megatron-Bridge's, which merges it" if foreign_names else "",
             )
 
     def _expert_pair(self, a: str, b: str, parameter: str) -> ExpertPair:

@@ -649,13 +649,10 @@ def unusual_tensors(shapes: Mapping[str, Shape], names: Collection[str]) -> Iter
             yield f"names have {tool}'s {text} in them, {example_text}; --rename {quote(rule)}"
     bridged = [name for name in shapes if _BRIDGED().search(name)]
     if bridged:
-        layer_count = sum(".to_wrap." in name for name in shapes)
-        layers_text = (
-            f"lies beside {layer_count} layers, and is" if layer_count else "is alone, and"
-        )
+        rename = r" --rename '\.to_wrap\.=.'" if any(".to_wrap." in n for n in shapes) else ""
         yield (
-            f"an adapter of Megatron-Bridge {layers_text} not merged, such as {bridged[0]!r}; that "
-            "library merges it before saving"
+            f"an adapter of Megatron-Bridge is not merged, such as {bridged[0]!r}; --lora SRC"
+            f"{rename} --lora-alpha A --lora-rank DIM (as run_config.yaml states them) adds it"
         )
     layers = [name for name in shapes if ".base_layer." in name]
     if layers and any("lora_a" in name.lower() for name in shapes):

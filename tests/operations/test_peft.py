@@ -230,6 +230,53 @@ class TestWhatStandsBesidePairs:
             self.merge(tmp_path, more, bias="lora_only", lora_bias=True)
 
 
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_megatron_bridges_adapter_is_merged_before_a_map(wrapped, tmp_path):
+    """In Megatron's own layout, queries, keys and values by groups."""
+    rng = np.random.default_rng(11)
+    config = {
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 8,
+        "num_hidden_layers": 1, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 2,
+        "intermediate_size": 12, "vocab_size": 16, "tie_word_embeddings": True,
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    layer = "decoder.layers.0."
+    shapes = {
+        f"{layer}self_attention.linear_qkv": (16, 8), f"{layer}self_attention.linear_proj": (8, 8),
+        f"{layer}mlp.linear_fc1": (24, 8), f"{layer}mlp.linear_fc2": (8, 12),
+        f"{layer}input_layernorm": (8,), f"{layer}pre_mlp_layernorm": (8,),
+        "decoder.final_layernorm": (8,), "embedding.word_embeddings": (16, 8),
+    }  # fmt: skip
+    base = {n: rng.normal(size=s).astype("<f4") for n, s in shapes.items()}
+    merged, arrays = dict(base), {}
+    for name, array in base.items():
+        is_adapted = ".linear_" in name
+        middle = ".to_wrap" if wrapped and is_adapted else ""
+        arrays[f"{name}{middle}.weight"] = array
+        if is_adapted:
+            out, columns = array.shape
+            a, b = rng.normal(size=(2, columns)), rng.normal(size=(out, 2))
+            a, b = a.astype("<f4"), b.astype("<f4")
+            arrays[f"{name}.adapter.linear_in.weight"] = a
+            arrays[f"{name}.adapter.linear_out.weight"] = b
+            merged[name] = array + 16 * (b.astype("f8") @ a.astype("f8"))
+    src = folder_of(tmp_path / "src", arrays)
+    plain = folder_of(
+        tmp_path / "plain", {f"{n}.weight": w.astype("<f4") for n, w in merged.items()}
+    )
+    named = {"map": "llama", "config": str(tmp_path / "config.json"), "qkv": "grouped"}
+    named |= {"gate_up": "contiguous", "dst_form": "huggingface"}
+    told = {"lora_alpha": 32.0, "lora_rank": 2, **named}
+    if wrapped:
+        told["rename"] = [r"\.to_wrap\.=."]
+    found = merged_by(src, tmp_path / "a", src, **told)
+    rankxform.transform(plain, tmp_path / "b", **named)
+    expected = {n: a for n, (_, a) in tensors_of(tmp_path / "b/model.safetensors").items()}
+    assert {*found} == {*expected} and "model.layers.0.self_attn.k_proj.weight" in found
+    for name, array in expected.items():
+        assert np.allclose(found[name], array, rtol=3e-7, atol=1e-6), name
+
+
 @pytest.mark.parametrize("sample", ["target_parameters", "moe_default"])
 def test_a_map_takes_what_was_added(sample, tmp_path):
     """To MindFormers' names as a model has them that was merged before."""
