@@ -7,6 +7,7 @@ conversion warns of nothing, and that a check of every byte doubts nothing.
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable, Mapping
 from typing import Any
 from zlib import crc32
@@ -14,6 +15,7 @@ from zlib import crc32
 import numpy as np
 
 from tests import reference, reference_forms
+from tests.checkpoints import DATA
 from tests.reference_maps import Model
 from tests.rules import Place, usual
 
@@ -390,3 +392,33 @@ def _(place):
     config = {"architectures": ["BertForSequenceClassification"], "vocab_size": 60,
               "hidden_size": 16, "num_hidden_layers": 2}  # fmt: skip
     return of_parts(place, names, config)
+
+
+SAMPLES = {
+    f"{form} of {sample}": (f"{folder}/{sample}", inside)
+    for form, folder, inside, samples in (
+        ("Megatron rank files", "megatron", "legacy",
+         ("llama", "qwen2_tied", "qwen3", "qwen3_moe", "mixtral")),
+        ("Megatron torch_dist", "megatron", "torch_dist",
+         ("llama", "qwen2_tied", "qwen3", "qwen3_moe", "mixtral", "deepseek_v3")),
+        ("verl", "verl", "ckpt", ("fsdp1", "fsdp2", "hsdp", "tp", "fsdp_tp", "old_mesh")),
+        ("Transformers", "hf_experts", "modules",
+         ("qwen3_moe", "mixtral", "deepseek_v3", "gpt_oss", "qwen3_vl_moe")),
+        ("Transformers", "hf_towers", "",
+         ("qwen3_vl", "qwen2_5_vl", "qwen2_5_vl_modules", "qwen3_base")),
+    )
+    for sample in samples
+}  # fmt: skip
+"""What frameworks saved themselves, below tests/data/formats."""
+
+
+def _sample(path: str, inside: str) -> Callable[[Place], Any]:
+    def make(place: Place) -> Any:
+        shutil.copytree(DATA / path / inside, place.src)
+        return {"dst_form": "huggingface"}
+
+    return make
+
+
+for _name, _words in SAMPLES.items():
+    healthy(_name)(_sample(*_words))

@@ -371,12 +371,12 @@ class ReplicaDifference:
 
 
 def replicas_to_compare(catalog: Catalog, files: Iterable[int]) -> dict[int, list[str]]:
-    """Return by file the tensors of which another file should hold the same region."""
+    """Return by file its entries of which another file should hold the same region."""
     names_by_file: dict[int, list[str]] = {file: [] for file in files}
     for parameter in catalog.parameters:
-        for holders in parameter.sharding.files.values():
+        for cell, holders in parameter.sharding.files.items():
             for file in holders if len(holders) > 1 else ():
-                names_by_file[file].append(parameter.name)
+                names_by_file[file].append(parameter.entry(cell, file))
     return names_by_file
 
 
@@ -386,7 +386,7 @@ def unequal_replicas(catalog: Catalog, samples: DigestsByFile) -> Iterator[Repli
         for cell, files in parameter.sharding.files.items():
             groups: dict[bytes, list[int]] = {}
             for file in files if len(files) > 1 else ():
-                digest = samples[file][parameter.name].digest
+                digest = samples[file][parameter.entry(cell, file)].digest
                 groups.setdefault(digest, []).append(catalog.rank_of(file))
             if len(groups) > 1:
                 ordered = sorted(map(tuple, groups.values()), key=lambda g: (-len(g), g))
