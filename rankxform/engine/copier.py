@@ -21,6 +21,7 @@ from rankxform.operations.base import (
     ExpertUpdate,
     LowRankUpdate,
     Replacement,
+    ScaledRows,
     VectorUpdate,
 )
 from rankxform.planning.catalog import Parameter
@@ -247,6 +248,9 @@ class Copier:
             values += self._product(step, place)
         elif isinstance(step, BlockScale):
             values *= self._factors(step, place)
+        elif isinstance(step, ScaledRows):
+            values += self._product(step.update, place)
+            values *= self._row_factors(step, place)
         elif isinstance(step, ExpertUpdate):
             values += self._expert_products(step, place)
         elif isinstance(step, VectorUpdate):
@@ -255,6 +259,19 @@ class Copier:
             values += _as_copied(step.scale * vector[:: rows.step], place)
         else:
             self._replace(step, values, place)
+
+    def _row_factors(self, step: ScaledRows, place: SourceIndices) -> Any:
+        """Return by what each row is multiplied; all of it is read and computed for its length."""
+        assert self._operands is not None
+        get, rows = self._operands.get, place.ranges[0]
+        columns = range(self._operands.shape(step.matrix)[1])
+        all_columns = get(step.matrix, Box((rows.start, 0), (rows.stop, columns.stop)))
+        place_of_rows = SourceIndices(0, (rows, columns), (0, 1))
+        matrix = all_columns[:: rows.step] + self._product(step.update, place_of_rows)
+        new_lengths = get(step.lengths, Box((rows.start,), (rows.stop,)))[:: rows.step]
+        by_row = new_lengths / np.linalg.norm(matrix, axis=1)
+        factors = np.broadcast_to(by_row[:, None], tuple(map(len, place.ranges)))
+        return _as_copied(factors, place)
 
     def _replace(self, step: Replacement, values: Any, place: SourceIndices) -> None:
         """Put other values in the place of all, or of those of some rows."""

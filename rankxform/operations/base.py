@@ -67,6 +67,23 @@ class BlockScale:
 
 
 @dataclass(frozen=True)
+class ScaledRows:
+    """A matrix with a product added, whose rows then get other lengths: ``m * w / |w|`` (DoRA).
+
+    update: what is added. matrix: the name of the matrix itself, of which rows are read whole.
+    """
+
+    update: LowRankUpdate
+    lengths: str
+    matrix: str
+
+    @property
+    def operands(self) -> tuple[str, ...]:
+        """The tensors that it takes besides the part of the matrix that it changes."""
+        return *self.update.operands, self.lengths, self.matrix
+
+
+@dataclass(frozen=True)
 class ExpertUpdate:
     """Products to be added to the matrices of a layer's experts, as PEFT keeps them in two.
 
@@ -121,7 +138,7 @@ class VectorUpdate:
         return (self.vector,)
 
 
-AdapterStep = LowRankUpdate | ExpertUpdate | Replacement | VectorUpdate
+AdapterStep = LowRankUpdate | ScaledRows | ExpertUpdate | Replacement | VectorUpdate
 Computation = AdapterStep | BlockScale
 """What is done to the elements of a source tensor when they are copied, in higher precision."""
 

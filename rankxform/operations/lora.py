@@ -25,8 +25,16 @@ from rankxform.options import flag_of
 from rankxform.statements import Finding, as_notice, as_warning
 from rankxform.values import dataclass, pattern_on_use
 
-from .base import AdapterStep, LowRankUpdate, ModelOperation, OperationContext, Replacement, Tensor
-from .peft import PREFIX, ExpertPair, PeftAdditions, find_additions
+from .base import (
+    AdapterStep,
+    LowRankUpdate,
+    ModelOperation,
+    OperationContext,
+    Replacement,
+    ScaledRows,
+    Tensor,
+)
+from .peft import LENGTHS, PREFIX, ExpertPair, PeftAdditions, find_additions
 
 _OF_ADAPTERS = pattern_on_use(r"lora|\.adapter\.linear_(?:in|out)\.")
 """In names of an adapter's tensors, where they lie beside the model's."""
@@ -47,7 +55,7 @@ _CONFIG = "adapter_config.json"
 """PEFT's."""
 _MOST = 1e9
 _REFUSED: dict[str, tuple[object, ...]] = {
-    "use_dora": (False, None),
+    "use_dora": (False, None, True),
     "use_qalora": (False, None),
     "layer_replication": (None, []),
     "alora_invocation_tokens": (None, []),
@@ -263,6 +271,7 @@ class LoraOperation(ModelOperation):
                 if module + end in self._steps:
                     raise CheckpointError(f"holds two pairs for {module + end!r}", where=label)
                 self._steps[module + end] = self._step(name, b, module, tensors, scaling)
+        paired_names |= self._scale_rows(tensors)
         unpaired_names = self._add_unpaired([n for n in tensors if n not in paired_names])
         scaling.additions.check_all_there(tensors)
         if unpaired_names or not (self._steps or self._experts):
@@ -272,6 +281,29 @@ class LoraOperation(ModelOperation):
                 "X.lora_B.weight",
                 where=label,
             )
+
+    def _scale_rows(self, names: Iterable[str]) -> set[str]:
+        """Give the matrices of DoRA their rows' lengths, and return the names of these.
+
+        Raises CheckpointError, UsageError.
+        """
+        additions, length_names = self._scaling.additions, set[str]()
+        for name in names:
+            inside = name.removesuffix(".weight").removeprefix(PREFIX)
+            target = f"{inside.removesuffix(LENGTHS)}.weight"
+            step, shape = self._steps.get(target, (None, ()))
+            if not inside.endswith(LENGTHS) or not additions.scales_rows:
+                continue
+            if not isinstance(step, LowRankUpdate) or step.transposed or step.is_stacked:
+                text = f"{name!r} is for {target!r}, which gets no plain product"
+                raise CheckpointError(text, "merge this adapter with PEFT", where=self._label)
+            self._steps[target] = ScaledRows(step, name, target), shape
+            length_names.add(name)
+        plain = [n for n, (step, _) in self._steps.items() if not isinstance(step, ScaledRows)]
+        if additions.scales_rows and (plain or self._experts):
+            text = f"use_dora is True, and {first_texts(plain, 1)} has no lengths of its rows"
+            raise UsageError(text, "merge this adapter with PEFT", where=additions.label)
+        return length_names
 
     def _expert_pair(self, a: str, b: str, parameter: str) -> ExpertPair:
         """Return the products of a layer's experts. Raises CheckpointError."""
@@ -402,4 +434,6 @@ class LoraOperation(ModelOperation):
                 f"{matrix.name!r} is {source.src_dtype}, to which no adapter is added",
                 "convert the checkpoint to bf16 first (--dtype)",
             )
+        if isinstance(step, ScaledRows):
+            step = replace(step, matrix=source.name)  # as the files call it
         return replace(matrix, sources=(replace(source, step=step),))

@@ -25,6 +25,8 @@ _INNER, _OUTER = "gate_up_proj", "down_proj"
 _WRAPPER = ".base_layer"
 _TOKENS = ".token_adapter"
 _EMBEDDING = ".lora_embedding_A", ".lora_embedding_B"
+LENGTHS = ".lora_magnitude_vector"
+"""Behind a module's name that of what its rows' lengths become."""
 _DELTA = f"{_TOKENS}.trainable_tokens_delta"
 _COPIES = f"{_TOKENS}{_WRAPPER}.weight", f"{_WRAPPER}.weight"
 """Ends of names of copies of the base's tensors, which an adapter leaves as they are."""
@@ -41,6 +43,7 @@ class PeftAdditions(NamedTuple):
     tokens: Mapping[str, tuple[int, ...]] | None = None  # by module, rows that were trained
     parameters: tuple[str, ...] = ()  # target_parameters
     version: tuple[int, ...] = ()  # peft_version
+    scales_rows: bool = False  # use_dora
     label: str = ""  # what states it
 
     @classmethod
@@ -66,6 +69,7 @@ class PeftAdditions(NamedTuple):
             {module: tuple(rows) for module, rows in tokens.items()},
             tuple(lists[1]),
             tuple(map(int, numbers.groups())) if numbers else (),
+            config.get("use_dora") is True,
             label,
         )
 

@@ -22,7 +22,7 @@ from rankxform.formats.container import Schema
 from rankxform.layout.names import CONSUMED, format_ranges, summarize_names
 from rankxform.layout.states import COUNTERS, UNLISTED_BY_COMPILERS, is_never_saved, state_of_name
 from rankxform.layout.strategy import SHARD_PREFIX, Strategy, WholeStrategy
-from rankxform.operations.base import OperationChain, Tensor
+from rankxform.operations.base import OperationChain, ScaledRows, Tensor
 from rankxform.operations.rename import AS_STORED, rules_without_match
 from rankxform.operations.select import (
     NOT_WEIGHTS,
@@ -401,7 +401,16 @@ def _matchless(draft: TargetDraft) -> Iterator[tuple[str, str]]:
 @rule(PLAN)
 def operations_fit(draft: TargetDraft) -> Iterator[Finding]:
     """Adapters and maps fit what they are applied to."""
-    names = [*dict.fromkeys(s.name for tensor in draft.tensors_written for s in tensor.sources)]
+    sources = [source for tensor in draft.tensors_written for source in tensor.sources]
+    needs_rows = any(isinstance(source.step, ScaledRows) for source in sources)
+    if needs_rows and not draft.source.reach.is_full:
+        yield Finding(
+            Message(
+                "--lora: DoRA needs whole rows, and not every process sees all files of the source",
+                ("merge this adapter with PEFT",),
+            )
+        )
+    names = [*dict.fromkeys(source.name for source in sources)]
     for operation in draft.operations.compositions:
         yield from operation.findings(names)
 

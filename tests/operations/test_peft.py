@@ -78,6 +78,36 @@ def test_is_merged_as_peft_does(sample, tmp_path):
     assert rankxform.verify(src, tmp_path / "dst", **told).same
 
 
+@pytest.mark.parametrize("sample", ADAPTERS)
+@pytest.mark.parametrize("axis", [0, 1])
+def test_slices_of_ranks_are_those_of_the_whole(sample, axis, tmp_path):
+    """Whatever part of a matrix a tile has."""
+    src, lora = base_of(tmp_path, sample), adapter(tmp_path, sample)
+    whole = merged_by(src, tmp_path / "whole", lora)
+    cut = {n for n, a in whole.items() if a.ndim > axis and a.shape[axis] % 2 == 0}
+    strategy = reference.write_strategy(
+        tmp_path / "s.ckpt",
+        [
+            {
+                n: ([2], [0 if number == axis else -1 for number in range(whole[n].ndim)], 0, 0)
+                for n in cut
+            }
+        ],
+    )
+    options = {
+        "dst_strategy": strategy,
+        "lora": str(lora),
+        "unmatched": "replicate",
+        "fsync": False,
+    }
+    rankxform.transform(src, tmp_path / "ranks", format="safetensors", **options)
+    for rank in range(2):
+        (path,) = (tmp_path / f"ranks/rank_{rank}").glob("*.safetensors")
+        for name, (_, array) in tensors_of(path).items():
+            own = np.split(whole[name], 2, axis)[rank] if name in cut else whole[name]
+            assert np.array_equal(array, own), name
+
+
 def by_number(arrays):
     """Return a model with its experts one by one."""
     found = {}
@@ -171,6 +201,7 @@ BASE = {
 
 class TestWhatStandsBesidePairs:
     def merge(self, tmp, more, **config):
+        tmp.mkdir(exist_ok=True)
         lora = write_adapter(tmp / "lora", {**PAIR, **more}, **config)
         return merged_by(folder_of(tmp / "src", BASE), tmp / "dst", lora)
 
@@ -223,6 +254,15 @@ class TestWhatStandsBesidePairs:
         stated = {key: ["score"] if key == "modules_to_save" else {"score": [1]}}
         with pytest.raises(RankxformError, match=f"{key} names 'score', of which .* nothing"):
             self.merge(tmp_path, {}, **stated)
+
+    def test_lengths_of_rows_belong_to_all_pairs_or_to_none(self, tmp_path):
+        lengths = {"m.lora_magnitude_vector": np.ones(4, "<f4")}
+        with pytest.raises(RankxformError, match="use_dora is True, and m.weight has no lengths"):
+            self.merge(tmp_path / "a", {}, use_dora=True)
+        with pytest.raises(RankxformError, match="lora_magnitude_vector"):
+            self.merge(tmp_path / "b", lengths)
+        found = self.merge(tmp_path / "c", lengths, use_dora=True)["m.weight"]
+        assert np.allclose(np.linalg.norm(found, axis=1), 1)
 
     def test_two_changes_of_one_tensor_are_refused(self, tmp_path):
         more = {"m.base_layer.bias": np.ones(4, "<f4"), "m.lora_B.bias": np.ones(4, "<f4")}
