@@ -19,8 +19,8 @@ OPERATIONS.update(
     drop=select.drop_by_name,
     no_copies=select.no_copies,
     items=select.drop_items,
-    serving=ImportedOperation("serving", "tensor_parallel"),
     vocabulary=ImportedOperation("vocabulary", "vocab", "vocab_fill", "vocab_cut"),
+    serving=ImportedOperation("serving", "tensor_parallel"),
     cast=ImportedOperation("cast", "dtype", "keep_dtype", "cast_states"),
     counters=select.counters,
 )

@@ -193,8 +193,9 @@ class Serve(ModelOperation):
         rows = -(-tensor.shape[0] // VOCABULARY_PADDING) * VOCABULARY_PADDING
         self._check(rows, name)
         how = "vocabulary", rows
-        new = self._composer.compose(name, [tensor], how, lambda parts: parts[0].resized_rows(rows))
-        return replace(new, vocabulary=True)
+        return self._composer.compose(
+            name, [tensor], how, lambda parts: parts[0].resized_rows(rows)
+        )
 
     def _check(self, rows: int, name: str) -> None:
         if rows % self._ranks:
