@@ -461,7 +461,7 @@ def test_the_text_of_a_vision_language_model(tmp_path, dst):
     model = qwen(tmp_path / "plain")
     src, text = tmp_path / "src", tmp_path / "text.json"
     text.write_text(json.dumps(model.config))
-    change = {"architectures": ["Qwen3VLForConditionalGeneration"], "text_config": model.config}
+    change = {"architectures": ["InternVLForConditionalGeneration"], "text_config": model.config}
     for key in model.config:
         change[key] = None
     tensors = {

@@ -48,6 +48,11 @@ _AXES = (
     pattern_on_use(r"\bw2_weight$"),
 )
 """By axis the names of what ranks cut along it."""
+_WHOLE = pattern_on_use(
+    r"norm\.weight$|gate\.weight$|_bias$|_scale$|(o_proj|down_proj)\.bias$"
+    r"|(fused_qkv_a_proj|kv_a_proj_with_mqa)\.weight$"
+)
+"""Names of what each rank has whole."""
 
 
 def axis_of(name: str, *, has_whole_experts: bool = False) -> int | None:
@@ -109,6 +114,13 @@ class VllmForm(Form):
         for file, index in indexes.items():
             for name, shape in zip(index.schema.names, index.schema.shapes):
                 axis = axis_of(name, has_whole_experts=has_whole_experts)
+                if axis is None and count > 1 and not _WHOLE().search(name):
+                    raise CheckpointError(
+                        f"how vLLM cuts {name!r} is not known",
+                        "--src-pattern 'model-rank-{rank}-part-*' if a strategy says how its ranks "
+                        "are cut",
+                        where=names[file],
+                    )
                 layouts[parallel[file][0]][name] = _layout(count, axis, len(shape))
                 full = (n * count if number == axis else n for number, n in enumerate(shape))
                 declared[name] = index.dtype(name), tuple(full)

@@ -273,7 +273,7 @@ class LoraOperation(ModelOperation):
                 self._steps[module + end] = self._step(name, b, module, tensors, scaling)
         paired_names |= self._scale_rows(tensors)
         unpaired_names = self._add_unpaired([n for n in tensors if n not in paired_names])
-        scaling.additions.check_all_there(tensors)
+        scaling.additions.check_all_there(tensors, [pair.parameter for pair in self._experts])
         if unpaired_names or not (self._steps or self._experts):
             shown = summarize_names(unpaired_names or tensors, 3) or "nothing"
             raise CheckpointError(

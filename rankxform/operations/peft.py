@@ -44,6 +44,7 @@ class PeftAdditions(NamedTuple):
     parameters: tuple[str, ...] = ()  # target_parameters
     version: tuple[int, ...] = ()  # peft_version
     scales_rows: bool = False  # use_dora
+    has_biases: bool = False  # lora_bias
     label: str = ""  # what states it
 
     @classmethod
@@ -70,6 +71,7 @@ class PeftAdditions(NamedTuple):
             tuple(lists[1]),
             tuple(map(int, numbers.groups())) if numbers else (),
             config.get("use_dora") is True,
+            config.get("lora_bias") is True,
             label,
         )
 
@@ -97,14 +99,24 @@ class PeftAdditions(NamedTuple):
                 return {row: number for number, row in enumerate(rows)}
         raise UsageError(f"trainable_token_indices names no {module}", where=self.label)
 
-    def check_all_there(self, names: Collection[str]) -> None:
-        """Refuse an adapter that lacks what its configuration names. Raises UsageError."""
+    def check_all_there(self, names: Collection[str], parameters: Collection[str]) -> None:
+        """Refuse an adapter that lacks what its configuration names. Raises UsageError.
+
+        parameters: tensors of experts for which it has pairs.
+        """
         dotted_names = [f".{name}." for name in names]
         deltas = [name for name in dotted_names if f"{_DELTA}." in name]
         lists = (
             ("modules_to_save", self.saved_modules, dotted_names),
             ("trainable_token_indices", self.tokens or {}, deltas),
         )
+        for parameter in self.parameters:
+            if not any(f".{name}".endswith(f".{parameter}") for name in parameters):
+                text = f"target_parameters names {parameter!r}, for which the adapter has no pair"
+                raise UsageError(text, "merge this adapter with PEFT", where=self.label)
+        if self.has_biases and not any(name.endswith(".lora_B.bias") for name in names):
+            text = "lora_bias is True, and the adapter has no bias of a pair"
+            raise UsageError(text, "merge this adapter with PEFT", where=self.label)
         for key, modules, holding_names in lists:
             for module in modules:
                 if not any(f".{module}." in name for name in holding_names):

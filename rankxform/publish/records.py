@@ -137,9 +137,9 @@ def identity_differences(
     for key, value in new.get("options", {}).items():
         was = old.get("options", {}).get(key)
         is_kept = key == _VERIFY and was and not is_begun  # files that stay keep fingerprints
-        if was != value and not is_kept:
-            flag = "--" + key.replace("_", "-")
-            messages.append(f"{flag} was {_format_value(was)} and is {_format_value(value)}")
+        before, now = _format_value(was), _format_value(value)
+        if before != now and not is_kept:  # an earlier version has no word for what is not given
+            messages.append(f"--{key.replace('_', '-')} was {before} and is {now}")
     for side in ("source", "destination"):
         if old.get(f"{side} strategy") != new.get(f"{side} strategy"):
             messages.append(f"the {side} strategy is not the same")

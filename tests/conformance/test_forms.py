@@ -261,7 +261,9 @@ class WrittenFormTests:
         of_others = {name: form for form in FORMS for name in FORMS[form].options}
         src = DATA / "checkpoint2"
         for name in of_others.keys() - {*FORMS[self.form].options}:
-            value = True if name == "dedup" else 1 if name == "iteration" else "1"
+            numbers = "iteration", "tensor_parallel", "pipeline_parallel"
+            is_flag = name in ("dedup", "expert_parallel")
+            value = True if is_flag else 1 if name in numbers else "1"
             with pytest.raises(rankxform.UsageError, match=f"^{flag_of(name)} is for --dst-form"):
                 rankxform.transform(src, tmp_path / "dst", dst_form=self.form, **{name: value})
         assert not (tmp_path / "dst").exists()
