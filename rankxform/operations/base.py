@@ -276,6 +276,11 @@ class OperationContext(ABC):
     def is_configured(self) -> bool:
         """Whether a model's config.json belongs to the destination."""
 
+    @property
+    @abstractmethod
+    def is_served(self) -> bool:
+        """Whether an engine starts from the destination."""
+
     @abstractmethod
     def is_source(self, path: Path) -> bool:
         """Tell whether a path is the source's."""

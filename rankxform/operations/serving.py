@@ -70,10 +70,9 @@ class ServedModel(NamedTuple):
 
 def read(context: OperationContext) -> ServedModel:
     """Return what the operation needs of files. Raises UsageError."""
-    form = context.options.get("dst_form") or "ranks"
-    if form != "vllm":
-        text = "--tensor-parallel is for --dst-form vllm"
-        raise UsageError(f"{text}, and the destination is {form}", "leave out --tensor-parallel")
+    if not context.is_served:
+        text = "--tensor-parallel is for --dst-form vllm, and the destination is of another form"
+        raise UsageError(text, "leave out --tensor-parallel")
     if context.config is None:
         raise UsageError(
             f"--tensor-parallel needs the model's sizes, and {context.model_folder} has none",

@@ -115,6 +115,10 @@ class RequestContext(OperationContext):
     def is_configured(self) -> bool:
         return FORMS[self.request.dst_form or DEFAULT_FORM].configured
 
+    @property
+    def is_served(self) -> bool:
+        return FORMS[self.request.dst_form or DEFAULT_FORM].is_served
+
     def is_source(self, path: Path) -> bool:
         return is_path(self.where) and is_same_file(path, Path(self.where))
 
