@@ -59,6 +59,8 @@ _ROWS = (
 )  # fmt: skip
 _COLUMNS = "linear_proj.weight", "linear_fc2.weight"
 _GATED = "linear_fc1.weight", "linear_fc1.bias"
+_GATING = "swiglu", "quick_geglu", "gated_linear_unit"
+"""Arguments with any of which the first matrix has a gate before the other half."""
 _WHOLE = (
     "layernorm.weight", "layernorm.bias", "linear_proj.bias", "linear_fc2.bias", "router.weight",
     "router.bias", "expert_bias", "position_embeddings.weight", "enorm.weight", "hnorm.weight",
@@ -357,7 +359,7 @@ class _Table:
             yield from self._fused_down(name, shape, file)
         elif degree == 1 or name.endswith(_WHOLE) or self._has_all_rows(name, shape, file):
             yield _CutBox(name, shape, Box.whole(shape))
-        elif name.endswith(_GATED) and self._training.get("swiglu"):
+        elif name.endswith(_GATED) and any(map(self._training.get, _GATING)):
             rows = shape[0] // 2
             for half in range(2):
                 first = half * rows * degree + number * rows

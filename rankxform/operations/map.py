@@ -291,6 +291,7 @@ class NameMap(ModelOperation):
         self._inverses: dict[int, list[Assembly]] = {}
         self._of_views: dict[object, Assembly] = {}
         self._absent: list[str] = []
+        self._lacks_tower = False
         self.links = [link for rule in self.table.rules for link in self._links(rule)]
         self.copies = [c for t in self.table.copies for c in self._copies(t)]
         self._ignored = {side: {*self._no_weights(side)} for side in NAMINGS}
@@ -629,6 +630,11 @@ class NameMap(ModelOperation):
                 f"{self.sizes.label}: states {entry} {self.sizes.known.get(entry)}, and the "
                 "checkpoint has none of these layers; the destination gets none"
             )
+        if self._lacks_tower and self.sizes.prefixes is not None:
+            yield as_warning(
+                f"{self.sizes.label}: is of a {self.sizes.prefixes.architecture}, and the "
+                "destination has its language model alone, without a tower"
+            )
         untold = [f"{n}={way}" for n, way in self.variants.items() if n not in self._requested]
         if untold:
             yield as_notice(
@@ -675,6 +681,7 @@ class NameMap(ModelOperation):
         if prefix is None:
             of_modules = any(tower.name.startswith(MODEL) for tower in towers)
             written = prefixes.before_names[-1 if of_modules else 0]
+            self._lacks_tower = prefixes.has_head and not towers
             new_tensors = [
                 t if t.dropped else t.renamed(whole_name(t.name, written)) for t in new_tensors
             ]

@@ -10,7 +10,7 @@ with vLLM's own classes of 0.32.0 and 0.33.0.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -21,6 +21,7 @@ from rankxform.layout.names import and_more
 
 from .base import ModelOperation, OperationContext, Tensor
 from .composing import Composer
+from .experts import APART
 
 VOCABULARY_PADDING = 64
 _EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
@@ -43,6 +44,7 @@ _ROUTERS = {
 ARCHITECTURES = *_DENSE, *_ROUTERS
 _LAYER = re.compile(r"model\.layers\.(\d+)\.(.*)")
 _EXPERT = re.compile(r"(.*\bexperts\.)(\d+)\.(gate_proj|up_proj|down_proj|w1|w2|w3)\.weight")
+_NO_WEIGHT = "rotary_emb.inv_freq"
 _CORRECTION = ".e_score_correction_bias"
 _EXACT_ROUTER = "mlp.gate.weight", "Glm4MoeForCausalLM"
 """What vLLM keeps in Float32 whatever the model's type."""
@@ -62,7 +64,9 @@ class ServedModel(NamedTuple):
 
     architecture: str
     layers: int
+    heads: int
     kv_heads: int
+    head_dim: int
     is_tied: bool
     is_latent: bool
     label: str  # of the config.json
@@ -73,6 +77,8 @@ def read(context: OperationContext) -> ServedModel:
     if not context.is_served:
         text = "--tensor-parallel is for --dst-form vllm, and the destination is of another form"
         raise UsageError(text, "leave out --tensor-parallel")
+    if context.options["experts"] not in (None, APART):
+        raise UsageError("--experts: vLLM has experts in tensors of its own", "leave out --experts")
     if context.config is None:
         raise UsageError(
             f"--tensor-parallel needs the model's sizes, and {context.model_folder} has none",
@@ -95,12 +101,14 @@ def read(context: OperationContext) -> ServedModel:
             where=label,
         )
     layers, heads = config.get("num_hidden_layers"), config.get("num_attention_heads")
-    if type(layers) is not int or type(heads) is not int:
+    if type(layers) is not int or type(heads) is not int or heads < 1:
         raise UsageError("states no num_hidden_layers or num_attention_heads", where=label)
     return ServedModel(
         architecture,
         layers,
+        heads,
         config.get("num_key_value_heads") or heads,
+        config.get("head_dim") or (config.get("hidden_size") or 0) // heads,
         bool(config.get("tie_word_embeddings")),
         config.get("kv_lora_rank") is not None,
         label,
@@ -127,10 +135,18 @@ class Serve(ModelOperation):
     ) -> None:
         self._model, self._ranks, self._composer = model, ranks, Composer()
         self._has_stages, self._has_whole_experts = has_stages, has_whole_experts
+        if model.heads % ranks:
+            raise UsageError(
+                f"--tensor-parallel {ranks}: {model.heads} heads ({model.label}) cannot be divided "
+                "by it",
+                "--tensor-parallel N that divides them",
+            )
 
     def compose(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         by_name = {tensor.name: tensor for tensor in tensors if not tensor.dropped}
         dropped = [tensor for tensor in tensors if tensor.dropped]
+        for name in [name for name in by_name if name.endswith(_NO_WEIGHT)]:
+            dropped.append(replace(by_name.pop(name), dropped="left out: no weight of the model"))
         odd = [t for t in by_name.values() if t.dtype not in FLOATS or t.related is not None]
         if odd:
             raise CheckpointError(
@@ -143,6 +159,8 @@ class Serve(ModelOperation):
         for new, parts in self._served_tensors(by_name):
             new_tensors.append(new)
             used_names.update(parts)
+        if self._has_whole_experts and not any("experts" in t.name for t in new_tensors):
+            raise UsageError("--expert-parallel: the model has no experts", "leave it out")
         beyond = [n for n in by_name if n not in used_names and self._is_beyond(n)]
         dropped += [
             replace(by_name[n], dropped="of layers behind the model, which vLLM serves apart")
@@ -178,8 +196,9 @@ class Serve(ModelOperation):
         if head is not None or self._has_stages:
             yield self._padded(embedding, _EMBEDDING), (_EMBEDDING,)
         yield self._padded(head or embedding, _HEAD), (_EMBEDDING, _HEAD)
-        if (norm := by_name.get("model.norm.weight")) is not None:
-            yield norm, (norm.name,)
+        if (norm := by_name.get("model.norm.weight")) is None:
+            raise CheckpointError("holds no 'model.norm.weight'", "copy it again")
+        yield norm, (norm.name,)
         layers: dict[int, dict[str, Tensor]] = {}
         for name, tensor in by_name.items():
             if match := _LAYER.fullmatch(name):
@@ -188,8 +207,30 @@ class Serve(ModelOperation):
             if layer not in layers:
                 raise CheckpointError(f"holds nothing of layer {layer}", "copy it again")
             prefix = f"model.layers.{layer}."
+            new_ends = set[str]()
             for new, ends in self._layer(prefix, layers[layer]):
+                new_ends.add(new.name.removeprefix(prefix))
                 yield new, tuple(prefix + end for end in ends)
+            self._check_layer(prefix, new_ends)
+
+    def _check_layer(self, prefix: str, ends: Collection[str]) -> None:
+        """Refuse a layer without what vLLM asks of each. Raises CheckpointError, UsageError."""
+        attention = f"{_ATTENTION}{'mla_attn.' if self._model.is_latent else ''}o_proj.weight"
+        joined = "kv_b_proj" if self._model.is_latent else "qkv_proj"
+        is_of_experts = any("routed_experts" in end for end in ends)
+        required_ends = ["input_layernorm.weight", "post_attention_layernorm.weight", attention]
+        required_ends += [f"{_ATTENTION}{joined}.weight"]
+        if is_of_experts:
+            required_ends += [f"{_ROUTERS[self._model.architecture][0]}weight"]
+        else:
+            required_ends += ["mlp.gate_up_proj.weight", "mlp.down_proj.weight"]
+        missing = [end for end in required_ends if end not in ends]
+        if missing:
+            raise CheckpointError(
+                f"lacks what makes {prefix}{missing[0]}, without which vLLM does not start",
+                "copy it again",
+                "leave out --exclude and --include",
+            )
 
     def _padded(self, tensor: Tensor, name: str) -> Tensor:
         """Return a vocabulary with the rows that vLLM pads with zeros."""
@@ -224,6 +265,13 @@ class Serve(ModelOperation):
     def _attention(self, name: str, parts: Sequence[Tensor]) -> Tensor:
         """Return queries, keys and values rank by rank; ranks share heads of keys and values."""
         heads, ranks = self._model.kv_heads, self._ranks
+        rows = tuple(n * self._model.head_dim for n in (self._model.heads, heads, heads))
+        if rows != tuple(part.shape[0] for part in parts):
+            has = " and ".join(f"{part.name!r} {part.shape[0]} rows" for part in parts[:2])
+            raise CheckpointError(
+                f"{has}, and {self._model.label} makes them {rows[0]} and {rows[1]}",
+                "--config FILE of this model, if that is another's",
+            )
         if (heads % ranks if ranks < heads else ranks % heads) or parts[1].shape[0] % heads:
             raise UsageError(
                 f"--tensor-parallel {ranks}: {heads} heads of keys and values "

@@ -129,7 +129,7 @@ class ResizeVocabulary(ModelOperation):
             for tensor in tensors
             if not tensor.dropped
             and is_vocabulary(tensor)
-            and tensor.shape[:1] == (self.rows,)
+            and tensor.shape[0] >= self.rows  # more where it is padded for an engine
             and tensor.assembly is not None
             and len(tensor.sources) == 1
             and tensor.sources[0].shape[0] > self.rows

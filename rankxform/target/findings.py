@@ -400,17 +400,27 @@ def _matchless(draft: TargetDraft) -> Iterator[tuple[str, str]]:
 
 @rule(PLAN)
 def operations_fit(draft: TargetDraft) -> Iterator[Finding]:
-    """Adapters and maps fit what they are applied to."""
-    sources = [source for tensor in draft.tensors_written for source in tensor.sources]
-    needs_rows = any(isinstance(source.step, ScaledRows) for source in sources)
-    if needs_rows and not draft.source.reach.is_full:
+    """Adapters and maps fit what they are applied to, and nothing is made of what is served."""
+    source = draft.source
+    if source.form.is_served and draft.request.dst is not None:
+        text = f"is a folder that {source.form.title} starts from, whose tensors are cut and named"
+        yield Finding(
+            Message(
+                f"{text} for it alone",
+                ("make DST of what this was made of",),
+                where=source.where.path,
+            )
+        )
+    sources = [part for tensor in draft.tensors_written for part in tensor.sources]
+    needs_rows = any(isinstance(part.step, ScaledRows) for part in sources)
+    if needs_rows and not source.reach.is_full:
         yield Finding(
             Message(
                 "--lora: DoRA needs whole rows, and not every process sees all files of the source",
                 ("merge this adapter with PEFT",),
             )
         )
-    names = [*dict.fromkeys(source.name for source in sources)]
+    names = [*dict.fromkeys(part.name for part in sources)]
     for operation in draft.operations.compositions:
         yield from operation.findings(names)
 

@@ -253,8 +253,10 @@ def _make_target(
     derived, dst = _destination_strategy(resolved, catalog, tensors, operations)
     ranks = check_ranks(request.ranks, dst)
     dst, dst_listed_states = add_destination_followers(catalog, dst, operations, tensors)
+    is_served = FORMS[request.dst_form or DEFAULT_FORM].is_served  # then all of it is cut or whole
+    unmatched = REPLICATE if is_served else request.unmatched
     selection = select_parameters(
-        catalog, dst, operations, request.unmatched, ranks, tensors, dst_listed_states
+        catalog, dst, operations, unmatched, ranks, tensors, dst_listed_states
     )
     draft = TargetDraft(resolved, source, operations, tensors, selection, dst)
     findings = [*source.findings, *run_rules(PLAN, [findings_of_target], draft, request.accepts)]

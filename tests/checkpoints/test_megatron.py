@@ -97,10 +97,12 @@ class TestHowRanksHoldTensors:
         pairs = zip(np.split(gate, degree), np.split(up, degree))
         return fc1, [np.concatenate(pair) for pair in pairs]
 
-    def test_a_gated_unit_by_halves(self, tmp_path):
+    @pytest.mark.parametrize("gating", ["swiglu", "quick_geglu"])
+    def test_a_gated_unit_by_halves(self, gating, tmp_path):
         fc1, parts = self.halves(2)
         name = f"{self.LAYER}mlp.linear_fc1.weight"
-        src = write(tmp_path / "src", {(t, 0, 0): {name: part} for t, part in enumerate(parts)})
+        models = {(t, 0, 0): {name: part} for t, part in enumerate(parts)}
+        src = write(tmp_path / "src", models, **{"swiglu": False, gating: True})
         check(src, tmp_path / "dst", {name: fc1})
 
     def test_another_unit_by_rows(self, tmp_path):

@@ -205,6 +205,51 @@ class TestRefusals:
         self.change(sample, num_hidden_layers=3)
         self.refused(sample, tmp_path, "nothing of layer 2", tensor_parallel=2)
 
+    @pytest.mark.parametrize(
+        ("name", "text"),
+        [
+            ("model.norm.weight", "holds no 'model.norm.weight'"),
+            ("model.layers.1.input_layernorm.weight", r"layers\.1\.input_layernorm"),
+            ("model.layers.0.self_attn.k_proj.weight", r"layers\.0\.self_attn\.qkv_proj"),
+            ("model.layers.0.mlp.up_proj.weight", r"layers\.0\.mlp\.gate_up_proj"),
+            ("model.layers.1.mlp.down_proj.weight", r"layers\.1\.mlp\.down_proj"),
+        ],
+    )
+    def test_a_tensor_that_lacks(self, name, text, sample, tmp_path):
+        self.refused(sample, tmp_path, text, tensor_parallel=2, exclude=[f"^{name}$"])
+
+    def test_heads_that_ranks_do_not_divide(self, sample, tmp_path):
+        self.refused(sample, tmp_path, "4 heads .* cannot be divided", tensor_parallel=8)
+
+    def test_heads_of_another_configuration(self, sample, tmp_path):
+        self.change(sample, num_key_value_heads=4)
+        self.refused(sample, tmp_path, "32 rows, and .* makes them 64 and 64", tensor_parallel=2)
+
+    def test_experts_that_are_not_there_or_stacked(self, sample, tmp_path):
+        told = {"tensor_parallel": 2}
+        self.refused(sample, tmp_path, "has no experts", expert_parallel=True, **told)
+        self.refused(sample, tmp_path, "of its own", experts="stacked", **told)
+
+    @pytest.mark.parametrize("rows", [100, 128, 150])
+    def test_rows_of_words_are_not_lost_unsaid(self, rows, sample, tmp_path):
+        """Whether or not vLLM pads what is left."""
+        self.refused(sample, tmp_path, "--vocab-cut|not padding", tensor_parallel=2, vocab=rows)
+
+    def test_what_is_served_is_not_converted(self, sample, tmp_path):
+        sample.convert(sample.src, tmp_path / "served")
+        for form in ("huggingface", "dcp", "ranks"):
+            with pytest.raises(RankxformError, match="starts from, whose tensors"):
+                rankxform.transform(tmp_path / "served", tmp_path / "dst", dst_form=form)
+        with pytest.warns(rankxform.RankxformWarning, match="vocab_size is 200"):  # so few words
+            assert "lm_head.weight" in rankxform.load(tmp_path / "served")
+
+    def test_a_table_of_frequencies_is_no_weight(self, sample, tmp_path):
+        expected = sample.convert(sample.src, tmp_path / "a")
+        sample.hf["model.layers.0.self_attn.rotary_emb.inv_freq"] = "BFloat16", np.zeros(4, "<u2")
+        src = reference_forms.write_huggingface(tmp_path / "other", sample.hf, 1)
+        (src / "config.json").write_text(json.dumps(sample.config))
+        assert sample.convert(src, tmp_path / "b") == expected
+
     def test_the_option_of_another_form(self, sample, tmp_path):
         with pytest.raises(RankxformError, match="--tensor-parallel is for --dst-form vllm"):
             rankxform.transform(
@@ -233,7 +278,7 @@ def test_ranks_of_a_training_become_the_same(sample, axis, tmp_path):
         sample.src, tmp_path / "ranks", dst_strategy=f"shard:linear_proj={axis}@2",
         unmatched="replicate", format="safetensors", **named, **dense,
     )  # fmt: skip
-    strategy = {"src_strategy": f"shard:linear_proj={axis}@2", "unmatched": "replicate"}
+    strategy = {"src_strategy": f"shard:linear_proj={axis}@2"}
     made = sample.convert(tmp_path / "ranks", tmp_path / "b", **strategy, **named, **dense)
     assert made == expected
 
