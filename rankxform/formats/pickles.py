@@ -288,7 +288,8 @@ class _PickleReader:
         deep, count, level = 1, 0, [values]
         while level := [child for parent in level for child in parent if type(child) is tuple]:
             deep, count = deep + 1, count + len(level)
-            self._looks -= sum(map(len, level))
+            if deep > _MOST_DEEP:  # what is less deep is looked through a few times
+                self._looks -= sum(map(len, level))
             if deep > self._deepest or count > _MOST_NESTED or self._looks < 0:
                 raise FormatError("is nested deeper than any table")
 
