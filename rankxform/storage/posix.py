@@ -329,8 +329,15 @@ def free_bytes(folder: Path) -> int:
 
 
 def make_folder(path: Path) -> None:
+    """Make a folder and those above it, if they are not there; also while other runs remove it."""
     with raising_storage_errors(path, "make the folder"):
-        path.mkdir(parents=True, exist_ok=True)
+        for tries_left in reversed(range(10)):
+            try:
+                path.mkdir(parents=True, exist_ok=True)
+                break
+            except FileExistsError:  # no folder, or one that was removed before mkdir looked again
+                if not tries_left:
+                    raise
 
 
 def fsync(fd: int, path: Path) -> None:

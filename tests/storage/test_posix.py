@@ -7,8 +7,9 @@ import os
 
 import pytest
 
+from rankxform.errors import StorageError
 from rankxform.formats.container import BLOCK
-from rankxform.storage.posix import share_blocks, shareable_blocks
+from rankxform.storage.posix import make_folder, share_blocks, shareable_blocks
 
 
 @pytest.mark.parametrize("start", [0, 8, 4088, 5000])
@@ -32,3 +33,25 @@ def test_where_blocks_cannot_be_shared_they_are_copied(tmp_path, monkeypatch):
 
         monkeypatch.setattr("fcntl.ioctl", ioctl)
         assert not share_blocks((0, tmp_path / "a", 0), (1, tmp_path / "b", 0), 4096)
+
+
+def test_a_folder_that_another_run_removes_meanwhile_is_made(tmp_path, monkeypatch):
+    folder = tmp_path / "dst"
+    folder.mkdir()
+    is_dir = type(folder).is_dir
+
+    def removed_before_it_is_looked_at(path):
+        if path == folder and path.exists():
+            path.rmdir()
+        return is_dir(path)
+
+    monkeypatch.setattr(type(folder), "is_dir", removed_before_it_is_looked_at)
+    make_folder(folder)
+    monkeypatch.undo()
+    assert folder.is_dir()
+
+
+def test_a_file_where_a_folder_is_to_be_is_an_error(tmp_path):
+    (tmp_path / "dst").write_bytes(b"")
+    with pytest.raises(StorageError, match="cannot make the folder: File exists"):
+        make_folder(tmp_path / "dst")
