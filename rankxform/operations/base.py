@@ -122,7 +122,8 @@ class Replacement:
         """The tensors that it takes besides the one that it changes."""
         return (self.values,)
 
-    __hash__ = object.__hash__
+    def __hash__(self) -> int:
+        return hash(self.values)  # equal steps have equal ones; a mapping has none
 
 
 @dataclass(frozen=True)

@@ -326,9 +326,9 @@ class LoraOperation(ModelOperation):
                 unknown_names.append(name)
                 continue
             target, step = addition
-            partners.update(step.operands)
-            if step == Replacement(name, {}):
+            if step is None:
                 continue  # a copy of the base's
+            partners.update(step.operands)
             if target in self._steps:
                 text = f"changes {target!r} in two ways, as {name!r}"
                 raise CheckpointError(text, "merge this adapter with PEFT", where=self._label)

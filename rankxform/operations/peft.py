@@ -136,10 +136,10 @@ class PeftAdditions(NamedTuple):
 
 def find_additions(
     name: str, shapes: Mapping[str, Shape], additions: PeftAdditions, scale: Callable[[str], float]
-) -> tuple[str, AdapterStep] | None:
+) -> tuple[str, AdapterStep | None] | None:
     """Return which tensor of the base one of an adapter changes, and how; None if in no known way.
 
-    A copy of the base's own changes nothing: its step is an empty `Replacement`.
+    A copy of the base's own changes nothing: it has no step.
     """
     inside = name.removeprefix(PREFIX)
     if inside.endswith(_EMBEDDING[0]):
@@ -158,7 +158,7 @@ def find_additions(
         return f"{inside.removesuffix(f'{_WRAPPER}.bias')}.bias", Replacement(name)
     for end in _COPIES:
         if inside.endswith(end):
-            return f"{inside.removesuffix(end)}.weight", Replacement(name, {})
+            return f"{inside.removesuffix(end)}.weight", None
     return (inside, Replacement(name)) if additions.may_replace(inside) else None
 
 
