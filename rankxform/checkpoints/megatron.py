@@ -345,9 +345,8 @@ class _Table:
             raise CheckpointError(text, *tries, where=self._names[file])
         is_first = name.endswith(_GROUPED[0])
         matrix = (shape[0], shape[1] // count) if is_first else (shape[0] // count, shape[1])
-        first = count * self._ranks[file].expert
-        start, stop = (first, 0, 0), (first + count, *matrix)
-        return _CutBox(name, (count * self._parallel.experts, *matrix), Box(start, stop))
+        box = Box.whole((count, *matrix)).shifted(0, count * self._ranks[file].expert)
+        return _CutBox(name, (count * self._parallel.experts, *matrix), box)
 
     def _cut(self, name: str, shape: Shape, file: int) -> Iterator[_CutBox]:
         """Yield the boxes of what tensor parallel ranks have of a tensor.
@@ -361,19 +360,16 @@ class _Table:
             yield _CutBox(name, shape, Box.whole(shape))
         elif name.endswith(_GATED) and any(map(self._training.get, _GATING)):
             rows = shape[0] // 2
+            part = Box.whole((rows, *shape[1:]))
+            full_shape = 2 * rows * degree, *shape[1:]
             for half in range(2):
-                first = half * rows * degree + number * rows
-                start, stop = (first, *(0 for _ in shape[1:])), (first + rows, *shape[1:])
-                full_shape = 2 * rows * degree, *shape[1:]
-                begin = half * prod((rows, *shape[1:]))
-                yield _CutBox(name, full_shape, Box(start, stop), begin)
+                box = part.shifted(0, (half * degree + number) * rows)
+                yield _CutBox(name, full_shape, box, half * part.size)
         elif name.endswith((*_ROWS, *_GATED, *_DOWN)):
-            first = number * shape[0]
-            start, stop = (first, *(0 for _ in shape[1:])), (first + shape[0], *shape[1:])
-            yield _CutBox(name, (degree * shape[0], *shape[1:]), Box(start, stop))
+            box = Box.whole(shape).shifted(0, number * shape[0])
+            yield _CutBox(name, (degree * shape[0], *shape[1:]), box)
         elif name.endswith(_COLUMNS):
-            first = number * shape[1]
-            box = Box((0, first), (shape[0], first + shape[1]))
+            box = Box.whole(shape).shifted(1, number * shape[1])
             yield _CutBox(name, (shape[0], degree * shape[1]), box)
         else:
             text = f"how {degree} ranks hold {name} is not known"
@@ -410,7 +406,7 @@ class _Table:
             raise CheckpointError(text, "copy the files of one job", where=self._names[file])
         for part, full_rows in rows_of.items():
             rows = full_rows // degree
-            box = Box((number * rows, 0), ((number + 1) * rows, shape[1]))
+            box = Box.whole((rows, shape[1])).shifted(0, number * rows)
             yield _CutBox(part, (full_rows, shape[1]), box, local * shape[1])
             local += rows
 

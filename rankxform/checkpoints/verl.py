@@ -121,7 +121,6 @@ def _plain(
         raise CheckpointError(text, "save it as a DTensor, or whole")
     row, parts = 0, list[PlacedEntry]()
     for (file, _), shape in zip(holders, shapes):
-        box = Box((row, *(0 for _ in shape[1:])), (row + shape[0], *shape[1:]))
-        parts.append(PlacedEntry(file, name, name, box))
+        parts.append(PlacedEntry(file, name, name, Box.whole(shape).shifted(0, row)))
         row += shape[0]
     return parts, (row, *shapes[0][1:])
