@@ -878,6 +878,7 @@ class NameMap(ModelOperation):
         if all(tensor.assembly is None for tensor in tensors):
             return sources, assembly
         numbers = {source: number for number, source in enumerate(dict.fromkeys(sources))}
+        assert all(len(tensor.made_of.pieces) == 1 for tensor in tensors)
         views = tuple(tensor.made_of.pieces[0] for tensor in tensors)
         key = id(assembly), views, tuple(numbers[source] for source in sources)
         if key not in self._of_views:  # one object for all layers that are alike
