@@ -107,7 +107,15 @@ class PieceSchedule(Schedule):
 
     picks = True
 
-    def __init__(self, transfer: Transfer, method: ReadMethod, *, checked: bool = False) -> None:
+    def __init__(
+        self,
+        transfer: Transfer,
+        method: ReadMethod,
+        *,
+        checked: bool = False,
+        ascending: bool = False,
+    ) -> None:
+        """With `ascending`, tiles are in the order of the tensor that is made, at any cost."""
         composed = transfer.parameter.composed_sharding
         assert composed is not None
         self._pieces_of = composed.pieces
@@ -128,6 +136,21 @@ class PieceSchedule(Schedule):
             rows = self._block(cell, need)
             factor = -(-rows.size // max(1, need.size))
             self._factors[cell] = max(stride_factor, factor if factor <= _MOST_SIEVED else 1)
+        self._in_source_order = self._is_local and not ascending and self._share_rows()
+
+    def _share_rows(self) -> bool:
+        """Tell whether two pieces are made of the same rows of one source."""
+        last_rows: dict[int, tuple[int, int]] = {}  # by source: the last piece, where its rows stop
+        for source, first, stop, number in sorted(
+            (self._pieces_of.source(cell), block.start[0], block.stop[0], cell[0])
+            for cell, need in self._wanted.items()
+            if (block := self._block(cell, need)).ndim
+        ):
+            other, reached = last_rows.get(source, (number, 0))
+            if first < reached and other != number:
+                return True
+            last_rows[source] = number, stop
+        return False
 
     @property
     def permutes(self) -> bool:
@@ -180,10 +203,22 @@ class PieceSchedule(Schedule):
             )
         if self._is_local and not self._many_axes:
             room = min(room, SMALL_TILE)
-        limit = max(1, room // max(self._item, self._src_item))
-        for tile_run in split_into_tiles(self._shape, region, groups, limit):
-            for tile in tile_run:
-                yield TileRun(tile, tile_run.axis, 1)
+        limit, edges = max(1, room // max(self._item, self._src_item)), []
+        if self._in_source_order:
+            edges = [self._pieces_of.destination_box(c, box) for c, box in self._wanted.items()]
+        tile_runs = (
+            TileRun(tile, tile_run.axis, 1)
+            for tile_run in split_into_tiles(self._shape, region, groups, limit, edges)
+            for tile in tile_run
+        )
+        # One that needs what the tile before has read follows it, and reads nothing.
+        yield from sorted(tile_runs, key=self._first_row) if self._in_source_order else tile_runs
+
+    def _first_row(self, tile_run: TileRun) -> tuple[int, int]:
+        """Return from which row of which source a tile reads; (-1, 0): from none."""
+        parts = self._sources.over(tile_run.first)
+        rows = ((self._pieces_of.source(c), self._block(c, need).start[0]) for c, need in parts)
+        return min(rows, default=(-1, 0))
 
     # -- one tile ---------------------------------------------------------------------------------
 

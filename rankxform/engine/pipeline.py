@@ -9,9 +9,9 @@ Tiles are started in one order that all processes share, and completed in the sa
 messages, several tiles are in flight at a time, and a process waits only for messages of the
 oldest. Their senders wait only for messages of earlier tiles, so there is no deadlock.
 
-Two tensors may be made of alternate rows, or of the halves of the rows, of one source tensor. Made
-one after the other they would each read all of it; made in turn, the second finds what the first
-has read in the arena.
+Two tensors, or two parts of one, may be made of alternate rows, or of the halves of the rows, of
+one source tensor. Made one after the other they would each read all of it; made in turn, the second
+finds what the first has read in the arena.
 """
 
 from __future__ import annotations
@@ -106,10 +106,12 @@ class ScheduleCache:
         in_memory: InMemory | None = None,
         *,
         checked: bool = False,
+        ascending: bool = False,
     ) -> None:
-        """With `checked`, messages have checksums."""
+        """With `checked`, messages have checksums. With `ascending`, tiles are in the order of the
+        tensor that is made, at any cost."""
         self._in_memory = in_memory
-        self._method, self._checked = method, checked
+        self._method, self._checked, self._ascending = method, checked, ascending
         self._budget = budget
         self._arenas = [arena(budget.arena) for _ in range(budget.in_flight)]
         self._arena_numbers = cycle(range(budget.in_flight))
@@ -139,7 +141,9 @@ class ScheduleCache:
         if parameter.composed_sharding:
             from .piece_schedule import PieceSchedule
 
-            schedule: Schedule = PieceSchedule(transfer, self._method, checked=self._checked)
+            schedule: Schedule = PieceSchedule(
+                transfer, self._method, checked=self._checked, ascending=self._ascending
+            )
         else:
             is_between = self._in_memory is not None and self._in_memory.is_between(transfer)
             schedule = Schedule(transfer, self._method, checked=self._checked, in_memory=is_between)
@@ -253,8 +257,8 @@ class ArenaReuse:
             return False
         readers, entry = tile.transfer.readers, tile.transfer.parameter.entry
         read = work.arena, [
-            (f.cell, readers[f.cell], entry(f.cell, readers[f.cell]), f.start + tile.shift,
-             len(f.room), f.run, f.stride)
+            (readers[f.cell], entry(f.cell, readers[f.cell]), f.start + tile.shift, len(f.room),
+             f.run, f.stride)
             for f in work.fetches
         ]  # fmt: skip
         is_in_arena, self._left = read == self._left, read
@@ -384,7 +388,9 @@ def execute(
         from .in_memory import InMemory
 
         in_memory = InMemory(sources, sinks)
-    schedules = ScheduleCache(budget, work.policy.method, in_memory, checked=checker is not None)
+    schedules = ScheduleCache(
+        budget, work.policy.method, in_memory, checked=checker is not None, ascending=work.ascending
+    )
     copier = Copier(operands)
     pipeline = Pipeline(sinks, sources, on_progress, on_complete, checker, messenger, copier)
     scheduling = {"plan": 0.0}

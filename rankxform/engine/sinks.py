@@ -456,12 +456,10 @@ class ComparingSink:
             np.frombuffer(data, np.uint8) != np.frombuffer(file_content, np.uint8)
         )
         elements = np.unique((differ + first) // item)
-        if name not in self._differing:
-            place = np.unravel_index(start // item + int(elements[0]), expected.box.shape or (1,))
-            first_index = tuple(int(i) + o for i, o in zip(place, expected.box.start))
-            self._differing[name] = first_index, 0
-        first_index, count = self._differing[name]
-        self._differing[name] = first_index, count + len(elements)
+        place = np.unravel_index(start // item + int(elements[0]), expected.box.shape or (1,))
+        index = tuple(int(i) + o for i, o in zip(place, expected.box.start))
+        first_index, count = self._differing.get(name, (index, 0))
+        self._differing[name] = min(first_index, index), count + len(elements)
 
 
 def header_findings(index: Index, path: str, slices: Mapping[str, ExpectedSlice]) -> list[Finding]:

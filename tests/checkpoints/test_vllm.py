@@ -283,6 +283,36 @@ def test_ranks_of_a_training_become_the_same(sample, axis, tmp_path):
     assert made == expected
 
 
+@pytest.mark.parametrize("sample", ["llama"], indirect=True)
+@pytest.mark.parametrize("memory", [1 << 20, 64 << 20])
+def test_rows_that_alternate_are_read_once(sample, memory, tmp_path):
+    """Each half of gate_up takes every second row of linear_fc1, of several tiles."""
+    rng = np.random.default_rng(5)
+    rows, hidden = 8192, sample.config["hidden_size"]
+    for name, (dtype, words) in sample.hf.items():
+        if "gate_proj" in name or "up_proj" in name:
+            sample.hf[name] = dtype, rng.integers(0, 0x7F00, (rows, hidden)).astype("<u2")
+        elif "down_proj" in name:
+            sample.hf[name] = dtype, rng.integers(0, 0x7F00, (len(words), rows)).astype("<u2")
+    sample.config["intermediate_size"] = rows
+    src = reference_forms.write_huggingface(tmp_path / "wide", sample.hf, 1)
+    (src / "config.json").write_text(json.dumps(sample.config))
+    expected = sample.convert(src, tmp_path / "a")
+    read = {}
+    for order in ("interleaved", "contiguous"):
+        named = {"map": "llama", "config": src / "config.json", "gate_up": order}
+        cut = {"dst_strategy": "shard:linear_fc2=1@4", "unmatched": "replicate"}
+        ranks = tmp_path / f"ranks_{order}"
+        rankxform.transform(src, ranks, format="safetensors", qkv="grouped", **cut, **named)
+        told = {"src_strategy": cut["dst_strategy"], "qkv": "grouped", **named, **sample.options}
+        told |= {"dst_form": "vllm", "memory": memory, "verify": True}
+        dst = tmp_path / f"b_{order}"
+        read[order] = rankxform.transform(ranks, dst, **told).bytes_read
+        made = {path.name: reference.read_safetensors(path) for path in dst.glob("*.safetensors")}
+        assert made == expected
+    assert read["interleaved"] == read["contiguous"]
+
+
 @pytest.mark.parametrize("model", ["llama", "qwen3", "qwen3_moe", "mixtral"])
 @pytest.mark.parametrize("form", ["legacy", "torch_dist"])
 def test_megatrons_folders_become_the_same(model, form, tmp_path):
