@@ -20,7 +20,7 @@ _rankxform() {
         "transform --dtype") words="bf16 fp16 fp32" ;;
         "transform --vocab-fill") words="zeros repeat-last" ;;
         "transform --unsharded") words="cp" ;;
-        "transform --src-form") words="ranks checkpoint2 unified huggingface dcp hyperparallel dcp_safetensors torch_dist pytorch megatron verl vllm" ;;
+        "transform --src-form") words="ranks checkpoint2 unified huggingface dcp hyperparallel dcp_safetensors torch_dist pytorch megatron verl meta vllm" ;;
         "transform --dst-form") words="ranks checkpoint2 unified huggingface dcp hyperparallel vllm" ;;
         "transform --format") words="ckpt safetensors" ;;
         "transform --link") words="reflink hard none" ;;
@@ -37,7 +37,7 @@ _rankxform() {
         "verify --dtype") words="bf16 fp16 fp32" ;;
         "verify --vocab-fill") words="zeros repeat-last" ;;
         "verify --unsharded") words="cp" ;;
-        "verify --src-form") words="ranks checkpoint2 unified huggingface dcp hyperparallel dcp_safetensors torch_dist pytorch megatron verl vllm" ;;
+        "verify --src-form") words="ranks checkpoint2 unified huggingface dcp hyperparallel dcp_safetensors torch_dist pytorch megatron verl meta vllm" ;;
         "verify --dst-form") words="ranks checkpoint2 unified huggingface dcp hyperparallel vllm" ;;
         "verify --format") words="ckpt safetensors" ;;
         "verify --link") words="reflink hard none" ;;
@@ -54,7 +54,7 @@ _rankxform() {
         "launch --dtype") words="bf16 fp16 fp32" ;;
         "launch --vocab-fill") words="zeros repeat-last" ;;
         "launch --unsharded") words="cp" ;;
-        "launch --src-form") words="ranks checkpoint2 unified huggingface dcp hyperparallel dcp_safetensors torch_dist pytorch megatron verl vllm" ;;
+        "launch --src-form") words="ranks checkpoint2 unified huggingface dcp hyperparallel dcp_safetensors torch_dist pytorch megatron verl meta vllm" ;;
         "launch --dst-form") words="ranks checkpoint2 unified huggingface dcp hyperparallel vllm" ;;
         "launch --format") words="ckpt safetensors" ;;
         "launch --link") words="reflink hard none" ;;
@@ -71,7 +71,7 @@ _rankxform() {
         "follow --dtype") words="bf16 fp16 fp32" ;;
         "follow --vocab-fill") words="zeros repeat-last" ;;
         "follow --unsharded") words="cp" ;;
-        "follow --src-form") words="ranks checkpoint2 unified huggingface dcp hyperparallel dcp_safetensors torch_dist pytorch megatron verl vllm" ;;
+        "follow --src-form") words="ranks checkpoint2 unified huggingface dcp hyperparallel dcp_safetensors torch_dist pytorch megatron verl meta vllm" ;;
         "follow --dst-form") words="ranks checkpoint2 unified huggingface dcp hyperparallel vllm" ;;
         "follow --format") words="ckpt safetensors" ;;
         "follow --link") words="reflink hard none" ;;
@@ -88,7 +88,7 @@ _rankxform() {
         "plan --dtype") words="bf16 fp16 fp32" ;;
         "plan --vocab-fill") words="zeros repeat-last" ;;
         "plan --unsharded") words="cp" ;;
-        "plan --src-form") words="ranks checkpoint2 unified huggingface dcp hyperparallel dcp_safetensors torch_dist pytorch megatron verl vllm" ;;
+        "plan --src-form") words="ranks checkpoint2 unified huggingface dcp hyperparallel dcp_safetensors torch_dist pytorch megatron verl meta vllm" ;;
         "plan --dst-form") words="ranks checkpoint2 unified huggingface dcp hyperparallel vllm" ;;
         "plan --format") words="ckpt safetensors" ;;
         "plan --link") words="reflink hard none" ;;
@@ -99,7 +99,7 @@ _rankxform() {
         "strategy derive --unsharded") words="cp" ;;
         "maps check --qkv") words="grouped contiguous" ;;
         "maps check --gate-up") words="interleaved contiguous" ;;
-        "maps check --src-form") words="ranks checkpoint2 unified huggingface dcp hyperparallel dcp_safetensors torch_dist pytorch megatron verl vllm" ;;
+        "maps check --src-form") words="ranks checkpoint2 unified huggingface dcp hyperparallel dcp_safetensors torch_dist pytorch megatron verl meta vllm" ;;
         "hostfile --style") words="openmpi mpich" ;;
     esac
     [ -z "$words" ] && case "$verb" in

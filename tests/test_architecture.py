@@ -244,6 +244,7 @@ WITHIN_ONE = {
     "checkpoints/megatron_names.py": "names of one table that are one tensor's",
     "checkpoints/megatron.py": "arguments and shapes of one job's files, which are one table",
     "checkpoints/verl.py": "the same",
+    "checkpoints/meta.py": "the same",
     "checkpoints/vllm.py": "names of one folder",
     "checkpoints/torch_dist.py": "what a backend says of itself against what can be read",
     "checkpoints/folders.py": "an option against the folder that it was to choose; a name against its normal form",

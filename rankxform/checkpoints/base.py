@@ -259,6 +259,7 @@ FORMS: Registry[Form] = Registry(
         "pytorch": f"{_PACKAGE}.pytorch:PyTorchForm",
         "megatron": f"{_PACKAGE}.megatron:MegatronForm",
         "verl": f"{_PACKAGE}.verl:VerlForm",
+        "meta": f"{_PACKAGE}.meta:MetaForm",
         "vllm": f"{_PACKAGE}.vllm:VllmForm",
     },
     {
@@ -272,6 +273,7 @@ FORMS: Registry[Form] = Registry(
         "pytorch": {"is_written": False, "options": ()},
         "megatron": {"is_written": False, "options": ()},
         "verl": {"is_written": False, "options": ()},
+        "meta": {"is_written": False, "options": ()},
         "vllm": {
             "is_written": True,
             "options": ("tensor_parallel", "pipeline_parallel", "expert_parallel", "max_shard"),
@@ -294,6 +296,7 @@ _MARKS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {  # beginnings, en
     "pytorch": ((), (".bin", ".bin.index.json")),
     "megatron": (("mp_rank_", "iter_"), ()),
     "verl": (("model_world_size_",), ()),
+    "meta": (("consolidated.",), ()),
     "vllm": (("model-rank-", "model-pp-"), ()),
 }
 """Without a name that begins or ends so, a form recognizes no folder, and need not be imported."""

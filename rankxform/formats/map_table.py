@@ -39,7 +39,8 @@
 
 One side of a rule is one tensor, the other is its parts. The steps make the one of the parts:
 ``concat``, ``interleave`` and ``groups(n)`` join them along the first axis, ``transpose`` exchanges
-the axes, ``stack(variable)`` puts what was made for each value of a variable one after another, and
+the axes, ``halves(n)`` has of each of n groups of rows its two halves row by row,
+``stack(variable)`` puts what was made for each value of a variable one after another, and
 ``pile(variable)`` along a first axis of its own. Read backwards, they take it apart. A rule with
 ``optional = true``, or an expression that holds, may find none of its tensors, in any layer; one
 with ``if`` holds where the expression does, in the layers where it does

@@ -229,6 +229,7 @@ _MOST = 1_000_000
 """Values of a variable."""
 
 _JOINING = ("concat", "interleave", "groups")
+_OTHER_STEPS = ("transpose", "halves", "stack", "pile")
 _TITLES = {MINDFORMERS: "MindFormers'", HUGGINGFACE: "Hugging Face's"}
 
 
@@ -413,6 +414,9 @@ class NameMap(ModelOperation):
             if name == "transpose":
                 parts = [part.transposed() for part in parts]
                 continue
+            if name == "halves":
+                parts = [self._halves_in_turn(rule, argument, part) for part in parts]
+                continue
             if name in ("stack", "pile"):
                 if argument not in {variable_range.variable for variable_range in rule.ranges}:
                     raise UsageError(
@@ -425,7 +429,7 @@ class NameMap(ModelOperation):
             if name not in _JOINING:
                 raise UsageError(
                     f"{rule.whole!r} has a step {name!r}; expected "
-                    f"{', '.join((*_JOINING, 'transpose', 'stack', 'pile', *self.table.choices))}",
+                    f"{', '.join((*_JOINING, *_OTHER_STEPS, *self.table.choices))}",
                     where=self.table.label,
                 )
             groups = [parts[s : s + group_size] for s in range(0, len(parts), group_size)]
@@ -458,15 +462,27 @@ class NameMap(ModelOperation):
                     where=self.sizes.label,
                 )
             return interleave_rows(parts)
+        return concatenate_by_group(parts, self._groups(rule, argument, rows))
+
+    def _groups(self, rule: MapRule, argument: str, rows: Sequence[int], of: int = 1) -> int:
+        """Return the number of groups, each of a multiple of `of` rows. Raises UsageError."""
         groups = self.sizes.number(parse_size_expression(argument, self.table.label), {})
-        if not groups or any(n % groups for n in rows):
+        if not groups or any(n % (groups * of) for n in rows):
             sizes_text = self.sizes.stated([parse_size_expression(argument, self.table.label)])
             raise UsageError(
                 f"{sizes_text}: parts of {rule.whole!r} with {rows} rows do not make {groups} "
                 "groups",
                 where=self.sizes.label,
             )
-        return concatenate_by_group(parts, groups)
+        return groups
+
+    def _halves_in_turn(self, rule: MapRule, argument: str, part: Assembly) -> Assembly:
+        """Return of each group of rows a row of its first half and one of its second in turn."""
+        rows = part.shape[0]
+        half = rows // self._groups(rule, argument, [rows], 2) // 2
+        starts = range(0, rows, 2 * half)
+        halves = ([part.rows(a, a + half), part.rows(a + half, a + 2 * half)] for a in starts)
+        return concatenate([interleave_rows(pair) for pair in halves])
 
     def _copies(self, tied_tensor: TiedTensor) -> Iterator[TiedTensor]:
         if self.sizes.holds(tied_tensor.condition):

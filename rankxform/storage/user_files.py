@@ -359,6 +359,7 @@ def rewrite_strategy(source: str, target: Path, shapes: Mapping[str, Shape]) -> 
 
 FOLDER = Path(__file__).resolve().parent.parent / "maps"
 CONFIG = "config.json"
+META_SIZES = "params.json"  # the same of Meta's own files
 _MOST_BASES = 8
 """Tables that extend each other in a row."""
 

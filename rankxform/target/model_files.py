@@ -28,7 +28,7 @@ from rankxform.statements import ACCEPT_CONTRADICTIONS, as_notice, as_warning
 from rankxform.storage import user_files
 from rankxform.storage.posix import is_same_file, read_bytes
 from rankxform.storage.store import address_of, is_path, scheme_of, store_at
-from rankxform.storage.user_files import CONFIG, companion_names, parse_config
+from rankxform.storage.user_files import CONFIG, META_SIZES, companion_names, parse_config
 
 if TYPE_CHECKING:
     from rankxform.formats.map_table import MapTable
@@ -78,6 +78,11 @@ class RequestContext(OperationContext):
         if request.like is not None and request.config is None:
             folders.append(request.like)  # a given one stands in the place of a reference's
         yield from filter(None, map(self._config_in, folders))
+        store, label = store_at(self.where), address_of(self.where, META_SIZES)
+        if store.has(META_SIZES):
+            from rankxform.checkpoints.meta import sizes_of
+
+            yield sizes_of(parse_config(store.read(META_SIZES), label)), label
 
     def _config_in(self, folder: str) -> ModelConfig | None:
         if folder not in self._configs:

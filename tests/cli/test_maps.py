@@ -13,8 +13,8 @@ from tests.reference_maps import KINDS
 pytestmark = pytest.mark.filterwarnings("ignore:.*infinite or no numbers")
 ALSO = {"telechat3": "llama", "telechat3_moe": "deepseek_v3"}
 """Tables of models that have the names of another."""
-SAMPLED = {"mixtral"}
-"""Tables whose models are the samples of tests/data/formats/megatron."""
+SAMPLED = {"mixtral", "llama_meta"}
+"""Tables whose models are those of tests/data/formats/megatron, and of checkpoints/test_meta.py."""
 
 
 def printed(capfd, *line):
