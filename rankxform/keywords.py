@@ -95,6 +95,7 @@ class Keywords(LoadKeywords, total=False):
     tensor_parallel: int | None
     pipeline_parallel: int | None
     expert_parallel: bool
+    transformer_impl: str | None
     dedup: bool
     iteration: int | None
     format: str | None

@@ -841,6 +841,40 @@ def _(place):
     place.convert(place.ranks(), dtype="bf16", keep_dtype=("nothing",))
 
 
+@row("tensors_are_not_of_an_engine")
+def _(place):
+    from tests.checkpoints.test_vllm import Sample
+
+    Sample("llama", place.tmp).convert(place.tmp / "hf", place.src)
+    place.convert(dst_form="huggingface")
+
+
+GATED = {"decoder.layers.0.mlp.linear_fc1.weight": (8, 4)}
+
+
+@row("gate_and_up_lie_as_jobs_have_them")
+def _(place):
+    """Of a checkpoint of which nobody knows who wrote it, to Megatron."""
+    place.whole(GATED)
+    place.convert(dst_form="torch_dist")
+
+
+@row("gate_and_up_lie_as_jobs_have_them", WARNING)
+def _(place):
+    place.whole(GATED)
+    place.convert(dst_form="torch_dist", accept=("contradictions",))
+
+
+@row("gate_and_up_lie_as_jobs_have_them", NOTICE)
+def _(place):
+    """Of Megatron, to ranks that may be MindFormers'."""
+    tensors = {n: ("Float32", values(n, shape, "")) for n, shape in GATED.items()}
+    reference_dcp.write_dcp(place.src, tensors)
+    backend = {"sharded_backend": "torch_dist", "sharded_backend_version": 1}
+    (place.src / "metadata.json").write_text(json.dumps(backend))
+    place.convert(check_crc=True)
+
+
 @row("operations_fit", NOTICE)
 def _(place):
     place.whole({"q.weight": (8, 8)})
@@ -1067,7 +1101,7 @@ FORMS = {
     "ranks": {}, "checkpoint2": {"iteration": 7}, "unified": {"max_part": 600},
     "huggingface": {"max_shard": 600}, "dcp": {"max_part": 600},
     "hyperparallel": {"max_part": 600, "iteration": 7},
-    "vllm": {"tensor_parallel": 2, "max_shard": 40000},
+    "vllm": {"tensor_parallel": 2, "max_shard": 40000}, "torch_dist": {"max_part": 600},
 }  # fmt: skip
 """Every form that is written, with the options of a conversion into several files."""
 
@@ -1091,6 +1125,10 @@ class WrittenPlace(Place):
 
             src = Sample("llama", self.tmp).src
             told = {"dst_form": "vllm", "verify": True, **FORMS["vllm"]}
+            return rankxform.transform(src, self.dst, progress=False, **told)
+        if self.form == "torch_dist":  # of Megatron's names
+            src = Path(__file__).parent / "data/formats/megatron/llama/torch_dist"
+            told = {"dst_form": "torch_dist", "verify": True, **FORMS["torch_dist"]}
             return rankxform.transform(src, self.dst, progress=False, **told)
         b = self.b if self.form in ("ranks", "checkpoint2") else None
         options = {"dst_form": self.form, "verify": True, **FORMS[self.form]}
@@ -1146,7 +1184,7 @@ def _(place):
     return path
 
 
-@written("content_is_unchanged", forms=FORMS.keys() - {"dcp"})
+@written("content_is_unchanged", forms=FORMS.keys() - {"dcp", "torch_dist"})
 def _(place):
     """One bit of a tensor, of which the file carries no checksum of its own."""
     path = place.files[-1]
@@ -1156,7 +1194,7 @@ def _(place):
     return path
 
 
-@written("carried_checksums_match", forms=["dcp"])
+@written("carried_checksums_match", forms=["dcp", "torch_dist"])
 def _(place):
     """What an item of a .distcp says of its bytes; other files carry none here."""
     largest = max(PARAMS, key=lambda n: np.prod(PARAMS[n][0]))

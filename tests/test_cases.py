@@ -121,7 +121,7 @@ THERE_INSTEAD = {
     "other_formats/bin": "as torch.save leaves it", "other_formats/verl": "no end of a ZIP, as torch.save", "other_formats/gguf": "GGUF",
     "other_formats/orbax": "Orbax", "other_formats/legacy": "no end of a ZIP", "other_formats/zarr": "zarr",
     "other_formats/universal": "DeepSpeed", "other_formats/paddle": "Paddle",
-    "other_formats/npz": "NumPy", "other_formats/meta": "PyTorch pickles",
+    "other_formats/npz": "NumPy", "other_formats/meta": "no end of a ZIP",
 }  # fmt: skip
 
 

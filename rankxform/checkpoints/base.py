@@ -10,10 +10,11 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import field, replace
+from types import MappingProxyType
 from typing import Any
 
 from rankxform.errors import UsageError
-from rankxform.formats.container import Index
+from rankxform.formats.container import Index, TensorSpec
 from rankxform.geometry.box import Shape
 from rankxform.layout.names import format_ranges
 from rankxform.layout.strategy import Strategy
@@ -129,6 +130,17 @@ class DestinationFiles:
     # A small file, relative to the destination, with its content, by which readers find `folder`;
     # it is written last.
     mark: tuple[str, bytes] | None = None
+    # Names of tensors whose items have an axis of one element in front.
+    stacked: frozenset[str] = frozenset()
+    # What the form's own table calls tensors, by name; {}: as they are called here.
+    keys: Mapping[str, str] = field(default_factory=dict)
+
+    def as_in_files(self, tensors: Iterable[TensorSpec]) -> list[TensorSpec]:
+        """Return tensors with the shapes that they have in files."""
+        return [
+            tensor._replace(shape=(1, *tensor.shape)) if tensor.name in self.stacked else tensor
+            for tensor in tensors
+        ]
 
 
 ADAPTER_MANIFEST = "mindformers_adapter_config.json"
@@ -157,6 +169,8 @@ class Form(ABC):
     # How jobs that write it join tensors, by the name of the option: "qkv", "gate_up". {}: as a
     # map's defaults say, which are MindFormers'; None: anybody may have written it.
     joins: Mapping[str, str] | None = None
+    # How jobs that write it hold what a map knows in several ways, by variant.
+    variants: Mapping[str, str] = MappingProxyType({})
     adapter_manifest: str = ""  # companion file that says what an adapter is for; "": none
     is_named_in_yaml: bool = False  # a MindFormers job names it by `load_checkpoint` as it is
     is_served: bool = False  # an engine starts from it: names are those of its own modules
@@ -269,7 +283,10 @@ FORMS: Registry[Form] = Registry(
         "dcp": {"is_written": True, "options": ("max_part",)},
         "hyperparallel": {"is_written": True, "options": ("iteration", "max_part")},
         "dcp_safetensors": {"is_written": False, "options": ()},
-        "torch_dist": {"is_written": False, "options": ()},
+        "torch_dist": {
+            "is_written": True,
+            "options": ("iteration", "max_part", "transformer_impl"),
+        },
         "pytorch": {"is_written": False, "options": ()},
         "megatron": {"is_written": False, "options": ()},
         "verl": {"is_written": False, "options": ()},

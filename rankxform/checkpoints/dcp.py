@@ -114,8 +114,7 @@ class DcpForm(Form):
         return DestinationFiles(names, dict(enumerate(parts)))
 
     def owns(self, name: str, file: int) -> bool:
-        match = _FILE().fullmatch(name)
-        return match is not None and int(match[1]) == file
+        return file_number(name) == file
 
     def companion_names(self, names: Collection[str]) -> tuple[str, ...]:
         return (DCP_METADATA,)
@@ -123,11 +122,17 @@ class DcpForm(Form):
     def companions(
         self, planner: Planner, arrangement: DestinationFiles, training: Mapping[str, Any]
     ) -> Mapping[str, Iterable[bytes]]:
-        table = table_of(planner, arrangement.names, places=True)
+        table = table_of(planner, arrangement, places=True)
         return {DCP_METADATA: format_dcp_metadata(table, TORCH_FLAVOR)}
 
     def foreign_files(self, listing: Listing, dst_names: Collection[str]) -> list[str]:
         return folders.foreign_files(listing, dst_names, (DISTCP_SUFFIX,))
+
+
+def file_number(name: str) -> int | None:
+    """Return the number of a destination's file; None: it is no such file."""
+    match = _FILE().fullmatch(name)
+    return int(match[1]) if match else None
 
 
 def is_megatrons(listing: Listing, store: Store) -> bool:
@@ -409,7 +414,7 @@ class HyperParallelForm(Form):
     def companions(
         self, planner: Planner, arrangement: DestinationFiles, training: Mapping[str, Any]
     ) -> Mapping[str, Iterable[bytes]]:
-        table = table_of(planner, arrangement.names, places=False)
+        table = table_of(planner, arrangement, places=False)
         return {DCP_METADATA: format_dcp_metadata(table, HYPER_FLAVOR)}
 
     def foreign_files(self, listing: Listing, dst_names: Collection[str]) -> list[str]:

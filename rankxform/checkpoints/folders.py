@@ -47,7 +47,7 @@ from rankxform.statements import (
 from rankxform.storage.store import FILE, FOLDER, Listing, Store
 from rankxform.values import NamedTuple, dataclass, no_garbage_collection
 
-from .base import CheckpointRef, SelectedFiles
+from .base import CheckpointRef, DestinationFiles, SelectedFiles
 from .rank_folders import LATEST
 
 if TYPE_CHECKING:  # of the DCP family alone
@@ -711,8 +711,8 @@ def _has_elements(planner: Planner, name: str, layout: Any, rank: int) -> bool:
     return not prod(shape) or box.size > 0
 
 
-def table_of(planner: Planner, names: Mapping[int, str], *, places: bool) -> DcpMetadata:
-    """Return the table of a destination with these files.
+def table_of(planner: Planner, arrangement: DestinationFiles, *, places: bool) -> DcpMetadata:
+    """Return the table of a destination.
 
     places: state where items lie in files; else a file's own table of contents says it.
     """
@@ -721,10 +721,10 @@ def table_of(planner: Planner, names: Mapping[int, str], *, places: bool) -> Dcp
 
     table = DcpMetadata()
     lying: dict[str, list[StoredItem]] = {}
-    for file, name in names.items():
+    for file, name in arrangement.names.items():
         tensors = planner.tensors(file)
         container = CONTAINERS[name.rpartition(".")[2]]
-        layout = container.lay_out(tensors, {}, False)
+        layout = container.lay_out(arrangement.as_in_files(tensors), {}, False)
         spans = items_of(layout)
         layouts = planner.layouts_of_file(file)
         for tensor in tensors:

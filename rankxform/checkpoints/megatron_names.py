@@ -23,6 +23,8 @@ RANK_FILES = "model_optim_rng.pt", "model_rng.pt"
 _FIRST_RANKS = "mp_rank_00", "mp_rank_00_000", "mp_rank_00_000_000"
 MEGATRONS_JOINING = MappingProxyType({"qkv": "grouped", "gate_up": "contiguous"})
 """q, k and v of a group together, gate before up, as a `Form` says it."""
+MEGATRONS_VARIANTS = MappingProxyType({"experts": "megatron", "mla": "apart", "bias": "router"})
+"""Which of a map's ways are Megatron's."""
 
 _SPELLED_OTHERWISE = (
     (r"\bself_attention\.linear_qkv\.layer_norm_(weight|bias)$", r"input_layernorm.\1"),

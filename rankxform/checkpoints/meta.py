@@ -62,8 +62,8 @@ class MetaForm(Form):
 
     def recognizes(self, listing: Listing, store: Store) -> str | None:
         """By a rank's file, where no file of another form is: many folders have both."""
-        others = (folders.SUFFIX, ".bin")
-        if listing.kind != FOLDER or any(name.endswith(others) for name in listing.entries):
+        of_others = folders.SUFFIX, ".bin"
+        if listing.kind != FOLDER or any(name.endswith(of_others) for name in listing.entries):
             return None
         return next((name for name in listing.entries if _FILE().fullmatch(name)), None)
 

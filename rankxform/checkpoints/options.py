@@ -54,6 +54,11 @@ class FormOptions:
         "(--enable-expert-parallel)", AFFECTS_BYTES, AFFECTS_COMPARISON, AFFECTS_FIT,
         kind=TYPE_FLAG,
     )  # fmt: skip
+    transformer_impl: str | None = option(
+        None, GROUP_DESTINATION, "layers of the Megatron job that a torch_dist folder is for "
+        "(transformer_engine, local)", AFFECTS_BYTES, AFFECTS_COMPARISON, AFFECTS_FIT,
+        kind=choice_of(("transformer_engine", "local")),
+    )  # fmt: skip
     dedup: bool = option(
         False,
         GROUP_DESTINATION,

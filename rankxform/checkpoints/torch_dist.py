@@ -1,4 +1,4 @@
-"""Megatron-Core's distributed checkpoints (torch_dist), the model's part; read only.
+"""Megatron-Core's distributed checkpoints (torch_dist), the model's part.
 
 ::
 
@@ -10,41 +10,54 @@
 All layers of one kind are stored as one tensor with an axis in front, which is taken apart: what
 is converted has a number behind ``layers.``, as the model has. Parts of one parameter that are
 stored under names of their own, such as the halves of a gated unit, are one tensor again, and so
-are experts that are stored one by one. Names are those of `megatron_names`.
+are experts that are stored one by one. Names are those of `megatron_names`; what is written has
+again the keys that a job asks for (`torch_dist_files`).
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Iterable, Mapping
 from math import prod
 from typing import Any
 
 from rankxform.errors import CheckpointError, FormatError, UsageError
-from rankxform.formats.dcp_metadata import DcpMetadata
+from rankxform.formats.dcp_metadata import (
+    TORCH_FLAVOR,
+    DcpMetadata,
+    StoredItem,
+    format_dcp_metadata,
+)
 from rankxform.formats.documents import decode_json
 from rankxform.formats.torch_file import read_training
 from rankxform.geometry.box import Box
 from rankxform.layout.names import format_ranges
 from rankxform.planning.catalog import Description
+from rankxform.planning.plan import FileContent, Planner
 from rankxform.statements import Finding, as_notice
 from rankxform.storage.store import FOLDER, Listing, Store
 from rankxform.values import pattern_on_use
 
-from .base import CheckpointRef, Form, RankFilter, SelectedFiles
-from .dcp import BACKEND, DISTCP_SUFFIX, entry_of, is_megatrons, read_table
+from .base import CheckpointRef, DestinationFiles, Form, RankFilter, SelectedFiles
+from .dcp import BACKEND, DISTCP_SUFFIX, entry_of, file_number, is_megatrons, read_table
 from .folders import (
     DCP_METADATA,
+    DEFAULT_BYTES,
     BoxInItem,
     BoxTable,
     SelectedIteration,
     StepFolders,
     box_table,
     describe_boxes,
+    foreign_files,
     iteration_of,
+    parts_of,
+    table_of,
 )
 from .megatron_names import (
     ITERATION,
     MEGATRONS_JOINING,
+    MEGATRONS_VARIANTS,
     TRACKER,
     holds_rank_files,
     local_names,
@@ -68,7 +81,10 @@ _EXPERT = pattern_on_use(
 _RAW = "optimizer.distributed."
 _OPTIMIZERS = "optimizer.", "chained_"
 COMMON = "common.pt"
+EXTRA_STATES = "extra_state.pt"
+"""What a destination has of every `_extra_state`, in one item that all share."""
 _SUPPORTED = {"sharded_backend": "torch_dist", "sharded_backend_version": 1}
+_COMMON_BACKEND = {"common_backend": "torch", "common_backend_version": 1}
 
 
 def _files(names: Iterable[str]) -> list[str]:
@@ -92,6 +108,10 @@ class TorchDistForm(Form):
     title = "Megatron torch_dist"
     container = "distcp"
     joins = MEGATRONS_JOINING
+    variants = MEGATRONS_VARIANTS
+    options = ("iteration", "max_part", "transformer_impl")
+    tracker = TRACKER
+    is_written = True
 
     def pattern(self, where: CheckpointRef) -> str:
         return "iter_*/*"
@@ -138,6 +158,66 @@ class TorchDistForm(Form):
         return SelectedFiles(
             names, iteration.step, iteration.skipped_steps, description=description
         )
+
+    def destination_files(
+        self, planner: Planner, options: Mapping[str, Any], step: int | None, suffix: str
+    ) -> DestinationFiles:
+        from . import torch_dist_files as written
+
+        parts = dict(enumerate(parts_of(planner, options["max_part"] or DEFAULT_BYTES)))
+        typed_shapes = _typed_shapes(planner, parts)
+        written.check_names(typed_shapes)
+        keys = written.keys_of([*typed_shapes], options["transformer_impl"])
+        iteration = step if options["iteration"] is None else options["iteration"]
+        number = iteration or 0  # as Megatron-Bridge calls what was not trained
+        return DestinationFiles(
+            {file: f"__{file}_0{DISTCP_SUFFIX}" for file in parts},
+            parts,
+            f"iter_{number:07}",
+            (TRACKER, str(number).encode()),
+            written.stacked_names(typed_shapes),
+            keys,
+        )
+
+    def owns(self, name: str, file: int) -> bool:
+        return file_number(name) == file
+
+    def companion_names(self, names: Collection[str]) -> tuple[str, ...]:
+        return DCP_METADATA, BACKEND, COMMON, EXTRA_STATES
+
+    def companions(
+        self, planner: Planner, arrangement: DestinationFiles, training: Mapping[str, Any]
+    ) -> Mapping[str, Iterable[bytes]]:
+        from . import torch_dist_files as written
+
+        assert arrangement.mark is not None
+        table = table_of(planner, arrangement, places=True)
+        extra_state = written.extra_state_file()
+        shapes = {name: shape for name, (_, shape) in table.tensors.items()}
+        restated = written.restate(table, arrangement.keys, arrangement.stacked)
+        for key in written.extra_states(shapes, arrangement.stacked):
+            restated.items[key] = (StoredItem(EXTRA_STATES, 0, len(extra_state), key),)
+        return {
+            BACKEND: [json.dumps({**_SUPPORTED, **_COMMON_BACKEND}).encode()],
+            COMMON: [written.training_state(int(arrangement.mark[1]))],
+            EXTRA_STATES: [extra_state],
+            DCP_METADATA: format_dcp_metadata(restated, TORCH_FLAVOR),
+        }
+
+    def foreign_files(self, listing: Listing, dst_names: Collection[str]) -> list[str]:
+        return foreign_files(listing, dst_names, (DISTCP_SUFFIX,))
+
+
+def _typed_shapes(
+    planner: Planner, parts: Mapping[int, FileContent]
+) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """Return type and full shape of each tensor by name."""
+    typed_shapes = dict[str, tuple[str, tuple[int, ...]]]()
+    for part in parts.values():
+        for name in part.names or ():
+            parameter = planner.parameter(name)
+            typed_shapes[name] = parameter.dtype, parameter.shape
+    return typed_shapes
 
 
 def _check_backend(path: str, name: str, store: Store) -> None:
@@ -207,7 +287,11 @@ def _lone_parts(table: DcpMetadata, source: str) -> dict[str, str]:
 def _of_model(table: DcpMetadata, refused: Collection[str], source: str) -> BoxTable:
     """Return the tensors of a model: layers apart, parts joined; without those refused."""
     model_tensors = {n: s for n, s in table.tensors.items() if n not in refused}
-    lying = {n: i for n, i in table.items.items() if n not in refused}
+    lying = {
+        name: items
+        for name, items in table.items.items()
+        if name not in refused and not (items and items[0].file == EXTRA_STATES)
+    }
     stored_boxes = box_table(DcpMetadata(model_tensors, lying))
     tensors, boxes_by_name = dict(stored_boxes.tensors), dict(stored_boxes.boxes)
     for name in stored_boxes.tensors:

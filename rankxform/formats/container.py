@@ -568,11 +568,6 @@ _BY_NAME: tuple[tuple[str, Signature], ...] = (
     ),
     (r".*\.npz", Signature("arrays of NumPy", ("save them with safetensors.numpy.save_file",))),
     (
-        r"consolidated\.\d+\.pth",
-        Signature("PyTorch pickles of Meta, each of one tensor-parallel rank, which are not read",
-                  ("convert them by transformers' convert_llama_weights_to_hf.py",)),
-    ),
-    (
         r".*\.(bin|pt|pth)",
         Signature("PyTorch pickles; a folder of pytorch_model*.bin is read, or one file alone",
                   ("name the model's file itself", *_SAVE)),

@@ -28,7 +28,7 @@ from math import prod
 from types import MappingProxyType
 
 from rankxform.errors import CheckpointError, RequestError
-from rankxform.formats.container import Schema, content_bytes
+from rankxform.formats.container import BYTES, Schema, content_bytes
 from rankxform.geometry.box import Shape
 from rankxform.geometry.tiling import BoxTiling, Cell, Grid, build_tiling
 from rankxform.layout.layout import Layout, whole_layout
@@ -169,7 +169,8 @@ def expand_patterns(
     shapes = {
         name: shape
         for schema in dict.fromkeys(schemas)
-        for name, shape in zip(schema.names, schema.shapes)
+        for name, dtype, shape in zip(schema.names, schema.dtypes, schema.shapes)
+        if dtype != BYTES  # what is no tensor has no axis to cut
     }
     return strategy.over(shapes, states=states)
 

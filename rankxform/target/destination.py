@@ -340,7 +340,8 @@ class FileLayoutCache:
         """Return the layout of a destination file."""
         slices = self._planner.slices(file)  # one list for all ranks with the same
         if id(slices) not in self._known:
-            name, tensors = self._target.arrangement.names[file], self._planner.tensors(file)
+            arrangement = self._target.arrangement
+            name, tensors = arrangement.names[file], self._planner.tensors(file)
             source = self._source(file)
             begins = min(source.offsets, default=0) % BLOCK
             # Entries named after a source tensor that the file does not get are left out.
@@ -348,7 +349,10 @@ class FileLayoutCache:
             metadata = {key: text for key, text in source.metadata.items() if key not in omitted}
             container = container_of(splitext(name)[1])  # some forms have two
             layout = container.lay_out(
-                tensors, self._target.form.metadata(metadata), self._checksum, begins
+                self._target.arrangement.as_in_files(tensors) if arrangement.stacked else tensors,
+                self._target.form.metadata(metadata),
+                self._checksum,
+                begins,
             )
             self._known[id(slices)] = layout
         return self._known[id(slices)]

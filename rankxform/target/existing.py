@@ -189,9 +189,11 @@ def open_described(request: Request, team: Team) -> tuple[Request, Source | None
     assert description is not None
     if request.dst_strategy is None and not request.derives:
         request = replace(request, dst_strategy=description.strategy)
-    if request.iteration is None and form.training is not None and not form.counters:
-        number = dst_source.selected.step[0] if dst_source.selected.step else 0
-        request = replace(request, iteration=number)
+    if request.iteration is None:
+        if dst_source.selected.step and form.tracker is not None:
+            request = replace(request, iteration=dst_source.selected.step[0])
+        elif form.training is not None and not form.counters:
+            request = replace(request, iteration=0)
     return request, dst_source
 
 

@@ -42,12 +42,14 @@ from rankxform.source.place import list_and_select, rank_files_at, ranks_at
 from rankxform.source.source import Source
 from rankxform.statements import (
     ACCEPT_ABSENT,
+    ACCEPT_CONTRADICTIONS,
     ACCEPT_EXTRA_RANKS,
     ACCEPT_NEW,
     PLAN,
     SHAPE,
     Finding,
     Statement,
+    as_accepted,
     as_notice,
     as_warning,
     contradictions,
@@ -399,18 +401,45 @@ def _matchless(draft: TargetDraft) -> Iterator[tuple[str, str]]:
 
 
 @rule(PLAN)
-def operations_fit(draft: TargetDraft) -> Iterator[Finding]:
-    """Adapters and maps fit what they are applied to, and nothing is made of what is served."""
+def tensors_are_not_of_an_engine(draft: TargetDraft) -> Iterator[Finding]:
+    """Nothing is made of a folder that an engine starts from."""
     source = draft.source
     if source.form.is_served and draft.request.dst is not None:
         text = f"is a folder that {source.form.title} starts from, whose tensors are cut and named"
-        yield Finding(
-            Message(
-                f"{text} for it alone",
-                ("make DST of what this was made of",),
-                where=source.where.path,
-            )
+        tries = ("make DST of what this was made of",)
+        yield Finding(Message(f"{text} for it alone", tries, where=source.where.path))
+
+
+_GATED = "linear_fc1.weight", "linear_fc1.bias"
+
+
+@rule(PLAN)
+def gate_and_up_lie_as_jobs_have_them(draft: TargetDraft) -> Iterator[Finding]:
+    """A matrix of gate and up is not handed to jobs that join them otherwise, with equal shapes."""
+    request, source = draft.request, draft.source
+    form = FORMS[request.dst_form or DEFAULT_FORM]
+    names = [tensor.name for tensor in draft.tensors_written if tensor.name.endswith(_GATED)]
+    if request.dst is None or request.map is not None or not names or form.joins is None:
+        return
+    if {*form.joins.items()}.difference((source.form.joins or {}).items()):
+        text = f"{summarize_names(names, 1)}: {form.title} has gate before up, and in "
+        tries = (
+            "--dst-form huggingface --map MODEL first, and --map MODEL from there",
+            f"--accept {ACCEPT_CONTRADICTIONS}, if they lie so",
         )
+        finding = Finding(Message(f"{text}{source.form.title} they may lie otherwise", tries))
+        yield as_accepted(finding) if request.accepts(ACCEPT_CONTRADICTIONS) else finding
+    elif source.form.joins and not form.joins:
+        yield as_notice(
+            f"{summarize_names(names, 1)}: gate lies before up, as {source.form.title} has them; "
+            "MindFormers takes them row by row (--map makes Hugging Face's names, and its own)"
+        )
+
+
+@rule(PLAN)
+def operations_fit(draft: TargetDraft) -> Iterator[Finding]:
+    """Adapters and maps fit what they are applied to."""
+    source = draft.source
     sources = [part for tensor in draft.tensors_written for part in tensor.sources]
     needs_rows = any(isinstance(part.step, ScaledRows) for part in sources)
     if needs_rows and not source.reach.is_full:

@@ -90,7 +90,9 @@ def _told_variants(resolved: ResolvedRequest, tensors: Sequence[Tensor]) -> tupl
     axes = {tensor.name: len(tensor.shape) for tensor in tensors}
     for layouts in resolved.dst.stages if isinstance(resolved.dst, Strategy) else ():
         axes |= {n: len(d.tensor_map) for n, d in layouts.items() if not d.may_be_nested}
+    form, table = FORMS[resolved.request.dst_form or DEFAULT_FORM], resolved.inputs["map"].table
     ways = {
+        **{name: way for name, way in form.variants.items() if way in table.variants.get(name, ())},
         **_map_of(resolved).variants_by_names(axes),
         **requested_variants(vars(resolved.request)),
     }
