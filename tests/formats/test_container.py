@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 import safetensors.numpy
 
 from rankxform.formats import safetensors as ours
-from rankxform.formats.container import Span
+from rankxform.formats.container import Span, folder_signature
 
 
 def reader(data):
@@ -38,3 +39,15 @@ def test_a_safetensors_file_of_the_library_is_indexed(tmp_path):
         span = index.spans(name)[0]
         assert index.shape(name) == array.shape
         assert data[span.offset : span.offset + span.nbytes] == array.tobytes()
+
+
+@pytest.mark.parametrize(
+    ("name", "title"),
+    [
+        ("training_args.bin", "PyTorch pickles"), ("weights.npz", "arrays of NumPy"),
+        ("model.pdparams", "a checkpoint of Paddle"), ("model.h5", "weights of another framework"),
+    ],
+)  # fmt: skip
+def test_a_folder_is_known_by_a_file_s_name(name, title):
+    found, signature = folder_signature(["readme", name])
+    assert found == name and signature.title.startswith(title)
