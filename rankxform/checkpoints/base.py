@@ -229,6 +229,10 @@ class Form(ABC):
         """
         raise UsageError(f"{self.name} is read only", "choose another --dst-form")
 
+    def stated_options(self, description: Description) -> Mapping[str, Any]:
+        """Return the values of the form's own options that a destination itself states."""
+        return {}
+
     def metadata(self, source: Mapping[str, str]) -> Mapping[str, str]:
         """Return the metadata of a destination file, of which the source file had `source`."""
         return {}

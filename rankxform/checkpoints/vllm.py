@@ -168,6 +168,21 @@ class VllmForm(Form):
                 parts[len(parts)] = FileContent(rank, frozenset(part_names))
         return DestinationFiles(names, parts)
 
+    def stated_options(self, description: Description) -> Mapping[str, Any]:
+        strategy = description.strategy
+        assert strategy is not None
+        stages = len(strategy.stages)
+        shards_experts = any(
+            _EXPERTS().fullmatch(name) and layout.tensor_map[0] == (0,)
+            for layouts in strategy.stages
+            for name, layout in layouts.items()
+        )
+        return {
+            "tensor_parallel": strategy.stage_size,
+            "pipeline_parallel": stages if stages > 1 else None,
+            "expert_parallel": shards_experts,
+        }
+
     def owns(self, name: str, file: int) -> bool:
         return _FILE().fullmatch(name) is not None
 

@@ -133,6 +133,7 @@ def test_files_are_those_that_vllm_loads(sample, tmp_path):
     assert config == sample.config
     told = {"dst_form": "vllm", **sample.options}
     assert rankxform.verify(sample.src, tmp_path / "dst", **told).same
+    assert rankxform.verify(sample.src, tmp_path / "dst").same, "the folder says the rest itself"
 
 
 @pytest.mark.parametrize("sample", ["llama", "qwen3_moe"], indirect=True)
