@@ -197,7 +197,7 @@ $(TORCH_VENV)/installed:
 
 $(MEGATRON_VENV)/installed:
 	$(PYTHON) -m venv $(MEGATRON_VENV)
-	$(MEGATRON_VENV)/$(PIP) torch==2.13.0 numpy megatron-core==0.16.1 einops psutil
+	$(MEGATRON_VENV)/$(PIP) torch==2.13.0 numpy megatron-core==0.16.1 einops psutil transformers==5.24.0
 	touch $@
 
 clean:

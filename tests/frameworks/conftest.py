@@ -3,6 +3,7 @@
 collect_ignore = [
     "torch_jobs.py",
     "megatron_jobs.py",
+    "transformers_jobs.py",
     "mindformers_client.py",
     "mindformers_model.py",
 ]
