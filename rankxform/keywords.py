@@ -95,6 +95,8 @@ class Keywords(LoadKeywords, total=False):
     tensor_parallel: int | None
     pipeline_parallel: int | None
     expert_parallel: bool
+    vllm_version: str | None
+    platform: str | None
     transformer_impl: str | None
     dedup: bool
     iteration: int | None

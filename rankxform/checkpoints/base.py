@@ -297,7 +297,14 @@ FORMS: Registry[Form] = Registry(
         "meta": {"is_written": False, "options": ()},
         "vllm": {
             "is_written": True,
-            "options": ("tensor_parallel", "pipeline_parallel", "expert_parallel", "max_shard"),
+            "options": (
+                "tensor_parallel",
+                "pipeline_parallel",
+                "expert_parallel",
+                "max_shard",
+                "vllm_version",
+                "platform",
+            ),
         },
     },
 )

@@ -54,6 +54,14 @@ class FormOptions:
         "(--enable-expert-parallel)", AFFECTS_BYTES, AFFECTS_COMPARISON, AFFECTS_FIT,
         kind=TYPE_FLAG,
     )  # fmt: skip
+    vllm_version: str | None = option(
+        None, GROUP_DESTINATION, "version of vLLM that a folder is for (default: the newest known)",
+        AFFECTS_BYTES, AFFECTS_COMPARISON, AFFECTS_FIT,
+    )  # fmt: skip
+    platform: str | None = option(
+        None, GROUP_DESTINATION, "where vLLM runs (cuda, ascend; default: cuda)", AFFECTS_BYTES,
+        AFFECTS_COMPARISON, AFFECTS_FIT, kind=choice_of(("cuda", "ascend")),
+    )  # fmt: skip
     transformer_impl: str | None = option(
         None, GROUP_DESTINATION, "layers of the Megatron job that a torch_dist folder is for "
         "(transformer_engine, local)", AFFECTS_BYTES, AFFECTS_COMPARISON, AFFECTS_FIT,

@@ -192,7 +192,7 @@ class TorchDistForm(Form):
 
         assert arrangement.mark is not None
         table = table_of(planner, arrangement, places=True)
-        extra_state = written.extra_state_file()
+        extra_state = written.archive(written.NO_STATE)
         shapes = {name: shape for name, (_, shape) in table.tensors.items()}
         restated = written.restate(table, arrangement.keys, arrangement.stacked)
         for key in written.extra_states(shapes, arrangement.stacked):

@@ -29,7 +29,7 @@ _BLOCK = pattern_on_use(
 _LINEAR = pattern_on_use(r"(?P<module>.*\b(?:linear_\w+|eh_proj))\.weight")
 _EXPERTS = "mlp.experts.experts."
 _ATTENTION, _ATTENTION_OUTPUT = "self_attention.core_attention", "self_attention.linear_proj"
-_NO_STATE = b"\x80\x02]q\x00Na."
+NO_STATE = b"\x80\x02]q\x00Na."
 """A pickle of `[None]`."""
 
 
@@ -127,17 +127,16 @@ def restate(table: DcpMetadata, keys: Mapping[str, str], stacked: frozenset[str]
         if name in stacked:
             key, number = stacked_key(key)
             shape = (layers, *shape)
-            stored_items = tuple(_in_layer(item, number) for item in stored_items)
+            in_layer = list[StoredItem]()
+            for item in stored_items:
+                assert item.box is not None
+                box = Box((number, *item.box.start), (number + 1, *item.box.stop))
+                in_layer.append(item._replace(box=box))
+            stored_items = tuple(in_layer)
         tensors[key] = dtype, shape
         items[key] = (*items.get(key, ()), *stored_items)
     ordered = sorted(items)
     return DcpMetadata({k: tensors[k] for k in ordered}, {k: items[k] for k in ordered})
-
-
-def _in_layer(item: StoredItem, number: int) -> StoredItem:
-    assert item.box is not None
-    box = Box((number, *item.box.start), (number + 1, *item.box.stop))
-    return item._replace(box=box)
 
 
 def extra_states(shapes: Mapping[str, Shape], stacked: frozenset[str]) -> Iterator[str]:
@@ -175,11 +174,6 @@ def archive(pickled: bytes) -> bytes:
         for name, data in (("data.pkl", pickled), ("byteorder", b"little"), ("version", b"3\n")):
             out.writestr(ZipInfo(f"archive/{name}"), data)  # its time is always the same
     return buffer.getvalue()
-
-
-def extra_state_file() -> bytes:
-    """Return the file of the one item that all layers share."""
-    return archive(_NO_STATE)
 
 
 def training_state(iteration: int) -> bytes:

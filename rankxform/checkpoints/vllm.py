@@ -37,11 +37,13 @@ _FILE = pattern_on_use(
     rf"model-(?:rank-{_NUMBER}|pp-{_NUMBER}-tp-{_NUMBER})-part-{_NUMBER}\.safetensors"
 )
 _LAYER = pattern_on_use(r"model\.layers\.([0-9]{1,6})\.")
-_EXPERTS = pattern_on_use(r"(.*\bexperts)\.routed_experts\.w(?:13|2)_weight")
+_EXPERTS = pattern_on_use(r"(.*\bexperts)\.(?:routed_experts\.)?w(?:13|2)_weight")
+_GATES = "gate", "_gate", "runner.gate"
+"""What versions call a router within the module of experts."""
 _LAST = "model.norm.weight", "lm_head.weight"
 _AXES = (
     pattern_on_use(
-        r"\b(embed_tokens|lm_head|q_b_proj|mla_attn\.q_proj|kv_b_proj)\.weight$"
+        r"\b(embed_tokens|lm_head|q_b_proj|q_proj|kv_b_proj)\.weight$"
         r"|\b(qkv_proj|gate_up_proj)\.(weight|bias)$"
     ),
     pattern_on_use(r"\b(o_proj|down_proj)\.weight$|\bw13_weight$"),
@@ -71,7 +73,10 @@ class VllmForm(Form):
 
     name = "vllm"
     title = "vLLM sharded_state"
-    options = ("tensor_parallel", "pipeline_parallel", "expert_parallel", "max_shard")
+    options = (
+        "tensor_parallel", "pipeline_parallel", "expert_parallel", "max_shard", "vllm_version",
+        "platform",
+    )  # fmt: skip
     container = "safetensors"
     configured = True
     is_written = True
@@ -223,7 +228,8 @@ def _has_whole_experts(indexes: Mapping[int, Index], ranks: int) -> bool:
         for name, shape in zip(index.schema.names, index.schema.shapes):
             if match := _EXPERTS().fullmatch(name):
                 module = match[1].rpartition(".")[0]
-                routers = (f"{match[1]}.gate.weight", f"{module}.gate.weight")
+                within = (f"{match[1]}.{gate}.weight" for gate in _GATES)
+                routers = (*within, f"{module}.gate.weight")
                 experts = next((index.shape(router)[0] for router in routers if router in index), 0)
                 return ranks > 1 and experts == shape[0] * ranks
     return False

@@ -22,6 +22,7 @@ from rankxform.layout.names import and_more
 from .base import ModelOperation, OperationContext, Tensor
 from .composing import Composer
 from .experts import APART
+from .serving_names import NEWEST, check_version, naming_of
 
 VOCABULARY_PADDING = 64
 _EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
@@ -70,6 +71,8 @@ class ServedModel(NamedTuple):
     is_tied: bool
     is_latent: bool
     label: str  # of the config.json
+    version: int  # of vLLM, the second number
+    platform: str | None
 
 
 def read(context: OperationContext) -> ServedModel:
@@ -112,6 +115,8 @@ def read(context: OperationContext) -> ServedModel:
         bool(config.get("tie_word_embeddings")),
         config.get("kv_lora_rank") is not None,
         label,
+        check_version(context.options["vllm_version"] or NEWEST, context.options["platform"]),
+        context.options["platform"],
     )
 
 
@@ -173,7 +178,14 @@ class Serve(ModelOperation):
                 "--map, if the names are not Hugging Face's",
                 "--exclude, if it is none of the model's",
             )
-        return [*new_tensors, *dropped]
+        return [*self._as_the_version_names(new_tensors), *dropped]
+
+    def _as_the_version_names(self, tensors: Sequence[Tensor]) -> Iterator[Tensor]:
+        model = self._model
+        naming = naming_of(model.version, model.platform, model.architecture)
+        for tensor in tensors:
+            if (name := naming(tensor.name)) is not None:
+                yield tensor.renamed(name)
 
     def _is_beyond(self, name: str) -> bool:
         match = _LAYER.fullmatch(name)

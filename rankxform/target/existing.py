@@ -189,8 +189,8 @@ def open_described(request: Request, team: Team) -> tuple[Request, Source | None
     assert description is not None
     if request.dst_strategy is None and not request.derives:
         request = replace(request, dst_strategy=description.strategy)
-    stated = form.stated_options(dst_source.description)
-    request = replace(request, **{n: v for n, v in stated.items() if not getattr(request, n)})
+    options = form.stated_options(dst_source.description)
+    request = replace(request, **{n: v for n, v in options.items() if not getattr(request, n)})
     if request.iteration is None:
         if dst_source.selected.step and form.tracker is not None:
             request = replace(request, iteration=dst_source.selected.step[0])

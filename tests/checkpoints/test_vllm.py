@@ -329,3 +329,54 @@ def test_megatrons_folders_become_the_same(model, form, tmp_path):
     for rank in range(2):
         first, second = (tmp_path / f"{x}/model-rank-{rank}-part-0.safetensors" for x in "ab")
         assert reference.read_safetensors(first) == reference.read_safetensors(second)
+
+
+NAMES = json.loads((DATA / "vllm_names.json").read_text())
+"""By version and case what vLLM's own code called a rank's tensors."""
+
+
+@pytest.mark.parametrize(
+    ("sample", "version"), [(case, v) for v in NAMES for case in NAMES[v]], indirect=["sample"]
+)
+def test_earlier_versions_call_the_same_tensors_otherwise(sample, version, tmp_path):
+    newest = sample.convert(sample.src, tmp_path / "newest")
+    made = sample.convert(sample.src, tmp_path / "dst", vllm_version=version)
+    case = next(c for c in CASES if stated_of(c) == sample.stated)
+    for file, tensors in made.items():
+        assert sorted(tensors) == NAMES[version][case]
+        contents = sorted(d for n, (_, _, d) in newest[file].items() if "_scale" not in n)
+        assert contents == sorted(d for n, (_, _, d) in tensors.items() if "_scale" not in n)
+    told = {"vllm_version": version}
+    assert rankxform.verify(sample.src, tmp_path / "dst", **told).same
+
+
+def stated_of(case):
+    return json.loads((SAMPLES / f"{case}.json").read_text())
+
+
+@pytest.mark.parametrize("sample", ["deepseek_v3", "deepseek_v3_ep"], indirect=True)
+def test_ascend_calls_routers_and_latent_attention_otherwise(sample, tmp_path):
+    made = sample.convert(sample.src, tmp_path / "dst", platform="ascend")
+    names = next(iter(made.values()))
+    assert "model.layers.1.mlp.experts._gate.weight" in names
+    assert "model.layers.1.mlp.experts._gate.e_score_correction_bias" in names
+    assert "model.layers.0.self_attn.q_b_proj.weight" in names
+    assert not any("mla_attn.q_b_proj" in name for name in names)
+    assert rankxform.verify(sample.src, tmp_path / "dst", platform="ascend").same
+
+
+@pytest.mark.parametrize("sample", ["llama", "qwen3_moe"], indirect=True)
+def test_versions_that_nobody_looked_at(sample, tmp_path):
+    def refused(text, **options):
+        with pytest.raises(RankxformError, match=text):
+            sample.convert(sample.src, tmp_path / "x", **options)
+
+    refused("names are known of", vllm_version="0.34.1")
+    refused("names are known of", vllm_version="newest")
+    refused("Ascend's names", vllm_version="0.20", platform="ascend")
+    if "mlp.experts" in str(sample.files):
+        refused("vLLM 0.21 calls .* is not known", vllm_version="0.21")
+    else:
+        assert sample.convert(sample.src, tmp_path / "a", vllm_version="0.21.0") == sample.convert(
+            sample.src, tmp_path / "b"
+        )

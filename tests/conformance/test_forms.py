@@ -264,7 +264,7 @@ class WrittenFormTests:
             numbers = "iteration", "tensor_parallel", "pipeline_parallel"
             is_flag = name in ("dedup", "expert_parallel")
             value = True if is_flag else 1 if name in numbers else "1"
-            value = "local" if name == "transformer_impl" else value
+            value = {"transformer_impl": "local", "platform": "ascend"}.get(name, value)
             with pytest.raises(rankxform.UsageError, match=f"^{flag_of(name)} is for --dst-form"):
                 rankxform.transform(src, tmp_path / "dst", dst_form=self.form, **{name: value})
         assert not (tmp_path / "dst").exists()
