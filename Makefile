@@ -39,7 +39,7 @@ ANY_MPI_HOSTS = $(addprefix tests/hosts/test_exchange.py::test_,spread_shards_be
           each_remote_byte_crosses_once a_network_file_system_is_asked_for_each_byte_once)
 # MindSpore's tests run by themselves: a process that has loaded it takes 31 ms to fork, others 7.
 ORACLE   = -m oracle $(shell grep -rl 'mark\.oracle' tests --include='test_*.py')
-SINGLE   = --worlds local -m "not oracle" --ignore=tests/oracle --ignore=tests/hosts \
+SINGLE   = --worlds local -m "not oracle" --ignore=tests/oracle --ignore=tests/hosts --ignore=tests/storage/objects \
           $(addprefix --ignore=,$(ANY_MPI) $(filter tests/cli/% tests/transport/% tests/verbs/% tests/trust/%signals.py,$(REAL))) \
           --deselect tests/trust/test_kills.py::test_random_kills_under_mpirun
 JOBS    ?= 2
@@ -105,7 +105,9 @@ unit: $(VENV)/test-installed $(MINDFORMERS)/unpacked
 	    RANKXFORM_HALF=unit nice -n 19 $(BESIDE) $(SINGLE) && rm -rf "$$tmp"/* && \
 	    RANKXFORM_HALF=oracle nice -n 19 $(BESIDE) $(ORACLE)
 
+# A process that has made a request to object storage must not fork, which others here do.
 mpich:
+	RANKXFORM_HALF=objects RANKXFORM_OBJECTS=required $(VENV)/bin/python -m pytest -q tests/storage/objects
 	RANKXFORM_HALF=mpich $(VENV)/bin/python -m pytest -q $(REAL) $(ANY_MPI)
 
 mpich-then-openmpi: mpich

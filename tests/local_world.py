@@ -21,6 +21,7 @@ import select
 import signal
 import socket
 import struct
+import sys
 import time
 import traceback
 import warnings
@@ -309,6 +310,7 @@ def run_world(size, work, hosts=None, deadline=120.0):
     done by the deadline has a `Failed` in its place; the others are ended soon after it.
     """
     hosts = hosts or ["local"] * size
+    assert "obstore" not in sys.modules, "its threads do not exist in a forked process"
     ends = [{} for _ in range(size)]
     for low in range(size):
         for high in range(low + 1, size):

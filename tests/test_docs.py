@@ -23,7 +23,9 @@ from nbclient import NotebookClient
 import rankxform
 from rankxform.cli import parser
 from rankxform.cli.main import main
+from rankxform.storage.store import STORAGE
 from tests import reference, reference_forms
+from tests.toy_storage import Memory
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *ROOT.glob("docs/*.md")])
@@ -99,6 +101,11 @@ def place(tmp_path, monkeypatch):
         assert main(["transform", "SRC", dst, "--src-strategy", "A", *more]) == 0
     model_of_docs(tmp_path)
     (tmp_path / "compiled.ckpt").write_bytes((tmp_path / "predict.ckpt").read_bytes())
+    bucket = Memory()  # as tests/storage/objects have it of a server
+    monkeypatch.setitem(STORAGE, "s3", bucket)
+    for path in filter(Path.is_file, Path("SRC").rglob("*")):
+        for prefix in ("run", "run/checkpoint"):
+            bucket.files[f"s3://bucket/{prefix}/{path.relative_to('SRC')}"] = path.read_bytes()
     return tmp_path
 
 

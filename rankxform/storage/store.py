@@ -20,7 +20,7 @@ from typing import Any, Protocol
 
 from rankxform.errors import CheckpointError, StorageError
 from rankxform.formats.container import ReadAt
-from rankxform.values import NamedTuple, dataclass
+from rankxform.values import NamedTuple, Registry, dataclass
 
 from .posix import (
     Buffer,
@@ -223,7 +223,8 @@ class Storage(Protocol):
         """Return files of this kind, to be read by this process."""
 
 
-STORAGE: dict[str, Storage] = {}
+_OBJECTS = "rankxform.storage.objects:ObjectStorage"
+STORAGE: Registry[Storage] = Registry(dict.fromkeys(("s3", "obs", "gs", "az"), _OBJECTS))
 """Kinds of storage, by scheme; "" are paths of a file system."""
 
 
@@ -305,7 +306,7 @@ def expression_of(part: str) -> re.Pattern[str] | None:
 
 ANY_FOLDER = "**/"
 """At a pattern's beginning: in the place itself, or in a folder there."""
-_LARGEST_DOCUMENT = 1 << 30
+LARGEST_DOCUMENT = 1 << 30
 
 
 class PosixStorage:
@@ -389,10 +390,8 @@ class PosixStore(Store):
                 "copy it to the first node",
                 where=path,
             )
-        if path.stat().st_size > _LARGEST_DOCUMENT:
-            raise CheckpointError(
-                f"has over {_LARGEST_DOCUMENT} bytes, and is no index", where=path
-            )
+        if path.stat().st_size > LARGEST_DOCUMENT:
+            raise CheckpointError(f"has over {LARGEST_DOCUMENT} bytes, and is no index", where=path)
         return read_bytes(path)
 
     def has(self, name: str) -> bool:

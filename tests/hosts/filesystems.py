@@ -129,6 +129,7 @@ def _seaweedfs(start, folder, found):
             ports[name] = _free_port() + len(ports)
     listen = [f"-{name}.port={port}" for name, port in ports.items()]
     here = ["-ip=127.0.0.1", "-ip.bind=127.0.0.1"]
+    here += ["-master.telemetry=false"]  # else it sends to the network
     start("weed", "server", f"-dir={folder}/store", "-filer", "-volume.max=20", *here, *listen)
     _answering(ports["filer"])
     for one in (found.a, found.b):

@@ -1,0 +1,175 @@
+"""Prefixes of object storage as places: what lies there, and small documents (`storage.store`)."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cached_property
+from typing import Any
+
+from rankxform.errors import CheckpointError, UsageError
+from rankxform.storage.store import (
+    ANY_FOLDER,
+    FILE,
+    FOLDER,
+    LARGEST_DOCUMENT,
+    FileVersion,
+    HeaderReader,
+    Listing,
+    Store,
+    expression_of,
+    is_hidden,
+    is_litter,
+)
+
+from .access import Bucket, ObjectAddress, library
+from .errors import translated
+
+_WINDOW = 64 << 10
+"""Bytes that one request fetches of a header, at least."""
+_MOST_OBJECTS = 1_000_000
+
+
+class ObjectMeta:
+    """What a store says of an object: its size, and a mark that no other content has."""
+
+    def __init__(self, meta: Any) -> None:
+        self.size, self.etag = int(meta["size"]), meta.get("e_tag")
+        self._modified = meta.get("last_modified")
+
+    @property
+    def version(self) -> FileVersion:
+        """The same whether it was listed or asked for: times differ in their precision."""
+        if self.etag:
+            return FileVersion(self.size, 0, zlib.crc32(self.etag.encode()))
+        seconds = int(self._modified.timestamp()) if self._modified else 0
+        return FileVersion(self.size, seconds * 10**9)
+
+
+class ObjectPlace(Store):
+    """A prefix, or one object. A prefix is listed once, as long as this object lives."""
+
+    def __init__(self, place: str) -> None:
+        self._place = place.rstrip("/")
+        self._address = ObjectAddress.of(place)
+        self._bucket = Bucket.of(self._address)
+
+    @cached_property
+    def _objects(self) -> dict[str, ObjectMeta]:
+        """What lies below the prefix, by its name there."""
+        prefix, client = self._address.key, self._bucket.client(patient=False)
+        below, objects = prefix + "/" if prefix else "", dict[str, ObjectMeta]()
+        with translated("list", self._place):
+            for metas in library().list(client, prefix=prefix or None, chunk_size=1000):
+                for meta in metas:
+                    objects[meta["path"].removeprefix(below)] = ObjectMeta(meta)
+                if len(objects) > _MOST_OBJECTS:
+                    raise UsageError(
+                        f"holds over {_MOST_OBJECTS:,} objects", "name a prefix", where=self._place
+                    )
+        return dict(sorted(objects.items(), key=lambda pair: pair[0].split("/")))
+
+    @cached_property
+    def _itself(self) -> ObjectMeta | None:
+        """The object that has the prefix as its name; None if there is none."""
+        return look_at(self._bucket, self._address) if self._address.key else None
+
+    def list(self, pattern: str) -> Listing:
+        if not self._objects:
+            return Listing(self._place, FILE) if self._itself else Listing(self._place)
+        names = [name for name in self._objects if name]
+        entries = dict.fromkeys(name.partition("/")[0] for name in names)
+        shown = tuple(name for name in entries if not is_hidden(name))
+        folders = frozenset(first for n in names if (first := n.partition("/")[0]) != n)
+        below = pattern.removeprefix(ANY_FOLDER)
+        files = dict.fromkeys(_matching(names, below))
+        if below != pattern:
+            files |= dict.fromkeys(_matching(names, f"*/{below}"))
+        return Listing(self._place, FOLDER, tuple(files), shown, folders & {*shown})
+
+    def read(self, name: str, searched: str = "") -> bytes:
+        meta = self._meta(name)
+        if meta is None:
+            raise CheckpointError(f"is not there{searched}", where=self._address_of(name))
+        if meta.size > LARGEST_DOCUMENT:
+            text = f"has over {LARGEST_DOCUMENT} bytes, and is no index"
+            raise CheckpointError(text, where=self._address_of(name))
+        return self._fetched(name, meta, 0, meta.size)
+
+    def has(self, name: str) -> bool:
+        return self._meta(name) is not None
+
+    @contextmanager
+    def open(self, name: str) -> Iterator[HeaderReader]:
+        meta = self._meta(name)
+        if meta is None:
+            raise CheckpointError("is not there", where=self._address_of(name))
+        window = 0, b""
+
+        def read_at(offset: int, nbytes: int) -> bytes:
+            nonlocal window
+            start, data = window
+            end = min(offset + nbytes, meta.size)
+            if not start <= offset <= end <= start + len(data):
+                length = min(max(nbytes, _WINDOW), meta.size - offset)
+                window = start, data = offset, self._fetched(name, meta, offset, length)
+            return data[offset - start : end - start]
+
+        yield HeaderReader(read_at, meta.version)
+
+    def _meta(self, name: str) -> ObjectMeta | None:
+        if not name:
+            return self._itself
+        return self._objects.get(name)
+
+    def _address_of(self, name: str) -> str:
+        return f"{self._place}/{name}" if name else self._place
+
+    def _fetched(self, name: str, meta: ObjectMeta, offset: int, nbytes: int) -> bytes:
+        """Return a range of an object as it was listed. Raises StorageError."""
+        key = "/".join(filter(None, (self._address.key, name)))
+        return fetch(self._bucket, key, self._address_of(name), meta, offset, nbytes)
+
+
+def look_at(bucket: Bucket, address: ObjectAddress) -> ObjectMeta | None:
+    """Return what the store says of an object; None if there is none. Raises StorageError."""
+    with translated("look at", "{}://{}/{}".format(*address)):
+        try:
+            return ObjectMeta(library().head(bucket.client(patient=True), address.key))
+        except FileNotFoundError:
+            return None
+
+
+def fetch(
+    bucket: Bucket, key: str, address: str, meta: ObjectMeta, offset: int, nbytes: int
+) -> bytes:
+    """Return a range of an object that is still what `meta` says. Raises StorageError."""
+    if nbytes <= 0:
+        return b""
+    options: dict[str, Any] = {"range": (offset, offset + nbytes)}
+    if meta.etag:
+        options["if_match"] = meta.etag
+    with translated("read", address, f" (bytes {offset} to {offset + nbytes - 1})"):
+        data = bytes(library().get(bucket.client(patient=True), key, options=options).bytes())
+    if len(data) != nbytes:
+        raise CheckpointError(
+            f"ends at byte {offset + len(data)}, and bytes to {offset + nbytes} were asked for",
+            "the same command again",
+            where=address,
+        )
+    return data
+
+
+def _matching(names: list[str], pattern: str) -> Iterator[str]:
+    """Yield the names that match each part of a pattern."""
+    parts = [expression_of(part) for part in pattern.split("/") if part != "."]
+    for name in names:
+        split = name.split("/")
+        if len(split) == len(parts) and all(
+            part is not None
+            and part.fullmatch(text)
+            and (part.pattern.startswith(r"\.") or not is_litter(text))
+            for part, text in zip(parts, split)
+        ):
+            yield name

@@ -1,0 +1,86 @@
+"""SeaweedFS as an S3 server, started for the tests."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+KEY, SECRET, BUCKET = "rx-test-key", "rx-test-secret", "models"
+_READY_SECONDS = 60
+
+
+def program():
+    """Return SeaweedFS's program; None where its wheel is not installed."""
+    beside = Path(sys.executable).with_name("weed")
+    return str(beside) if beside.exists() else shutil.which("weed")
+
+
+def _free_ports(count):
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in sockets]
+
+
+def environment(port):
+    """Return the variables by which a server is found."""
+    return {
+        "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}", "AWS_ACCESS_KEY_ID": KEY,
+        "AWS_SECRET_ACCESS_KEY": SECRET, "AWS_REGION": "us-east-1",
+    }  # fmt: skip
+
+
+@contextmanager
+def seaweedfs(folder):
+    """Run a server with an empty bucket; yield its port."""
+    port, master, volume, filer, *others = _free_ports(8)
+    rights = ["Admin", "Read", "Write", "List", "Tagging"]
+    identity = {"name": "t", "credentials": [{"accessKey": KEY, "secretKey": SECRET}]}
+    config = folder / "s3.json"
+    config.write_text(json.dumps({"identities": [{**identity, "actions": rights}]}))
+    (folder / "data").mkdir()
+    options = {
+        "ip": "127.0.0.1", "ip.bind": "127.0.0.1", "dir": folder / "data",
+        "master.telemetry": "false", "master.peers": "none", "master.port": master,
+        "master.port.grpc": others[0], "master.volumeSizeLimitMB": 1024, "volume.max": 0,
+        "volume.minFreeSpace": 1, "volume.port": volume, "volume.port.grpc": others[1],
+        "filer.port": filer, "filer.port.grpc": others[2], "s3.port": port,
+        "s3.port.grpc": others[3], "s3.port.iceberg": 0, "s3.port.lance": 0,
+        "s3.autoCreateBucket": "false", "s3.iam": "false", "s3.config": config,
+    }  # fmt: skip
+    line = [program(), "-logtostderr=true", "server", "-filer", "-s3"]
+    line += [f"-{name}={value}" for name, value in options.items()]
+    with (folder / "log").open("wb") as log:
+        server = subprocess.Popen(line, cwd=folder, stdout=log, stderr=log)
+    try:
+        _make_bucket(port, server)
+        yield port
+    finally:
+        server.kill()
+        server.wait()
+
+
+def _make_bucket(port, server):
+    """Make the bucket as soon as the server does so."""
+    line = [sys.executable, "-m", "tests.storage.objects.put", "--bucket"]
+    until = time.monotonic() + _READY_SECONDS
+    while time.monotonic() < until and server.poll() is None:
+        done = subprocess.run(
+            line,
+            env={**os.environ, **environment(port)},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if done.returncode == 0:
+            return
+        time.sleep(0.2)
+    raise AssertionError(f"no server: {done.stderr[-500:]}")
