@@ -1197,8 +1197,11 @@ def _(place):
 @written("carried_checksums_match", forms=["dcp", "torch_dist"])
 def _(place):
     """What an item of a .distcp says of its bytes; other files carry none here."""
-    largest = max(PARAMS, key=lambda n: np.prod(PARAMS[n][0]))
-    words = values(largest, PARAMS[largest][0], "").tobytes()
+    if place.form == "torch_dist":
+        words = reference_dcp.read_items(place.folder)[0]["output_layer.weight"][1].tobytes()
+    else:
+        largest = max(PARAMS, key=lambda n: np.prod(PARAMS[n][0]))
+        words = values(largest, PARAMS[largest][0], "").tobytes()
     path = next(path for path in place.files if words in path.read_bytes())
     data = path.read_bytes()
     keep_times(path, data.replace(words, bytes([words[0] ^ 1]) + words[1:]))

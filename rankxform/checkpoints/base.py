@@ -165,6 +165,7 @@ class Form(ABC):
     configured: bool = False  # a model's config.json and its tokenizer's files belong to a folder
     tracker: str | None = None  # the file above steps' folders that names the newest complete one
     items: str = ""  # kind of what is no tensor, which other forms of that kind get; "": none
+    has_table: bool = False  # a table of its own says what its files' entries are called
     is_written: bool = False  # there can be destinations of it
     # How jobs that write it join tensors, by the name of the option: "qkv", "gate_up". {}: as a
     # map's defaults say, which are MindFormers'; None: anybody may have written it.

@@ -83,6 +83,7 @@ class DcpForm(Form):
     options = ("max_part",)
     container = "distcp"
     items = "torch"
+    has_table = True
     is_written = True
 
     def pattern(self, where: CheckpointRef) -> str:
@@ -338,6 +339,7 @@ class HyperParallelForm(Form):
     tracker = TRACKER
     container = "safetensors"
     items = "hyperparallel"
+    has_table = True
     is_written = True
 
     def pattern(self, where: CheckpointRef) -> str:

@@ -88,7 +88,9 @@ _COMMON_BACKEND = {"common_backend": "torch", "common_backend_version": 1}
 
 
 def _files(names: Iterable[str]) -> list[str]:
-    return [name for name in names if name == DCP_METADATA or name.endswith(DISTCP_SUFFIX)]
+    """Return those of an iteration among the names that lie directly in a folder."""
+    here = (name for name in names if "/" not in name)
+    return [name for name in here if name == DCP_METADATA or name.endswith(DISTCP_SUFFIX)]
 
 
 STEPS_OF = StepFolders(
@@ -111,6 +113,7 @@ class TorchDistForm(Form):
     variants = MEGATRONS_VARIANTS
     options = ("iteration", "max_part", "transformer_impl")
     tracker = TRACKER
+    has_table = True
     is_written = True
 
     def pattern(self, where: CheckpointRef) -> str:

@@ -147,7 +147,7 @@ def declared_files_of(folder: Path, record: Mapping[str, Any]) -> dict[str, Decl
     manifest calls as the tensor.
     """
     form = FORMS[record.get("form", DEFAULT_FORM)]
-    if not form.items:
+    if not form.has_table:
         return {}
     with suppress(CheckpointError, UsageError):  # that it was changed, its digest tells
         where = CheckpointRef(str(folder), form.name)

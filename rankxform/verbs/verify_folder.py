@@ -93,7 +93,7 @@ def verify_folder(folder: str, team: Team, begin: Begin = begin_silently) -> Ver
     refuse_begun(where, is_begun, StorageError)
     form = FORMS[manifests[0].get("form", DEFAULT_FORM)]
     declared_by_name: Mapping[str, DeclaredFile] | None = {}
-    if form.items:  # others' files say all of themselves
+    if form.has_table:  # others' files say all of themselves
         declared_by_name = team.bcast(lambda: declared_files_of(where, manifests[0]))
     local_files: list[tuple[str, Mapping[str, Any]]] = []
     led_manifest: Mapping[str, Any] | None = None  # of which this process is the first

@@ -211,3 +211,11 @@ class TestRefusals:
         assert sorted(items) == [
             f"decoder.layers.{n}.mlp.linear_fc2._extra_state/shard_0_1" for n in (0, 1)
         ]
+
+
+def test_a_folder_is_verified_by_itself(llama, tmp_path):
+    told = {"dst_form": "torch_dist", "verify": True}
+    transformed(llama.folder / "torch_dist", tmp_path / "dst", max_part=500, **told)
+    assert rankxform.verify(tmp_path / "dst").same
+    (tmp_path / "dst/iter_0000005/extra_state.pt").write_bytes(b"")
+    assert rankxform.verify(tmp_path / "dst").same is False
