@@ -172,9 +172,10 @@ def test_there_is_one_way_in():
             found.setdefault(name, set()).add(str(path.relative_to(PACKAGE)))
     assert found["PosixStore"] == {"storage/store.py"}
     # index, samples: one file, whose name is known; model_files: config.json; companions: what lies where a destination is to be written;
-    # hints: which folders below a place are checkpoints, for a message
+    # hints: which folders below a place are checkpoints, for a message; user_files, own_companions: a model's small files
     assert found["store_at"] == {"source/place.py", "source/copies.py", "source/hints.py", "publish/files.py",
-                                 "storage/source_reader.py", "target/model_files.py"}  # fmt: skip
+                                 "storage/source_reader.py", "storage/user_files.py", "target/model_files.py",
+                                 "target/own_companions.py"}  # fmt: skip
     # a destination by its manifest, and shapes for a strategy: no tensor is read
     indexers = {"source/copies.py", "source/written.py", "verbs/strategies.py"}
     assert found["Indexer"] - {"storage/source_reader.py"} == indexers

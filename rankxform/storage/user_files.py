@@ -7,6 +7,7 @@ import re
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -46,7 +47,7 @@ from .posix import (
     suggest_similar_path,
     write_atomically,
 )
-from .store import is_litter
+from .store import Store, is_litter, store_at
 
 if TYPE_CHECKING:
     from rankxform.formats.map_table import MapTable
@@ -418,32 +419,34 @@ _COMPANIONS = (
 """Files of a Hugging Face folder that belong to a model beside its tensors."""
 
 
-def companions(folder: Path) -> dict[str, bytes]:
+def companions(place: str) -> dict[str, bytes]:
     """Return the small files that belong to a published model, by name. Raises UsageError."""
-    contents = {name: read_bytes(folder / name) for name in companion_names(folder)}
+    store = store_at(place)
+    contents = {name: store.read(name) for name in companion_names(store)}
     if CONFIG not in contents:
-        raise UsageError(f"has no {CONFIG}", "give --like a published model", where=folder)
+        raise UsageError(f"has no {CONFIG}", "give --like a published model", where=place)
     return contents
 
 
-def companion_names(folder: Path) -> list[str]:
+def companion_names(store: Store) -> list[str]:
     """Return the names of a model's small files in a folder."""
-    paths = sorted({path for pattern in _COMPANIONS for path in folder.glob(pattern)})
-    return [path.name for path in paths if path.is_file()]
+    entries = store.list("*").entries
+    named = (name for name in entries if any(fnmatchcase(name, p) for p in _COMPANIONS))
+    return sorted(name for name in named if store.has(name))
 
 
-def read_config_bytes(path: Path) -> bytes:
-    """Return a model's configuration as it is. Raises UsageError."""
-    if path.is_dir():
-        path = path / CONFIG
-    if not path.is_file():
-        raise UsageError("no such configuration", where=path)
-    return read_bytes(path)
+def read_config_bytes(place: str | Path) -> bytes:
+    """Return a model's configuration as it is: a file, or that of a folder. Raises UsageError."""
+    store = store_at(str(place))
+    name = "" if store.has("") else CONFIG
+    if not store.has(name):
+        raise UsageError("no such configuration", where=place)
+    return store.read(name)
 
 
-def read_config(path: Path) -> dict[str, Any]:
+def read_config(place: str | Path) -> dict[str, Any]:
     """Return a model's configuration. Raises UsageError."""
-    return parse_config(read_config_bytes(path), str(path))
+    return parse_config(read_config_bytes(place), str(place))
 
 
 def parse_config(data: bytes, path: str) -> dict[str, Any]:

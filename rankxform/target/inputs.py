@@ -237,7 +237,7 @@ def _absolute(request: Request, where: str) -> Request:
     paths = {"config": request.config, "lora": request.lora, "like": request.like}
     if request.map is not None and request.map.endswith(".toml"):
         paths["map"] = request.map
-    absolute_paths: dict[str, Any] = {n: p and str(Path(p).absolute()) for n, p in paths.items()}
+    absolute_paths: dict[str, Any] = {n: p and absolute(p) for n, p in paths.items()}
     fallback = tuple(map(absolute, request.fallback))
     return replace(request, src=where, dst=dst, fallback=fallback, **absolute_paths)
 

@@ -59,7 +59,7 @@ class RequestContext(OperationContext):
     def config(self) -> ModelConfig | None:
         request = self.request
         if request.config is not None:
-            return user_files.read_config(Path(request.config)), str(Path(request.config))
+            return user_files.read_config(request.config), request.config
         folder = self.model_folder
         if request.map is not None and is_path(folder) and not Path(folder).is_dir():
             tries = () if request.like is None else ("give --like a published model",)
@@ -69,7 +69,7 @@ class RequestContext(OperationContext):
     @property
     def model_folder(self) -> str:
         if self.request.like is not None:
-            return str(Path(self.request.like))
+            return self.request.like
         is_file = is_path(self.where) and Path(self.where).is_file()
         return str(Path(self.where).parent) if is_file else self.where
 
@@ -176,10 +176,10 @@ def read_companions(
     findings: list[Finding] = []
     if FORMS[request.dst_form or DEFAULT_FORM].configured:
         if request.like is not None:
-            companions = user_files.companions(Path(request.like))
+            companions = user_files.companions(request.like)
         if request.config is not None:  # the one that was given, not the reference's
             companions.pop(CONFIG, None)
-            content = _with_type(user_files.read_config_bytes(Path(request.config)), sizes, config)
+            content = _with_type(user_files.read_config_bytes(request.config), sizes, config)
             if content is not None:
                 companions[CONFIG] = content
             elif sizes is not None:
@@ -264,7 +264,9 @@ def check_model_files(conversion: Conversion) -> list[str]:
     if request.dst is None or scheme_of(request.dst) or not target.form.configured:
         return []
     folder = target.folder
-    existing_names = [n for n in companion_names(folder) if n not in target.companions]
+    existing_names = [
+        n for n in companion_names(store_at(str(folder))) if n not in target.companions
+    ]
     shapes = {parameter.name: parameter.shape for parameter in target.planner.selection.parameters}
     model_config = own_config(conversion)
     is_part = bool(request.include or request.exclude)
@@ -334,9 +336,9 @@ def own_config(conversion: Conversion) -> tuple[Mapping[str, Any], str]:
             is_own = CONFIG in target.own_companions
             label = f"{source.where.path}/{CONFIG}" if is_own else given_label
             return parse_config(target.companions[CONFIG], label), label
-        path = Path(source.where.path) / CONFIG
-        if source.form.configured and request.map is None and is_path(source.where.path):
-            return parse_config(read_bytes(path), str(path)), str(path)
+        if source.form.configured and request.map is None:
+            label = address_of(source.where.path, CONFIG)
+            return parse_config(store_at(source.where.path).read(CONFIG), label), label
     return {}, ""
 
 

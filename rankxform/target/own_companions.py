@@ -24,7 +24,7 @@ from rankxform.source.source import Source
 from rankxform.statements import Finding, as_notice, as_warning
 from rankxform.storage import user_files
 from rankxform.storage.posix import read_bytes
-from rankxform.storage.store import is_path, scheme_of
+from rankxform.storage.store import FOLDER, Store, scheme_of, store_at
 from rankxform.storage.user_files import CONFIG, parse_config
 from rankxform.values import NamedTuple, pattern_on_use
 
@@ -55,25 +55,25 @@ def read_own_companions(request: Request, source: Source) -> OwnCompanions:
     form = FORMS[request.dst_form or DEFAULT_FORM]
     if request.dst is None or not form.configured or scheme_of(request.dst):
         return OwnCompanions({}, {})
-    folder, dst = Path(source.where.path), Path(request.dst)
+    store, dst = store_at(source.where.path), Path(request.dst)
     contents: dict[str, bytes] = {}
     is_copied = source.form.configured and request.like is None and request.map is None
-    if is_copied and is_path(source.where.path) and folder.is_dir():
-        names = user_files.companion_names(folder)
-        contents |= {name: read_bytes(folder / name) for name in names}
+    if is_copied and store.list("*").kind == FOLDER:
+        names = user_files.companion_names(store)
+        contents |= {name: store.read(name) for name in names}
         if request.config is not None:  # the one that is given goes
-            contents[CONFIG] = user_files.read_config_bytes(Path(request.config))
+            contents[CONFIG] = user_files.read_config_bytes(request.config)
         documents = [data for name, data in contents.items() if name.endswith("config.json")]
-        contents |= dict(_code_of(folder, documents))
+        contents |= dict(_code_of(store, documents))
         if request.config is not None:
             contents.pop(CONFIG)
     ours = copied_files(dst)
-    names_there = {*contents, *(user_files.companion_names(dst) if dst.is_dir() else ())} - ours
+    names_there = {*contents, *user_files.companion_names(store_at(str(dst)))} - ours
     at_dst = {name: read_bytes(dst / name) for name in names_there if (dst / name).is_file()}
     return OwnCompanions(contents, at_dst)
 
 
-def _code_of(folder: Path, documents: Iterable[bytes]) -> Iterator[tuple[str, bytes]]:
+def _code_of(store: Store, documents: Iterable[bytes]) -> Iterator[tuple[str, bytes]]:
     """Yield the files of code that documents name, and those beside them that these import."""
     modules: list[str] = []
     for document in documents:
@@ -85,10 +85,10 @@ def _code_of(folder: Path, documents: Iterable[bytes]) -> Iterator[tuple[str, by
                 # Others are of another repository.
                 modules += [t.partition(".")[0] for t in texts if re.fullmatch(r"\w+(\.\w+)+", t)]
     for position, module in enumerate(modules):  # which grow
-        path = folder / f"{module}.py"
-        if module not in modules[:position] and path.is_file():
-            code = read_bytes(path)
-            yield path.name, code
+        name = f"{module}.py"
+        if module not in modules[:position] and store.has(name):
+            code = store.read(name)
+            yield name, code
             lines = code.decode(errors="replace").splitlines()
             modules += [match[1] for match in map(_IMPORT().match, lines) if match]
 

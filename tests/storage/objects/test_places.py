@@ -228,3 +228,21 @@ def test_secrets_are_nowhere(published, bucket, tmp_path):
         path.read_text(errors="replace") for path in tmp_path.glob("dst/**/*") if path.is_file()
     ]
     assert texts[2:] and not any(servers.SECRET in text or servers.KEY in text for text in texts)
+
+
+def test_a_model_s_small_files_come_along_from_a_bucket(bucket, tmp_path):
+    sample = DATA / "hf_qwen3/hf"
+    bucket.put_folder(sample, "hf")
+    options = ["--dst-form", "huggingface", "--dtype", "bf16"]
+    converted(sample, tmp_path / "a", *options)
+    converted(bucket.at("hf"), tmp_path / "b", *options)
+    names = {path.name for path in tmp_path.glob("a/*")}
+    assert "config.json" in names and names == {path.name for path in tmp_path.glob("b/*")}
+    for name in names - {"rankxform.json"}:
+        assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
+    named = ["--map", "qwen3", "--config", bucket.at("hf/config.json")]
+    ranks = ["--dst-strategy", "shard:linear_proj=1@2", "--unmatched", "replicate"]
+    converted(bucket.at("hf"), tmp_path / "ranks", *named, *ranks)
+    named = ["--map", "qwen3", "--like", bucket.at("hf"), "--src-strategy", ranks[1]]
+    converted(tmp_path / "ranks", tmp_path / "again", *named, "--dst-form", "huggingface")
+    assert whole(tmp_path / "again") == whole(sample)
