@@ -253,7 +253,7 @@ WITHIN_ONE = {
     "target/existing.py": "a destination that was written against what it was to be",
     "source/checks.py": "a number of ranks; boxes are compared by facts after it",
     "storage/checkpoint2_metadata.py": "entries of one metadata.json",
-    "storage/objects/ranges.py": "an object against what the same store said of it",
+    "storage/objects/places.py": "an object against what the same store said of it",
     "storage/source_reader.py": "a sample against a later one of the same file",
     "target/inputs.py": "stages of one strategy",
     "target/folder.py": "paths",

@@ -7,16 +7,27 @@ which would wait for them for ever.
 
 from __future__ import annotations
 
+from time import monotonic
+
 from .access import Bucket
 from .places import ObjectPlace
 from .ranges import ObjectRanges
+
+_KEPT_SECONDS = 2.0
 
 
 class ObjectStorage:
     """Buckets (`storage.store.Storage`)."""
 
+    def __init__(self) -> None:
+        self._places: dict[str, tuple[float, ObjectPlace]] = {}
+
     def store(self, place: str) -> ObjectPlace:
-        return ObjectPlace(place)
+        """Return a place, whose listing is as old as a few seconds: it is asked for in a row."""
+        began, kept_place = self._places.get(place, (0.0, None))
+        if kept_place is None or monotonic() - began > _KEPT_SECONDS:
+            began, kept_place = self._places[place] = monotonic(), ObjectPlace(place)
+        return kept_place
 
     def ranges(self) -> ObjectRanges:
         return ObjectRanges(Bucket.of)

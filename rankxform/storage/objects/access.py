@@ -123,6 +123,7 @@ class Bucket:
         self.scheme, self.name = scheme, name
         self._options: dict[str, Any] = {}
         self._clients: dict[bool, Any] = {}
+        self.listed: dict[str, Any] = {}  # by key what the last listing said of an object
         self._endpoint = ""
         if scheme in (S3, OBS):
             self._read_s3(environment)

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from functools import cached_property
 from typing import Any
 
-from rankxform.errors import CheckpointError, UsageError
+from rankxform.errors import CheckpointError, StorageError, UsageError
 from rankxform.storage.store import (
     ANY_FOLDER,
     FILE,
@@ -24,11 +24,12 @@ from rankxform.storage.store import (
 )
 
 from .access import Bucket, ObjectAddress, library
-from .errors import translated
+from .errors import ObjectChangedError, translated
 
 _WINDOW = 64 << 10
 """Bytes that one request fetches of a header, at least."""
 _MOST_OBJECTS = 1_000_000
+_LEAST_CHUNK, _SHORT_ANSWERS = 64 << 10, 8
 
 
 class ObjectMeta:
@@ -64,6 +65,7 @@ class ObjectPlace(Store):
             for metas in library().list(client, prefix=prefix or None, chunk_size=1000):
                 for meta in metas:
                     objects[meta["path"].removeprefix(below)] = ObjectMeta(meta)
+                    self._bucket.listed[meta["path"]] = objects[meta["path"].removeprefix(below)]
                 if len(objects) > _MOST_OBJECTS:
                     raise UsageError(
                         f"holds over {_MOST_OBJECTS:,} objects", "name a prefix", where=self._place
@@ -129,7 +131,9 @@ class ObjectPlace(Store):
     def _fetched(self, name: str, meta: ObjectMeta, offset: int, nbytes: int) -> bytes:
         """Return a range of an object as it was listed. Raises StorageError."""
         key = "/".join(filter(None, (self._address.key, name)))
-        return fetch(self._bucket, key, self._address_of(name), meta, offset, nbytes)
+        data, client = bytearray(nbytes), self._bucket.client(patient=True)
+        fill(client, key, self._address_of(name), meta, offset, memoryview(data))
+        return bytes(data)
 
 
 def look_at(bucket: Bucket, address: ObjectAddress) -> ObjectMeta | None:
@@ -141,24 +145,30 @@ def look_at(bucket: Bucket, address: ObjectAddress) -> ObjectMeta | None:
             return None
 
 
-def fetch(
-    bucket: Bucket, key: str, address: str, meta: ObjectMeta, offset: int, nbytes: int
-) -> bytes:
-    """Return a range of an object that is still what `meta` says. Raises StorageError."""
+def fill(client: Any, key: str, path: str, meta: ObjectMeta, offset: int, room: Any) -> None:
+    """Fill `room` with a range of an object that is still what `meta` says. Raises StorageError."""
+    nbytes, filled_bytes = len(room), 0
+    part = f" (bytes {offset} to {offset + nbytes - 1})"
     if nbytes <= 0:
-        return b""
-    options: dict[str, Any] = {"range": (offset, offset + nbytes)}
-    if meta.etag:
-        options["if_match"] = meta.etag
-    with translated("read", address, f" (bytes {offset} to {offset + nbytes - 1})"):
-        data = bytes(library().get(bucket.client(patient=True), key, options=options).bytes())
-    if len(data) != nbytes:
-        raise CheckpointError(
-            f"ends at byte {offset + len(data)}, and bytes to {offset + nbytes} were asked for",
-            "the same command again",
-            where=address,
-        )
-    return data
+        return
+    if offset + nbytes > meta.size:
+        raise CheckpointError(f"ends at byte {meta.size}{part}", "copy it again", where=path)
+    options: dict[str, Any] = {"if_match": meta.etag} if meta.etag else {}
+    for _ in range(_SHORT_ANSWERS):  # a whole answer that is too short is no error of obstore's
+        options["range"] = (offset + filled_bytes, offset + nbytes)
+        with translated("read", path, part):
+            answer = library().get(client, key, options=options)
+            if answer.meta["size"] != meta.size:
+                text = f"was replaced while it was read{part}"
+                raise ObjectChangedError(text, "the same command again", where=path)
+            for chunk in answer.stream(min_chunk_size=_LEAST_CHUNK):
+                data = memoryview(chunk)[: nbytes - filled_bytes]
+                room[filled_bytes : filled_bytes + len(data)] = data
+                filled_bytes += len(data)
+        if filled_bytes == nbytes:
+            return
+    text = f"the answer ended after {filled_bytes} of {nbytes} bytes{part}"
+    raise StorageError(text, "the same command again", where=path)
 
 
 def _matching(names: list[str], pattern: str) -> Iterator[str]:

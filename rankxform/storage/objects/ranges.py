@@ -15,19 +15,17 @@ from queue import SimpleQueue
 from threading import Thread
 from typing import Any
 
-from rankxform.errors import CheckpointError, StorageError
+from rankxform.errors import CheckpointError
 from rankxform.storage.posix import Buffer
 from rankxform.storage.store import FileVersion, RangeReader
 
-from .access import Bucket, ObjectAddress, library
-from .errors import ObjectChangedError, translated
-from .places import ObjectMeta, look_at
+from .access import Bucket, ObjectAddress
+from .places import ObjectMeta, fill, look_at
 
 IN_FLIGHT = 16
 """Requests of a process at a time."""
 PIECE = 8 << 20
 """Bytes of a request, at most."""
-_LEAST_CHUNK = 64 << 10
 
 Work = tuple[Future[None], Callable[[], None]]
 
@@ -110,15 +108,16 @@ class ObjectRanges(RangeReader):
         """Begin to fill `room`, piece by piece."""
         meta, address = self._meta(path), ObjectAddress.of(path)
         client = self._bucket_of(address).client(patient=True)
-        fill = partial(_fill, client, address.key, path, meta)
+        fill_part = partial(fill, client, address.key, path, meta)
         return [
-            self._workers.begin(partial(fill, offset + start, room[start : start + PIECE]))
+            self._workers.begin(partial(fill_part, offset + start, room[start : start + PIECE]))
             for start in range(0, len(room), PIECE)
         ]
 
     def _meta(self, path: str) -> ObjectMeta:
         if path not in self._metas:
-            meta = self._look_at(path)
+            address = ObjectAddress.of(path)
+            meta = self._bucket_of(address).listed.get(address.key) or self._look_at(path)
             if meta is None:
                 raise CheckpointError("is not there", "the same command again", where=path)
             self._metas[path] = meta
@@ -127,26 +126,3 @@ class ObjectRanges(RangeReader):
     def _look_at(self, path: str) -> ObjectMeta | None:
         address = ObjectAddress.of(path)
         return look_at(self._bucket_of(address), address)
-
-
-def _fill(client: Any, key: str, path: str, meta: ObjectMeta, offset: int, room: Any) -> None:
-    """Fill `room` with a range of an object that is still what `meta` says. Raises StorageError."""
-    nbytes, filled_bytes = len(room), 0
-    part = f" (bytes {offset} to {offset + nbytes - 1})"
-    if offset + nbytes > meta.size:
-        raise CheckpointError(f"ends at byte {meta.size}{part}", "copy it again", where=path)
-    options: dict[str, Any] = {"range": (offset, offset + nbytes)}
-    if meta.etag:
-        options["if_match"] = meta.etag
-    with translated("read", path, part):
-        answer = library().get(client, key, options=options)
-        if answer.meta["size"] != meta.size:
-            text = f"was replaced while it was read{part}"
-            raise ObjectChangedError(text, "the same command again", where=path)
-        for chunk in answer.stream(min_chunk_size=_LEAST_CHUNK):
-            data = memoryview(chunk)[: nbytes - filled_bytes]
-            room[filled_bytes : filled_bytes + len(data)] = data
-            filled_bytes += len(data)
-    if filled_bytes < nbytes:
-        text = f"the answer ended after {filled_bytes} of {nbytes} bytes{part}"
-        raise StorageError(text, "the same command again", where=path)
