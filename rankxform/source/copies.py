@@ -37,7 +37,7 @@ from rankxform.statements import FILE_IDENTITY, HEADERS, Finding, as_notice, as_
 from rankxform.storage import identity
 from rankxform.storage.identity import FileIdentity
 from rankxform.storage.source_reader import Indexer, find_holes, wait_for_newer_mtime
-from rankxform.storage.store import NOTHING, Listing, address_of, is_path, store_at
+from rankxform.storage.store import NOTHING, Listing, address_of, expect_headers, is_path, store_at
 from rankxform.transport import Team
 from rankxform.values import NamedTuple
 
@@ -405,7 +405,10 @@ def index_all(
 
     def index_local_files() -> tuple[dict[int, Index], dict[int, Finding]]:
         local_indexes, wrong, indexer = {}, dict[int, Finding](), Indexer()
-        for file in reach.partition(paths)[team.rank]:
+        local_files = reach.partition(paths)[team.rank]
+        if any("://" in paths[file] for file in local_files):  # a path has them at once
+            expect_headers(paths[file] for file in local_files)
+        for file in local_files:
             path = paths[file]
             message = (
                 changed_manifest_file(path, manifest_entries[file], manifest.label)

@@ -6,7 +6,7 @@ import sys
 from array import array
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from itertools import accumulate
 from typing import Any
@@ -88,6 +88,9 @@ class ArrayStorage:
 
     def store(self, place: str) -> Store:
         return _NoDocuments(place)
+
+    def expect_headers(self, addresses: Sequence[str]) -> None:
+        """They are in memory."""
 
     def ranges(self) -> RangeReader:
         return ArrayRangeReader(self.file, self.releases)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import field
 from functools import reduce
@@ -222,6 +222,9 @@ class Storage(Protocol):
     def ranges(self) -> RangeReader:
         """Return files of this kind, to be read by this process."""
 
+    def expect_headers(self, addresses: Sequence[str]) -> None:
+        """Take note which files' headers are read next, one after another, in this order."""
+
 
 _OBJECTS = "rankxform.storage.objects:ObjectStorage"
 STORAGE: Registry[Storage] = Registry(dict.fromkeys(("s3", "obs", "gs", "az"), _OBJECTS))
@@ -268,6 +271,15 @@ def address_of(place: str, name: str) -> str:
 def store_at(address: str) -> Store:
     """Return the place with this address."""
     return storage_of(address).store(address)
+
+
+def expect_headers(addresses: Iterable[str]) -> None:
+    """Take note which files' headers are read next, which some kinds of storage fetch ahead."""
+    by_scheme: dict[str, list[str]] = {}
+    for address in addresses:
+        by_scheme.setdefault(scheme_of(address), []).append(address)
+    for scheme_addresses in by_scheme.values():
+        storage_of(scheme_addresses[0]).expect_headers(scheme_addresses)
 
 
 def is_litter(name: str) -> bool:
@@ -317,6 +329,9 @@ class PosixStorage:
 
     def ranges(self) -> RangeReader:
         return PosixRangeReader()
+
+    def expect_headers(self, addresses: Sequence[str]) -> None:
+        """The system has them at once, or reads ahead itself."""
 
 
 class PosixRangeReader(RangeReader):

@@ -7,11 +7,13 @@ which would wait for them for ever.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from time import monotonic
 
 from .access import Bucket
-from .places import ObjectPlace
+from .places import ObjectPlace, fetch_header
 from .ranges import ObjectRanges
+from .workers import HeadersAhead
 
 _KEPT_SECONDS = 2.0
 
@@ -21,13 +23,17 @@ class ObjectStorage:
 
     def __init__(self) -> None:
         self._places: dict[str, tuple[float, ObjectPlace]] = {}
+        self._headers = HeadersAhead(fetch_header)
 
     def store(self, place: str) -> ObjectPlace:
         """Return a place, whose listing is as old as a few seconds: it is asked for in a row."""
         began, kept_place = self._places.get(place, (0.0, None))
         if kept_place is None or monotonic() - began > _KEPT_SECONDS:
-            began, kept_place = self._places[place] = monotonic(), ObjectPlace(place)
+            began, kept_place = self._places[place] = monotonic(), ObjectPlace(place, self._headers)
         return kept_place
 
     def ranges(self) -> ObjectRanges:
         return ObjectRanges(Bucket.of)
+
+    def expect_headers(self, addresses: Sequence[str]) -> None:
+        self._headers.expect(addresses)

@@ -25,8 +25,9 @@ from rankxform.storage.store import (
 
 from .access import Bucket, ObjectAddress, library
 from .errors import ObjectChangedError, translated
+from .workers import HeadersAhead
 
-_WINDOW = 64 << 10
+WINDOW = 64 << 10
 """Bytes that one request fetches of a header, at least."""
 _MOST_OBJECTS = 1_000_000
 _LEAST_CHUNK, _SHORT_ANSWERS = 64 << 10, 8
@@ -48,11 +49,29 @@ class ObjectMeta:
         return FileVersion(self.size, seconds * 10**9)
 
 
+ObjectHeader = tuple[ObjectMeta | None, bytes]
+"""What a store says of an object, None if there is none; and its first bytes."""
+
+
+def fetch_header(address: str) -> ObjectHeader:
+    """Return the header of an object, in one request. Raises StorageError."""
+    place = ObjectAddress.of(address)
+    client, options = Bucket.of(place).client(patient=True), {"range": (0, WINDOW)}
+    with translated("read", address, f" (bytes 0 to {WINDOW - 1})"):
+        try:
+            answer = library().get(client, place.key, options=options)
+            meta, data = ObjectMeta(answer.meta), bytes(answer.bytes())
+        except FileNotFoundError:
+            return None, b""
+    return meta, data if len(data) == min(WINDOW, meta.size) else b""
+
+
 class ObjectPlace(Store):
     """A prefix, or one object. A prefix is listed once, as long as this object lives."""
 
-    def __init__(self, place: str) -> None:
-        self._place = place.rstrip("/")
+    def __init__(self, place: str, headers: HeadersAhead[ObjectHeader]) -> None:
+        """headers: those of objects that are opened next."""
+        self._place, self._headers = place.rstrip("/"), headers
         self._address = ObjectAddress.of(place)
         self._bucket = Bucket.of(self._address)
 
@@ -75,7 +94,9 @@ class ObjectPlace(Store):
     @cached_property
     def _itself(self) -> ObjectMeta | None:
         """The object that has the prefix as its name; None if there is none."""
-        return look_at(self._bucket, self._address) if self._address.key else None
+        if not self._address.key:
+            return None
+        return self._bucket.listed.get(self._address.key) or look_at(self._bucket, self._address)
 
     def list(self, pattern: str) -> Listing:
         if not self._objects:
@@ -104,17 +125,17 @@ class ObjectPlace(Store):
 
     @contextmanager
     def open(self, name: str) -> Iterator[HeaderReader]:
-        meta = self._meta(name)
+        meta, data = self._headers.take(self._address_of(name)) or (self._meta(name), b"")
         if meta is None:
             raise CheckpointError("is not there", where=self._address_of(name))
-        window = 0, b""
+        window = 0, data
 
         def read_at(offset: int, nbytes: int) -> bytes:
             nonlocal window
             start, data = window
             end = min(offset + nbytes, meta.size)
             if not start <= offset <= end <= start + len(data):
-                length = min(max(nbytes, _WINDOW), meta.size - offset)
+                length = min(max(nbytes, WINDOW), meta.size - offset)
                 window = start, data = offset, self._fetched(name, meta, offset, length)
             return data[offset - start : end - start]
 

@@ -11,8 +11,6 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
-from queue import SimpleQueue
-from threading import Thread
 from typing import Any
 
 from rankxform.errors import CheckpointError
@@ -21,47 +19,10 @@ from rankxform.storage.store import FileVersion, RangeReader
 
 from .access import Bucket, ObjectAddress
 from .places import ObjectMeta, fill, look_at
+from .workers import IN_FLIGHT, Workers
 
-IN_FLIGHT = 16
-"""Requests of a process at a time."""
 PIECE = 8 << 20
 """Bytes of a request, at most."""
-
-Work = tuple[Future[None], Callable[[], None]]
-
-
-class Workers:
-    """Threads that end with the process: a request is not interrupted, and nobody waits for it."""
-
-    def __init__(self, count: int) -> None:
-        self._queue: SimpleQueue[Work | None] = SimpleQueue()
-        self._count, self._started = count, 0
-
-    def begin(self, work: Callable[[], None]) -> Future[None]:
-        """Do `work` in one of the threads."""
-        future: Future[None] = Future()
-        self._queue.put((future, work))
-        if self._started < self._count:
-            self._started += 1
-            Thread(target=self._run, daemon=True).start()
-        return future
-
-    def end(self) -> None:
-        """Let the threads end."""
-        for _ in range(self._started):
-            self._queue.put(None)
-
-    def _run(self) -> None:
-        while (item := self._queue.get()) is not None:
-            future, work = item
-            if not future.set_running_or_notify_cancel():
-                continue
-            try:
-                work()
-            except BaseException as error:  # it is raised where the range is read
-                future.set_exception(error)
-            else:
-                future.set_result(None)
 
 
 class ObjectRanges(RangeReader):

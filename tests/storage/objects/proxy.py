@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import socket
 import threading
+import time
 from contextlib import contextmanager
 from http.client import HTTPConnection
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -29,6 +30,7 @@ class Proxy:
     def __init__(self, port):
         self.to, self.noted, self.rules, self.lock = port, [], [], threading.Lock()
         self.on_get = lambda path: None
+        self.delay, self.in_flight, self.peak = 0.0, 0, 0  # seconds of each; GETs at a time
 
     def rule_for(self, method, path):
         with self.lock:
@@ -55,6 +57,16 @@ def _handler(proxy):
             body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
             if self.command == "GET":
                 proxy.on_get(self.path)
+            with proxy.lock:
+                proxy.in_flight += 1
+                proxy.peak = max(proxy.peak, proxy.in_flight)
+            try:
+                time.sleep(proxy.delay)
+                self.pass_on(body)
+            finally:
+                proxy.in_flight -= 1
+
+        def pass_on(self, body):
             action = proxy.rule_for(self.command, self.path)
             if action == BUSY:
                 self.answer(503, {}, _ERROR)

@@ -97,3 +97,19 @@ def test_an_object_that_is_replaced_meanwhile_is_refused(line, ranks, bucket, tm
     assert done.returncode and "Traceback" not in done.stderr
     assert "rank_2/checkpoint_2.safetensors" in done.stderr and "replaced" in done.stderr
     assert not [*tmp_path.glob("dst/**/*.safetensors")]
+
+
+def test_headers_of_many_files_are_fetched_at_a_time(line, bucket, tmp_path):
+    params = {"w": ((64, 4), "Float32")}
+    layout = [{"w": ([64], [0, -1], 0, 0)}]
+    src = reference.write_checkpoint(tmp_path / "src", layout, params, kind="safetensors")
+    a = reference.write_strategy(tmp_path / "a.ckpt", layout)
+    bucket.put_folder(src, "many")
+    line.noted.clear()
+    line.delay, line.peak = 0.05, 0
+    done = command("plan", bucket.at("many"), "--src-strategy", a)
+    assert done.returncode == 0, done.stderr
+    gets = [n for n in line.noted if n.method == "GET" and ".safetensors" in n.path]
+    headers = [n.path for n in gets if not n.start]  # others are samples of content
+    assert len({*headers}) == 64 and len(headers) <= 64 + 2, "one request for each"
+    assert line.peak >= 8
