@@ -318,6 +318,13 @@ def refuse_sharded_strategy(form: str, ranks: int) -> None:
         )
 
 
+def check_folder(form: str, where: CheckpointRef, listing: Listing) -> None:
+    """Refuse a place that is no folder, and a step in one."""
+    check_no_step(form, where)
+    if listing.kind != FOLDER:
+        raise CheckpointError(f"no such folder{listing.searched}", where=listing.path)
+
+
 def check_no_step(form: str, where: CheckpointRef) -> None:
     """Raise UsageError for a choice among steps, of which the form has but one: the latest."""
     if where.step not in (None, LATEST) or where.suffix is not None:

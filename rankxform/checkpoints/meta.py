@@ -70,9 +70,7 @@ class MetaForm(Form):
     def select(
         self, listing: Listing, where: CheckpointRef, store: Store, rank_filter: RankFilter
     ) -> SelectedFiles:
-        folders.check_no_step(self.name, where)
-        if listing.kind != FOLDER:
-            raise CheckpointError(f"no such folder{listing.searched}", where=listing.path)
+        folders.check_folder(self.name, where, listing)
         matches = [match for name in listing.files if (match := _FILE().fullmatch(name))]
         names = {int(match[1]): match[0] for match in matches}
         missing = sorted({*range(max(names, default=0) + 1)} - {*names})

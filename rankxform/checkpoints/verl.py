@@ -22,7 +22,7 @@ from rankxform.geometry.box import Box, Shape
 from rankxform.layout.names import format_ranges
 from rankxform.planning.catalog import Description
 from rankxform.statements import as_notice
-from rankxform.storage.store import FOLDER, Listing, Store
+from rankxform.storage.store import Listing, Store
 from rankxform.values import pattern_on_use
 
 from . import folders
@@ -49,9 +49,7 @@ class VerlForm(Form):
     def select(
         self, listing: Listing, where: CheckpointRef, store: Store, rank_filter: RankFilter
     ) -> SelectedFiles:
-        folders.check_no_step(self.name, where)
-        if listing.kind != FOLDER:
-            raise CheckpointError(f"no such folder{listing.searched}", where=listing.path)
+        folders.check_folder(self.name, where, listing)
         matches = [match for name in listing.files if (match := _FILE().fullmatch(name))]
         names = {int(match[2]): match[0] for match in matches}
         worlds = sorted({int(match[1]) for match in matches})
