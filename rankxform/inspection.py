@@ -38,7 +38,15 @@ from rankxform.source.open import open_source
 from rankxform.source.place import form_at, list_and_select, listing_at
 from rankxform.source.source import Source
 from rankxform.storage.source_reader import container_of_path, index_file
-from rankxform.storage.store import absolute, address_of, is_litter, is_path
+from rankxform.storage.store import (
+    FILE,
+    NOTHING,
+    absolute,
+    address_of,
+    is_litter,
+    is_path,
+    store_at,
+)
 from rankxform.storage.user_files import SUFFIXES, is_strategy, load_strategy
 
 from .errors import RankxformError, StorageError, StrategyError, UsageError
@@ -59,12 +67,20 @@ def inspect(place: str, pattern: str = DEFAULT_PATTERN) -> dict[str, Any]:
     and CheckpointError or StrategyError for one file that cannot be read; in a folder, such a file
     is listed with its error.
     """
-    looks: tuple[Look, ...] = (_describe_self_describing, _ranks)
+    looks: tuple[Look, ...] = (_object, _describe_self_describing, _ranks)
     if is_path(place):
         place = str(Path(place))
         looks = (_file, _destination, _describe_self_describing, _rank_folders, _folder)
     descriptions = (look(place, pattern) for look in looks)
     return next(description for description in descriptions if description is not None)
+
+
+def _object(place: str, pattern: str) -> Found:
+    """Describe one file at an address."""
+    kind = store_at(place).list("*").kind
+    if kind == NOTHING:
+        raise UsageError("no such file or folder", where=place)
+    return _checkpoint(place) if kind == FILE else None
 
 
 def described_form_at(place: str) -> Form | None:
@@ -294,7 +310,7 @@ def _layout(layout: Layout) -> dict[str, Any]:
     }
 
 
-def _checkpoint(path: Path) -> dict[str, Any]:
+def _checkpoint(path: str | Path) -> dict[str, Any]:
     file_index = index_file(path)
     schema = file_index.schema
     return {

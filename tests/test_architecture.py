@@ -172,9 +172,9 @@ def test_there_is_one_way_in():
             found.setdefault(name, set()).add(str(path.relative_to(PACKAGE)))
     assert found["PosixStore"] == {"storage/store.py"}
     # index, samples: one file, whose name is known; model_files: config.json; companions: what lies where a destination is to be written;
-    # hints: which folders below a place are checkpoints, for a message; user_files, own_companions: a model's small files
+    # hints: which folders below a place are checkpoints, for a message; user_files, own_companions: small files of a model, or of the user; inspection: whether it is one file
     assert found["store_at"] == {"source/place.py", "source/copies.py", "source/hints.py", "publish/files.py",
-                                 "storage/source_reader.py", "storage/user_files.py", "target/model_files.py",
+                                 "storage/source_reader.py", "storage/user_files.py", "target/model_files.py", "inspection.py",
                                  "target/own_companions.py"}  # fmt: skip
     # a destination by its manifest, and shapes for a strategy: no tensor is read
     indexers = {"source/copies.py", "source/written.py", "verbs/strategies.py"}

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -47,7 +47,7 @@ from .posix import (
     suggest_similar_path,
     write_atomically,
 )
-from .store import Store, is_litter, store_at
+from .store import FILE, NOTHING, Store, is_litter, is_path, store_at
 
 if TYPE_CHECKING:
     from rankxform.formats.map_table import MapTable
@@ -71,14 +71,37 @@ def load_strategy(where: str | Strategy | None) -> Strategy:
         return WholeStrategy()
     if where.startswith(SHARD_PREFIX):
         return PatternStrategy.parse(where)
-    metadata_path = metadata_at(Path(where))
-    if metadata_path is not None:
-        from .checkpoint2_metadata import read_checkpoint2_metadata
+    with documents_at(where) as place:
+        metadata_path = metadata_at(place)
+        if metadata_path is not None:
+            from .checkpoint2_metadata import read_checkpoint2_metadata
 
-        return read_checkpoint2_metadata(metadata_path).strategy
-    return merge_records(
-        [read_strategy_file(path) for path in strategy_files_at(Path(where))], where
-    )
+            return read_checkpoint2_metadata(metadata_path).strategy
+        paths = strategy_files_at(place)
+        return merge_records([read_strategy_file(path) for path in paths], where)
+
+
+@contextmanager
+def documents_at(where: str) -> Iterator[Path]:
+    """Yield a path with the small documents that an address names: itself, or copies of them."""
+    if is_path(where):
+        yield Path(where)
+        return
+    from tempfile import TemporaryDirectory
+
+    store = store_at(where)
+    listing = store.list("*")
+    if listing.kind == NOTHING:
+        raise UsageError("no such file or folder", where=where)
+    with TemporaryDirectory(prefix="rankxform-") as folder:
+        place = Path(folder) / listing.name
+        if listing.kind == FILE:
+            place.write_bytes(store.read(""))
+        else:
+            place.mkdir()
+            for name in listing.files:
+                (place / name).write_bytes(store.read(name))
+        yield place
 
 
 def metadata_at(where: Path) -> Path | None:
@@ -383,10 +406,10 @@ def load_map_table(name: str) -> MapTable:
     Raises UsageError.
     """
     if name.endswith(".toml"):
-        path = Path(name)
-        if not path.is_file():
-            raise UsageError("no such mapping table", where=path)
-        return _load(path, str(path), ())
+        with documents_at(name) as path:
+            if not path.is_file():
+                raise UsageError("no such mapping table", where=name)
+            return _load(path, name, ())
     if name not in map_names():
         raise UsageError(
             f"there is no map {name!r}{did_you_mean(name, map_names())}",

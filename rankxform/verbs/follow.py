@@ -421,8 +421,10 @@ def _convert(request: Request, team: Team, on_start: OnStart) -> Report:
 def _watcher(request: Request, settings: FollowSettings) -> _Watcher:
     if request.files is not None:
         raise UsageError("follow finds the files of each step itself", "leave out files")
-    if not is_path(request.src) or request.fallback:
+    if request.fallback:
         raise UsageError("follow looks at one folder", "leave out --fallback")
+    if not is_path(request.src):
+        raise UsageError("follow looks at a folder, and this is an address", where=request.src)
     if Path(absolute(request.dst or "")).is_file():
         raise UsageError("is a file, and DST must be a folder", where=request.dst)
     keep, settle = settings.keep, settings.settle

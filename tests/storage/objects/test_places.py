@@ -246,3 +246,25 @@ def test_a_model_s_small_files_come_along_from_a_bucket(bucket, tmp_path):
     named = ["--map", "qwen3", "--like", bucket.at("hf"), "--src-strategy", ranks[1]]
     converted(tmp_path / "ranks", tmp_path / "again", *named, "--dst-form", "huggingface")
     assert whole(tmp_path / "again") == whole(sample)
+
+
+def test_strategies_and_maps_lie_in_a_bucket_too(bucket, tmp_path):
+    bucket.put_folder(DATA / "unified/src", "src")
+    bucket.put("strategy.ckpt", (DATA / "unified/strategy.ckpt").read_bytes())
+    words = ["--src-strategy", DATA / "unified/strategy.ckpt"]
+    converted(DATA / "unified/src", tmp_path / "a", *words)
+    converted(bucket.at("src"), tmp_path / "b", "--src-strategy", bucket.at("strategy.ckpt"))
+    names = sorted(path.relative_to(tmp_path / "a") for path in tmp_path.glob("a/rank_*/*"))
+    assert names and all(
+        (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
+        for name in names
+    )
+    assert "no such file or folder" in command(
+        "transform", bucket.at("src"), tmp_path / "c", "--src-strategy", bucket.at("none.ckpt")
+    ).stderr  # fmt: skip
+
+
+def test_one_object_is_inspected(published):
+    done = command("inspect", f"{published}/model.safetensors")
+    assert done.returncode == 0 and "model.w" in done.stdout
+    assert "no such file or folder" in command("inspect", f"{published}/nowhere").stderr
