@@ -72,7 +72,7 @@ class ArrayKeywords(DeriveKeywords, total=False):
     accept: str | Sequence[str]
     read_method: str
     costs: Costs | None
-    memory: int
+    memory: int | None
     throttle: int | None
 
 

@@ -17,6 +17,7 @@ from rankxform.operations.options import OperationOptions
 from rankxform.planning.options import SelectionOptions
 from rankxform.publish.options import PublishOptions
 from rankxform.source.options import SourceOptions
+from rankxform.storage.store import storage_of
 
 from .errors import UsageError
 from .options import GROUPS, check_options, option_info, options_of
@@ -65,10 +66,15 @@ class Request(
             raise UsageError(f"prefix {self.prefix!r} must be the start of a file's name")
         if self.prefix is not None and not self.prefix.isprintable():
             raise UsageError(f"prefix {self.prefix!r} has characters that no file's name should")
-        if self.memory < 1 << 20:
+        if self.memory is not None and self.memory < 1 << 20:
             raise UsageError(f"memory of {self.memory} bytes is too little; 1 MiB is the least")
         if self.throttle is not None and not self.throttle >= 1:
             raise UsageError(f"throttle is {self.throttle}; expected a byte a second at least")
+
+    @property
+    def buffers(self) -> int:
+        """Bytes of a process's buffers: what is asked for, or what the source's storage needs."""
+        return self.memory or storage_of(self.src).buffers
 
 
 def _own_option_classes() -> tuple[type, ...]:

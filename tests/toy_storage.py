@@ -48,6 +48,8 @@ class Memory:
     def ranges(self):
         return MemoryRanges(self)
 
+    buffers = 64 << 20
+
     def expect_headers(self, addresses):
         pass
 

@@ -96,7 +96,7 @@ def size_lines(conversion: Conversion, nbytes: int, processes: int) -> list[str]
 
     Whether that is enough is found when the files are made: those of an earlier run are continued.
     """
-    target, memory = conversion.target, conversion.request.memory
+    target, memory = conversion.target, conversion.request.buffers
     if target.dst is None or scheme_of(target.dst) or not nbytes:
         return []
     try:

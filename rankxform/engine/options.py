@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from rankxform.options import AFFECTS_LOAD, GROUP_IO, TYPE_SIZE, choice_of, option
-from rankxform.planning.budget import DEFAULT_MEMORY
 from rankxform.planning.reads import AUTO, COSTS, READ_METHODS, Costs
 from rankxform.values import dataclass
 
@@ -25,9 +24,9 @@ class ReadOptions:
         "some are given, 1G, 1G, 5G, 10G, 100us, 30us, 1)", AFFECTS_LOAD,
         kind=COSTS, metavar="WHAT=VALUE,..",
     )  # fmt: skip
-    memory: int = option(
-        DEFAULT_MEMORY, GROUP_IO, "buffers on each process (default: 64M)", AFFECTS_LOAD,
-        kind=TYPE_SIZE, metavar="SIZE",
+    memory: int | None = option(
+        None, GROUP_IO, "buffers on each process (default: 64M; 512M of a source in object "
+        "storage)", AFFECTS_LOAD, kind=TYPE_SIZE, metavar="SIZE",
     )  # fmt: skip
     throttle: int | None = option(
         None, GROUP_IO, "write at most this many bytes a second, all processes together, and read "

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from rankxform.display.text import format_buffer
 from rankxform.values import NamedTuple
 
-DEFAULT_MEMORY = 64 << 20
 _LARGEST_ARENA, _LEAST_ARENA = 8 << 20, 64 << 10
 _ARENA_IN_FLIGHT = 512 << 10
 _MOST_IN_FLIGHT, _MOST_IN_MEMORY = 12, 4

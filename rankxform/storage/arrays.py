@@ -16,7 +16,7 @@ from rankxform.formats.container import INT4, ITEM_SIZE, Index, Schema, content_
 from rankxform.values import NamedTuple
 
 from .posix import Buffer
-from .store import STORAGE, FileVersion, HeaderReader, Listing, RangeReader, Store
+from .store import STORAGE, USUAL_BUFFERS, FileVersion, HeaderReader, Listing, RangeReader, Store
 
 _NAMES = {name.lower(): name for name in ITEM_SIZE}
 _WORDS = "uiV"
@@ -82,6 +82,8 @@ class ArrayStorage:
     releases: whether arrays are let go of while they are read; the same on all processes, which
     must divide their memory alike.
     """
+
+    buffers = USUAL_BUFFERS
 
     def __init__(self, file: ArrayFile | None, *, releases: bool) -> None:
         self.file, self.releases = file, releases

@@ -193,6 +193,8 @@ class SourceReader:
         if all_at_once:
             memory = sys.maxsize
         self._memory, self._free_requests, self._free_bytes = memory, self.ahead, memory
+        for ranges in self._ranges.values():
+            ranges.announces_within(memory)
         self._announce()
         for ranges in self._ranges.values() if all_at_once else ():
             ranges.all_announced()

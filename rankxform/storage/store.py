@@ -186,6 +186,9 @@ class RangeReader(ABC):
         A system that reads ahead by itself gains nothing (docs/decisions.md, "Tiles").
         """
 
+    def announces_within(self, nbytes: int) -> None:  # noqa: B027
+        """Take note how many bytes will be announced and not read, at most."""
+
     def all_announced(self) -> None:  # noqa: B027
         """Take note that every read was announced; only where nothing announced is kept."""
 
@@ -214,7 +217,10 @@ class Storage(Protocol):
     """A kind of storage, by the scheme of its addresses, such as ``mem`` in ``mem://a/b``.
 
     An address with a scheme is the same for all nodes; at one path each may have other files.
+    buffers: bytes that a process takes to read from it, unless it is told.
     """
+
+    buffers: int
 
     def store(self, place: str) -> Store:
         """Return the place with this address."""
@@ -227,6 +233,7 @@ class Storage(Protocol):
 
 
 _OBJECTS = "rankxform.storage.objects:ObjectStorage"
+USUAL_BUFFERS = 64 << 20
 STORAGE: Registry[Storage] = Registry(dict.fromkeys(("s3", "obs", "gs", "az"), _OBJECTS))
 """Kinds of storage, by scheme; "" are paths of a file system."""
 
@@ -323,6 +330,8 @@ LARGEST_DOCUMENT = 1 << 30
 
 class PosixStorage:
     """Paths of file systems (`Storage`)."""
+
+    buffers = USUAL_BUFFERS
 
     def store(self, place: str) -> Store:
         return PosixStore(Path(place))

@@ -205,7 +205,7 @@ def simulate_cluster(conversion: Conversion, cluster: Cluster) -> PredictedWork:
     operands = None if target.adapter else (source.require_catalog(), reach)
     simulation = workloads_of(planner, assignment, reach, policy, operands)
     planner.transfers(assignment[0])  # so that it counts in the peak memory
-    simulation = replace(simulation, memory=peak_memory() + request.memory)
+    simulation = replace(simulation, memory=peak_memory() + request.buffers)
     return PredictedWork(assignment, groups, simulation, policy)
 
 
@@ -604,7 +604,7 @@ def _simulated(conversion: Conversion, cluster: Cluster) -> tuple[PredictedWork,
         least=least,
         mean=mean,
         largest=largest,
-        buffer_bytes=request.memory,
+        buffer_bytes=request.buffers,
         peak_memory_bytes=simulation.memory,
         notices=target.notices,
         warnings=target.warnings,
@@ -643,7 +643,7 @@ def summarize(conversion: Conversion, work: PredictedWork) -> Plan:
         between_nodes=simulation.between,
         methods=simulation.methods,
         read_latency_bytes=latency,
-        buffer_bytes=request.memory,
+        buffer_bytes=request.buffers,
         shards=tuple(
             FileSummary(
                 planner.content_of_file(file).rank,

@@ -35,6 +35,7 @@ from rankxform.planning.reads import (
 )
 from rankxform.planning.transfers import SliceRange, Transfer, bytes_to_write
 from rankxform.source.source import Source
+from rankxform.storage.store import storage_of
 from rankxform.target.target import Conversion
 from rankxform.transport import Team
 from rankxform.transport.team import OnProgress
@@ -77,7 +78,7 @@ def plan_work(
         return first, planner.transfers(assignment[team.rank], visible)
 
     first, separate = team.agree(plan_transfers)
-    memory = conversion.request.memory
+    memory = conversion.request.memory or storage_of(conversion.request.src).buffers
     if first is not None:
         # The tiles of an exchange follow from memory, and must be the same on all of its processes.
         operand_bytes = first.nbytes
@@ -125,14 +126,14 @@ def _plan_operands(conversion: Conversion, assignment: Assignment, process: int)
     separate = moves.planner.transfers(moves.assignment[process], operand_source.reach.of(process))
     transfers = order_transfers(process, separate, moves.exchanges)
     nbytes = bytes_to_write(transfers)
-    if nbytes > request.memory // 2:
+    if nbytes > request.buffers // 2:
         raise UsageError(
             f"process {process} needs {nbytes:,} bytes of factors or adapters, which are whole",
             f"raise --memory to {-(-2 * nbytes >> 20)}M",
             "put their files where all nodes see them",
             details="some of them are on one node only",
         )
-    return WorkPlan(transfers, policy, bool(moves.exchanges), request.memory - nbytes, nbytes)
+    return WorkPlan(transfers, policy, bool(moves.exchanges), request.buffers - nbytes, nbytes)
 
 
 def _file_by_file(conversion: Conversion, slice_ranges: Sequence[SliceRange]) -> list[Transfer]:

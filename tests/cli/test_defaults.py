@@ -77,7 +77,7 @@ def test_a_file_that_is_named_is_the_only_one(here):
     for flag in (["--config-file", "other.toml"], ["--config-file=other.toml"]):
         options = parse_arguments([*LINE, *flag])
         assert (options.dtype, options.exclude, options.ranks) == ("bf16", ("a", "b"), (0, 2))
-        assert options.memory == 64 << 20
+        assert options.memory is None
 
 
 @pytest.mark.parametrize("flag", ["--src-strategy", "--src-ckpt-strategy", "--src_ckpt_strategy"])

@@ -23,9 +23,8 @@ from rankxform.formats.container import (
 from rankxform.formats.documents import decode_json
 from rankxform.geometry.box import Box
 from rankxform.operations.base import OPERATIONS
-from rankxform.planning.budget import DEFAULT_MEMORY
 from rankxform.planning.reads import READ_METHODS
-from rankxform.storage.store import STORAGE
+from rankxform.storage.store import STORAGE, USUAL_BUFFERS
 from rankxform.values import dataclass
 from tests import reference
 from tests.mpi.conftest import prepare
@@ -238,7 +237,7 @@ def test_a_source_that_is_no_file(kind, method, tmp):
         with pytest.raises(rankxform.UsageError, match="mem://src: holds the files of 4 ranks"):
             rankxform.transform("mem://src", tmp / "other", None, b, **options)
         assert memory.announced
-        assert memory.most <= DEFAULT_MEMORY // 2
+        assert memory.most <= USUAL_BUFFERS // 2
     assert reference.wrong_slices(tmp / "dst", CASE.dst, CASE.params) == []
     for name, layout in CASE.dst[0].items():
         full = reference.full_tensor(name, *CASE.params[name])

@@ -21,6 +21,8 @@ _KEPT_SECONDS = 2.0
 class ObjectStorage:
     """Buckets (`storage.store.Storage`)."""
 
+    buffers = 512 << 20  # of which a half is for requests in flight
+
     def __init__(self) -> None:
         self._places: dict[str, tuple[float, ObjectPlace]] = {}
         self._headers = HeadersAhead(fetch_header)

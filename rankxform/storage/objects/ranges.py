@@ -21,8 +21,8 @@ from .access import Bucket, ObjectAddress
 from .places import ObjectMeta, fill, look_at
 from .workers import IN_FLIGHT, Workers
 
-PIECE = 8 << 20
-"""Bytes of a request, at most."""
+PIECE, _LEAST_PIECE = 8 << 20, 1 << 20
+"""Bytes of a request, at most; and in little memory, where smaller ones are in flight at a time."""
 
 
 class ObjectRanges(RangeReader):
@@ -33,6 +33,7 @@ class ObjectRanges(RangeReader):
     def __init__(self, bucket_of: Callable[[ObjectAddress], Bucket]) -> None:
         self._bucket_of, self._workers = bucket_of, Workers(IN_FLIGHT)
         self._metas: dict[str, ObjectMeta] = {}
+        self._piece = PIECE
         self._begun: deque[tuple[tuple[str, int, int], Any, list[Future[None]]]] = deque()
 
     def version(self, path: str, sparse: bool = False) -> FileVersion:
@@ -41,6 +42,9 @@ class ObjectRanges(RangeReader):
     def version_now(self, path: str) -> FileVersion | None:
         meta = self._look_at(path)
         return meta.version if meta is not None else None
+
+    def announces_within(self, nbytes: int) -> None:
+        self._piece = max(_LEAST_PIECE, min(PIECE, nbytes // IN_FLIGHT))
 
     def announce(self, path: str, offset: int, nbytes: int) -> None:
         room = memoryview(bytearray(nbytes))
@@ -71,8 +75,10 @@ class ObjectRanges(RangeReader):
         client = self._bucket_of(address).client(patient=True)
         fill_part = partial(fill, client, address.key, path, meta)
         return [
-            self._workers.begin(partial(fill_part, offset + start, room[start : start + PIECE]))
-            for start in range(0, len(room), PIECE)
+            self._workers.begin(
+                partial(fill_part, offset + start, room[start : start + self._piece])
+            )
+            for start in range(0, len(room), self._piece)
         ]
 
     def _meta(self, path: str) -> ObjectMeta:

@@ -45,9 +45,9 @@ def is_right(tmp_path):
     )
 
 
-@pytest.mark.parametrize("memory", ["64M", "512M"])
+@pytest.mark.parametrize("memory", [(), ("--memory", "64M"), ("--memory", "4M")])
 def test_each_byte_comes_once_and_no_other(memory, line, ranks, tmp_path):
-    done = converted(*ranks, "--memory", memory, "--json")
+    done = converted(*ranks, *memory, "--json")
     assert is_right(tmp_path)
     read = json.loads(done.stdout)["bytes_read"]
     assert read == CONTENT
@@ -55,10 +55,11 @@ def test_each_byte_comes_once_and_no_other(memory, line, ranks, tmp_path):
     assert read <= sum(n.nbytes for n in gets) <= 1.02 * read + 4 * (64 << 10)
     listings = [n for n in line.noted if "list-type=2" in n.path]
     assert len(listings) == 1, "a prefix is listed once"
-    data = [n for n in gets if n.nbytes >= 1 << 20]
-    assert len(data) == CONTENT / (1 << 20), "one request for each slice of a file"
-    # And of each file its header, four samples, and three looks at its version.
-    assert len(line.noted) <= len(data) + len(listings) + 4 * 9
+    data = [n for n in gets if n.nbytes > 1 << 16]
+    if "4M" not in memory:
+        assert len(data) == CONTENT / (1 << 20), "one request for each slice of a file"
+        # And of each file its header, four samples, and three looks at its version.
+        assert len(line.noted) <= len(data) + len(listings) + 4 * 9
 
 
 def test_an_inspection_takes_two_requests_for_each_file(line, ranks):
