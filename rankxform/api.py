@@ -24,6 +24,7 @@ from rankxform.display.text import format_count
 from rankxform.engine.in_memory import stand_ins
 from rankxform.layout.strategy import Strategy
 from rankxform.planning.selection import source_ranks_needed
+from rankxform.storage.store import ACCESS
 from rankxform.storage.user_files import is_none, load_strategy, merge_stage_files, save_strategy
 from rankxform.transport.launcher import launched_rank, launched_size
 from rankxform.transport.team import Begin
@@ -589,7 +590,10 @@ def _collective(
                     "comm=, a communicator of those that make the call",
                     "the same call on all of them",
                 )
-            outcome = run(processes.agree(ask), processes, begin)
+            request = processes.agree(ask)
+            if request.endpoint_url or request.storage_option or ACCESS.options:
+                processes.agree(lambda: ACCESS.state(request.endpoint_url, request.storage_option))
+            outcome = run(request, processes, begin)
         # On process 0, as the command line does in words; where they are errors, all raise one.
         for text in getattr(outcome, "warnings", ()):
             if processes.bcast(lambda text=text: _is_refused(text)):  # type: ignore[misc]

@@ -104,6 +104,8 @@ class Keywords(LoadKeywords, total=False):
     link: str
     dst_placement: str
     writers: str
+    endpoint_url: str | None
+    storage_option: str | Sequence[str]
     shapes: str | None
     overwrite: bool
     fsync: bool

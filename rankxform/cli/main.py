@@ -26,6 +26,7 @@ from rankxform.errors import (
 )
 from rankxform.options import CONVERSIONS, flags_of
 from rankxform.process import Signals, seconds_since_start
+from rankxform.storage.store import ACCESS
 from rankxform.transport import Team, team
 from rankxform.transport.launcher import before_another_mpi, launched_rank, launched_size
 
@@ -210,6 +211,8 @@ def _describe(error: BaseException) -> tuple[str, int]:
 
 def _run(argv: Sequence[str], processes: Team, signals: Signals) -> int | Program:
     options = processes.bcast(lambda: parse_arguments(argv))
+    if getattr(options, "endpoint_url", None) or getattr(options, "storage_option", ()):
+        ACCESS.state(options.endpoint_url, options.storage_option)
     if getattr(options, "number", None) not in (None, processes.size):
         origins = (d.origin for d in options.defaults if d.words[0].startswith("--processes"))
         raise UsageError(

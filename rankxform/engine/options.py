@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rankxform.options import AFFECTS_LOAD, GROUP_IO, TYPE_SIZE, choice_of, option
+from rankxform.options import AFFECTS_LOAD, GROUP_IO, TYPE_REPEATED, TYPE_SIZE, choice_of, option
 from rankxform.planning.reads import AUTO, COSTS, READ_METHODS, Costs
 from rankxform.values import dataclass
 
@@ -27,6 +27,15 @@ class ReadOptions:
     memory: int | None = option(
         None, GROUP_IO, "buffers on each process (default: 64M; 512M of a source in object "
         "storage)", AFFECTS_LOAD, kind=TYPE_SIZE, metavar="SIZE",
+    )  # fmt: skip
+    # These two are no part of what a conversion is: no manifest and no printed command has them.
+    endpoint_url: str | None = option(
+        None, GROUP_IO, "server of object storage (default: AWS_ENDPOINT_URL)", metavar="URL",
+    )  # fmt: skip
+    storage_option: tuple[str, ...] = option(
+        (), GROUP_IO, "an option of the client of object storage, such as region=eu-west-1; a "
+        "secret is read from a file (KEY=@FILE) or a variable (KEY=$NAME)",
+        kind=TYPE_REPEATED, metavar="KEY=VALUE",
     )  # fmt: skip
     throttle: int | None = option(
         None, GROUP_IO, "write at most this many bytes a second, all processes together, and read "

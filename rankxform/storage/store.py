@@ -18,7 +18,7 @@ from pathlib import Path
 from posixpath import join
 from typing import Any, Protocol
 
-from rankxform.errors import CheckpointError, StorageError
+from rankxform.errors import CheckpointError, StorageError, UsageError
 from rankxform.formats.container import ReadAt
 from rankxform.values import NamedTuple, Registry, dataclass
 
@@ -234,6 +234,50 @@ class Storage(Protocol):
 
 _OBJECTS = "rankxform.storage.objects:ObjectStorage"
 USUAL_BUFFERS = 64 << 20
+_SECRETS = "secret", "token", "password", "key"
+
+
+class Access:
+    """How this process reaches object storage, as the last call said.
+
+    options: by the name that the client has for each.
+    """
+
+    def __init__(self) -> None:
+        self.options: dict[str, str] = {}
+
+    def state(self, endpoint_url: str | None, texts: Sequence[str]) -> None:
+        """Take note of what a call says, in place of what an earlier one said.
+
+        texts: of the form ``KEY=VALUE``; ``@FILE`` is the content of a file, ``$NAME`` a
+        variable's. Raises UsageError, which repeats no value.
+        """
+        options = {} if endpoint_url is None else {"endpoint": endpoint_url}
+        for text in texts:
+            key, equals, value = text.partition("=")
+            key = key.strip().lower()
+            if not equals or not key:
+                raise UsageError(
+                    "--storage-option: expected KEY=VALUE", "--storage-option region=NAME"
+                )
+            if value.startswith("@"):
+                options[key] = read_bytes(Path(value[1:])).decode(errors="replace").strip()
+            elif value.startswith("$"):
+                if value[1:] not in os.environ:
+                    raise UsageError(f"--storage-option {key}: there is no variable {value[1:]}")
+                options[key] = os.environ[value[1:]]
+            elif any(word in key for word in _SECRETS):
+                raise UsageError(
+                    f"--storage-option {key}: everybody on this machine can read a command line",
+                    f"--storage-option {key}=@FILE",
+                    f"--storage-option '{key}=$NAME', a variable of the environment",
+                )
+            else:
+                options[key] = value
+        self.options = options
+
+
+ACCESS = Access()
 STORAGE: Registry[Storage] = Registry(dict.fromkeys(("s3", "obs", "gs", "az"), _OBJECTS))
 """Kinds of storage, by scheme; "" are paths of a file system."""
 

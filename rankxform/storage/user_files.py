@@ -124,10 +124,11 @@ def is_none(where: str | Strategy | None) -> bool:
 
 
 def path_of(where: str | Strategy | None) -> Path | None:
-    """Return the file or folder that `where` names; None for whole tensors, patterns and values."""
+    """Return the file or folder that `where` names; None for whole tensors, patterns, addresses and
+    values."""
     if not isinstance(where, str) or is_none(where) or where.startswith(SHARD_PREFIX):
         return None
-    return Path(where)
+    return Path(where) if is_path(where) else None
 
 
 def strategies_near(folder: Path, ranks: int) -> list[tuple[Path, Strategy]]:

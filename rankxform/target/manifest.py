@@ -239,7 +239,7 @@ def transform_command(conversion: Conversion, processes: int) -> list[str]:
         return []
     names = {o.name for o in all_options() if "transform" in option_info(o).verbs}
     words = _strategy_words(*strategies)
-    words += option_words(request, names - {"costs", "step"})
+    words += option_words(request, names - {"costs", "step", *_NOT_TOLD})
     if step := conversion.source.selected.step_name or request.step:
         words += _words("step", step)
     words += ["-n", str(processes)] if processes > 1 else []
@@ -247,6 +247,8 @@ def transform_command(conversion: Conversion, processes: int) -> list[str]:
     return ["rankxform", "transform", *places, *words]
 
 
+_NOT_TOLD = "endpoint_url", "storage_option"
+"""How object storage is reached is another person's own affair."""
 _PATHS = ("FILE", "FOLDER", "NAME", "PLACE", "STRATEGY")
 """How help calls options that may be paths."""
 

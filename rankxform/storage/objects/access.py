@@ -15,10 +15,12 @@ from configparser import Error as ConfigError
 from datetime import timedelta
 from functools import cache
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 from urllib.parse import urlsplit
 
 from rankxform.errors import UsageError
+from rankxform.storage.store import ACCESS
 from rankxform.values import NamedTuple
 
 S3, OBS, GS, AZ = SCHEMES = "s3", "obs", "gs", "az"
@@ -31,6 +33,13 @@ _VARIABLES = {
 }
 _ENDPOINTS = "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "S3_ENDPOINT", "OBS_ENDPOINT"
 _REGIONS = "AWS_REGION", "AWS_DEFAULT_REGION", "OBS_REGION"
+_STATED = {
+    "endpoint": _ENDPOINTS[0], "region": _REGIONS[0], "access_key_id": "AWS_ACCESS_KEY_ID",
+    "secret_access_key": "AWS_SECRET_ACCESS_KEY", "session_token": "AWS_SESSION_TOKEN",
+    "skip_signature": "AWS_SKIP_SIGNATURE",
+    "virtual_hosted_style_request": "AWS_VIRTUAL_HOSTED_STYLE_REQUEST",
+}  # fmt: skip
+"""By the name of an option the variable that it stands for."""
 _OTHER_CREDENTIALS = (
     "AWS_WEB_IDENTITY_TOKEN_FILE", "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
     "AWS_CONTAINER_CREDENTIALS_FULL_URI",
@@ -118,8 +127,15 @@ def _profile(environment: Mapping[str, str]) -> dict[str, str]:
 class Bucket:
     """A bucket, and clients of it; one of each in a process."""
 
-    def __init__(self, scheme: str, name: str, environment: Mapping[str, str]) -> None:
-        """Raises UsageError where nothing says how to reach it."""
+    def __init__(
+        self,
+        scheme: str,
+        name: str,
+        environment: Mapping[str, str],
+        options: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
+        """options: of the client, beside what the environment says. Raises UsageError where nothing
+        says how to reach it."""
         self.scheme, self.name = scheme, name
         self._options: dict[str, Any] = {}
         self._clients: dict[bool, Any] = {}
@@ -127,11 +143,12 @@ class Bucket:
         self._endpoint = ""
         if scheme in (S3, OBS):
             self._read_s3(environment)
+        self._options |= options
 
     @classmethod
     def of(cls, address: ObjectAddress) -> Bucket:
         """Return the bucket of an address, as this process reaches it."""
-        return _bucket(address.scheme, address.bucket)
+        return _bucket(address.scheme, address.bucket, tuple(sorted(ACCESS.options.items())))
 
     def _read_s3(self, environment: Mapping[str, str]) -> None:
         """Work out endpoint, region and credentials."""
@@ -206,9 +223,11 @@ class Bucket:
         with translated("open", f"{self.scheme}://{self.name}"):
             if self.scheme in (S3, OBS):
                 return stores.S3Store(self.name, **self._options, **settings)
-            return stores.from_url(f"{self.scheme}://{self.name}", **settings)
+            return stores.from_url(f"{self.scheme}://{self.name}", **self._options, **settings)
 
 
 @cache
-def _bucket(scheme: str, name: str) -> Bucket:
-    return Bucket(scheme, name, os.environ)
+def _bucket(scheme: str, name: str, access: tuple[tuple[str, str], ...]) -> Bucket:
+    options = dict(access)
+    variables = {_STATED[key]: options.pop(key) for key in [*options] if key in _STATED}
+    return Bucket(scheme, name, {**os.environ, **variables}, options)

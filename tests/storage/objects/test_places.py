@@ -268,3 +268,55 @@ def test_one_object_is_inspected(published):
     done = command("inspect", f"{published}/model.safetensors")
     assert done.returncode == 0 and "model.w" in done.stdout
     assert "no such file or folder" in command("inspect", f"{published}/nowhere").stderr
+
+
+class TestOptions:
+    """`--endpoint-url` and `--storage-option`."""
+
+    @pytest.fixture
+    def words(self, published, bucket, tmp_path, monkeypatch):
+        for name in servers.environment(0):
+            monkeypatch.delenv(name)
+        (tmp_path / "secret").write_text(f"{servers.SECRET}\n")
+        monkeypatch.setenv("MY_KEY", servers.KEY)
+        url = ["--endpoint-url", f"http://127.0.0.1:{bucket.port}"]
+        keys = [f"secret_access_key=@{tmp_path / 'secret'}", "access_key_id=$MY_KEY"]
+        options = [word for key in keys for word in ("--storage-option", key)]
+        return [published, tmp_path / "dst", "--dst-form", "huggingface", *url, *options]
+
+    @pytest.mark.parametrize("processes", [1, 2])
+    def test_say_how_a_bucket_is_reached(self, processes, words, bucket, tmp_path):
+        done = converted(*words, "--verify", processes=processes)
+        texts = [done.stdout, done.stderr]
+        texts += [p.read_text(errors="replace") for p in tmp_path.glob("dst/**/*") if p.is_file()]
+        assert len(texts) > 3
+        for secret in (
+            servers.SECRET,
+            servers.KEY,
+            str(bucket.port),
+            "MY_KEY",
+            "secret_access_key",
+        ):
+            assert not any(secret in text for text in texts), secret
+
+    def test_a_secret_is_refused_on_the_command_line(self, words):
+        words[-3] = "secret_access_key=hush"
+        done = command("transform", *words)
+        assert done.returncode == 2 and "hush" not in done.stderr + done.stdout
+        assert "--storage-option secret_access_key=@FILE" in done.stderr
+
+    @pytest.mark.parametrize(
+        ("text", "message"),
+        [
+            ("region", "expected KEY=VALUE"), ("region=$NOWHERE", "no variable NOWHERE"),
+            ("token=@/nowhere", "/nowhere"),
+        ],
+    )  # fmt: skip
+    def test_options_that_are_none(self, text, message, words):
+        words[-1] = text
+        done = command("transform", *words)
+        assert done.returncode and message in done.stderr and "Traceback" not in done.stderr
+
+    def test_an_option_that_the_client_does_not_know(self, words):
+        done = command("transform", *words, "--storage-option", "nonsense=1")
+        assert done.returncode and "nonsense" in done.stderr and "Traceback" not in done.stderr
