@@ -34,6 +34,8 @@ _ROWS = (
 )  # fmt: skip
 _COLUMNS = "attention.wo.weight", "feed_forward.w2.weight"
 _WHOLE = "norm.weight", "rope.freqs"
+_HEADS = "attention.wo.weight"
+"""A matrix of as many columns as rows, which tells how many ranks there are."""
 _EMBEDDING, _NORM = "tok_embeddings.weight", "norm.weight"
 _SIZES = {
     "dim": "hidden_size", "n_layers": "num_hidden_layers", "n_heads": "num_attention_heads",
@@ -73,6 +75,9 @@ class MetaForm(Form):
         folders.check_folder(self.name, where, listing)
         matches = [match for name in listing.files if (match := _FILE().fullmatch(name))]
         names = {int(match[1]): match[0] for match in matches}
+        if len(names) < len(matches):
+            text = f"holds {len(matches)} files of {len(names)} ranks"
+            raise CheckpointError(text, "move those of another model away", where=listing.path)
         missing = sorted({*range(max(names, default=0) + 1)} - {*names})
         if missing:
             raise CheckpointError(
@@ -108,8 +113,12 @@ def _boxes(index: Index, rank: int, ranks: int, where: str) -> Iterator[tuple[st
     Raises CheckpointError for a tensor of which it is not known how ranks hold it.
     """
     shapes = dict(zip(index.schema.names, index.schema.shapes))
+    width = next(iter(shapes.get(_NORM, ())), None)
     for name, shape in shapes.items():
         axis = None
+        if name.endswith(_HEADS) and width is not None and shape[-1] * ranks != width:
+            text = f"{ranks} ranks have {shape[-1] * ranks} of {width} columns of {name}"
+            raise CheckpointError(text, "copy the files of all ranks", where=where)
         if ranks > 1 and name == _EMBEDDING:
             axis = _embedding_axis(shape, shapes.get(_NORM), ranks, where)
         elif ranks > 1 and name.endswith((*_ROWS, *_COLUMNS)) and len(shape) == 2:

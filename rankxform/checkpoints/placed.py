@@ -6,12 +6,14 @@ stage, says here which box of which tensor each entry is; nothing behind the cat
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
 from rankxform.errors import CheckpointError
 from rankxform.formats.container import BOX_MARK, DeclaredFile, EntryView, Index
+from rankxform.formats.torch_file import SUMS
 from rankxform.geometry.box import Box, Shape
 from rankxform.planning.catalog import DeclaredBox, Description
 
@@ -40,6 +42,10 @@ def describe_placed(
     by_name: dict[str, list[PlacedEntry]] = {}
     for entry in placed:
         by_name.setdefault(entry.name, []).append(entry)
+    sums = {
+        file: dict(zip(index.schema.names, json.loads(index.metadata.get(SUMS, "[]"))))
+        for file, index in indexes.items()
+    }
     boxes: dict[str, tuple[DeclaredBox, ...]] = {}
     declared: dict[str, tuple[str, Shape]] = {}
     views: dict[int, list[EntryView]] = {file: [] for file in indexes}
@@ -49,6 +55,7 @@ def describe_placed(
             text = f"{name!r} is no name that can be told from a box's"
             raise CheckpointError(text, where=description.source)
         filled = [entry for entry in entries if entry.box.size] or entries[:1]
+        _check_replicas(filled, sums, description.source)
         is_whole = len({entry.box.start for entry in filled}) == 1
         name_boxes = []
         for entry in filled:
@@ -64,3 +71,24 @@ def describe_placed(
         declared[name] = indexes[filled[0].file].dtype(filled[0].entry), shapes[name]
     declared_files = {file: DeclaredFile(tuple(file_views)) for file, file_views in views.items()}
     return replace(description, boxes=boxes, declared=declared, declared_files=declared_files)
+
+
+def _check_replicas(
+    entries: Iterable[PlacedEntry], sums: Mapping[int, Mapping[str, int | None]], source: str
+) -> None:
+    """Refuse ranks that hold the same box and state other CRC-32s of it.
+
+    sums: by file and entry, as far as files state any. Raises CheckpointError.
+    """
+    first_holders: dict[tuple[Shape, int], tuple[int, int]] = {}
+    for entry in entries:
+        crc = sums[entry.file].get(entry.entry)
+        if crc is None:
+            continue
+        first_crc, first_file = first_holders.setdefault(
+            (entry.box.start, entry.first), (crc, entry.file)
+        )
+        if crc != first_crc:
+            text = f"{entry.name!r} is not the same in the files of ranks {first_file} and "
+            text += f"{entry.file}, which should hold it alike"
+            raise CheckpointError(text, "copy the files of one job", where=source)

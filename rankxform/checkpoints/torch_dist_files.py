@@ -21,8 +21,20 @@ from rankxform.values import pattern_on_use
 
 TRANSFORMER_ENGINE, LOCAL = "transformer_engine", "local"
 _LAYER = pattern_on_use(r"(decoder\.layers\.)(?P<number>[0-9]{1,6})\.(?P<inner>.*)")
-_MODEL = "decoder.", "embedding.", "output_layer.", "mtp."
-_MINDFORMERS = ".experts.weight1", ".experts.weight2"
+_IN_LAYER = (
+    r"(?:input|pre_mlp)_layernorm"
+    r"|self_attention\.(?:(?:q|k|kv)_layernorm|linear_(?:qkv|proj|q_proj|(?:q|kv)_(?:down|up)_proj))"
+    r"|mlp\.(?:linear_fc[12]|router|experts\.experts\.linear_fc[12]|shared_experts\.linear_fc[12])"
+)
+_MODEL = pattern_on_use(
+    r"(?:embedding\.(?:word|position)_embeddings|output_layer|decoder\.final_layernorm"
+    rf"|decoder\.layers\.[0-9]+\.(?:{_IN_LAYER})"
+    r"|mtp\.output_layer|mtp\.layers\.[0-9]+\.(?:[eh]norm|eh_proj|final_layernorm)"
+    rf"|mtp\.layers\.[0-9]+\.transformer_layer\.(?:{_IN_LAYER}))"
+    r"\.(?:weight|bias|expert_bias|gate_weight)"
+    r"|(?:decoder|mtp)\.layers\.[0-9]+\.(?:transformer_layer\.)?mlp\.shared_experts\.gate_weight"
+)
+"""What is a weight of a GPTModel of Megatron-Core, in the names of `megatron_names`."""
 _BLOCK = pattern_on_use(
     r"(?P<block>(?:decoder\.layers\.[0-9]+|mtp\.layers\.[0-9]+\.transformer_layer)\.)(?P<inner>.*)"
 )
@@ -35,19 +47,20 @@ NO_STATE = b"\x80\x02]q\x00Na."
 
 def check_names(names: Iterable[str]) -> None:
     """Refuse what is no weight of a Megatron model. Raises CheckpointError."""
-    unknown = [n for n in names if not n.startswith(_MODEL) or n.endswith(_MINDFORMERS)]
+    unknown = [name for name in names if not _MODEL().fullmatch(name)]
     if unknown:
         raise CheckpointError(
             f"{unknown[0]!r} is no weight under Megatron's names{and_more(unknown, 'tensor')}",
             "--weights-only, if it is of an optimizer",
             "--map, if the names are another framework's",
+            "--exclude, if no job asks for it",
         )
 
 
 def stacked_names(shapes: Mapping[str, tuple[str, Shape]]) -> frozenset[str]:
     """Return the names of what is stored as a slice of all layers: of none, unless all are alike.
 
-    shapes: type and shape of each tensor by name.
+    shapes: type and shape of each tensor by name. Raises CheckpointError where types alone differ.
     """
     layers: dict[int, dict[str, tuple[str, Shape]]] = {}
     for name, typed_shape in shapes.items():
@@ -56,6 +69,13 @@ def stacked_names(shapes: Mapping[str, tuple[str, Shape]]) -> frozenset[str]:
     if not layers or sorted(layers) != [*range(len(layers))]:
         return frozenset()
     if any(layer != layers[0] for layer in layers.values()):
+        shapes_alone = [{n: shape for n, (_, shape) in layer.items()} for layer in layers.values()]
+        if all(layer == shapes_alone[0] for layer in shapes_alone):
+            raise CheckpointError(
+                "alike layers are one tensor of a torch_dist folder, and here types differ",
+                "leave out --keep-dtype",
+                "--dtype, which makes them one",
+            )
         return frozenset()
     return frozenset(name for name in shapes if _LAYER().fullmatch(name))
 

@@ -13,7 +13,7 @@ those of vLLM 0.32 and 0.33; `rankxform.operations.serving` makes the tensors.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -186,6 +186,7 @@ class VllmForm(Form):
             "tensor_parallel": strategy.stage_size,
             "pipeline_parallel": stages if stages > 1 else None,
             "expert_parallel": shards_experts,
+            **_naming_told([name for layouts in strategy.stages for name in layouts]),
         }
 
     def owns(self, name: str, file: int) -> bool:
@@ -201,6 +202,32 @@ def _rank_of(name: str) -> tuple[int, int]:
     match = _FILE().fullmatch(name)
     assert match is not None
     return int(match[2] or 0), int(match[1] or match[3] or 0)
+
+
+def _naming_told(names: Sequence[str]) -> dict[str, str | None]:
+    """Return by option a version and a platform that call tensors so; None: the newest of CUDA.
+
+    >>> _naming_told(["model.layers.0.mlp.experts.w2_weight", "x._k_scale", "x.mlp.gate.weight"])
+    {'vllm_version': '0.20', 'platform': None}
+    """
+
+    def is_in_a_name(text: str) -> bool:
+        return any(text in name for name in names)
+
+    if not is_in_a_name("._k_scale"):
+        return {"vllm_version": "0.13", "platform": None}
+    is_latent = is_in_a_name(".kv_b_proj.")
+    if not is_in_a_name(".experts."):
+        is_on_ascend = is_latent and not is_in_a_name(".mla_attn.o_proj.")
+        return {"vllm_version": None, "platform": "ascend" if is_on_ascend else None}
+    if is_in_a_name(".routed_experts."):
+        is_on_ascend = is_in_a_name(".experts._gate.") or (
+            is_latent and not is_in_a_name(".mla_attn.o_proj.")
+        )
+        return {"vllm_version": None, "platform": "ascend" if is_on_ascend else None}
+    earlier = is_in_a_name("._gate.") or is_in_a_name("._shared_experts.")
+    version = "0.23" if is_in_a_name(".runner.gate.") else "0.16" if earlier else "0.20"
+    return {"vllm_version": version, "platform": None}
 
 
 def _layout(ranks: int, axis: int | None, axes: int) -> Layout:

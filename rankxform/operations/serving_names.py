@@ -19,7 +19,7 @@ _FIRST_WITH_SCALARS, _NEWEST = 14, 33
 NEWEST = f"0.{_NEWEST}"
 _RANGES = ((11, 13), (14, 14), (16, 18), (20, 20), (23, 23), (24, _NEWEST))
 """First and last minor versions that call everything alike; others were not looked at."""
-_VERSION = re.compile(r"0\.(\d{1,3})(?:\.\d{1,3})?")
+_VERSION = re.compile(r"0\.([1-9]\d{0,2})(?:\.\d{1,3})?")
 
 _OF_EXPERTS = re.compile(r"\.(mlp|block_sparse_moe)\.(experts|gate)\.|\.mla_attn\.")
 _ROUTED = re.compile(r"\bexperts\.routed_experts\.(w13_weight|w2_weight)$")

@@ -307,7 +307,7 @@ def is_path(address: str) -> bool:
 
 def absolute(address: str) -> str:
     """Return an address with which every process finds the same place, wherever it works."""
-    return str(Path(address).absolute()) if is_path(address) else address
+    return str(Path(address).absolute()) if is_path(address) else address.rstrip("/")
 
 
 def address_of(place: str, name: str) -> str:

@@ -272,3 +272,12 @@ def test_one_ranks_file_alone_is_no_model():
     path = DATA / "megatron/llama/legacy/iter_0000005/mp_rank_00_000/model_optim_rng.pt"
     with pytest.raises(RankxformError, match="name the folder of all ranks"):
         rankxform.load(path)
+
+
+def test_norms_that_differ_between_ranks_are_refused(tmp_path):
+    """They are of two jobs."""
+    name = "decoder.final_layernorm.weight"
+    models = {(0, 0, 0): {name: words(H)}, (1, 0, 0): {name: words(H, first=1)}}
+    with pytest.raises(RankxformError, match="final_layernorm.weight' is not the same") as raised:
+        rankxform.transform(write(tmp_path / "src", models), tmp_path / "dst")
+    assert raised.value.tries and not (tmp_path / "dst").exists()

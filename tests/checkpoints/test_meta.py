@@ -131,6 +131,25 @@ class TestRefusals:
         (src / "consolidated.00.pth").unlink()
         self.refused(src, r"consolidated\.00\.pth.*is missing")
 
+    @pytest.mark.parametrize("ranks", [2, 4])
+    def test_the_last_ranks_are_missing(self, ranks, tmp_path):
+        src = write(tmp_path / "x", model(), ranks)
+        for rank in range(ranks // 2, ranks):
+            (src / f"consolidated.{rank:02}.pth").unlink()
+        self.refused(src, "of 16 columns of layers.0.attention.wo.weight")
+
+    def test_two_files_of_one_rank(self, src):
+        shutil.copy(src / "consolidated.01.pth", src / "consolidated.0001.pth")
+        self.refused(src, "3 files of 2 ranks")
+
+    def test_what_all_ranks_hold_is_not_the_same(self, src):
+        other = {**model(), "layers.1.ffn_norm.weight": np.full(16, 0x3F80, "<u2")}
+        write(src.parent / "other", other, 2)
+        shutil.copy(src.parent / "other/consolidated.01.pth", src)
+        self.refused(
+            src, "'layers.1.ffn_norm.weight' is not the same in the files of ranks 0 and 1"
+        )
+
     def test_heads_of_another_configuration(self, src):
         """The same shapes, of which other rows would be in turn."""
         (src.parent / "config.json").write_text(json.dumps({**CONFIG, "num_attention_heads": 2}))

@@ -196,6 +196,28 @@ class TestRefusals:
         rankxform.transform(tmp_path / "src", tmp_path / "dst", dst_form="torch_dist", **told)
         assert [*read(tmp_path / "dst")[0]] == ["decoder.layers.mlp.linear_fc1.weight"]
 
+    @pytest.mark.parametrize(
+        "name",
+        [
+            "decoder.layers.0.self_attention.linear_q.weight", "decoder.layers.0.mlp.gating.weight",
+            "decoder.layers.0.mlp.linear_fc2.weight.exp_avg", "embedding.tokens.weight",
+            "decoder.layers.0.mlp.experts.weight1",
+        ],
+    )  # fmt: skip
+    def test_names_that_no_job_asks_for(self, name, tmp_path):
+        words = np.full((4, 2), 0x3F800000, "<u4")
+        reference.write_ckpt(tmp_path / "src/rank_0/c.ckpt", {name: ("Float32", words)})
+        self.refused(tmp_path / "src", tmp_path, "is no weight under Megatron's names")
+
+    def test_layers_that_differ_in_type_alone(self, tmp_path):
+        names = [f"decoder.layers.{n}.mlp.linear_fc2.weight" for n in range(2)]
+        words = np.full((4, 2), 0x3F800000, "<u4")
+        reference.write_ckpt(
+            tmp_path / "src/rank_0/c.ckpt", dict.fromkeys(names, ("Float32", words))
+        )
+        told = {"dtype": "bf16", "keep_dtype": (r"layers\.0\.",)}
+        self.refused(tmp_path / "src", tmp_path, "here types differ", **told)
+
     def test_layers_that_differ_keep_their_numbers(self, tmp_path):
         sizes = {
             "decoder.layers.0.mlp.linear_fc2.weight": 4,

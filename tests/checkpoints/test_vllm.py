@@ -346,8 +346,8 @@ def test_earlier_versions_call_the_same_tensors_otherwise(sample, version, tmp_p
         assert sorted(tensors) == NAMES[version][case]
         contents = sorted(d for n, (_, _, d) in newest[file].items() if "_scale" not in n)
         assert contents == sorted(d for n, (_, _, d) in tensors.items() if "_scale" not in n)
-    told = {"vllm_version": version}
-    assert rankxform.verify(sample.src, tmp_path / "dst", **told).same
+    assert rankxform.verify(sample.src, tmp_path / "dst", vllm_version=version).same
+    assert rankxform.verify(sample.src, tmp_path / "dst").same, "names tell the version"
 
 
 def stated_of(case):
@@ -363,6 +363,17 @@ def test_ascend_calls_routers_and_latent_attention_otherwise(sample, tmp_path):
     assert "model.layers.0.self_attn.q_b_proj.weight" in names
     assert not any("mla_attn.q_b_proj" in name for name in names)
     assert rankxform.verify(sample.src, tmp_path / "dst", platform="ascend").same
+    assert rankxform.verify(sample.src, tmp_path / "dst").same
+
+
+@pytest.mark.parametrize(
+    "sample", ["qwen3_moe", "deepseek_v3", "mixtral", "glm4_moe"], indirect=True
+)
+def test_a_version_is_told_by_its_names(sample, tmp_path):
+    for version in ("0.11", "0.14", "0.16", "0.20", "0.23", "0.24"):
+        dst = tmp_path / version
+        sample.convert(sample.src, dst, vllm_version=version)
+        assert rankxform.verify(sample.src, dst).same, version
 
 
 @pytest.mark.parametrize("sample", ["llama", "qwen3_moe"], indirect=True)

@@ -24,7 +24,9 @@ from rankxform.storage.store import ACCESS
 from rankxform.values import NamedTuple
 
 S3, OBS, GS, AZ = SCHEMES = "s3", "obs", "gs", "az"
-_ADDRESS = re.compile(r"(?P<scheme>s3|obs|gs|az)://(?P<bucket>[^/\s]+)(?:/(?P<key>.*))?")
+_ADDRESS = re.compile(
+    r"(?P<scheme>s3|obs|gs|az)://(?P<bucket>[A-Za-z0-9][A-Za-z0-9._-]*)(?:/(?P<key>.*))?"
+)
 _OBS_HOST = re.compile(r"obs\.(?P<region>[a-z0-9-]+)\.myhuaweicloud\.(com|eu)")
 _VARIABLES = {
     "access_key_id": ("AWS_ACCESS_KEY_ID", "S3_ACCESS_KEY_ID", "OBS_ACCESS_KEY_ID"),
@@ -90,7 +92,8 @@ class ObjectAddress(NamedTuple):
         match = _ADDRESS.fullmatch(address)
         key = (match["key"] or "").strip("/") if match else ""
         if match is None or "//" in key or {".", ".."} & {*key.split("/")}:
-            raise UsageError("is no address", "s3://BUCKET/PREFIX", where=address)
+            where = "" if "@" in address else address  # somebody's keys may stand before it
+            raise UsageError("this is no address of a bucket", "s3://BUCKET/PREFIX", where=where)
         return cls(match["scheme"], match["bucket"], key)
 
 
@@ -124,6 +127,20 @@ def _profile(environment: Mapping[str, str]) -> dict[str, str]:
     return entries
 
 
+def _host_of(endpoint: str) -> str:
+    """Return the host of an endpoint. Raises UsageError."""
+    try:
+        parts = urlsplit(endpoint)
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        host = port = None
+    if not host or parts.scheme not in ("http", "https") or port == 0:
+        raise UsageError(
+            "the endpoint of object storage is no URL", "AWS_ENDPOINT_URL=https://HOST"
+        )
+    return host
+
+
 class Bucket:
     """A bucket, and clients of it; one of each in a process."""
 
@@ -139,6 +156,7 @@ class Bucket:
         self.scheme, self.name = scheme, name
         self._options: dict[str, Any] = {}
         self._clients: dict[bool, Any] = {}
+        self._process = os.getpid()
         self.listed: dict[str, Any] = {}  # by key what the last listing said of an object
         self._endpoint = ""
         if scheme in (S3, OBS):
@@ -170,7 +188,7 @@ class Bucket:
         region = _first_of(environment, _REGIONS) or profile.get("region")
         if endpoint and "://" not in endpoint:
             endpoint = f"https://{endpoint}"
-        host = urlsplit(endpoint).hostname or ""
+        host = _host_of(endpoint) if endpoint else ""
         of_obs = _OBS_HOST.fullmatch(host.removeprefix(f"{self.name}."))
         if self.scheme == OBS and not endpoint:
             if region is None:
@@ -180,7 +198,7 @@ class Bucket:
                     where=f"{self.scheme}://{self.name}",
                 )
             endpoint, of_obs = f"https://obs.{region}.myhuaweicloud.com", None
-            host = urlsplit(endpoint).hostname or ""
+            host = _host_of(endpoint)
             of_obs = _OBS_HOST.fullmatch(host)
         if of_obs is not None:  # OBS takes requests to a bucket's own host alone
             region = region or of_obs["region"]
@@ -199,6 +217,11 @@ class Bucket:
 
     def client(self, *, patient: bool) -> Any:
         """Return what obstore's functions take, with retries for work, or for a first contact."""
+        if os.getpid() != self._process:
+            raise UsageError(
+                "object storage was used before this process was forked, and cannot be here",
+                "multiprocessing.get_context('spawn')",
+            )
         if patient not in self._clients:
             self._clients[patient] = self._opened(_PATIENT if patient else _QUICK)
         return self._clients[patient]

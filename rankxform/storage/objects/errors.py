@@ -31,10 +31,6 @@ _KINDS = {
 _UNREACHABLE = "error sending request", "dns error", "Connection refused", "connect error"
 
 
-class ObjectChangedError(StorageError):
-    """An object is another than the one that was listed."""
-
-
 @contextmanager
 def translated(action: str, address: str, part: str = "") -> Iterator[None]:
     """Raise what a request raises as a StorageError. part: the bytes that were meant, in words."""
@@ -52,7 +48,7 @@ def _as_storage_error(error: BaseException, action: str, address: str, part: str
     kind, code = type(error).__name__, _CODE.search(text)
     what, tries = f"cannot {action} it{part}", ["the same command again"]
     if kind == "PreconditionError":
-        return ObjectChangedError(f"{_KINDS[kind][0]}{part}", _KINDS[kind][1], where=address)
+        return StorageError(f"{_KINDS[kind][0]}{part}", _KINDS[kind][1], where=address)
     if code is not None:
         what = f"{what}: {code[1]}"
         tries = [*_TRIES.get(code[1], tries)]

@@ -177,7 +177,7 @@ class TestRefusals:
         "address", ["s3://", "s3:///x", "s3://models/a//b", "s3://models/../b"]
     )
     def test_addresses_that_are_none(self, published, address):
-        assert "is no address" in refused("inspect", address)
+        assert "no address of a bucket" in refused("inspect", address)
 
 
 def test_a_profile_has_keys_and_an_endpoint(published, bucket, tmp_path, monkeypatch):
@@ -320,3 +320,41 @@ class TestOptions:
     def test_an_option_that_the_client_does_not_know(self, words):
         done = command("transform", *words, "--storage-option", "nonsense=1")
         assert done.returncode and "nonsense" in done.stderr and "Traceback" not in done.stderr
+
+
+class TestFoundByReview:
+    def test_a_folder_with_an_empty_object_says_so(self, published, bucket, tmp_path):
+        bucket.put("hf/model.safetensors", b"")
+        for words in (("inspect", published), ("transform", published, tmp_path / "dst")):
+            done = command(*words)
+            assert "InvalidRange" not in done.stderr + done.stdout
+            assert "empty" in done.stderr + done.stdout
+
+    @pytest.mark.parametrize("url", ["http://[::", "ftp://x", "garbage://", "http://"])
+    def test_an_endpoint_that_is_no_url(self, url, published):
+        first = refused("inspect", published, environ={"AWS_ENDPOINT_URL": url})
+        assert "is no URL" in first
+
+    def test_keys_in_an_address_are_not_repeated(self, published):
+        done = command("inspect", f"s3://{servers.KEY}:{servers.SECRET}@models/hf")
+        assert done.returncode == 2 and servers.SECRET not in done.stderr + done.stdout
+        assert "no address of a bucket" in done.stderr
+
+    def test_a_forked_process_is_refused(self, published):
+        """Its requests would never be answered."""
+        program = """if True:
+            import os, sys, rankxform
+            rankxform.load(sys.argv[1], progress=False)
+            if os.fork() == 0:
+                try:
+                    rankxform.load(sys.argv[1], progress=False)
+                except rankxform.UsageError as error:
+                    os._exit(7 if "forked" in str(error) else 1)
+                os._exit(2)
+            sys.exit(os.waitstatus_to_exitcode(os.wait()[1]))"""
+        line = [sys.executable, "-W", "ignore", "-c", program, published]
+        assert subprocess.run(line, timeout=60, check=False).returncode == 7
+
+    def test_a_slash_at_the_end_is_none(self, published):
+        done = command("inspect", f"{published}/")
+        assert done.returncode == 0 and "hf//" not in done.stdout

@@ -95,7 +95,7 @@ def test_an_object_that_is_replaced_meanwhile_is_refused(line, ranks, bucket, tm
 
     line.on_get = replace
     done = command("transform", *ranks, "--no-fsync", "--memory", "4M")
-    assert done.returncode and "Traceback" not in done.stderr
+    assert done.returncode == 4 and "Traceback" not in done.stderr
     assert "rank_2/checkpoint_2.safetensors" in done.stderr and "replaced" in done.stderr
     assert not [*tmp_path.glob("dst/**/*.safetensors")]
 
