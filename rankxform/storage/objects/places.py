@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from typing import Any
+
+import numpy as np
 
 from rankxform.errors import CheckpointError, StorageError, UsageError
 from rankxform.storage.store import (
@@ -157,7 +160,7 @@ class ObjectPlace(Store):
         """Return a range of an object as it was listed. Raises StorageError."""
         key = "/".join(filter(None, (self._address.key, name)))
         data, client = bytearray(nbytes), self._bucket.client(patient=True)
-        fill(client, key, self._address_of(name), meta, offset, memoryview(data))
+        fill(client, key, self._address_of(name), meta, offset, [np.frombuffer(data, np.uint8)])
         return bytes(data)
 
 
@@ -170,9 +173,14 @@ def look_at(bucket: Bucket, address: ObjectAddress) -> ObjectMeta | None:
             return None
 
 
-def fill(client: Any, key: str, path: str, meta: ObjectMeta, offset: int, room: Any) -> None:
-    """Fill `room` with a range of an object that is still what `meta` says. Raises StorageError."""
-    nbytes, filled_bytes = len(room), 0
+def fill(
+    client: Any, key: str, path: str, meta: ObjectMeta, offset: int, rooms: Sequence[Any]
+) -> None:
+    """Fill rooms, one after another, with a range of an object that is still what `meta` says.
+
+    Raises StorageError.
+    """
+    nbytes, filled_bytes, unfilled = sum(map(len, rooms)), 0, deque(rooms)
     part = f" (bytes {offset} to {offset + nbytes - 1})"
     if nbytes <= 0:
         return
@@ -187,9 +195,15 @@ def fill(client: Any, key: str, path: str, meta: ObjectMeta, offset: int, room: 
                 text = f"was replaced while it was read{part}"
                 raise StorageError(text, "the same command again", where=path)
             for chunk in answer.stream(min_chunk_size=_LEAST_CHUNK):
-                data = memoryview(chunk)[: nbytes - filled_bytes]
-                room[filled_bytes : filled_bytes + len(data)] = data
+                data = np.frombuffer(chunk, np.uint8)[: nbytes - filled_bytes]
                 filled_bytes += len(data)
+                while len(data):
+                    room = unfilled.popleft()
+                    length = min(len(room), len(data))
+                    room[:length] = data[:length]
+                    data = data[length:]
+                    if length < len(room):
+                        unfilled.appendleft(room[length:])
         if filled_bytes == nbytes:
             return
     text = f"the answer ended after {filled_bytes} of {nbytes} bytes{part}"

@@ -13,6 +13,8 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 from rankxform.errors import CheckpointError
 from rankxform.storage.posix import Buffer
 from rankxform.storage.store import FileVersion, RangeReader
@@ -25,16 +27,39 @@ PIECE, _LEAST_PIECE = 8 << 20, 1 << 20
 """Bytes of a request, at most; and in little memory, where smaller ones are in flight at a time."""
 
 
+class RangeRequest:
+    """Ranges of an object that follow each other, and are fetched as one. futures: None until they
+    are."""
+
+    def __init__(self, path: str, offset: int) -> None:
+        self.path, self.offset = path, offset
+        self.rooms: list[Any] = []
+        self.futures: list[Future[None]] | None = None
+
+    @property
+    def nbytes(self) -> int:
+        return sum(map(len, self.rooms))
+
+    @property
+    def stop(self) -> int:
+        """The byte of the object behind its last."""
+        return self.offset + self.nbytes
+
+
 class ObjectRanges(RangeReader):
     """Objects that this process reads; what is announced is fetched before it is asked for."""
 
-    ahead = IN_FLIGHT
+    ahead = 4 * IN_FLIGHT  # of which neighbours are one request
 
     def __init__(self, bucket_of: Callable[[ObjectAddress], Bucket]) -> None:
         self._bucket_of, self._workers = bucket_of, Workers(IN_FLIGHT)
         self._metas: dict[str, ObjectMeta] = {}
         self._piece = PIECE
-        self._begun: deque[tuple[tuple[str, int, int], Any, list[Future[None]]]] = deque()
+        # By size what was read: fresh memory costs as much as a copy.
+        self._rooms: dict[int, list[Any]] = {}
+        self._kept_bytes = 0
+        self._open: dict[str, RangeRequest] = {}  # by path, that which may grow
+        self._begun: deque[tuple[tuple[str, int, int], Any, RangeRequest]] = deque()
 
     def version(self, path: str, sparse: bool = False) -> FileVersion:
         return self._meta(path).version
@@ -47,39 +72,68 @@ class ObjectRanges(RangeReader):
         self._piece = max(_LEAST_PIECE, min(PIECE, nbytes // IN_FLIGHT))
 
     def announce(self, path: str, offset: int, nbytes: int) -> None:
-        room = memoryview(bytearray(nbytes))
-        self._begun.append(((path, offset, nbytes), room, self._fetch(path, offset, room)))
+        request = self._open.get(path)
+        if request is not None and (request.stop != offset or request.nbytes >= self._piece):
+            self._begin(request)
+            request = None
+        if request is None:
+            request = self._open[path] = RangeRequest(path, offset)
+        if self._rooms.get(nbytes):
+            room = self._rooms[nbytes].pop()
+            self._kept_bytes -= nbytes
+        else:
+            room = np.empty(nbytes, np.uint8)
+        request.rooms.append(room)
+        self._begun.append(((path, offset, nbytes), room, request))
+        if request.nbytes >= self._piece:
+            self._begin(request)
 
     def read(self, path: str, offset: int, room: Buffer, sparse: bool = False) -> None:
         byte_range = path, offset, len(room)
         while any(byte_range == first for first, _, _ in self._begun):
-            announced_range, data, futures = self._begun.popleft()
-            for future in futures:
+            announced_range, data, request = self._begun.popleft()
+            if request.futures is None:  # nothing more was announced that goes with it
+                for open_request in [*self._open.values()]:
+                    self._begin(open_request)
+            for future in request.futures or ():
                 future.result()
             if announced_range == byte_range:
-                room[:] = data
+                room[:] = memoryview(data)
+            if self._kept_bytes + len(data) <= IN_FLIGHT * self._piece:
+                self._rooms.setdefault(len(data), []).append(data)
+                self._kept_bytes += len(data)
+            if announced_range == byte_range:
                 return
-        for future in self._fetch(path, offset, memoryview(room)):
+        request = RangeRequest(path, offset)
+        request.rooms.append(np.frombuffer(room, np.uint8))
+        self._begin(request)
+        for future in request.futures or ():
             future.result()
 
     def close(self) -> None:
-        for _, _, futures in self._begun:
-            for future in futures:
+        for _, _, request in self._begun:
+            for future in request.futures or ():
                 future.cancel()
         self._begun.clear()
+        self._open.clear()
+        self._rooms.clear()
+        self._kept_bytes = 0
         self._workers.end()
 
-    def _fetch(self, path: str, offset: int, room: Any) -> list[Future[None]]:
-        """Begin to fill `room`, piece by piece."""
-        meta, address = self._meta(path), ObjectAddress.of(path)
+    def _begin(self, request: RangeRequest) -> None:
+        """Begin to fill the rooms of a request, a large one piece by piece."""
+        self._open.pop(request.path, None)
+        path, meta, address = request.path, self._meta(request.path), ObjectAddress.of(request.path)
         client = self._bucket_of(address).client(patient=True)
-        fill_part = partial(fill, client, address.key, path, meta)
-        return [
-            self._workers.begin(
-                partial(fill_part, offset + start, room[start : start + self._piece])
-            )
-            for start in range(0, len(room), self._piece)
-        ]
+        part = partial(fill, client, address.key, path, meta)
+        begin, rooms, offset = self._workers.begin, request.rooms, request.offset
+        if len(rooms) > 1:
+            request.futures = [begin(partial(part, offset, rooms))]
+            return
+        (room,) = rooms
+        starts = range(0, len(room), self._piece)
+        pieces = ((start, room[start : start + self._piece]) for start in starts)
+        request.futures = [begin(partial(part, offset + start, [piece])) for start, piece in pieces]
 
     def _meta(self, path: str) -> ObjectMeta:
         if path not in self._metas:

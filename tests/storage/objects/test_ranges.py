@@ -56,8 +56,9 @@ def test_each_byte_comes_once_and_no_other(memory, line, ranks, tmp_path):
     listings = [n for n in line.noted if "list-type=2" in n.path]
     assert len(listings) == 1, "a prefix is listed once"
     data = [n for n in gets if n.nbytes > 1 << 16]
+    assert len({(n.path, n.start) for n in data}) == len(data), "no range is asked for twice"
     if "4M" not in memory:
-        assert len(data) == CONTENT / (1 << 20), "one request for each slice of a file"
+        assert len(data) <= CONTENT / (1 << 20), "at most one request for each slice of a file"
         # And of each file its header, four samples, and three looks at its version.
         assert len(line.noted) <= len(data) + len(listings) + 4 * 9
 
