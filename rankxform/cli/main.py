@@ -212,7 +212,7 @@ def _describe(error: BaseException) -> tuple[str, int]:
 def _run(argv: Sequence[str], processes: Team, signals: Signals) -> int | Program:
     options = processes.bcast(lambda: parse_arguments(argv))
     if getattr(options, "endpoint_url", None) or getattr(options, "storage_option", ()):
-        ACCESS.state(options.endpoint_url, options.storage_option)
+        processes.agree(lambda: ACCESS.state(options.endpoint_url, options.storage_option))
     if getattr(options, "number", None) not in (None, processes.size):
         origins = (d.origin for d in options.defaults if d.words[0].startswith("--processes"))
         raise UsageError(

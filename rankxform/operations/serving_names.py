@@ -13,8 +13,7 @@ from collections.abc import Callable
 
 from rankxform.errors import UsageError
 
-CUDA, ASCEND = "cuda", "ascend"
-PLATFORMS = CUDA, ASCEND
+ASCEND = "ascend"
 _FIRST_WITH_SCALARS, _NEWEST = 14, 33
 NEWEST = f"0.{_NEWEST}"
 _RANGES = ((11, 13), (14, 14), (16, 18), (20, 20), (23, 23), (24, _NEWEST))

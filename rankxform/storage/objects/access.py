@@ -23,7 +23,9 @@ from rankxform.errors import UsageError
 from rankxform.storage.store import ACCESS
 from rankxform.values import NamedTuple
 
-S3, OBS, GS, AZ = SCHEMES = "s3", "obs", "gs", "az"
+from .errors import translated
+
+S3, OBS = "s3", "obs"
 _ADDRESS = re.compile(
     r"(?P<scheme>s3|obs|gs|az)://(?P<bucket>[A-Za-z0-9][A-Za-z0-9._-]*)(?:/(?P<key>.*))?"
 )
@@ -188,8 +190,6 @@ class Bucket:
         region = _first_of(environment, _REGIONS) or profile.get("region")
         if endpoint and "://" not in endpoint:
             endpoint = f"https://{endpoint}"
-        host = _host_of(endpoint) if endpoint else ""
-        of_obs = _OBS_HOST.fullmatch(host.removeprefix(f"{self.name}."))
         if self.scheme == OBS and not endpoint:
             if region is None:
                 raise UsageError(
@@ -197,9 +197,9 @@ class Bucket:
                     "export OBS_ENDPOINT=https://obs.REGION.myhuaweicloud.com",
                     where=f"{self.scheme}://{self.name}",
                 )
-            endpoint, of_obs = f"https://obs.{region}.myhuaweicloud.com", None
-            host = _host_of(endpoint)
-            of_obs = _OBS_HOST.fullmatch(host)
+            endpoint = f"https://obs.{region}.myhuaweicloud.com"
+        host = _host_of(endpoint) if endpoint else ""
+        of_obs = _OBS_HOST.fullmatch(host.removeprefix(f"{self.name}."))
         if of_obs is not None:  # OBS takes requests to a bucket's own host alone
             region = region or of_obs["region"]
             if not host.startswith(f"{self.name}."):
@@ -227,8 +227,6 @@ class Bucket:
         return self._clients[patient]
 
     def _opened(self, retries: tuple[float, ...]) -> Any:
-        from .errors import translated
-
         stores = library().store
         of_client = {
             "allow_http": self._endpoint.startswith("http://"),

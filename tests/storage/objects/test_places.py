@@ -119,10 +119,9 @@ def test_ranks_are_read_by_several_processes(processes, bucket, tmp_path):
     bucket.put_folder(src, "src")
     strategies = ["--src-strategy", a, "--dst-strategy", b]
     converted(src, tmp_path / "x", *strategies)
-    done = converted(bucket.at("src"), tmp_path / "y", *strategies, "--verify", processes=processes)
+    converted(bucket.at("src"), tmp_path / "y", *strategies, "--verify", processes=processes)
     for path in sorted((tmp_path / "x").rglob("*.safetensors")):
         assert (tmp_path / "y" / path.relative_to(tmp_path / "x")).read_bytes() == path.read_bytes()
-    assert "same" in done.stdout or done.stdout
 
 
 @pytest.fixture

@@ -79,7 +79,13 @@ def test_broken_answers_are_asked_for_again(action, line, ranks, tmp_path):
 def test_a_listing_that_is_refused_once_is_asked_for_again(line, ranks, tmp_path):
     line.rules = [("list-type=2", proxy.BUSY)]
     converted(*ranks)
+    assert not line.rules and is_right(tmp_path)
+
+
+def test_a_prefix_is_listed_by_one_process(line, ranks, tmp_path):
+    converted(*ranks, processes=2)
     assert is_right(tmp_path)
+    assert len([n for n in line.noted if "list-type=2" in n.path]) == 1
 
 
 def test_an_object_that_is_replaced_meanwhile_is_refused(line, ranks, bucket, tmp_path):
