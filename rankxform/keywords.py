@@ -108,6 +108,7 @@ class Keywords(LoadKeywords, total=False):
     storage_option: str | Sequence[str]
     shapes: str | None
     overwrite: bool
+    no_lock: bool
     fsync: bool
     crc: bool
     verify: bool

@@ -73,8 +73,8 @@ class Request(
 
     @property
     def buffers(self) -> int:
-        """Bytes of a process's buffers: what is asked for, or what the source's storage needs."""
-        return self.memory or storage_of(self.src).buffers
+        """Bytes of a process's buffers: what is asked for, or what storage needs on both sides."""
+        return self.memory or max(storage_of(place).buffers for place in (self.src, self.dst or ""))
 
 
 def _own_option_classes() -> tuple[type, ...]:

@@ -42,7 +42,7 @@ PAIRS = [{name: ([2], layout[1], 0, 0) for name, layout in ROWS[0].items()}]
 # a large model, MindFormers' configurations.
 ELSEWHERE = (
     "launch", "/rxlocal", "--simulate", "node{rank}", "demo-data", "ranktable", "llama2_7b.ckpt",
-    "train.yaml", "output", "rank_table",
+    "train.yaml", "output", "rank_table", "s3://bucket/new",
 )  # fmt: skip
 
 

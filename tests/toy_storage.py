@@ -87,6 +87,9 @@ class MemoryStore(Store):
     def has(self, name):
         return self._address(name) in self._memory.files
 
+    def version(self, name):
+        return FileVersion(len(self.read(name)), 1) if self.has(name) else None
+
     @contextmanager
     def open(self, name):
         data = self._memory.get(self._address(name))

@@ -109,6 +109,12 @@ COMMANDS: dict[str, Command] = {
             epilog="With --step A,B only these steps are converted.",
         ),
         Command(
+            "clean", "Remove what a stopped conversion left in DST, and keep what is complete.",
+            "rankxform clean new_ckpt",
+            (Place("dst", "DST", "folder, or address, of the conversion"),),
+            takes=("endpoint_url", "storage_option", options.Json),
+        ),
+        Command(
             "plan", "Print what would be read, written and held; read headers and samples alone.",
             f"rankxform plan output/checkpoint \\\n      {_STRATEGIES}",
             (_SRC, _DST._replace(title="[DST]")), "plan",
@@ -174,7 +180,8 @@ COMMANDS: dict[str, Command] = {
             "rankxform inspect output",
             (Place("path", "PATH", "a checkpoint file or folder, or a strategy"),),
             takes=(options.Inspecting, options.Matrices, options.SourceStrategy, "src_pattern",
-                   "step", "suffix", "fallback", "map", "config", options.Json),
+                   "step", "suffix", "fallback", "map", "config", "endpoint_url", "storage_option",
+                   options.Json),
         ),
         Command(
             "hostfile", "Print a hostfile made from an HCCL rank table.",

@@ -8,7 +8,7 @@ from functools import cached_property, partial
 from math import prod
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -99,11 +99,6 @@ class PageWriter:
         self._behind, self._begun = is_write_behind, 0
         self.written = 0
 
-    @property
-    def room(self) -> int:
-        """Bytes that the buffer can hold."""
-        return len(self._buffer)
-
     def put(self, offset: int, data: Buffer, head: Buffer = _NOTHING) -> None:
         """Write `data` at `offset`, and `head` right before it; both may stay in the buffer until
         `flush`."""
@@ -168,32 +163,40 @@ def file_sinks(
     on, for files that are synced in the end.
     """
     buffers = memoryview(bytearray(room * len(outputs)))
+    rooms = (buffers[i * room : (i + 1) * room] for i in range(len(outputs)))
     return {
-        file: FileSink(output, parts, buffers[i * room : (i + 1) * room], is_write_behind)
-        for i, (file, output) in enumerate(outputs.items())
+        file: FileSink(output.layout, PageWriter(output.part, parts, buffer, is_write_behind))
+        for (file, output), buffer in zip(outputs.items(), rooms)
     }
+
+
+class FileWriter(Protocol):
+    """Where the bytes of one file go, by their places in it."""
+
+    written: int  # bytes so far
+
+    def put(self, offset: int, data: Buffer, head: Buffer = _NOTHING) -> None:
+        """Take `data` for `offset`, and `head` for right before it."""
+
+    def share(self, offset: int, source: Position, nbytes: int) -> bool:
+        """Take blocks of another file for `offset`, if that is possible; tell whether it is."""
+
+    def flush(self) -> None:
+        """Write what is held back."""
 
 
 class FileSink:
     """One destination file while it is written (`rankxform.engine.pipeline.Sink`)."""
 
-    def __init__(
-        self, output: OutputFile, parts: Descriptors, buffer: Buffer, is_write_behind: bool
-    ) -> None:
-        layout = output.layout
+    def __init__(self, layout: FileLayout, writer: FileWriter) -> None:
         self._spans, self._heads, self._tails = layout.spans, layout.heads, layout.tails
         self._shares = not layout.tails  # until the file system does not
         self._crcs: dict[str, ScatteredCrc] = {}  # of tensors with a tail, until all is put
-        self._writer = PageWriter(output.part, parts, buffer, is_write_behind)
+        self._writer = writer
 
     @property
     def bytes_put(self) -> int:
         return self._writer.written
-
-    @property
-    def room(self) -> int:
-        """Bytes that its buffer can hold back."""
-        return self._writer.room
 
     def put(self, name: str, start: int, data: Buffer) -> None:
         """Write content of `name` from its content byte `start` on."""

@@ -41,6 +41,9 @@ Done = Mapping[int, Set[str]]
 
 NOTHING: Done = {}
 
+Units = Mapping[int, Sequence[Sequence[int]]]
+"""By destination file the positions of slices that one process must write."""
+
 
 class Writers(NamedTuple):
     """Which processes may write which files of a destination."""
@@ -55,13 +58,21 @@ class Writers(NamedTuple):
 
 
 def assignment_of(
-    planner: Planner, files: Sequence[int], writers: Writers, complete_names: Done = NOTHING
+    planner: Planner,
+    files: Sequence[int],
+    writers: Writers,
+    complete_names: Done = NOTHING,
+    units: Units | None = None,
 ) -> Assignment:
     """Return for each process the slice ranges of destination `files` that it writes.
 
     The only place where that is decided, for plans, simulations and conversions. Every slice of
-    every file is in exactly one range.
+    every file is in exactly one range. units: what is not divided between processes, if files may
+    not be cut anywhere.
     """
+    if units is not None:
+        anywhere = assignment_of(planner, files, writers, complete_names)
+        return _in_units(anywhere, units, _sizes(planner, files, complete_names))
     reach = (
         _share_among_nodes(planner, files, writers.reach, complete_names)
         if writers.one_node
@@ -107,6 +118,29 @@ def _assign(
         if lowest <= _TOLERANCE * lower_bound:
             break
     return best
+
+
+def _in_units(assignment: Assignment, units: Units, sizes: Mapping[int, list[int]]) -> Assignment:
+    """Return an assignment that gives each unit to the process that has most of it."""
+    ranges_by_file: dict[int, list[tuple[SliceRange, int]]] = {}
+    for process, slice_ranges in enumerate(assignment):
+        for slice_range in slice_ranges:
+            ranges_by_file.setdefault(slice_range.file, []).append((slice_range, process))
+    pieces: list[list[tuple[int, int]]] = [[] for _ in assignment]
+    for file, ranges in ranges_by_file.items():
+        process_of = dict[int, int]()
+        for part, process in ranges:
+            process_of.update(dict.fromkeys(range(part.first, part.stop), process))
+        whole_units = list[tuple[int, int]]()
+        for positions in units[file]:
+            weights = Counter[int]()
+            for position in positions:
+                weights[process_of[position]] += sizes[file][position] + 1
+            owner = max(sorted(weights), key=weights.__getitem__)
+            whole_units += ((position, owner) for position in positions)
+        for position, owner in sorted(whole_units):
+            pieces[owner].append((file, position))
+    return [*map(_slice_ranges, pieces)]
 
 
 def _share_among_nodes(

@@ -18,19 +18,18 @@ from typing import TYPE_CHECKING, Any
 from rankxform.checkpoints.base import DEFAULT_FORM, FORMS
 from rankxform.errors import StorageError
 from rankxform.layout.names import first_texts
-from rankxform.storage.identity import sample_digest
+from rankxform.storage.identity import sample_at, sample_digest
 from rankxform.storage.posix import (
     CANNOT,
+    AnyPath,
     create,
     make_folder,
-    open_for_reading,
-    range_reader,
     read_bytes,
     remove_if_possible,
     unique_name,
     write_atomically,
 )
-from rankxform.storage.store import store_at
+from rankxform.storage.store import FOLDER, Store, address_of, store_at
 from rankxform.transport.team import Nodes
 from rankxform.values import blake2b
 
@@ -76,6 +75,12 @@ def stat_or_none(path: Path) -> FileStat | None:
     }
 
 
+def stat_at(address: str) -> FileStat | None:
+    """Return the facts of a file, through links and wherever it is; None if there is none."""
+    version = store_at(address).version("")
+    return None if version is None else dict(version._asdict())
+
+
 def status_of_name(path: Path) -> os.stat_result | None:
     try:
         return path.lstat()
@@ -91,7 +96,7 @@ def is_noted_part_file(path: Path, noted_part: PartFile | None, size: int) -> bo
     return (status.st_ino, status.st_nlink) == (noted_part.inode, 1) and status.st_size >= size
 
 
-def is_unchanged(path: Path, file_entry: Mapping[str, Any], file_stat: FileStat) -> bool:
+def is_unchanged(path: AnyPath, file_entry: Mapping[str, Any], file_stat: FileStat) -> bool:
     """Tell whether a file is the one that a manifest lists: its size and samples decide.
 
     Nothing is read where no time was changed either.
@@ -99,7 +104,7 @@ def is_unchanged(path: Path, file_entry: Mapping[str, Any], file_stat: FileStat)
     if matches_entry(file_entry, file_stat, "inode", "size", "modified", "changed"):
         return True
     has_size = file_entry.get("size") == file_stat["size"]
-    return has_size and file_entry.get("sample") == sample_digest(path)
+    return has_size and file_entry.get("sample") == sample_at(str(path))
 
 
 def matches_entry(file_entry: Mapping[str, Any], file_stat: FileStat | None, *keys: str) -> bool:
@@ -312,11 +317,12 @@ def set_mark(path: Path, content: bytes, *, durable: bool) -> None:
         write_atomically(path, content, durable=durable)
 
 
-def means(present_mark: bytes, mark: bytes, step_folder: Path) -> bool:
+def means(present_mark: bytes, mark: bytes, step_folder: str) -> bool:
     """Tell whether a mark that is there leads readers to a step's folder, or to a later one's."""
     present_step, step = _number(present_mark), _number(mark)
-    name = re.sub(r"\d+$", lambda digits: f"{present_step:0{len(digits[0])}}", step_folder.name)
-    return present_step == step or (present_step > step and step_folder.with_name(name).is_dir())
+    later = re.sub(r"\d+$", lambda digits: f"{present_step:0{len(digits[0])}}", step_folder)
+    is_there = present_step > step and store_at(later).list("*").kind == FOLDER
+    return present_step == step or is_there
 
 
 def _number(mark: bytes) -> int:
@@ -325,9 +331,13 @@ def _number(mark: bytes) -> int:
 
 
 def _digest_of(path: Path) -> str:
-    with open_for_reading(path) as (fd, status):
-        read_at, state = range_reader(fd, path), blake2b(digest_size=_DIGEST)
-        for start in range(0, status.st_size, _BLOCK):
+    return _digest_at(store_at(str(path)), "")
+
+
+def _digest_at(store: Store, name: str) -> str:
+    with store.open(name) as (read_at, version):
+        state = blake2b(digest_size=_DIGEST)
+        for start in range(0, version.size, _BLOCK):
             state.update(read_at(start, _BLOCK))
     return state.hexdigest()
 
@@ -337,46 +347,47 @@ def digest_of(content: bytes) -> str:
     return blake2b(content, digest_size=_DIGEST).hexdigest()
 
 
-def copied(folder: Path, record: Mapping[str, Any]) -> frozenset[str]:
-    """Return the small files of a model that are as they were copied into a folder."""
+def copied(place: AnyPath, record: Mapping[str, Any]) -> frozenset[str]:
+    """Return the small files of a model that are as they were copied to a place."""
     digests_by_name, listed = record.get("beside", {}), record.get("copied", ())
     if not isinstance(digests_by_name, dict) or not isinstance(listed, (list, tuple)):
         return frozenset()
     copied_digests = {n: d for n, d in digests_by_name.items() if n in listed and Path(n).name == n}
-    paths_by_name = {name: folder / name for name in copied_digests}
+    store = store_at(str(place))
     return frozenset(
         name
-        for name, path in paths_by_name.items()
-        if path.is_file() and not path.is_symlink() and _digest_of(path) == copied_digests[name]
+        for name, digest in copied_digests.items()
+        if store.has(name) and not Path(place, name).is_symlink()
+        if _digest_at(store, name) == digest
     )
 
 
-def changed_model_files(folder: Path, record: Mapping[str, Any]) -> list[str]:
+def changed_model_files(place: AnyPath, record: Mapping[str, Any]) -> list[str]:
     """Return which of a model's small files are not as they were copied, in words.
 
     People change a config.json, and may mean it.
     """
-    messages, digests_by_name = [], record.get("beside", {})
+    messages, digests_by_name, store = [], record.get("beside", {}), store_at(str(place))
     for name, digest in digests_by_name.items() if isinstance(digests_by_name, dict) else ():
-        path = folder / name
-        if not path.is_file():
+        path = address_of(str(place), name)
+        if not store.has(name):
             messages.append(f"{path}: is gone since it was copied there")
-        elif _digest_of(path) != digest:
+        elif _digest_at(store, name) != digest:
             messages.append(f"{path}: was changed since it was copied there")
     return messages
 
 
-def wrong_companions(folder: Path, record: Mapping[str, Any]) -> dict[str, str]:
+def wrong_companions(place: AnyPath, record: Mapping[str, Any]) -> dict[str, str]:
     """Return what is wrong with companion files that a manifest lists, by address."""
-    digests_by_name = record.get("companions", {})
+    digests_by_name, store = record.get("companions", {}), store_at(str(place))
     names = FORMS[record.get("form", DEFAULT_FORM)].companion_names(list(record["files"]))
     reasons = {}
     for name in names:
-        path = folder / name
-        if name in digests_by_name and not path.is_file():
-            reasons[str(path)] = "is missing"
-        elif name in digests_by_name and _digest_of(path) != digests_by_name[name]:
-            reasons[str(path)] = "was changed since it was written"
-        elif name not in digests_by_name and path.exists():
-            reasons[str(path)] = "is not listed in the manifest"
+        path = address_of(str(place), name)
+        if name in digests_by_name and not store.has(name):
+            reasons[path] = "is missing"
+        elif name in digests_by_name and _digest_at(store, name) != digests_by_name[name]:
+            reasons[path] = "was changed since it was written"
+        elif name not in digests_by_name and store.has(name):
+            reasons[path] = "is not listed in the manifest"
     return reasons

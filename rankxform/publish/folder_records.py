@@ -24,9 +24,16 @@ from typing import Any
 
 from rankxform.checkpoints.base import DEFAULT_FORM, FORMS
 from rankxform.engine.sinks import part_of
-from rankxform.errors import FormatError, Message, StorageError, raising_storage_errors
+from rankxform.errors import (
+    CheckpointError,
+    FormatError,
+    Message,
+    StorageError,
+    raising_storage_errors,
+)
 from rankxform.statements import FILE_IDENTITY, PLAN, UNFIT, Finding, require
 from rankxform.storage.posix import (
+    AnyPath,
     free_bytes,
     random_hex,
     read_bytes,
@@ -35,6 +42,7 @@ from rankxform.storage.posix import (
     sync,
     write_atomically,
 )
+from rankxform.storage.store import address_of, store_at
 from rankxform.values import NamedTuple
 
 from .files import (
@@ -561,22 +569,24 @@ def _read_record(path: Path) -> bytes:
         return read_own_record(path)
 
 
-def read_manifest(folder: Path) -> dict[str, Any]:
-    """Return a folder's manifest. Raises StorageError where there is none that can be read."""
-    path = folder / MANIFEST_NAME
+def read_manifest(place: AnyPath) -> dict[str, Any]:
+    """Return a place's manifest. Raises StorageError where there is none that can be read."""
+    path, store = address_of(str(place), MANIFEST_NAME), store_at(str(place))
+    if not store.has(MANIFEST_NAME):
+        raise StorageError("is not there", where=path)
     try:
-        return parse_document(MANIFEST, read_bytes(path))
+        return parse_document(MANIFEST, store.read(MANIFEST_NAME))
     except FormatError as error:
         tries = error.tries or ("compare with the source instead (verify SRC DST)",)
         raise StorageError.of_parts(error.at(path)._replace(tries=tries)) from error
 
 
-def copied_files(folder: Path) -> frozenset[str]:
-    """Return the small files of a model that runs have copied into a folder, and nobody changed."""
-    names: frozenset[str] = frozenset()
-    for kind, path in ((MANIFEST, folder / MANIFEST_NAME), (JOB, folder / FOLDER_NAME / JOB_NAME)):
-        with suppress(FormatError, StorageError):
-            names |= copied(folder, parse_document(kind, read_bytes(path)))
+def copied_files(place: AnyPath) -> frozenset[str]:
+    """Return the small files of a model that runs have copied to a place, and nobody changed."""
+    names, store = frozenset[str](), store_at(str(place))
+    for kind, name in ((MANIFEST, MANIFEST_NAME), (JOB, f"{FOLDER_NAME}/{JOB_NAME}")):
+        with suppress(FormatError, StorageError, CheckpointError):
+            names |= copied(place, parse_document(kind, store.read(name)))
     return names
 
 
@@ -610,22 +620,22 @@ def _ranks_of(identity: Mapping[str, Any]) -> str:
     return words[words.index(_RANKS) + 1] if _RANKS in words[:-1] else ""
 
 
-def add_fingerprints(
-    folder: Path, old: Mapping[str, Any], digests: Mapping[str, str], contents: Mapping[str, Any]
-) -> None:
-    """Write fingerprints of files into a folder's manifest, by name, and `contents` that it lacks.
+def with_fingerprints(
+    place: AnyPath, old: Mapping[str, Any], digests: Mapping[str, str], contents: Mapping[str, Any]
+) -> bytes:
+    """Return a place's manifest with fingerprints of files, by name, and `contents` that it lacks.
 
-    The caller has the folder's lock. Raises StorageError where the manifest is not `old` any more.
+    The caller has the lock. Raises StorageError where the manifest is not `old` any more.
     """
-    path = folder / MANIFEST_NAME
-    if read_manifest(folder) != old:
+    path = address_of(str(place), MANIFEST_NAME)
+    if read_manifest(place) != old:
         raise StorageError("was changed meanwhile; nothing is kept", "run it again", where=path)
     new = {**contents, **old}
     new["files"] = {
         name: {**entry, "digest": digests[name]} if name in digests else entry
         for name, entry in old["files"].items()
     }
-    write_atomically(path, format_document(MANIFEST, _keeping_fingerprints(new)))
+    return format_document(MANIFEST, _keeping_fingerprints(new))
 
 
 def _keeping_fingerprints(content: Mapping[str, Any]) -> Mapping[str, Any]:

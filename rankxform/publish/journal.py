@@ -185,7 +185,7 @@ def write_parts(
     room = MemoryBudget.of(work.memory, exchanges=work.exchanges).file_buffer(len(outputs))
     sinks = file_sinks(outputs, parts, room, is_durable)
     if journal:
-        journal.take_room(sum(sink.room for sink in sinks.values()))
+        journal.take_room(room * len(sinks))
 
     def commit(on_progress: OnProgress = on_progress) -> None:
         for sink in sinks.values():

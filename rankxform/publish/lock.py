@@ -17,8 +17,9 @@ import json
 import os
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -39,54 +40,95 @@ _CACHED_SECONDS = 2.0
 """How long a node may see a file that another one has replaced: JuiceFS shows it for one."""
 _LOOK_SECONDS = 1.0
 _CLOCK, _TURN = "clock-", "lock.turn"
-_FOREVER = float("inf")
+FOREVER = float("inf")
 
 _held: set[str] = set()
-"""Tokens of the locks that this process holds: one that could not be removed is not held."""
+"""Tokens of the locks that this process holds, or waits for: one that could not be removed is not
+held."""
 
 
-def _say(line: str) -> None:
+_WORKS = {"folder": "works on this folder", "address": "works on this address"}
+
+
+def say_line(line: str) -> None:
     os.write(2, f"rankxform: {line}\n".encode())
 
 
-class FolderLock:
-    """Holds a folder until it is released, or this process ends."""
+class RunLock(ABC):
+    """Holds a place until it is released, or this process ends."""
 
-    def __init__(self, path: Path, say: Callable[[str], None] = _say) -> None:
-        """Take the lock `path`. Raises StorageError where a live run has it.
+    def __init__(
+        self, path: str, place: str, say: Callable[[str], None] = say_line, kind: str = "folder"
+    ) -> None:
+        """Take the lock `path` of a place. Raises StorageError where a live run has it.
 
         say: tells people what is waited for, if a run elsewhere may be dead.
         """
-        self._path = path
-        self._mine = {**_this_process(), "token": random_hex(8)}
+        self._mine = {**this_process(), "token": random_hex(8)}
         self._ended = threading.Event()
+        _held.add(self._mine["token"])
         first: tuple[Any, float] | None = None
         while (lock_state := self._take_if_free()) is not None:
             holder, seconds, renewed = lock_state
-            if seconds == _FOREVER or (first is not None and first != (holder, renewed)):
+            if seconds == FOREVER or (first is not None and first != (holder, renewed)):
                 raise StorageError(
-                    f"process {holder.get('pid')} on {holder.get('host')} works on this folder",
+                    f"process {holder.get('pid')} on {holder.get('host')} {_WORKS[kind]}",
                     "wait for it",
-                    f"choose another folder (if that run is gone, {path} is let go after "
+                    f"choose another {kind} (if that run is gone, {path} is let go after "
                     f"{DEAD_AFTER_SECONDS:.0f} s)",
-                    where=path.parent.parent,
+                    where=place,
                 )
             if first is None:
                 say(
-                    f"{path.parent.parent}: process {holder.get('pid')} on {holder.get('host')} "
-                    f"worked on this folder; if nothing is heard of it in {seconds:.0f} s, this "
+                    f"{place}: process {holder.get('pid')} on {holder.get('host')} "
+                    f"worked on this {kind}; if nothing is heard of it in {seconds:.0f} s, this "
                     "run goes on there"
                 )
                 first = holder, renewed
             time.sleep(min(_LOOK_SECONDS, seconds))
         threading.Thread(target=self._beat, daemon=True).start()
 
-    def _take_if_free(self) -> tuple[dict[str, Any], float, float] | None:
+    @abstractmethod
+    def _take_if_free(self) -> tuple[Mapping[str, Any], float, float] | None:
         """Take the lock if nobody has it, and return None.
 
         Or else return the holder, the seconds after which it counts as dead, and when it last
         renewed the lock.
         """
+
+    def _beat(self) -> None:
+        while not self._ended.wait(HEARTBEAT_SECONDS):
+            with suppress(OSError, StorageError):
+                self._renew()
+
+    @abstractmethod
+    def _renew(self) -> None:
+        """Say that this process lives."""
+
+    @abstractmethod
+    def check(self) -> None:
+        """Raise StorageError where another run has taken the lock, as after a long suspension."""
+
+    def release(self) -> None:
+        """Let go, and leave nothing."""
+        self._ended.set()
+        _held.discard(self._mine["token"])
+        self._remove()
+
+    @abstractmethod
+    def _remove(self) -> None:
+        """Remove the lock, unless another run has taken it."""
+
+
+class FolderLock(RunLock):
+    """Holds a folder."""
+
+    def __init__(self, path: Path, say: Callable[[str], None] = say_line) -> None:
+        """Take the lock `path`. Raises StorageError where a live run has it."""
+        self._path = path
+        super().__init__(str(path), str(path.parent.parent), say)
+
+    def _take_if_free(self) -> tuple[dict[str, Any], float, float] | None:
         with taking_turns(self._path):
             holder, settled = _read(self._path), is_coherent(self._path)
             while holder is not None:
@@ -99,37 +141,27 @@ class FolderLock:
                 earlier_holder, holder = holder, _read(self._path)
                 settled = holder == earlier_holder
             write_atomically(self._path, json.dumps(self._mine).encode(), durable=False)
-            _held.add(self._mine["token"])
             return None
 
-    def _beat(self) -> None:
-        while not self._ended.wait(HEARTBEAT_SECONDS):
-            with suppress(OSError):
-                os.utime(self._path)
+    def _renew(self) -> None:
+        os.utime(self._path)
 
     def check(self) -> None:
-        """Raise StorageError where another run has taken the lock, as after a long suspension."""
         if _read(self._path) != self._mine:
             raise StorageError(
                 "another run has taken this folder over; this one stops", where=self._path
             )
 
-    def release(self) -> None:
-        """Let go, and remove the lock's folder where nothing else is in it."""
-        self._ended.set()
-        _held.discard(self._mine["token"])
-        try:
-            with taking_turns(self._path):
-                self._remove()
-        except StorageError:
-            self._remove()  # without the guard, rather than not at all
-
     def _remove(self) -> None:
-        if _read(self._path) in (self._mine, None):  # one that cannot be read is no other's
-            remove_if_possible(self._path)
+        """Remove the lock's folder too, where nothing else is in it."""
+        for turn in (taking_turns(self._path), nullcontext()):  # without, rather than not at all
+            with suppress(StorageError), turn:
+                if _read(self._path) in (self._mine, None):  # one that cannot be read is no other's
+                    remove_if_possible(self._path)
+                return
 
 
-def _this_process() -> dict[str, Any]:
+def this_process() -> dict[str, Any]:
     return {
         "host": os.uname().nodename,
         "boot": boot_id(),
@@ -176,18 +208,24 @@ def is_held(path: Path) -> bool:
     return holder is not None and _life(holder, path, lambda folder: time.time())[0] > 0
 
 
+def is_alive_here(holder: Mapping[str, Any]) -> bool | None:
+    """Tell whether the holder of a lock lives; None where it is no process of this machine."""
+    me = this_process()
+    if any(holder.get(key) != me[key] or not me[key] for key in ("boot", "namespace")):
+        return None
+    pid, start = holder.get("pid"), holder.get("start")
+    if (pid, start) == (me["pid"], me["start"]):
+        return holder.get("token") in _held
+    return isinstance(pid, int) and start is not None and _start_time(pid) == start
+
+
 def _life(
     holder: Mapping[str, Any], path: Path, clock: Callable[[Path], float] | None = None
 ) -> tuple[float, float]:
     """Return after how many seconds the holder of a lock is dead, and when it renewed the lock."""
-    me = _this_process()
-    if all(holder.get(key) == me[key] and me[key] for key in ("boot", "namespace")):
-        pid, start = holder.get("pid"), holder.get("start")
-        if (pid, start) == (me["pid"], me["start"]):
-            alive = holder.get("token") in _held
-        else:
-            alive = isinstance(pid, int) and start is not None and _start_time(pid) == start
-        return (_FOREVER if alive else 0.0), 0.0
+    alive = is_alive_here(holder)
+    if alive is not None:
+        return (FOREVER if alive else 0.0), 0.0
     try:
         renewed = path.stat().st_mtime
     except OSError:

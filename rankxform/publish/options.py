@@ -44,6 +44,10 @@ class PublishOptions:
     overwrite: bool = option(
         False, GROUP_RUN, "replace destination files", kind=TYPE_FLAG, verbs=WRITERS
     )
+    no_lock: bool = option(
+        False, GROUP_RUN, "in object storage, let other runs and uploads be: nobody else writes to "
+        "DST", kind=TYPE_FLAG, verbs=("transform",),
+    )  # fmt: skip
     fsync: bool = option(
         True, GROUP_RUN, "do not wait for the device before a file gets its name", kind=TYPE_OFF,
         verbs=WRITERS,

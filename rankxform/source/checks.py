@@ -6,8 +6,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import pairwise
 from math import prod
-from pathlib import Path
-from posixpath import basename
+from posixpath import basename, dirname
 from typing import Any
 
 from rankxform.checkpoints.base import DEFAULT_FORM, DEFAULT_PATTERN, CheckpointRef, Form
@@ -21,12 +20,7 @@ from rankxform.layout.states import NEVER_SAVED, find_states, is_never_saved
 from rankxform.layout.strategy import PatternStrategy, Strategy, WholeStrategy, first_differing_name
 from rankxform.planning.build_catalog import catalog_statements, following
 from rankxform.planning.catalog import Description
-from rankxform.publish.files import (
-    changed_model_files,
-    is_unchanged,
-    stat_or_none,
-    wrong_companions,
-)
+from rankxform.publish.files import changed_model_files, is_unchanged, stat_at, wrong_companions
 from rankxform.publish.folder_records import MANIFEST_NAME, read_manifest
 from rankxform.publish.records import manifest_sharding
 from rankxform.statements import (
@@ -38,7 +32,7 @@ from rankxform.statements import (
     contradictions,
     rule,
 )
-from rankxform.storage.store import Listing, address_of, is_path
+from rankxform.storage.store import Listing, address_of, store_at
 
 from .hints import as_ranks
 from .source import Source, SourceManifest
@@ -452,18 +446,18 @@ def read_source_manifest(
     known. A manifest that cannot be read is said, and is no reason to
     refuse the files. below: the folder of the files, relative to the place.
     """
-    if listing is None or where.files is not None or not is_path(where.path):
+    if listing is None or where.files is not None:
         return None
-    folder = Path(where.path) / below
-    path = folder / MANIFEST_NAME
+    folder = address_of(where.path, below)
     is_choice = (where.pattern, where.suffix) != (DEFAULT_PATTERN, None)
     is_choice = is_choice or where.step not in (None, LATEST)
-    if (is_choice and not form.described) or not path.is_file():
+    if (is_choice and not form.described) or not store_at(folder).has(MANIFEST_NAME):
         return None
     try:
         return _read(folder, form, listing)
     except RankxformError as error:
-        return SourceManifest(str(path), notice=f"{error}; the files were taken as any others")
+        label = address_of(folder, MANIFEST_NAME)
+        return SourceManifest(label, notice=f"{error}; the files were taken as any others")
 
 
 def adapters_in_places(where: CheckpointRef) -> SourceManifest | None:
@@ -472,15 +466,15 @@ def adapters_in_places(where: CheckpointRef) -> SourceManifest | None:
     Each speaks of its own files, so that nothing else of them holds for all.
     """
     applied: dict[str, str] = {}
-    for place in filter(is_path, where.places if where.fallbacks else ()):
+    for place in where.places if where.fallbacks else ():
         with suppress(RankxformError):
-            for digest in read_manifest(Path(place)).get("applied", ()):
-                applied[str(digest)] = str(Path(place) / MANIFEST_NAME)
+            for digest in read_manifest(place).get("applied", ()):
+                applied[str(digest)] = address_of(place, MANIFEST_NAME)
     return SourceManifest(next(iter(applied.values())), applied=(*applied,)) if applied else None
 
 
-def _read(folder: Path, form: Form, listing: Listing) -> SourceManifest | None:
-    record, path = read_manifest(folder), folder / MANIFEST_NAME
+def _read(folder: str, form: Form, listing: Listing) -> SourceManifest | None:
+    record, path = read_manifest(folder), address_of(folder, MANIFEST_NAME)
     names = list(record["files"])
     if record.get("form", DEFAULT_FORM) != form.name:
         return None
@@ -490,16 +484,14 @@ def _read(folder: Path, form: Form, listing: Listing) -> SourceManifest | None:
     dtypes: Mapping[str, str] = {}
     if not form.described:
         try:
-            sharding = manifest_sharding(record, str(path))
+            sharding = manifest_sharding(record, path)
         except FormatError as error:
             raise StorageError(f"damaged: {error}", where=path) from error
         strategy, dtypes = sharding.strategy, sharding.dtypes
-    steps, label = record.get("step"), str(path)
-    present_names = (
-        [name for name in names if (folder / name).exists()] if form.described else names
-    )
+    steps, label, store = record.get("step"), path, store_at(folder)
+    present_names = [name for name in names if store.has(name)] if form.described else names
     return SourceManifest(
-        str(path),
+        path,
         strategy,
         dtypes,
         record["files"],
@@ -529,7 +521,7 @@ def _find_missing(
         yield Message(
             f"is gone, and {label} lists it",
             ("bring it back", "convert the original again"),
-            f"{address_of(str(Path(label).parent), missing_names[0])}{suffix}",
+            f"{address_of(dirname(label), missing_names[0])}{suffix}",
         )
 
 
@@ -537,9 +529,9 @@ def changed_manifest_file(
     path: str, manifest_entry: Mapping[str, Any], label: str
 ) -> Message | None:
     """Return that a file is not the one that a manifest lists; None if it is."""
-    file_stat = stat_or_none(Path(path).resolve())
     with suppress(RankxformError):
-        if file_stat is None or is_unchanged(Path(path), manifest_entry, file_stat):
+        file_stat = stat_at(path)
+        if file_stat is None or is_unchanged(path, manifest_entry, file_stat):
             return None
     return changed_file_message(path, label)
 

@@ -27,6 +27,7 @@ from rankxform.errors import CheckpointError, RankxformError, UsageError
 from rankxform.layout.strategy import Strategy
 from rankxform.publish.folder_records import FOLDER_NAME, JOB_NAME
 from rankxform.storage import identity
+from rankxform.storage.posix import AnyPath
 from rankxform.storage.store import (
     FILE,
     NOTHING,
@@ -276,7 +277,7 @@ def steps_at(where: CheckpointRef) -> tuple[list[str], Callable[[str], SelectedF
     return [*steps_by_name], files_of
 
 
-def listing_at(folder: Path, form: Form, where: CheckpointRef | None = None) -> Listing:
+def listing_at(folder: AnyPath, form: Form, where: CheckpointRef | None = None) -> Listing:
     """Return what lies in a folder of a form, as this process sees it."""
     return store_at(str(folder)).list(form.pattern(where or CheckpointRef()))
 

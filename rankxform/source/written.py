@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import chain
-from pathlib import Path
+from posixpath import dirname, relpath
 from typing import TYPE_CHECKING, Any
 
 from rankxform.checkpoints.base import DEFAULT_FORM, FORMS, CheckpointRef
@@ -29,8 +29,10 @@ from rankxform.statements import (
     as_warning,
     rule,
 )
-from rankxform.storage.identity import sample_digest
+from rankxform.storage.identity import sample_at
+from rankxform.storage.posix import AnyPath
 from rankxform.storage.source_reader import Indexer, SourceReader, describe_wrong_crc
+from rankxform.storage.store import address_of, store_at
 from rankxform.transport import Team
 from rankxform.transport.team import OnProgress, ShowProgress, show_nothing
 from rankxform.values import NamedTuple
@@ -98,7 +100,7 @@ class WrittenRead(NamedTuple):
 
 
 def read_listed_file(
-    folder: Path,
+    place: AnyPath,
     name: str,
     record: Mapping[str, Any],
     declared_files: Mapping[str, DeclaredFile] | None,
@@ -109,17 +111,18 @@ def read_listed_file(
     declared_files: what the form's own table says of the files; None: it cannot be used, and only
     a file's size and samples are compared. Raises StorageError for a manifest that makes no sense.
     """
-    path, entry = folder / name, record["files"][name]
-    size = path.stat().st_size if path.is_file() else None
+    path, entry = address_of(str(place), name), record["files"][name]
+    version = store_at(str(place)).version(name)
+    size = None if version is None else version.size
     if size != entry["size"]:
-        return FileRead(str(path), entry, size)
-    samples = sample_digest(path) if "sample" in entry else None
+        return FileRead(path, entry, size)
+    samples = sample_at(path) if "sample" in entry else None
     if declared_files is None:
-        return FileRead(str(path), entry, size, samples)
+        return FileRead(path, entry, size, samples)
     try:
-        index = Indexer().index(str(path), declared_files.get(name) or DeclaredFile())
+        index = Indexer().index(path, declared_files.get(name) or DeclaredFile())
     except CheckpointError as error:
-        return FileRead(str(path), entry, size, samples, fault=str(error))
+        return FileRead(path, entry, size, samples, fault=str(error))
     try:
         slices = expected_slices(record, entry["id"])
     except FormatError as error:
@@ -129,18 +132,18 @@ def read_listed_file(
             where=MANIFEST_NAME,
         ) from error
     if slices is None:  # a form that describes itself, without fingerprints
-        return FileRead(str(path), entry, size, samples)
-    header = header_findings(index, str(path), {name: box for name, (_, box) in slices.items()})
+        return FileRead(path, entry, size, samples)
+    header = header_findings(index, path, {name: box for name, (_, box) in slices.items()})
     if header or "digest" not in entry:
-        return FileRead(str(path), entry, size, samples, header=(*header,))
-    with SourceReader({0: str(path)}, {0: index}) as sources:
+        return FileRead(path, entry, size, samples, header=(*header,))
+    with SourceReader({0: path}, {0: index}) as sources:
         prints = Fingerprint(record["seed"])
         fingerprint = f"{file_fingerprint(prints, sources, 0, slices, on_progress):016x}"
-    wrong = describe_wrong_crc(str(path), index, on_progress) or ""
-    return FileRead(str(path), entry, size, samples, fingerprint, wrong_checksum=wrong)
+    wrong = describe_wrong_crc(path, index, on_progress) or ""
+    return FileRead(path, entry, size, samples, fingerprint, wrong_checksum=wrong)
 
 
-def declared_files_of(folder: Path, record: Mapping[str, Any]) -> dict[str, DeclaredFile] | None:
+def declared_files_of(place: AnyPath, record: Mapping[str, Any]) -> dict[str, DeclaredFile] | None:
     """Return what a destination's own table says of its files; None if it cannot be used.
 
     Other forms' files say all of themselves. Each file has one box of a tensor at most, which the
@@ -150,7 +153,7 @@ def declared_files_of(folder: Path, record: Mapping[str, Any]) -> dict[str, Decl
     if not form.has_table:
         return {}
     with suppress(CheckpointError, UsageError):  # that it was changed, its digest tells
-        where = CheckpointRef(str(folder), form.name)
+        where = CheckpointRef(str(place), form.name)
         selected = list_and_select(where, missing_names=record["files"]).selected
         assert selected.description is not None
         return {
@@ -171,7 +174,7 @@ def compare_fingerprints(
     """Read all bytes of some files of a source, and compare them with its manifest. Collective."""
     manifest = source.manifest
     assert manifest is not None
-    folder, description = Path(manifest.label).parent, source.selected.description
+    folder, description = dirname(manifest.label), source.selected.description
     declared_files = description.declared_files if description is not None else {}
 
     def find_changed(on_progress: OnProgress) -> list[Finding]:
@@ -179,7 +182,7 @@ def compare_fingerprints(
         for file in source.reach.partition(files)[team.rank]:
             path, declared = source.paths[file], declared_files.get(file, DeclaredFile())
             views = tuple(map(EntryView.unplaced, declared.views))
-            name = str(Path(path).relative_to(folder))
+            name = relpath(path, folder)
             declared_by_name = {name: declared._replace(views=views)}
             read = read_listed_file(folder, name, record, declared_by_name, on_progress)
             if read.is_changed or not read.is_as_listed:

@@ -110,6 +110,9 @@ class _NoDocuments(Store):
     def read(self, name: str, searched: str = "") -> bytes:
         raise CheckpointError("there are arrays, and no documents", where=self._place)
 
+    def version(self, name: str) -> FileVersion | None:
+        return None
+
     def has(self, name: str) -> bool:
         return False
 

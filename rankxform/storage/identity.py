@@ -28,6 +28,7 @@ from .posix import (
     read_into,
     remove_if_possible,
 )
+from .store import is_path, store_at
 
 _NETWORK = ("nfs", "lustre", "gpfs", "ceph", "cifs", "smb", "beegfs", "gluster", "wekafs", "panfs",
             "pvfs", "orangefs", "9p", "virtiofs", "fuse", "afs", "mmfs", "daos")  # fmt: skip
@@ -42,7 +43,7 @@ _COHERENT = frozenset(
 and those that lock what their nodes cache."""
 
 _MOUNTS = Path("/proc/self/mountinfo")
-_SAMPLES, _SAMPLE_BYTES = 64, 4096
+_SAMPLES, SAMPLE_BYTES = 64, 4096
 _FEWEST, _EACH = 12, 512 << 10
 """Samples of a small file, and of how many bytes there is one more. Between neighbours lies less
 than a tenth of a file, so that a tenth that was changed in a row is met."""
@@ -125,20 +126,28 @@ def sample_digest(path: Path, most: int = _SAMPLES) -> str:
         return digest_of_samples(status.st_size, range_reader(fd, path), most)
 
 
+def sample_at(address: str) -> str:
+    """Return the digest of a file's samples, wherever it is as `sample_digest` does."""
+    if is_path(address):
+        return sample_digest(Path(address))
+    with store_at(address).open("") as (read_at, version):
+        return digest_of_samples(version.size, read_at)
+
+
 def digest_of_samples(size: int, read_at: ReadAt, most: int = _SAMPLES) -> str:
     """Return the digest of a file of so many bytes, as `sample_digest` does."""
     state = blake2b(f"{size}".encode(), digest_size=16)
-    for start in _sample_starts(size, most):
-        state.update(read_at(start, _SAMPLE_BYTES))
+    for start in sample_starts(size, most):
+        state.update(read_at(start, SAMPLE_BYTES))
     return state.hexdigest()
 
 
-def _sample_starts(size: int, most: int = _SAMPLES) -> tuple[int, ...]:
+def sample_starts(size: int, most: int = _SAMPLES) -> tuple[int, ...]:
     """Return the bytes at which the samples of a file of so many bytes begin."""
-    last = max(0, size - _SAMPLE_BYTES)
+    last = max(0, size - SAMPLE_BYTES)
     count = min(most, max(_FEWEST, size // _EACH))
-    places = {last * number // (count - 1) // _SAMPLE_BYTES for number in range(count - 1)}
-    return (*sorted(place * _SAMPLE_BYTES for place in places), last)  # whole pages, and the end
+    places = {last * number // (count - 1) // SAMPLE_BYTES for number in range(count - 1)}
+    return (*sorted(place * SAMPLE_BYTES for place in places), last)  # whole pages, and the end
 
 
 def sampled_bytes(size: int) -> int:
@@ -147,8 +156,8 @@ def sampled_bytes(size: int) -> int:
     >>> sampled_bytes(100), sampled_bytes(300 << 20)
     (100, 262144)
     """
-    starts = (*_sample_starts(size), size)
-    return sum(min(_SAMPLE_BYTES, stop - start) for start, stop in pairwise(starts))
+    starts = (*sample_starts(size), size)
+    return sum(min(SAMPLE_BYTES, stop - start) for start, stop in pairwise(starts))
 
 
 def file_digest(path: Path, on_progress: OnProgress = lambda nbytes: None) -> bytes:

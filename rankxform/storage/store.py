@@ -109,6 +109,10 @@ class Store(ABC):
         """Return whether this process sees the file."""
 
     @abstractmethod
+    def version(self, name: str) -> FileVersion | None:
+        """Return which version of a file is there; None if there is none."""
+
+    @abstractmethod
     def open(self, name: str) -> AbstractContextManager[HeaderReader]:
         """Yield a file, to read what is not its tensors' content; "" is the place itself."""
 
@@ -130,6 +134,9 @@ class JoinedStore(Store):
 
     def has(self, name: str) -> bool:
         return any(store.has(name) for store in self._stores)
+
+    def version(self, name: str) -> FileVersion | None:
+        return self._with(name)[0].version(name)
 
     @contextmanager
     def open(self, name: str) -> Iterator[HeaderReader]:
@@ -464,6 +471,11 @@ class PosixStore(Store):
 
     def has(self, name: str) -> bool:
         return (self._root / name).is_file()
+
+    def version(self, name: str) -> FileVersion | None:
+        with suppress(OSError):
+            return _version((self._root / name).stat())
+        return None
 
     @contextmanager
     def open(self, name: str) -> Iterator[HeaderReader]:

@@ -73,6 +73,9 @@ class Destination(ABC):
     """Whether files take their bytes from the first to the last. What a process has to do is then
     done file by file, so that `left` had best be whole files."""
 
+    files_at_once: int | None = None
+    """How many files a process had best fill at a time; None: any number, in any order."""
+
     left: Assignment
     """By process the slices that are to be put; `claim` sets it."""
 
@@ -117,6 +120,13 @@ class Destination(ABC):
         """What was there already. Local."""
         return StoredFiles()
 
+    def remove_unfinished(self, dst: str) -> Sequence[str]:
+        """Remove what stopped runs left at an address; return what that was, in words.
+
+        Raises StorageError where a run is at work.
+        """
+        return ()
+
 
 def _folder() -> Destination:
     from .folder import FolderDestination
@@ -124,7 +134,13 @@ def _folder() -> Destination:
     return FolderDestination()
 
 
-DESTINATIONS: dict[str, Callable[[], Destination]] = {"": _folder}
+def _objects() -> Destination:
+    from .objects import ObjectDestination
+
+    return ObjectDestination()
+
+
+DESTINATIONS: dict[str, Callable[[], Destination]] = {"": _folder, "s3": _objects, "obs": _objects}
 """What makes a destination, by the scheme of addresses; "" are folders of a file system."""
 
 

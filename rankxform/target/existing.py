@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
-from posixpath import relpath
+from posixpath import dirname, relpath
 
 from rankxform.checkpoints.base import DEFAULT_PATTERN, FORMS, CheckpointRef
 from rankxform.checkpoints.rank_folders import by_rank
@@ -48,9 +48,9 @@ from rankxform.statements import (
     run_rules,
 )
 from rankxform.storage.checkpoint2_metadata import is_in_metadata
-from rankxform.storage.posix import inode, read_bytes
+from rankxform.storage.posix import inode, is_same_file
 from rankxform.storage.source_reader import SourceReader, container_of_path, describe_wrong_crc
-from rankxform.storage.store import is_path
+from rankxform.storage.store import absolute, address_of, is_path, store_at
 from rankxform.storage.user_files import CONFIG
 from rankxform.target.destination import Destination
 from rankxform.target.folder import foreign_files
@@ -171,9 +171,7 @@ def open_described(request: Request, team: Team) -> tuple[Request, Source | None
     The request is returned with its form, and with the strategy that the destination itself says,
     if none was given. Collective.
     """
-    where = team.bcast(
-        lambda: CheckpointRef(str(Path(request.dst or "").absolute()), request.dst_form)
-    )
+    where = team.bcast(lambda: CheckpointRef(absolute(request.dst or ""), request.dst_form))
     form = FORMS[team.bcast(lambda: form_at(where, "--dst-form").name)]
     if not form.is_written:
         raise UsageError(
@@ -231,8 +229,10 @@ def check_apart(source: Source, dst_source: Source, team: Team) -> None:
     def compare_inodes() -> None:
         paths_by_inode = {inode(Path(p)): p for p in source.paths.values() if is_path(p)}
         paths_by_inode.pop(None, None)
+        src_paths = {*source.paths.values()}
         for file in dst_source.reach.partition(dst_source.indexes)[team.rank]:
-            src_path = paths_by_inode.get(inode(Path(dst_source.paths[file])))
+            path = dst_source.paths[file]
+            src_path = path if path in src_paths else paths_by_inode.get(inode(Path(path)))
             if src_path is not None:
                 raise UsageError(
                     f"is the same file as {src_path}, and compared with itself it proves nothing",
@@ -279,7 +279,7 @@ def _ranks_of(planner: Planner, description: Description) -> dict[int, int]:
                     _AS_WHOLE,
                     where=description.source,
                 )
-    ours = (Path(description.source).parent / MANIFEST_NAME).is_file()  # which knows the options
+    ours = store_at(dirname(description.source)).has(MANIFEST_NAME)  # which knows the options
     if isinstance(planner.dst, WholeStrategy) and not ours:
         for name, boxes in description.boxes.items():
             if len({file_box.box for file_box in boxes if file_box.box.size}) > 1:
@@ -324,8 +324,8 @@ def _extra_ranks(planner: Planner, dst_source: Source) -> dict[str, int]:
 def _open_ranks(target: Target, team: Team) -> Source:
     """Open the rank folders of a destination. Raises CheckpointError if a file is missing."""
     dst, ranks = target.planner.dst, target.ranks
-    names = {rank: relpath(path, target.folder) for rank, path in target.paths.items()}
-    where = CheckpointRef(str(target.folder), target.form.name, strategy=dst)
+    names = {file: target.arrangement.names[file] for file in target.files}
+    where = CheckpointRef(target.place, target.form.name, strategy=dst)
     need = SourceNeed((*ranks,), preferred=names)
     dst_source = open_source(where, team, need, uses_manifest=False)
 
@@ -333,7 +333,7 @@ def _open_ranks(target: Target, team: Team) -> Source:
         missing = [rank for rank in ranks if rank not in dst_source.selected.names]
         if missing and dst_source.selected.names:
             raise CheckpointError(
-                f"{target.folder}: has no file of destination rank {missing[0]}"
+                f"{target.place}: has no file of destination rank {missing[0]}"
                 + (f" and of {len(missing) - 1} more" if missing[1:] else "")
                 + f"{dst_source.searched}; {dst.label} has ranks 0 to {dst.ranks - 1}"
             )
@@ -364,7 +364,7 @@ def _compare(
         as_difference(f"is missing, though {Path(source).name} lists it", path)
         for path in description.missing_files.values()
     )
-    training = str(Path(dst_source.folder) / (target.form.training or ""))
+    training = address_of(dst_source.folder, target.form.training or "")
     differences += (as_difference(t, training) for t in _training_faults(target, description))
     parts: dict[int, FileContent] = {}
     ranks = set(target.ranks)
@@ -455,13 +455,14 @@ def _compare_companions(
     request, target = conversion.request, conversion.target
     if not target.form.described:
         return [], []
-    folder, record, notices = Path(dst_source.folder), None, list[str]()
+    folder, record, notices = dst_source.folder, None, list[str]()
+    store = store_at(folder)
     with suppress(StorageError):
-        record = read_manifest(folder) if (folder / MANIFEST_NAME).is_file() else None
+        record = read_manifest(folder) if store.has(MANIFEST_NAME) else None
     if record is not None and record.get("form") == target.form.name:
         wrong = wrong_companions(folder, record)
         if target.arrangement.mark is not None and target.dst is not None:
-            wrong |= wrong_tracker(Path(target.dst), *target.arrangement.mark, folder)
+            wrong |= wrong_tracker(target.dst, *target.arrangement.mark, folder)
         notices += changed_model_files(folder, record)
     else:
         wrong = dict(_without_record(target, dst_source, folder))
@@ -471,22 +472,22 @@ def _compare_companions(
             for index in dst_source.indexes.values()
             for name, shape in zip(index.schema.names, index.schema.shapes)
         }
-        config = str(folder / CONFIG)
-        if (folder / CONFIG).is_file():
+        config = address_of(folder, CONFIG)
+        if store.has(CONFIG):
             model_config = own_config(conversion)
             is_part = bool(request.include or request.exclude)
             mismatch = of_another(folder, model_config, shapes, is_part=is_part)
             wrong |= {config: f"is of another model: {mismatch}"} if mismatch else {}
         for name, content in target.companions.items():
-            path = folder / name
-            if str(path) not in wrong and not (path.is_file() and read_bytes(path) == content):
-                state = "is not what it would be" if path.is_file() else "is not there"
+            path, is_there = address_of(folder, name), store.has(name)
+            if path not in wrong and not (is_there and store.read(name) == content):
+                state = "is not what it would be" if is_there else "is not there"
                 by = "SRC's own" if name in target.own_companions else "--like or --config"
                 notices.append(f"{path}: {state}, by {by}")
     return [as_difference(text, path) for path, text in wrong.items()], notices
 
 
-def _without_record(target: Target, dst_source: Source, folder: Path) -> Iterator[tuple[str, str]]:
+def _without_record(target: Target, dst_source: Source, folder: str) -> Iterator[tuple[str, str]]:
     """Yield the companions without which no reader finds a destination's files.
 
     Those that readers can do without are not asked for; others, the opening of it has asked for.
@@ -494,22 +495,22 @@ def _without_record(target: Target, dst_source: Source, folder: Path) -> Iterato
     names = [relpath(path, folder) for path in dst_source.paths.values()]
     if target.form.configured and len(names) > 1:
         for name in target.form.companion_names(names):
-            if not (folder / name).is_file():
-                yield str(folder / name), "is missing, and readers find the files by it"
+            if not store_at(folder).has(name):
+                yield address_of(folder, name), "is missing, and readers find the files by it"
 
 
-def wrong_tracker(root: Path, name: str, content: bytes, step_folder: Path) -> dict[str, str]:
+def wrong_tracker(root: str, name: str, content: bytes, step_folder: str) -> dict[str, str]:
     """Return what is wrong with the file by which readers find a destination, by its address: it is
     missing, or means another.
 
     content: what it would say; nothing is asked of it where the step's folder was named itself.
     """
-    path = root / name
-    if step_folder.resolve() == root.resolve():
+    path, store = address_of(root, name), store_at(root)
+    if step_folder == root or is_same_file(Path(step_folder), Path(root)):
         return {}
-    if not path.is_file():
-        return {str(path): "is missing, and readers find the newest checkpoint by it"}
-    if means(read_bytes(path), content, step_folder):
+    if not store.has(name):
+        return {path: "is missing, and readers find the newest checkpoint by it"}
+    if means(store.read(name), content, step_folder):
         return {}
     step = content.decode().strip()
-    return {str(path): f"does not say {step}, and readers find the newest by it"}
+    return {path: f"does not say {step}, and readers find the newest by it"}

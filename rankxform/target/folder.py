@@ -36,7 +36,7 @@ from rankxform.engine.pipeline import Traffic, WorkInputs
 from rankxform.engine.sinks import OutputFile, add_checksum, part_descriptors, part_of
 from rankxform.errors import DifferenceError, RankxformError, StoppedError, StorageError, UsageError
 from rankxform.formats.container import container_suffixes, content_bytes
-from rankxform.layout.names import STEPS, first_texts
+from rankxform.layout.names import first_texts
 from rankxform.planning.assign import Assignment, assignment_of, remaining
 from rankxform.planning.exchange import WorkPlan
 from rankxform.planning.plan import Planner
@@ -44,7 +44,6 @@ from rankxform.planning.transfers import SliceRange
 from rankxform.publish.files import (
     FileStat,
     can_reflink,
-    digest_of,
     files_to_read_back,
     link,
     matches_entry,
@@ -59,10 +58,11 @@ from rankxform.publish.folder_records import (
     FolderRecords,
     read_manifest,
     refused_file,
+    remove_unfinished,
 )
 from rankxform.publish.journal import Journal, write_parts
 from rankxform.publish.options import LINK_HARD, LINK_NONE, LINK_REFLINK
-from rankxform.publish.records import FolderState, manifest_contents
+from rankxform.publish.records import FolderState
 from rankxform.request import Request
 from rankxform.source.place import listing_at
 from rankxform.source.source import Source
@@ -76,21 +76,19 @@ from rankxform.storage.posix import (
     is_same_file,
     make_folder,
     publish_file,
-    read_bytes,
     remove_if_possible,
     sync,
 )
-from rankxform.storage.store import is_path
+from rankxform.storage.store import FOLDER, Listing, address_of, is_path, store_at
 from rankxform.transport import Team
 from rankxform.transport.team import OnProgress, show_nothing
 
 from .destination import Destination, FileLayoutCache, StoredFiles
 from .manifest import (
-    applied_adapters,
     check_strategy_file,
     conversion_identity,
+    manifest_statements,
     transform_command,
-    verify_options,
     write_companions_near,
 )
 from .model_files import check_model_files, new_copies, stale
@@ -512,34 +510,22 @@ class FolderDestination(Destination):
         """
         if self.folder is None:
             return
-        request, target = self.request, self.target
-        # an index or metadata says it of other forms, and its digest is kept
-        has_contents = request.verify or not target.form.described
-        content_fields = manifest_contents(target.planner, target.files) if has_contents else {}
-        options = verify_options(self.conversion)
-        steps = {n: v for n in STEPS if isinstance(v := target.training.get(n), int)}
-        steps |= {fact.subject: fact.value for fact in target.evidence.steps}
-        companion_digests = {n: digest_of(d) for n, d in target.companions.items()}
+        target = self.target
         copied_names = write_companions_near(target)
-        names = target.arrangement.names
-        accepted = request.accept
-        manifest_fields = {
-            "ranks": len(names),
-            "verify": options,
-            "step": steps,
-            "accepted": accepted,
-        }
-        manifest_fields |= (
-            {"beside": companion_digests, "copied": copied_names} if companion_digests else {}
-        )
-        added = applied_adapters(self.conversion.source, target.adapter)
-        manifest_fields |= {"applied": added} if added else {}
         self.folder.finish(
-            {**content_fields, **manifest_fields},
-            names.values(),
+            manifest_statements(self.conversion, copied_names),
+            target.arrangement.names.values(),
             lambda: target.form.companions(target.planner, target.arrangement, target.training),
             published,
         )
+
+    def remove_unfinished(self, dst: str) -> Sequence[str]:
+        places = [Path(dst), *(path.parent for path in Path(dst).glob(f"*/{FOLDER_NAME}"))]
+        return [
+            f"{place}: part files and journals of a stopped run were removed"
+            for place in places
+            if remove_unfinished(place)
+        ]
 
     def findings(self, team: Team) -> Sequence[Finding]:
         return foreign_files(self.target, self.target.paths.values(), team)
@@ -677,8 +663,8 @@ def _later_mark(target: Target) -> list[str]:
     if target.arrangement.mark is None or target.dst is None:
         return []
     name, content = target.arrangement.mark
-    path, number = Path(target.dst) / name, int(content)
-    text = read_bytes(path).strip() if path.is_file() else b""
+    path, number, store = address_of(target.dst, name), int(content), store_at(target.dst)
+    text = store.read(name).strip() if store.has(name) else b""
     if not text.isdigit() or int(text) <= number:
         return []
     return [f"{path}: says {int(text)}, and {number} was written: a job takes {int(text)}"]
@@ -686,14 +672,14 @@ def _later_mark(target: Target) -> list[str]:
 
 def _foreign_paths(target: Target, dst_paths: Iterable[Path | str], team: Team) -> list[str]:
     """Return other checkpoint files that may be taken for a destination's own. Collective."""
-    form, folder = target.form, target.folder
-    names = [*(relpath(path, folder) for path in dst_paths), *target.arrangement.names.values()]
+    form, place = target.form, target.place
+    names = [*(relpath(path, place) for path in dst_paths), *target.arrangement.names.values()]
 
     def find_here() -> list[str]:
-        if not team.nodes.is_leader(team.rank) or not folder.is_dir():
+        listing = listing_at(place, form) if team.nodes.is_leader(team.rank) else Listing(place)
+        if listing.kind != FOLDER:
             return []
-        listing = listing_at(folder, form)
-        return [str(folder / name) for name in form.foreign_files(listing, names)]
+        return [address_of(place, name) for name in form.foreign_files(listing, names)]
 
     paths_by_process = team.allgather(find_here)
     return sorted({path for paths in paths_by_process for path in paths})

@@ -8,7 +8,7 @@ another destination never stays there unnoticed.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from posixpath import basename, exists
@@ -17,7 +17,7 @@ from typing import Any
 from rankxform.errors import CheckpointError, RankxformError, StorageError, UsageError
 from rankxform.formats.container import Schema
 from rankxform.layout.layout import same_boxes
-from rankxform.layout.names import format_ranges
+from rankxform.layout.names import STEPS, format_ranges
 from rankxform.layout.strategy import Strategy
 from rankxform.options import (
     AFFECTS_BYTES,
@@ -29,11 +29,13 @@ from rankxform.options import (
 )
 from rankxform.planning.catalog import Catalog, ComposedSharding, Parameter
 from rankxform.planning.evidence import ContentDigest, DigestsByFile
+from rankxform.publish.files import digest_of
+from rankxform.publish.records import manifest_contents
 from rankxform.request import Request, all_options, options_affecting
 from rankxform.source.source import Source
 from rankxform.storage.identity import sample_digest
 from rankxform.storage.posix import is_same_file, read_bytes, remove_if_possible, write_atomically
-from rankxform.storage.store import absolute, is_path, scheme_of
+from rankxform.storage.store import absolute, address_of, is_path, scheme_of, store_at
 from rankxform.storage.user_files import (
     encode_strategy,
     is_strategy,
@@ -76,11 +78,31 @@ def conversion_identity(conversion: Conversion) -> dict[str, Any]:
     return identity
 
 
-def applied_adapters(source: Source, adapter: Source | None) -> list[str]:
-    """Return digests of the adapters that a destination's tensors have in them, by their files."""
-    digests = list(source.manifest.applied) if source.manifest is not None else []
-    digest = adapter_digest(adapter) if adapter is not None else None
-    return [*digests, digest] if digest is not None else digests
+def manifest_statements(conversion: Conversion, copied_names: Sequence[str]) -> dict[str, Any]:
+    """Return what a manifest says of a conversion, beside its identity and its files.
+
+    copied_names: of the model's small files that were written.
+    """
+    request, target = conversion.request, conversion.target
+    # an index or metadata says it of other forms, and its digest is kept
+    has_contents = request.verify or not target.form.described
+    content_fields = manifest_contents(target.planner, target.files) if has_contents else {}
+    steps = {n: v for n in STEPS if isinstance(v := target.training.get(n), int)}
+    steps |= {fact.subject: fact.value for fact in target.evidence.steps}
+    companion_digests = {n: digest_of(d) for n, d in target.companions.items()}
+    fields = {
+        **content_fields,
+        "ranks": len(target.arrangement.names),
+        "verify": verify_options(conversion),
+        "step": steps,
+        "accepted": request.accept,
+    }
+    fields |= {"beside": companion_digests, "copied": copied_names} if companion_digests else {}
+    source_manifest = conversion.source.manifest
+    applied = [*source_manifest.applied] if source_manifest is not None else []
+    if target.adapter is not None and (digest := adapter_digest(target.adapter)) is not None:
+        applied.append(digest)
+    return fields | ({"applied": applied} if applied else {})
 
 
 def adapter_digest(adapter: Source) -> str | None:
@@ -343,7 +365,7 @@ def check_strategy_file(request: Request, target: Target) -> None:
     One that rankxform derived is replaced if the user says so; the source's, a compiler's and any
     other file never. Raises StorageError.
     """
-    _check_companions(request, target)
+    check_companions(request, target)
     path = _path(target)
     if path is None or (not path.exists() and not path.is_symlink()):
         return
@@ -386,11 +408,12 @@ def write_companions_near(target: Target) -> list[str]:
     destination is removed.
     """
     copied_names = []
-    for path, content in _companions(target):
+    for name, content in target.companions.items():
+        path = target.folder / name
         if not path.is_file() or read_bytes(path) != content:
             # Under the destination's lock: what a killed run left is replaced.
             write_atomically(path, content)
-            copied_names.append(path.name)
+            copied_names.append(name)
     _keep_strategy(target)
     return copied_names
 
@@ -409,21 +432,16 @@ def _keep_strategy(target: Target) -> None:
             remove_if_possible(path)
 
 
-def _companions(target: Target) -> Iterator[tuple[Path, bytes]]:
-    for name, content in target.companions.items():
-        yield target.folder / name, content
-
-
-def _check_companions(request: Request, target: Target) -> None:
+def check_companions(request: Request, target: Target) -> None:
     """Refuse to replace a model's small files by others. Raises StorageError."""
-    for path, content in _companions(target):
-        is_present = path.exists() or path.is_symlink()
-        if is_present and not request.overwrite and read_bytes(path) != content:
+    store = store_at(target.place)
+    for name, content in target.companions.items():
+        if not request.overwrite and store.has(name) and store.read(name) != content:
             raise StorageError(
                 "is already there, and another than would be written",
                 "remove it",
                 "say --overwrite",
-                where=path,
+                where=address_of(target.place, name),
             )
 
 

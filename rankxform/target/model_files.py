@@ -26,7 +26,7 @@ from rankxform.request import Request
 from rankxform.source.place import form_at, list_and_select
 from rankxform.statements import ACCEPT_CONTRADICTIONS, as_notice, as_warning
 from rankxform.storage import user_files
-from rankxform.storage.posix import is_same_file, read_bytes
+from rankxform.storage.posix import AnyPath, is_same_file
 from rankxform.storage.store import address_of, is_path, scheme_of, store_at
 from rankxform.storage.user_files import CONFIG, META_SIZES, companion_names, parse_config
 
@@ -343,20 +343,20 @@ def own_config(conversion: Conversion) -> tuple[Mapping[str, Any], str]:
 
 
 def of_another(
-    folder: Path,
+    place: AnyPath,
     model_config: tuple[Mapping[str, Any], str],
     shapes: Mapping[str, Shape],
     *,
     is_part: bool = False,
 ) -> str:
-    """Return why a folder's config.json is not of some tensors, in words; "" if it may be.
+    """Return why a place's config.json is not of some tensors, in words; "" if it may be.
 
     model_config: the configuration that the tensors should have, and where it is. is_part: the
     tensors are not all that the model has.
     """
-    path = folder / CONFIG
+    label = address_of(str(place), CONFIG)
     try:
-        folder_config = parse_config(read_bytes(path), str(path))
+        folder_config = parse_config(store_at(str(place)).read(CONFIG), label)
     except RankxformError as error:
         return error.parts.what
     config, label = model_config

@@ -10,7 +10,6 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rankxform.checkpoints.base import DEFAULT_FORM, FORMS
@@ -23,8 +22,7 @@ from rankxform.request import Request
 from rankxform.source.source import Source
 from rankxform.statements import Finding, as_notice, as_warning
 from rankxform.storage import user_files
-from rankxform.storage.posix import read_bytes
-from rankxform.storage.store import FOLDER, Store, scheme_of, store_at
+from rankxform.storage.store import FOLDER, Store, store_at
 from rankxform.storage.user_files import CONFIG, parse_config
 from rankxform.values import NamedTuple, pattern_on_use
 
@@ -53,9 +51,9 @@ def read_own_companions(request: Request, source: Source) -> OwnCompanions:
     Files of code that they name are among them, and those that these import.
     """
     form = FORMS[request.dst_form or DEFAULT_FORM]
-    if request.dst is None or not form.configured or scheme_of(request.dst):
+    if request.dst is None or not form.configured:
         return OwnCompanions({}, {})
-    store, dst = store_at(source.where.path), Path(request.dst)
+    store, dst = store_at(source.where.path), store_at(request.dst)
     contents: dict[str, bytes] = {}
     is_copied = source.form.configured and request.like is None and request.map is None
     if is_copied and store.list("*").kind == FOLDER:
@@ -67,9 +65,8 @@ def read_own_companions(request: Request, source: Source) -> OwnCompanions:
         contents |= dict(_code_of(store, documents))
         if request.config is not None:
             contents.pop(CONFIG)
-    ours = copied_files(dst)
-    names_there = {*contents, *user_files.companion_names(store_at(str(dst)))} - ours
-    at_dst = {name: read_bytes(dst / name) for name in names_there if (dst / name).is_file()}
+    names_there = {*contents, *user_files.companion_names(dst)} - copied_files(request.dst)
+    at_dst = {name: dst.read(name) for name in names_there if dst.has(name)}
     return OwnCompanions(contents, at_dst)
 
 

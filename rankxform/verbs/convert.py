@@ -141,8 +141,10 @@ def convert(
 def plan_moves(conversion: Conversion, destination: Destination, team: Team) -> WorkPlan:
     """Return what this process has to do for a destination that is claimed. Collective."""
     with adding_suggestions(conversion.resolved, conversion.source, team):
-        is_ascending = destination.is_ascending
-        return plan_work(conversion, destination.left, team, is_ascending=is_ascending)
+        at_once = 1 if destination.is_ascending else destination.files_at_once
+        return plan_work(
+            conversion, destination.left, team, at_once, is_ascending=destination.is_ascending
+        )
 
 
 def move(

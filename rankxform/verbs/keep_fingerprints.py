@@ -7,17 +7,21 @@ gets those of its files, from its first process.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
+from pathlib import Path
 from posixpath import relpath
 from typing import Any
 
 from rankxform.engine.checksum import MODULUS, IntegrityChecker
 from rankxform.errors import StorageError, UsageError
-from rankxform.publish.folder_records import FOLDER_NAME, MANIFEST_NAME, add_fingerprints
-from rankxform.publish.lock import FolderLock
+from rankxform.publish.folder_records import FOLDER_NAME, MANIFEST_NAME, with_fingerprints
+from rankxform.publish.lock import FolderLock, RunLock
 from rankxform.publish.records import expected_slices, manifest_contents
-from rankxform.storage.identity import sample_digest
+from rankxform.storage.identity import sample_at
+from rankxform.storage.posix import write_atomically
+from rankxform.storage.store import address_of, is_path
 from rankxform.target.existing import ExistingDestination, expected_of_file
 from rankxform.target.target import Conversion
 from rankxform.transport import Team
@@ -33,10 +37,10 @@ class FingerprintedDestination(ExistingDestination):
     @contextmanager
     def claim(self, conversion: Conversion, team: Team) -> Iterator[Conversion]:
         with super().claim(conversion, team) as claimed, ExitStack() as stack:
-            self._folder, self._planner = claimed.target.folder, claimed.planner
+            self._place, self._planner = claimed.target.place, claimed.planner
             paths, indexes = self.existing.paths, self.existing.indexes
-            self._file_of = {relpath(paths[file], self._folder): file for file in indexes}
-            manifests, groups = manifests_of_nodes(self._folder, team)
+            self._file_of = {relpath(paths[file], self._place): file for file in indexes}
+            manifests, groups = manifests_of_nodes(self._place, team)
             group = next((n for n, processes in enumerate(groups) if team.rank in processes), 0)
             self._manifest, processes = manifests[group], groups[group]
             self._leads = team.rank == processes[0]
@@ -50,7 +54,7 @@ class FingerprintedDestination(ExistingDestination):
     def _prepare(self, manifests: Sequence[Mapping[str, Any]], stack: ExitStack) -> None:
         """Take the folder where this process writes. Raises UsageError where manifests do not list
         each file once, or one states another file than is compared."""
-        path = self._folder / MANIFEST_NAME
+        path = address_of(self._place, MANIFEST_NAME)
         listed = [name for manifest in manifests for name in manifest["files"]]
         if len(listed) != len({*listed}):
             raise UsageError("several nodes have manifests of the same files", _WITHOUT, where=path)
@@ -68,7 +72,7 @@ class FingerprintedDestination(ExistingDestination):
                     where=path,
                 )
         if self._leads:
-            stack.callback(FolderLock(self._folder / FOLDER_NAME / "lock").release)
+            self._write = stack.enter_context(_locked(self._place))
 
     def publish(self, team: Team) -> None:
         super().publish(team)
@@ -81,8 +85,8 @@ class FingerprintedDestination(ExistingDestination):
     def _check_samples(self) -> None:
         """Raise StorageError for a file that is as SRC makes it, and was not written so."""
         for name in self._local_names:
-            path, entry = self._folder / name, self._manifest["files"][name]
-            if entry.get("sample") not in (None, sample_digest(path)):
+            path, entry = address_of(self._place, name), self._manifest["files"][name]
+            if entry.get("sample") not in (None, sample_at(path)):
                 raise StorageError(
                     f"is what SRC makes, and not what was written, by {MANIFEST_NAME}",
                     _WITHOUT,
@@ -106,4 +110,25 @@ class FingerprintedDestination(ExistingDestination):
             for name, file in self._file_of.items()
             if file in id_of
         }
-        add_fingerprints(self._folder, old, digests, contents)
+        self._write(with_fingerprints(self._place, old, digests, contents))
+
+
+@contextmanager
+def _locked(place: str) -> Iterator[Callable[[bytes], object]]:
+    """Keep other runs away from a destination, and yield what writes its manifest."""
+    lock: RunLock
+    write: Callable[[bytes], object]
+    if is_path(place):
+        lock = FolderLock(Path(place, FOLDER_NAME, "lock"))
+        write = partial(write_atomically, Path(place, MANIFEST_NAME))
+    else:
+        from rankxform.publish.object_lock import ObjectLock
+        from rankxform.storage.objects.writing import WritablePrefix
+
+        prefix = WritablePrefix(place)
+        lock = ObjectLock(prefix)
+        write = partial(prefix.put, MANIFEST_NAME)
+    try:
+        yield write
+    finally:
+        lock.release()

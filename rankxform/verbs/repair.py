@@ -23,15 +23,16 @@ _RANKS, _STRAYS = "--ranks", "nothing_else_is_there"
 
 
 def repair_command(
-    folder: Path,
+    place: str,
     record: Mapping[str, Any],
     errors: Sequence[Finding],
     with_source: HasFindings | None = None,
 ) -> str | None:
     """Return the command that writes again what differs, by a manifest; None: there is none.
 
-    folder: where the manifest is. with_source: of a comparison with the source, all of it.
+    place: where the manifest is. with_source: of a comparison with the source, all of it.
     """
+    folder = Path(place)
     command, form = [*words_of(record.get("command"))], FORMS[record.get("form", DEFAULT_FORM)]
     if not _is_made_anew(folder, record, command):
         return None

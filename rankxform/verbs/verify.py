@@ -35,12 +35,12 @@ def verify(request: Request, team: Team, on_start: OnStart = start_silently) -> 
     destination = kind()
     outcome = convert(request, destination, team, on_start)
     conversion = outcome.conversion
-    differences, folder = destination.differences, conversion.target.folder
+    differences, folder = destination.differences, conversion.target.place
     manifest = find_manifest(folder, team) if differences else None
     other_options = notice_of_other_options(conversion, manifest) if manifest else []
     return Verdict(
         request.src,
-        str(folder),
+        folder,
         BYTES,
         (
             *differences,
@@ -68,10 +68,10 @@ def _repair(
     step = manifest["identity"].get("step")
     if step not in (None, conversion.source.selected.step_name):
         return None
-    return repair_command(conversion.target.folder, manifest, differences, outcome)
+    return repair_command(conversion.target.place, manifest, differences, outcome)
 
 
-def find_manifest(folder: Path, team: Team) -> Mapping[str, Any] | None:
+def find_manifest(folder: str, team: Team) -> Mapping[str, Any] | None:
     """Return what the manifests of a destination say; None: there is none, or one cannot be read.
 
     Collective; what it does not find or cannot read, no process does.
@@ -84,13 +84,13 @@ def find_manifest(folder: Path, team: Team) -> Mapping[str, Any] | None:
 def notice_of_other_options(conversion: Conversion, manifest: Mapping[str, Any]) -> list[str]:
     """Return, as a notice, the command with the options that a destination was made with, if they
     are not those of the request."""
-    request, folder = conversion.request, conversion.target.folder
+    request, folder = conversion.request, conversion.target.place
     src = None if request.files is not None else conversion.source.where.path
     request_options = [src, *verify_options(conversion)]
     was = [manifest["identity"].get("source"), *(manifest.get("verify") or ())]
     if _normal(was) == _normal(request_options):
         return []
-    command = verify_command(manifest, str(folder))
+    command = verify_command(manifest, folder)
     return [f"{folder} was made with other options; compare it with: {command}"]
 
 

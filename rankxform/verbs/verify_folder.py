@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
+from posixpath import dirname
 from shlex import quote
 from typing import Any
 
@@ -27,31 +28,35 @@ from rankxform.source import written
 from rankxform.source.place import form_at, list_and_select, listing_at
 from rankxform.source.written import CHECKED, WrittenRead, declared_files_of, read_listed_file
 from rankxform.statements import ERROR, WARNING, WRITTEN, Finding, run_rules
-from rankxform.storage.identity import file_digest, sampled_bytes
-from rankxform.storage.store import is_path
+from rankxform.storage.identity import sampled_bytes
+from rankxform.storage.store import FILE, FOLDER, absolute, address_of, is_path, store_at
 from rankxform.target.existing import wrong_tracker
 from rankxform.target.manifest import verify_command
 from rankxform.transport import Team
 from rankxform.transport.team import Begin, begin_silently, show_nothing
-from rankxform.values import NamedTuple
+from rankxform.values import NamedTuple, blake2b
 
 from .repair import repair_command
 from .verdict import Verdict
+
+_JOB = f"{FOLDER_NAME}/{JOB_NAME}"
 
 
 class ManifestPlace(NamedTuple):
     """Where the records of a destination are: in it, or with the files that readers find."""
 
-    folder: Path
+    folder: str
     warnings: tuple[Finding, ...] = ()  # what may be wrong with the way there
     tracker: tuple[tuple[str, str], ...] = ()  # address of a tracker -> what is wrong with it
 
 
-def folder_with_manifest(folder: Path) -> ManifestPlace:
+def folder_with_manifest(folder: str) -> ManifestPlace:
     """Return where a destination's manifest is, and what is wrong with the way there."""
-    if (folder / MANIFEST_NAME).exists() or not folder.is_dir():
+    folder = absolute(folder)
+    store = store_at(folder)
+    if store.has(MANIFEST_NAME) or store.list("*").kind != FOLDER:
         return ManifestPlace(folder)
-    where = CheckpointRef(str(folder))
+    where = CheckpointRef(folder)
     form = form_at(where, "--dst-form")
     if not form.described:
         return ManifestPlace(folder)
@@ -62,13 +67,17 @@ def folder_with_manifest(folder: Path) -> ManifestPlace:
     except CheckpointError:
         has_files = False
     if not has_files:  # files that a manifest lists may be missing, which a rule says
-        below = [path.parent for path in folder.glob(f"*/{MANIFEST_NAME}")]
-        names = [f"{part.name}/{name}" for part in below for name in read_manifest(part)["files"]]
+        below = map(dirname, store.list(f"*/{MANIFEST_NAME}").files)
+        names = [
+            f"{part}/{name}"
+            for part in below
+            for name in read_manifest(address_of(folder, part))["files"]
+        ]
         selected = list_and_select(where, missing_names=names).selected
     assert selected.description is not None
     if not selected.names:
         return ManifestPlace(folder)
-    record_folder = (folder / next(iter(selected.names.values()))).parent
+    record_folder = dirname(address_of(folder, next(iter(selected.names.values()))))
     if record_folder == folder:
         return ManifestPlace(folder)
     warnings = (f for f in selected.description.findings if f.severity == WARNING)
@@ -86,10 +95,10 @@ def verify_folder(folder: str, team: Team, begin: Begin = begin_silently) -> Ver
     Where nodes have folders of their own, each is compared with its own manifest.
     """
     began = time.monotonic()
-    place = team.bcast(lambda: folder_with_manifest(Path(folder).absolute()))
+    place = team.bcast(lambda: folder_with_manifest(folder))
     where = place.folder
     manifests, leaders = manifests_of_nodes(where, team)
-    is_begun = team.bcast((where / FOLDER_NAME / JOB_NAME).exists)
+    is_begun = team.bcast(lambda: store_at(where).has(_JOB))
     refuse_begun(where, is_begun, StorageError)
     form = FORMS[manifests[0].get("form", DEFAULT_FORM)]
     declared_by_name: Mapping[str, DeclaredFile] | None = {}
@@ -135,7 +144,7 @@ def verify_folder(folder: str, team: Team, begin: Begin = begin_silently) -> Ver
     ranks = {} if form.described else {r.path: r.entry["id"] for r in reads} | strays
     return Verdict(
         None,
-        str(where),
+        where,
         min((r.compared for r in reads), key=CHECKED.index, default=None),
         findings,
         ranks,
@@ -150,7 +159,7 @@ def verify_folder(folder: str, team: Team, begin: Begin = begin_silently) -> Ver
     )
 
 
-def _find_strays(folder: Path, record: Mapping[str, Any]) -> dict[str, int]:
+def _find_strays(folder: str, record: Mapping[str, Any]) -> dict[str, int]:
     """Return the checkpoint files that a manifest does not list: address -> rank, if any."""
     form = FORMS[record.get("form", DEFAULT_FORM)]
     listing = listing_at(folder, form)
@@ -160,7 +169,7 @@ def _find_strays(folder: Path, record: Mapping[str, Any]) -> dict[str, int]:
     for name in {*listing.entries} - listing.folders:
         if name.endswith(suffixes) and "/" not in name:
             ranks.setdefault(name, 0)
-    return {str(folder / n): rank for n, rank in ranks.items() if n not in record["files"]}
+    return {address_of(folder, n): rank for n, rank in ranks.items() if n not in record["files"]}
 
 
 def merge_manifests(manifests: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -169,7 +178,7 @@ def merge_manifests(manifests: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return {**manifests[0], "files": files}
 
 
-def refuse_begun(folder: Path, is_begun: bool, kind: type[RankxformError]) -> None:
+def refuse_begun(folder: str, is_begun: bool, kind: type[RankxformError]) -> None:
     """Raise an error of a kind for a folder in which a conversion is begun."""
     if is_begun:
         raise kind(
@@ -179,12 +188,15 @@ def refuse_begun(folder: Path, is_begun: bool, kind: type[RankxformError]) -> No
         )
 
 
-def manifests_of_nodes(folder: Path, team: Team) -> tuple[list[dict[str, Any]], list[list[int]]]:
+def manifests_of_nodes(folder: str, team: Team) -> tuple[list[dict[str, Any]], list[list[int]]]:
     """Return the manifests that nodes have, and for each the processes that have it."""
-    nodes, path = team.nodes, folder / MANIFEST_NAME
-    has_manifest = team.allgather(lambda: nodes.is_leader(team.rank) and path.is_file())
+    nodes, store = team.nodes, store_at(folder)
     digests_by_process = team.allgather(
-        lambda: file_digest(path) if has_manifest[team.rank] else b""
+        lambda: (
+            blake2b(store.read(MANIFEST_NAME)).digest()
+            if nodes.is_leader(team.rank) and store.has(MANIFEST_NAME)
+            else b""
+        )
     )
     groups: dict[bytes, list[int]] = {}
     for node, processes in enumerate(nodes.processes):
@@ -192,21 +204,23 @@ def manifests_of_nodes(folder: Path, team: Team) -> tuple[list[dict[str, Any]], 
             groups.setdefault(digests_by_process[processes[0]], []).append(node)
     node_groups = list(groups.values())
     if not node_groups:
-        if not any(team.allgather(folder.is_dir)):
-            if any(team.allgather(folder.exists)):
-                look = f"rankxform inspect --check {quote(str(folder))}"
+        kinds = team.allgather(lambda: store.list("*").kind)
+        if FOLDER not in kinds:
+            if FILE in kinds:
+                look = f"rankxform inspect --check {quote(folder)}"
                 raise UsageError("is a file, not a folder that rankxform wrote", look, where=folder)
             raise UsageError("no such folder", where=folder)
-        is_begun = any(team.allgather((folder / FOLDER_NAME / JOB_NAME).is_file))
+        is_begun = any(team.allgather(lambda: store.has(_JOB)))
         refuse_begun(folder, is_begun, UsageError)
-        below = team.bcast(lambda: sorted(p.parent for p in folder.glob(f"*/{MANIFEST_NAME}")))
+        below = team.bcast(lambda: sorted(map(dirname, store.list(f"*/{MANIFEST_NAME}").files)))
         if below:
-            text = f"has destinations of rankxform in it, such as {below[-1].name}"
-            raise UsageError(text, f"rankxform verify {quote(str(below[-1]))}", where=folder)
+            text = f"has destinations of rankxform in it, such as {below[-1]}"
+            inside = quote(address_of(folder, below[-1]))
+            raise UsageError(text, f"rankxform verify {inside}", where=folder)
         raise UsageError(
             "there is no manifest; this is no finished destination of rankxform",
             "verify SRC DST --src-strategy A --dst-strategy B, which compares it with its source",
-            where=path,
+            where=address_of(folder, MANIFEST_NAME),
         )
     leaders = [[p for node in group for p in nodes.processes[node]] for group in node_groups]
     firsts = {processes[0] for processes in leaders}

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
+from itertools import chain
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -35,7 +36,6 @@ from rankxform.planning.reads import (
 )
 from rankxform.planning.transfers import SliceRange, Transfer, bytes_to_write
 from rankxform.source.source import Source
-from rankxform.storage.store import storage_of
 from rankxform.target.target import Conversion
 from rankxform.transport import Team
 from rankxform.transport.team import OnProgress
@@ -61,14 +61,19 @@ _MESSAGE, _TILE, _ROUNDS = 2 << 20, 256 << 10, 4
 
 
 def plan_work(
-    conversion: Conversion, assignment: Assignment, team: Team, *, is_ascending: bool = False
+    conversion: Conversion,
+    assignment: Assignment,
+    team: Team,
+    files_at_once: int | None = None,
+    *,
+    is_ascending: bool = False,
 ) -> WorkPlan:
     """Return what this process has to do if process p makes ``assignment[p]``. Collective.
 
-    In the order of destination files, as far as can be; strictly so, file by file, if
-    `is_ascending`.
-    Raises UsageError where that cannot be.
+    In the order of destination files, as far as can be, and no more than `files_at_once` where
+    nothing is exchanged; strictly so if `is_ascending`. Raises UsageError where that cannot be.
     """
+    at_once = files_at_once or 0  # 0: any number
     source, planner = conversion.source, conversion.planner
     reach, order = source.reach, file_order(conversion.target.container)
     visible = None if reach.is_full else reach.of(team.rank)
@@ -78,15 +83,21 @@ def plan_work(
         return first, planner.transfers(assignment[team.rank], visible)
 
     first, separate = team.agree(plan_transfers)
-    memory = conversion.request.memory or storage_of(conversion.request.src).buffers
+    memory = conversion.request.buffers
     if first is not None:
         # The tiles of an exchange follow from memory, and must be the same on all of its processes.
         operand_bytes = first.nbytes
         memory -= max(team.allgather(lambda: operand_bytes))
         first = replace(first, memory=memory)
     policy, speeds = choose_policy(conversion, assignment, separate, team)
-    requests = PendingExchanges((), ())
-    if not is_ascending:
+    requests, most_files = (
+        PendingExchanges((), ()),
+        max(len({part.file for part in parts}) for parts in assignment),
+    )
+    exchanges_anyway = READ_METHODS[conversion.request.read_method].exchanges or not reach.is_full
+    if not is_ascending and (exchanges_anyway or most_files <= at_once):
+        at_once = 0
+    if not at_once:
         requests = team.agree(lambda: find_exchanges(planner, assignment, reach, policy))
     if bytes_with_several_readers(requests, reach) < _WORTH_MEASURING * team.size:
         speeds = []
@@ -94,8 +105,8 @@ def plan_work(
         speeds = _measured_speeds(source, team)
 
     def plan() -> WorkPlan:
-        if is_ascending:
-            transfers = _file_by_file(conversion, assignment[team.rank])
+        if at_once:
+            transfers = _few_files_at_once(conversion, assignment[team.rank], at_once)
             return WorkPlan(transfers, policy, False, memory, ascending=True)
         exchanges = assign_readers(requests, reach, _significant(speeds), order)
         transfers = order_transfers(team.rank, separate, exchanges, order)
@@ -136,8 +147,10 @@ def _plan_operands(conversion: Conversion, assignment: Assignment, process: int)
     return WorkPlan(transfers, policy, bool(moves.exchanges), request.buffers - nbytes, nbytes)
 
 
-def _file_by_file(conversion: Conversion, slice_ranges: Sequence[SliceRange]) -> list[Transfer]:
-    """Return what a process moves if it makes one file after the other, each in its order.
+def _few_files_at_once(
+    conversion: Conversion, slice_ranges: Sequence[SliceRange], count: int
+) -> list[Transfer]:
+    """Return what a process moves if it makes some files after the others, each in its order.
 
     Raises UsageError where that takes messages of other processes, whose order is their own.
     """
@@ -158,13 +171,11 @@ def _file_by_file(conversion: Conversion, slice_ranges: Sequence[SliceRange]) ->
     of_file: dict[int, list[SliceRange]] = {}
     for slice_range in slice_ranges:
         of_file.setdefault(slice_range.file, []).append(slice_range)
-    return [
-        transfer
-        for file_ranges in of_file.values()
-        for transfer in sorted(
-            planner.transfers(file_ranges), key=lambda file_transfer: order(file_transfer.parameter)
-        )
-    ]
+    ranges, transfers = [*of_file.values()], list[Transfer]()
+    for first in range(0, len(ranges), count):
+        some_ranges = chain.from_iterable(ranges[first : first + count])
+        transfers += sorted(planner.transfers(some_ranges), key=lambda t: order(t.parameter))
+    return transfers
 
 
 def file_order(container: Container) -> Callable[[Parameter], Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from itertools import pairwise
 
 import pytest
 
@@ -54,3 +55,25 @@ def test_nodes_write_as_many_bytes_as_they_have_processes(node, tmp_path):
     for number, written in enumerate(by_node):
         share = 120 * node.count(number) / len(node)
         assert abs(written - share) <= 0.1 * share
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_what_is_not_divided_has_one_writer(seed, tmp_path):
+    rng = random.Random(seed)
+    names, files, processes = "abcdefgh", rng.choice((1, 4)), rng.randint(1, 5)
+    plan = of(tmp_path, ([4], ROW), ([files], ROW), names)
+    units = {}
+    for file in range(files):
+        positions = rng.sample(range(len(names)), len(names))
+        cuts = sorted(rng.sample(range(1, len(names)), rng.randrange(len(names))))
+        edges = [0, *cuts, len(names)]
+        units[file] = [positions[a:b] for a, b in pairwise(edges)]
+    writers = Writers.of_one_folder((0,) * processes, range(files))
+    done = {0: {"a", "c"}}
+    written = slices_of(plan, assignment_of(plan, range(files), writers, done, units))
+    assert len(written) == len(names) * files
+    for file, of_file in units.items():
+        for positions in of_file:
+            assert len({written[file, position] for position in positions}) == 1
+    if processes > 1 and all(len(unit) == 1 for unit in units[0]):
+        assert len({*written.values()}) > 1

@@ -99,6 +99,25 @@ class ObjectAddress(NamedTuple):
         return cls(match["scheme"], match["bucket"], key)
 
 
+class UploadAccess(NamedTuple):
+    """How requests are made that this package signs itself: to which server, with which keys.
+
+    base: what stands before a key in a path. has_crc: whether the store takes the CRC-32 of what is
+    sent; others take its MD5.
+    """
+
+    endpoint: str
+    base: str
+    region: str
+    key: str
+    secret: str
+    token: str
+    has_crc: bool
+
+    def __repr__(self) -> str:
+        return f"UploadAccess({self.endpoint})"
+
+
 def _first_of(environment: Mapping[str, str], names: tuple[str, ...]) -> str | None:
     return next((environment[name] for name in names if environment.get(name)), None)
 
@@ -160,7 +179,7 @@ class Bucket:
         self._clients: dict[bool, Any] = {}
         self._process = os.getpid()
         self.listed: dict[str, Any] = {}  # by key what the last listing said of an object
-        self._endpoint = ""
+        self._endpoint, self._is_of_obs = "", scheme == OBS
         if scheme in (S3, OBS):
             self._read_s3(environment)
         self._options |= options
@@ -206,6 +225,7 @@ class Bucket:
                 endpoint = endpoint.replace(host, f"{self.name}.{host}", 1)
         text = environment.get("AWS_VIRTUAL_HOSTED_STYLE_REQUEST", "").lower()
         is_virtual = of_obs is not None or text in _TRUE
+        self._is_of_obs |= of_obs is not None
         self._endpoint = endpoint
         self._options = {
             **{name: value for name, value in keys.items() if value},
@@ -214,6 +234,24 @@ class Bucket:
             **({"endpoint": endpoint} if endpoint else {}),
             **({"skip_signature": True} if unsigned else {}),
         }
+
+    def upload_access(self) -> UploadAccess:
+        """Return how parts are sent. Raises UsageError where that cannot be."""
+        options, where = self._options, f"{self.scheme}://{self.name}"
+        key, secret, token = (str(options.get(name, "")) for name in _VARIABLES)
+        if self.scheme not in (S3, OBS):
+            raise UsageError(f"nothing writes {self.scheme}:// addresses", where=where)
+        if not key and not options.get("skip_signature"):
+            raise UsageError(
+                "writing needs an access key, and the environment has a role's credentials",
+                "export AWS_ACCESS_KEY_ID=... AWS_SECRET_ACCESS_KEY=...",
+                where=where,
+            )
+        region, is_virtual = options["region"], options["virtual_hosted_style_request"]
+        endpoint = options.get("endpoint") or f"https://s3.{region}.amazonaws.com"
+        base = "" if is_virtual and options.get("endpoint") else f"/{self.name}"
+        has_crc = not self._is_of_obs
+        return UploadAccess(endpoint.rstrip("/"), base, region, key, secret, token, has_crc)
 
     def client(self, *, patient: bool) -> Any:
         """Return what obstore's functions take, with retries for work, or for a first contact."""

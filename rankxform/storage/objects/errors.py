@@ -43,6 +43,12 @@ def translated(action: str, address: str, part: str = "") -> Iterator[None]:
         raise _as_storage_error(error, action, address, part) from None
 
 
+def refused(action: str, address: str, code: str, status: str) -> StorageError:
+    """Return the error of a request that a store answered with a code, or not at all."""
+    tries = _TRIES.get(code, ("the same command again",))
+    return StorageError(f"cannot {action} it: {code or _first_line(status)}", *tries, where=address)
+
+
 def _as_storage_error(error: BaseException, action: str, address: str, part: str) -> StorageError:
     text = str(error).partition("\n\nDebug source")[0]
     kind, code = type(error).__name__, _CODE.search(text)

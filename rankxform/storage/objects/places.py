@@ -47,9 +47,14 @@ class ObjectMeta:
     def version(self) -> FileVersion:
         """The same whether it was listed or asked for: times differ in their precision."""
         if self.etag:
-            return FileVersion(self.size, 0, zlib.crc32(self.etag.encode()))
+            return version_of(self.size, self.etag)
         seconds = int(self._modified.timestamp()) if self._modified else 0
         return FileVersion(self.size, seconds * 10**9)
+
+
+def version_of(size: int, etag: str) -> FileVersion:
+    """Return which version of an object has this ETag."""
+    return FileVersion(size, 0, zlib.crc32(etag.encode()))
 
 
 ObjectHeader = tuple[ObjectMeta | None, bytes]
@@ -126,6 +131,10 @@ class ObjectPlace(Store):
             text = f"has over {LARGEST_DOCUMENT} bytes, and is no index"
             raise CheckpointError(text, where=self._address_of(name))
         return self._fetched(name, meta, 0, meta.size)
+
+    def version(self, name: str) -> FileVersion | None:
+        meta = self._meta(name)
+        return None if meta is None else meta.version
 
     def has(self, name: str) -> bool:
         return self._meta(name) is not None

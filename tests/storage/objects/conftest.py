@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
+import tempfile
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -14,13 +17,25 @@ if "RANKXFORM_OBJECTS" not in os.environ:
     collect_ignore_glob = ["test_*.py"]
 
 
+_PORT = pytest.StashKey[int]()
+
+
+def pytest_sessionstart(session):
+    """Start the server in this process: those that are forked for a test have one in common."""
+    if servers.program() is None or "RANKXFORM_OBJECTS" not in os.environ:
+        return
+    folder = Path(tempfile.mkdtemp(prefix="seaweedfs-"))
+    running = servers.seaweedfs(folder)
+    session.config.stash[_PORT] = running.__enter__()
+    session.config.add_cleanup(lambda: (running.__exit__(None, None, None), shutil.rmtree(folder)))
+
+
 @pytest.fixture(scope="session")
-def server(tmp_path_factory):
-    if servers.program() is None:
+def server(request):
+    if _PORT not in request.config.stash:
         assert os.environ["RANKXFORM_OBJECTS"] != "required", "SeaweedFS is not installed"
         pytest.skip("SeaweedFS is not installed")
-    with servers.seaweedfs(tmp_path_factory.mktemp("seaweedfs")) as port:
-        yield port
+    return request.config.stash[_PORT]
 
 
 @pytest.fixture

@@ -11,7 +11,8 @@ from http.client import HTTPConnection
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import NamedTuple
 
-CUT, SHORT, BUSY = "cut", "short", "busy"
+CUT, SHORT, BUSY, LOST, STALL = "cut", "short", "busy", "lost", "stall"
+_STALL_SECONDS = 3.0
 _LEFT_OUT = {"transfer-encoding", "connection", "content-length", "date", "server"}
 _ERROR = b"<?xml version='1.0'?><Error><Code>SlowDown</Code><Message>Slower.</Message></Error>"
 
@@ -21,21 +22,26 @@ class Noted(NamedTuple):
     path: str
     start: int  # of the range that was asked for; 0 without one
     nbytes: int  # of the answer
+    received: int = 0  # bytes of the request's body
 
 
 class Proxy:
     """The state of a proxy. rules: pairs of an expression for paths, and what becomes of the next
-    answer to a GET of such a one."""
+    answer to a GET of such a one; one that begins with ^ is for methods and paths. before: called
+    with the method and path of a request that is to be passed on."""
 
     def __init__(self, port):
         self.to, self.noted, self.rules, self.lock = port, [], [], threading.Lock()
         self.on_get = lambda path: None
+        self.before = lambda method, path: None
         self.delay, self.in_flight, self.peak = 0.0, 0, 0  # seconds of each; GETs at a time
 
     def rule_for(self, method, path):
         with self.lock:
             for number, (expression, action) in enumerate(self.rules):
-                if method == "GET" and re.search(expression, path):
+                is_any = expression.startswith("^")
+                text = f"{method} {path}" if is_any else path
+                if (is_any or method == "GET") and re.search(expression, text):
                     del self.rules[number]
                     return action
         return None
@@ -55,6 +61,7 @@ def _handler(proxy):
 
         def forward(self):
             body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            proxy.before(self.command, self.path)
             if self.command == "GET":
                 proxy.on_get(self.path)
             with proxy.lock:
@@ -71,6 +78,8 @@ def _handler(proxy):
             if action == BUSY:
                 self.answer(503, {}, _ERROR)
                 return
+            if action == STALL:
+                time.sleep(_STALL_SECONDS)
             connection = HTTPConnection("127.0.0.1", proxy.to, timeout=60)
             try:
                 connection.putrequest(
@@ -84,7 +93,12 @@ def _handler(proxy):
             finally:
                 connection.close()
             start = re.search(r"bytes=(\d+)-", self.headers.get("Range") or "bytes=0-")
-            proxy.noted.append(Noted(self.command, self.path, int(start[1]), len(data)))
+            noted = Noted(self.command, self.path, int(start[1]), len(data), len(body))
+            proxy.noted.append(noted)
+            if action == LOST:  # the store has done it, and nobody hears of that
+                self.close_connection = True
+                self.connection.shutdown(socket.SHUT_RDWR)
+                return
             self.answer(got.status, headers, data, action)
 
         def answer(self, status, headers, data, action=None):

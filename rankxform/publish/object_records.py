@@ -1,0 +1,365 @@
+"""A destination in object storage: what is being made there, how far it came, and that it is done.
+
+::
+
+    DST/rankxform.json              the manifest: appears last; its files are done then
+    DST/.rankxform/lock             who works here (`publish.object_lock`)
+    DST/.rankxform/job.json         what is being made, of what, and the uploads of its files
+
+Files are uploads in parts until all are whole, and then get their keys, one after another. What was
+sent the store itself knows, by upload; each upload has the job's token with it, so that a file that
+got its key is known as this job's. Process 0 keeps the records.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from types import MappingProxyType
+from typing import Any
+
+from rankxform.checkpoints.base import DEFAULT_FORM, FORMS
+from rankxform.errors import FormatError, StorageError
+from rankxform.layout.names import first_texts
+from rankxform.statements import require
+from rankxform.storage.objects.places import ObjectMeta
+from rankxform.storage.objects.writing import WritablePrefix
+from rankxform.storage.posix import random_hex
+from rankxform.storage.store import FOLDER, Listing
+from rankxform.values import NamedTuple
+
+from .files import digest_of
+from .folder_records import JOB_NAME, MANIFEST_NAME, decide_earlier, with_recorded_sources
+from .object_lock import LOCK_NAME, ObjectLock, is_at_work
+from .records import JOB, MANIFEST, format_document, parse_document
+
+JOB_KEY = f".rankxform/{JOB_NAME}"
+TOKEN_NOTE = "rankxform"
+"""What an object's note is called that says which job made it."""
+
+
+class BegunUpload(NamedTuple):
+    """An upload of a file: its id, and a digest of the file's layout."""
+
+    upload: str
+    layout: str
+
+
+class ObjectState(NamedTuple):
+    """What was found at an address; every process gets it."""
+
+    token: str
+    seed: int  # of fingerprints
+    part_bytes: int | None  # of the smallest parts; None: nothing was begun
+    complete_files: frozenset[int]
+    uploads: Mapping[int, BegunUpload]  # of files that are not complete
+    resumed: bool  # whether a stopped run is continued
+    is_exclusive: bool  # whether the store keeps other runs away
+
+
+class ObjectRecords:
+    """A destination, as process 0 holds it during a run."""
+
+    state: ObjectState
+    begun: bool
+    """Whether there is something to continue."""
+    resumed: bool
+    """Whether this run continues another."""
+
+    def __init__(
+        self,
+        prefix: WritablePrefix,
+        identity: Mapping[str, Any],
+        names: Mapping[int, str],
+        *,
+        form: str,
+        overwrite: bool,
+        locks: bool = True,
+    ) -> None:
+        """Take the address and find out what is to be done there.
+
+        identity: what is made of what. names: of files, by id. locks: whether other runs are kept
+        away. Raises StorageError where another run is at work, or objects would be lost.
+        """
+        self._prefix, self._names, self._form = prefix, names, form
+        self._identity = dict(identity)
+        self._files: dict[str, dict[str, Any]] = {}
+        self._companions: dict[str, str] = {}
+        self._stale: set[str] = set()  # names of objects that go when this run's get their keys
+        self._digests: Mapping[int, str] = MappingProxyType({})
+        self._manifest: Mapping[str, Any] | None = None  # of the same conversion
+        self._lock = ObjectLock(prefix) if locks else None
+        try:
+            self._open(overwrite)
+        except BaseException:
+            self._let_go()
+            raise
+
+    def _open(self, overwrite: bool) -> None:
+        manifest, job = self._read(MANIFEST, MANIFEST_NAME), self._read(JOB, JOB_KEY)
+        present = self._prefix.objects()
+        earlier = decide_earlier(
+            job, manifest, self._identity, overwrite=overwrite, folder=self._prefix.address
+        )
+        if earlier.refusal is not None:
+            require([earlier.refusal])
+        self.begun, self.resumed = job is not None, earlier.job is not None
+        records = [*filter(None, (manifest, job))]
+        if not records and not overwrite:
+            self._refuse_foreign(present)
+        self._identity = with_recorded_sources(self._identity, earlier)
+        token = str((earlier.job or {}).get("token") or random_hex(8))
+        for record in records:
+            if record is not earlier.manifest and record is not earlier.job:
+                self._stale |= {*_made_by(self._prefix, record, present)}
+                self._stale |= {*record.get("companions", {})} & {*present}
+        if earlier.discarded is not None:
+            self._abandon(earlier.discarded["files"])
+        if job is None and self._lock is not None:
+            self._refuse_begun()
+        self._manifest = earlier.manifest
+        complete = self._complete_files(earlier.manifest, token, present, overwrite)
+        job_files = earlier.job["files"] if earlier.job else {}
+        self._files = {
+            name: {**job_files.get(name, {}), "id": file}
+            for file, name in self._names.items()
+            if file not in complete
+        }
+        self._files |= {n: f for n, f in job_files.items() if n not in self._names.values()}
+        uploads = {
+            file: BegunUpload(entry["upload"], entry.get("layout", ""))
+            for file, name in self._names.items()
+            if "upload" in (entry := self._files.get(name, {}))
+        }
+        seed = (earlier.job or earlier.manifest or {"seed": int(random_hex(8), 16) >> 1})["seed"]
+        part_bytes = earlier.job.get("part bytes") if earlier.job else None
+        is_exclusive = self._lock is None or self._lock.is_exclusive
+        self.state = ObjectState(
+            token, seed, part_bytes, complete, uploads, self.resumed, is_exclusive
+        )
+        if self._files:
+            self._write_job()
+
+    def _read(self, kind: str, name: str) -> dict[str, Any] | None:
+        data = self._prefix.read(name)
+        if data is None:
+            return None
+        try:
+            return parse_document(kind, data)
+        except FormatError as error:
+            tries = error.tries or ("choose another address", "remove this object")
+            problem = f"{error.what}; cannot tell what lies here"
+            raise StorageError(problem, *tries, where=f"{self._prefix.address}/{name}") from error
+
+    def _refuse_foreign(self, present: Mapping[str, ObjectMeta]) -> None:
+        """Refuse a place where somebody else's checkpoint lies, of which readers would take files.
+
+        Raises StorageError.
+        """
+        form = FORMS[self._form]
+        tops = dict.fromkeys(name.partition("/")[0] for name in present)
+        folders = frozenset(name.partition("/")[0] for name in present if "/" in name)
+        listing = Listing(self._prefix.address, FOLDER, (*present,), (*tops,), folders)
+        names = [*self._names.values()]
+        foreign = [*form.foreign_files(listing, names), *({*names} & {*present})]
+        foreign += {*form.companion_names(names)} & {*present}
+        if foreign:
+            raise StorageError(
+                f"holds checkpoint files that rankxform did not write ({first_texts(foreign, 1)})",
+                "name an address where nothing is",
+                "say --overwrite to write beside them",
+                where=self._prefix.address,
+            )
+
+    def _refuse_begun(self) -> None:
+        """Refuse keys to which something else uploads. Raises StorageError."""
+        keys = {self._prefix.key(name): name for name in self._names.values()}
+        for key, _ in self._prefix.uploads.begun(self._prefix.key("")):
+            if key in keys:
+                raise StorageError(
+                    "an upload to it was begun, which this run does not know",
+                    f"rankxform clean {self._prefix.address}, if nothing works there",
+                    "--no-lock, if it may go on beside this run",
+                    where=f"{self._prefix.address}/{keys[key]}",
+                )
+
+    def _complete_files(
+        self,
+        manifest: Mapping[str, Any] | None,
+        token: str,
+        present: Mapping[str, ObjectMeta],
+        overwrite: bool,
+    ) -> frozenset[int]:
+        """Return the files that are complete. Raises StorageError for one that is another's."""
+        complete, listed = set[int](), manifest["files"] if manifest else {}
+        for file, name in self._names.items():
+            if name not in present:
+                continue
+            meta, entry = present[name], listed.get(name, {})
+            listed_version = (entry.get("etag") or None, entry.get("size"))
+            is_listed = listed_version == (meta.etag or None, meta.size)
+            if (is_listed and not overwrite) or (
+                self.resumed and name not in listed and token_of(self._prefix, name) == token
+            ):
+                complete.add(file)
+            elif not overwrite and name not in self._stale:
+                text = "was changed after it was written" if entry else "is already there"
+                raise StorageError(
+                    text,
+                    "remove it",
+                    "choose another address",
+                    "say --overwrite",
+                    where=f"{self._prefix.address}/{name}",
+                )
+        return frozenset(complete)
+
+    def _abandon(self, files: Mapping[str, Mapping[str, Any]]) -> None:
+        """Let the store forget the uploads of some files."""
+        for name, entry in files.items():
+            if "upload" in entry:
+                self._prefix.uploads.abort(self._prefix.key(name), entry["upload"])
+
+    # -- while the work goes on -----------------------------------------------------------------
+
+    def note_uploads(self, uploads: Mapping[int, BegunUpload], part_bytes: int) -> None:
+        """Take note of the uploads of all files that are made."""
+        for file, (upload, layout) in uploads.items():
+            entry = self._files[self._names[file]]
+            if entry.get("upload") not in (None, upload):
+                self._abandon({self._names[file]: entry})
+            entry.update(upload=upload, layout=layout)
+        if not uploads:
+            return
+        self.begun = True
+        self.state = self.state._replace(part_bytes=part_bytes)
+        self._write_job()
+
+    def _write_job(self) -> None:
+        content = {
+            "form": self._form,
+            "identity": self._identity,
+            "seed": self.state.seed,
+            "token": self.state.token,
+            "part bytes": self.state.part_bytes,
+            "files": self._files,
+            "companions": self._companions,
+        }
+        self._prefix.put(JOB_KEY, format_document(JOB, content))
+
+    def begin_publishing(self, digests: Mapping[int, str]) -> None:
+        """Make way for files that are whole, and are about to get their keys.
+
+        digests: their fingerprints. Raises StorageError if another run has taken the address.
+        """
+        if self._lock is not None:
+            self._lock.check()
+        self._digests = digests
+        replaced = {*self._names.values()} & {*self._files}
+        old = self._read(MANIFEST, MANIFEST_NAME)
+        names = self._stale - {*self._names.values()}
+        if old is not None and replaced:
+            companions = FORMS[old.get("form", DEFAULT_FORM)].companion_names([*old["files"]])
+            kept = {n: f for n, f in old["files"].items() if n not in replaced}
+            if not kept or self._manifest is None:
+                names |= {MANIFEST_NAME}
+            elif kept != old["files"]:
+                self._prefix.put(MANIFEST_NAME, format_document(MANIFEST, {**old, "files": kept}))
+            names |= {*companions}
+        self._prefix.remove(sorted(names))
+
+    def finish(
+        self,
+        contents: Mapping[str, Any],
+        published: Mapping[int, Mapping[str, Any]],
+        complete: Collection[str],
+        make_companions: Callable[[], Mapping[str, Iterable[bytes]]],
+    ) -> None:
+        """Write the manifest: the files of this run are done. `contents` is recorded as it is.
+
+        published: facts of all its files. What `make_companions` returns is written before it, if
+        the files with `complete` names are all there.
+        """
+        old = self._manifest or {}
+        files = dict(old.get("files", {}))
+        for file, entry in published.items():
+            files[self._names[file]] = {"id": file, **entry}
+            if file in self._digests:
+                files[self._names[file]]["digest"] = self._digests[file]
+        if files.keys() >= {*complete}:
+            for name, chunks in make_companions().items():
+                data = b"".join(chunks)
+                self._prefix.put(name, data)
+                self._companions[name] = digest_of(data)
+        command = self._identity.pop("continued_by", None)
+        content = {
+            "form": self._form,
+            "command": command or [],
+            "identity": self._identity,
+            "seed": self.state.seed,
+            "files": files,
+            "companions": self._companions,
+            **contents,
+        }
+        if "stages" in contents:
+            content["stages"] = {**old.get("stages", {}), **contents["stages"]}
+        self._prefix.put(MANIFEST_NAME, format_document(MANIFEST, content))
+        published_names = {self._names[file] for file in published}
+        self._files = {n: f for n, f in self._files.items() if n not in published_names}
+        self.close(keep=False)
+
+    def close(self, keep: bool) -> None:
+        """Release the address; with `keep`, what is needed to continue stays."""
+        if not (keep and self.begun):
+            own_names = {*self._names.values()}
+            self._abandon({n: f for n, f in self._files.items() if n in own_names})
+            self._files = {n: f for n, f in self._files.items() if n not in own_names}
+            if self._files:
+                self._write_job()
+            else:
+                self._prefix.remove([JOB_KEY])
+        self._let_go()
+
+    def _let_go(self) -> None:
+        if self._lock is not None:
+            self._lock.release()
+
+
+def clean(prefix: WritablePrefix) -> list[str]:
+    """Remove what stopped runs left at an address; return what that was, in words.
+
+    Raises StorageError where a run is at work.
+    """
+    if is_at_work(prefix):
+        raise StorageError("a run is at work here", "wait for it, or stop it", where=prefix.address)
+    removed = []
+    for key, upload in prefix.uploads.begun(prefix.key("x").removesuffix("x")):
+        prefix.uploads.abort(key, upload)
+        removed.append(f"{key}: an upload that was not completed was abandoned")
+    data, names = prefix.read(JOB_KEY), [LOCK_NAME]
+    if data is not None:
+        try:
+            job = parse_document(JOB, data)
+        except FormatError as error:
+            raise StorageError.of_parts(error.at(f"{prefix.address}/{JOB_KEY}")) from error
+        names += _made_by(prefix, job, prefix.objects())
+        names.append(JOB_KEY)
+        removed.append(f"{prefix.address}: the job of a stopped run was removed")
+    prefix.remove(names)
+    return removed
+
+
+def _made_by(
+    prefix: WritablePrefix, record: Mapping[str, Any], present: Mapping[str, ObjectMeta]
+) -> Iterator[str]:
+    """Yield the names of files that a record speaks of, and nobody has changed since."""
+    token = record.get("token")
+    for name, entry in record["files"].items():
+        if name in present:
+            is_listed = entry.get("etag") and entry["etag"] == present[name].etag
+            if is_listed or (token and token_of(prefix, name) == token):
+                yield name
+
+
+def token_of(prefix: WritablePrefix, name: str) -> str | None:
+    """Return the token of the job that made an object, if one did."""
+    head = prefix.uploads.head(prefix.key(name))
+    return head.notes.get(TOKEN_NOTE) if head is not None else None

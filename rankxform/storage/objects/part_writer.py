@@ -1,0 +1,125 @@
+"""A file that is written in parts: a part is sent when it is full, by a thread, and never again."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Callable, Collection
+from concurrent.futures import Future
+from concurrent.futures import wait as wait_for
+from functools import partial
+
+from rankxform.planning.upload_parts import UploadParts
+from rankxform.storage.posix import Buffer, Position
+from rankxform.transport.team import OnProgress
+
+from .multipart import SentPart
+from .workers import Workers
+
+SENDERS = 4
+"""Parts that a process sends at a time."""
+_LOOK_SECONDS = 0.2
+_NOTHING = memoryview(b"")
+
+Send = Callable[[int, memoryview], SentPart]
+"""Sends the part of a file with this number."""
+
+
+class PartBuffers:
+    """Memory for the parts that a process fills or sends, and the threads that send them.
+
+    A part that is begun when all memory is taken waits for one that is being sent; where none is,
+    more is taken, which the plan avoids (`planning.parts`).
+    """
+
+    def __init__(self, nbytes: int, on_progress: OnProgress) -> None:
+        """nbytes: of memory. on_progress: is called while parts are waited for, and may raise."""
+        self._limit, self._on_progress = nbytes, on_progress
+        self._taken = 0
+        self._workers = Workers(SENDERS)
+        self._sending: deque[tuple[Future[None], int]] = deque()
+
+    def take(self, nbytes: int) -> bytearray:
+        """Return memory for a part."""
+        while self._sending and self._taken + nbytes > self._limit:
+            self._end_oldest()
+        self._taken += nbytes
+        return bytearray(nbytes)
+
+    def send(self, work: Callable[[], None], nbytes: int) -> None:
+        """Send a part, whose memory is free when that is done."""
+        while len(self._sending) >= 2 * SENDERS or (self._sending and self._sending[0][0].done()):
+            self._end_oldest()
+        self._sending.append((self._workers.begin(work), nbytes))
+
+    def finish(self) -> None:
+        """Wait until all parts are sent. Raises StorageError."""
+        while self._sending:
+            self._end_oldest()
+
+    def close(self) -> None:
+        """Let the threads end; what is being sent is not waited for."""
+        for future, _ in self._sending:
+            future.cancel()
+        self._workers.end()
+
+    def _end_oldest(self) -> None:
+        future, nbytes = self._sending[0]
+        while not future.done():
+            wait_for([future], _LOOK_SECONDS)
+            self._on_progress(0)
+        self._sending.popleft()
+        self._taken -= nbytes
+        future.result()
+
+
+class PartWriter:
+    """The parts of one file that this process sends (`engine.sinks.FileWriter`).
+
+    sent: what the store says of each, by its number. written: bytes of parts that were full.
+    """
+
+    def __init__(
+        self, parts: UploadParts, buffers: PartBuffers, send: Send, present: Collection[int] = ()
+    ) -> None:
+        """present: numbers of parts that the store has; they are not sent again."""
+        self._starts, self._ends = parts.starts, [*parts.starts[1:], parts.size]
+        self._buffers, self._send, self._present = buffers, send, present
+        self._open: dict[int, tuple[bytearray, int]] = {}  # by number, with the bytes that it lacks
+        self.sent: dict[int, SentPart] = {}
+        self.written = 0
+
+    def put(self, offset: int, data: Buffer, head: Buffer = _NOTHING) -> None:
+        if head:
+            self._put_run(offset - len(head), memoryview(head))
+        self._put_run(offset, memoryview(data))
+
+    def _put_run(self, offset: int, data: memoryview) -> None:
+        while len(data):
+            number = bisect_right(self._starts, offset)
+            start, end = self._starts[number - 1], self._ends[number - 1]
+            length = min(len(data), end - offset)
+            if number not in self._present:
+                room, lacking_bytes = self._open.get(number) or (
+                    self._buffers.take(end - start),
+                    end - start,
+                )
+                room[offset - start : offset - start + length] = data[:length]
+                self._open[number] = room, lacking_bytes - length
+                if lacking_bytes == length:
+                    self._send_part(number)
+            offset, data = offset + length, data[length:]
+
+    def _send_part(self, number: int) -> None:
+        room, _ = self._open.pop(number)
+        self._buffers.send(partial(self._keep, number, memoryview(room)), len(room))
+        self.written += len(room)
+
+    def _keep(self, number: int, data: memoryview) -> None:
+        self.sent[number] = self._send(number, data)
+
+    def share(self, offset: int, source: Position, nbytes: int) -> bool:
+        return False
+
+    def flush(self) -> None:
+        """Nothing is held back that could be sent: a part is sent when it is full."""

@@ -1,0 +1,100 @@
+"""A prefix of object storage that is written to: small objects, and what lies there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+
+from .access import Bucket, ObjectAddress, library
+from .errors import translated
+from .multipart import Uploads
+from .places import ObjectMeta
+
+
+class WritablePrefix:
+    """Objects below an address, by their names there. All methods raise StorageError."""
+
+    def __init__(self, address: str, *, patient: bool = True) -> None:
+        """patient: whether requests that fail are made again for minutes."""
+        self._patient, self.address = patient, address.rstrip("/")
+        self._place = ObjectAddress.of(address)
+        self._bucket = Bucket.of(self._place)
+
+    @cached_property
+    def uploads(self) -> Uploads:
+        """Uploads in parts. Raises UsageError where the store takes none."""
+        return Uploads(self._bucket)
+
+    def close(self) -> None:
+        """Let go of connections."""
+        if "uploads" in vars(self):
+            self.uploads.close()
+            del self.uploads
+
+    def key(self, name: str) -> str:
+        """Return the key of an object."""
+        return "/".join(filter(None, (self._place.key, name)))
+
+    def put(self, name: str, data: bytes) -> str:
+        """Write a small object, in place of one that is there; return its ETag."""
+        with translated("write", f"{self.address}/{name}"):
+            return self._put_object(name, data, "overwrite")
+
+    def put_new(self, name: str, data: bytes) -> str | None:
+        """Write a small object, unless there is one; return its ETag, or None where there is one.
+
+        Some stores replace it all the same.
+        """
+        with translated("write", f"{self.address}/{name}"):
+            try:
+                return self._put_object(name, data, "create")
+            except library().exceptions.AlreadyExistsError:
+                return None
+
+    def put_instead(self, name: str, data: bytes, etag: str) -> str | None:
+        """Write a small object in place of that with this ETag; return the new one's, or None where
+        another is there, or none. Some stores replace any."""
+        with translated("write", f"{self.address}/{name}"):
+            try:
+                return self._put_object(name, data, {"e_tag": etag})
+            except (library().exceptions.PreconditionError, FileNotFoundError):
+                return None
+
+    def _put_object(self, name: str, data: bytes, mode: object) -> str:
+        client = self._bucket.client(patient=self._patient)
+        answer = library().put(client, self.key(name), data, mode=mode)
+        return answer["e_tag"] or ""
+
+    def read(self, name: str) -> bytes | None:
+        """Return a small object; None if there is none."""
+        with translated("read", f"{self.address}/{name}"):
+            try:
+                client = self._bucket.client(patient=self._patient)
+                return bytes(library().get(client, self.key(name)).bytes())
+            except FileNotFoundError:
+                return None
+
+    def read_ranges(self, name: str, starts: Sequence[int], nbytes: int) -> list[bytes]:
+        """Return ranges of so many bytes of an object, or up to its end, several at a time."""
+        with translated("read", f"{self.address}/{name}"):
+            client = self._bucket.client(patient=self._patient)
+            lengths = [nbytes] * len(starts)
+            ranges = library().get_ranges(
+                client, self.key(name), starts=[*starts], lengths=lengths, coalesce=0
+            )
+            return [*map(bytes, ranges)]
+
+    def remove(self, names: Iterable[str]) -> None:
+        """Remove objects, those that are gone already too."""
+        keys = [self.key(name) for name in names]
+        with translated("remove", self.address):
+            if keys:
+                library().delete(self._bucket.client(patient=self._patient), keys)
+
+    def objects(self) -> dict[str, ObjectMeta]:
+        """Return what lies below the address, by name."""
+        below, client = self.key("x").removesuffix("x"), self._bucket.client(patient=False)
+        with translated("list", self.address):
+            pages = library().list(client, prefix=below or None)
+            metas = [meta for page in pages for meta in page]
+        return {meta["path"].removeprefix(below): ObjectMeta(meta) for meta in metas}

@@ -1,0 +1,376 @@
+"""The destination that is an address of object storage: each file an upload in parts.
+
+1. **Nothing has a key before all is whole.** Each file is one upload, to which several processes
+   send parts (`planning.upload_parts`); no reader finds it. When every process has sent its own,
+   the uploads are completed, and the manifest is written last.
+2. **An object is ours only if the manifest lists it, or it has the job's token.** Any other is
+   somebody else's, and is refused.
+3. **To continue is to ask the store.** It knows which parts it has. What they lack is shared out
+   anew, among however many processes; where parts begin does not depend on them.
+4. After a failure of storage or a stop, uploads and the job stay; `rankxform clean` abandons them.
+
+Every process reaches the store by itself. Collective, in this order: `claim` (process 0 takes the
+address; all ask for parts that are there), `begin` (uploads are begun, and noted), `fill` (local
+work), `publish` (uploads are completed; process 0 writes companions and the manifest).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from rankxform.engine.checksum import MODULUS, IntegrityChecker
+from rankxform.engine.pipeline import Traffic, WorkInputs, execute
+from rankxform.engine.sinks import FileSink
+from rankxform.errors import DifferenceError, RankxformError, StoppedError, StorageError, UsageError
+from rankxform.formats.container import content_bytes
+from rankxform.planning.assign import Assignment, Writers, assignment_of, remaining
+from rankxform.planning.exchange import WorkPlan
+from rankxform.planning.upload_parts import UploadMemory, UploadParts, divide
+from rankxform.publish.object_records import (
+    JOB_KEY,
+    TOKEN_NOTE,
+    BegunUpload,
+    ObjectRecords,
+    ObjectState,
+    clean,
+)
+from rankxform.statements import Finding, as_notice
+from rankxform.storage.identity import SAMPLE_BYTES, digest_of_samples, sample_starts
+from rankxform.storage.objects.multipart import SentPart
+from rankxform.storage.objects.part_writer import PartBuffers, PartWriter
+from rankxform.storage.objects.places import version_of
+from rankxform.storage.objects.writing import WritablePrefix
+from rankxform.storage.store import address_of
+from rankxform.storage.user_files import encode_strategy
+from rankxform.transport import Team
+from rankxform.transport.team import OnProgress
+
+from .destination import Destination, FileLayoutCache, StoredFiles
+from .manifest import (
+    check_companions,
+    conversion_identity,
+    label_beside,
+    manifest_statements,
+    transform_command,
+)
+from .target import Conversion
+
+_FOLDERS_ALONE = "dst_placement", "writers", "crc"
+"""Options that say something of folders, or of a file that is read again before it is whole."""
+
+
+class ObjectDestination(Destination):
+    """An address of object storage, with uploads in parts and a manifest."""
+
+    state: ObjectState
+
+    def __init__(self) -> None:
+        self._records: ObjectRecords | None = None  # process 0's
+        self._present: dict[int, Mapping[int, SentPart]] = {}  # by file the parts that were there
+        self._sent: dict[int, Mapping[int, SentPart]] = {}  # those that this process sent
+        self._sums: Mapping[int, int] = {}  # fingerprints of what this process put, by file
+        self._parts: Mapping[int, UploadParts] = {}
+
+    @property
+    def records(self) -> ObjectRecords:
+        assert self._records is not None, "process 0 has them"
+        return self._records
+
+    # -- before the first byte ------------------------------------------------------------------
+
+    def check_free(self, conversion: Conversion, team: Team) -> Sequence[Finding]:
+        request, source, target = conversion.request, conversion.source, conversion.target
+
+        def check() -> None:
+            for name in _FOLDERS_ALONE:
+                if getattr(request, name) != type(request).__dataclass_fields__[name].default:
+                    flag = f"--{name.replace('_', '-')}"
+                    text = f"{flag} is for a folder, and DST is an address"
+                    raise UsageError(text, f"leave out {flag}", where=target.dst)
+            place = f"{target.place}/"
+            for path in source.paths.values():
+                if path.startswith(place) or place.startswith(f"{source.where.path}/"):
+                    text = f"lies in the source {source.where.path}, which is never written to"
+                    raise UsageError(text, "choose another destination", where=target.dst)
+            if team.rank == 0:
+                check_companions(request, target)
+
+        team.agree(check)
+        return ()
+
+    @contextmanager
+    def claim(self, conversion: Conversion, team: Team) -> Iterator[Conversion]:
+        """Lock the address, and yield with what is left to be done. Collective.
+
+        After a storage failure or a stop, everything is kept so that it can be continued; after any
+        other failure, only what an earlier run had done.
+        """
+        self.conversion, self._team = conversion, team
+        self.request, self.target = conversion.request, conversion.target
+        self._prefix = WritablePrefix(self.target.place)
+        try:
+            self.state = team.bcast(self._take_address)
+            self._divide(team)
+            self._ask_for_parts(team)
+            self._share_out(team)
+            yield conversion
+        except BaseException as error:
+            records = self._records
+            keep = isinstance(error, (StorageError, StoppedError))
+            keep = keep or not isinstance(error, Exception)
+            if records is not None:
+                keep = keep or (records.resumed and not isinstance(error, DifferenceError))
+                if keep and records.begun and isinstance(error, RankxformError):
+                    error.resumable = True
+                self._records = None
+                records.close(keep)
+            raise
+        finally:
+            self._prefix.close()
+
+    def _take_address(self) -> ObjectState:
+        target = self.target
+        identity = {
+            **conversion_identity(self.conversion),
+            "continued_by": transform_command(self.conversion, self._team.size),
+        }
+        names = {file: target.arrangement.names[file] for file in target.files}
+        self._records = ObjectRecords(
+            self._prefix,
+            identity,
+            names,
+            form=target.form.name,
+            overwrite=self.request.overwrite,
+            locks=not self.request.no_lock,
+        )
+        return self._records.state
+
+    @property
+    def _files(self) -> list[int]:
+        """The files that are made, by all processes."""
+        complete = self.state.complete_files
+        return [file for file in self.target.files if file not in complete]
+
+    def _divide(self, team: Team) -> None:
+        """Find out in which parts the files are sent. Local, and the same on all."""
+        planner, request = self.target.planner, self.request
+        self._layouts = FileLayoutCache(planner, self.conversion.source.indexes, self.target, False)
+        most_files = len(self._files)  # of a process, at worst
+        memory = UploadMemory.of(request.buffers, -(-most_files // team.size))
+        part_bytes = self.state.part_bytes or memory.part_bytes
+        self.memory = memory._replace(part_bytes=part_bytes)
+        self.files_at_once = memory.files
+        self._parts = team.agree(self._divided_files)
+
+    def _divided_files(self) -> dict[int, UploadParts]:
+        by_layout, parts = dict[int, UploadParts](), {}
+        for file in self._files:
+            layout = self._layouts.of(file)  # one for all files with the same
+            if id(layout) not in by_layout:
+                by_layout[id(layout)] = divide(layout, self.memory.part_bytes)
+            parts[file] = by_layout[id(layout)]
+        return parts
+
+    def _ask_for_parts(self, team: Team) -> None:
+        """Ask the store which parts of begun files it has. Collective.
+
+        Fingerprints of what was sent are not known any more: with them, files are begun anew.
+        """
+
+        def ask() -> dict[int, Mapping[int, SentPart] | None]:
+            begun = sorted({*self.state.uploads} & {*self._files})[team.rank :: team.size]
+            return {file: self._parts_of(file) for file in begun}
+
+        for parts_by_file in team.allgather(ask):
+            present = {file: parts for file, parts in parts_by_file.items() if parts is not None}
+            self._present |= present
+
+    def _parts_of(self, file: int) -> Mapping[int, SentPart] | None:
+        """Return the parts that the store has of a begun file; None if it is begun anew."""
+        upload, layout = self.state.uploads[file]
+        if self.request.verify or layout != self._layouts.of(file).digest:
+            return None
+        present = self._prefix.uploads.parts(self._key(file), upload)
+        return (
+            None
+            if present is None
+            else {
+                number: part
+                for number, part in present.items()
+                if number <= len(self._parts[file].starts)
+                and part.nbytes == self._parts[file].nbytes(number)
+            }
+        )
+
+    def _share_out(self, team: Team) -> None:
+        """Say who sends what of what is left. Collective."""
+        planner, nodes = self.target.planner, team.nodes
+        done = {
+            file: self._parts[file].complete_names({n: p.nbytes for n, p in present.items()})
+            for file, present in self._present.items()
+        }
+        self._done = done
+        units = {}
+        for file, parts in self._parts.items():
+            positions = {name: i for i, name in enumerate(planner.layouts_of_file(file))}
+            units[file] = [[positions[name] for name in unit.names] for unit in parts.units]
+
+        def assign() -> tuple[Assignment, Assignment]:
+            writers = Writers.of_one_folder(nodes.node_of, self._files)
+            assignment = assignment_of(planner, self._files, writers, done, units)
+            return assignment, [remaining(planner, ranges, done) for ranges in assignment]
+
+        _, self.left = team.agree(assign)
+        self._own_files = [*dict.fromkeys(ranges.file for ranges in self.left[team.rank])]
+
+    def _key(self, file: int) -> str:
+        return self._prefix.key(self.target.arrangement.names[file])
+
+    @property
+    def stored_before(self) -> StoredFiles:
+        planner, nbytes = self.target.planner, 0
+        for file, names in self._done.items():
+            slices = zip(planner.layouts_of_file(file), planner.slices(file))
+            nbytes += sum(content_bytes(p.dtype, s) for name, (p, s) in slices if name in names)
+        return StoredFiles(
+            kept=len(self.state.complete_files),
+            resumed=self.state.resumed,
+            continued=sum(map(bool, self._present.values())),
+            bytes_before=nbytes,
+        )
+
+    def begin(self, team: Team) -> None:
+        """Begin the uploads that are not there, and note all. Collective."""
+        new_files = [file for file in self._files if file not in self._present]
+        notes = {TOKEN_NOTE: self.state.token}
+
+        def begin_uploads() -> dict[int, BegunUpload]:
+            return {
+                file: BegunUpload(
+                    self._prefix.uploads.begin(self._key(file), notes),
+                    self._layouts.of(file).digest,
+                )
+                for file in new_files[team.rank :: team.size]
+            }
+
+        begun = {f: u for f, u in self.state.uploads.items() if f in self._present}
+        for uploads in team.allgather(begin_uploads):
+            begun |= uploads
+        self._uploads = begun
+
+        team.bcast(lambda: self.records.note_uploads(begun, self.memory.part_bytes))
+
+    # -- filled -----------------------------------------------------------------------------------
+
+    def fill(self, work: WorkPlan, inputs: WorkInputs, on_progress: OnProgress) -> Traffic:
+        """Carry out this process's work, and send what is full."""
+        checker = IntegrityChecker(self.state.seed) if self.request.verify else None
+        buffers = PartBuffers(self.memory.nbytes, on_progress)
+        writers = {
+            file: PartWriter(
+                self._parts[file], buffers, partial(self._send, file), self._present.get(file, {})
+            )
+            for file in self._own_files
+        }
+        sinks = {file: FileSink(self._layouts.of(file), w) for file, w in writers.items()}
+        try:
+            traffic = execute(work, inputs, sinks, on_progress, checker)
+            for file, parts in self._parts.items():
+                if not parts.size and file in writers:  # nothing was put, and a part is needed
+                    writers[file].sent[1] = self._send(file, 1, memoryview(b""))
+            buffers.finish()
+        finally:
+            buffers.close()
+        self._sent = {file: writer.sent for file, writer in writers.items()}
+        self._sums = checker.take() if checker else {}
+        return traffic
+
+    def _send(self, file: int, number: int, data: memoryview) -> SentPart:
+        return self._prefix.uploads.send(self._key(file), self._uploads[file].upload, number, data)
+
+    # -- published --------------------------------------------------------------------------------
+
+    def publish(self, team: Team) -> None:
+        """Complete the uploads, and write the manifest. Collective."""
+        by_process = team.allgather(lambda: (self._sent, self._sums))
+        sent = {file: dict(self._present.get(file, {})) for file in self._files}
+        sums: dict[int, int] = {}
+        for parts_by_file, file_sums in by_process:
+            for file, parts in parts_by_file.items():
+                sent[file] |= parts
+            for file, value in file_sums.items():
+                sums[file] = (sums.get(file, 0) + value) % MODULUS
+        digests = {file: f"{sums.get(file, 0):016x}" for file in self._files}
+
+        team.bcast(lambda: self.records.begin_publishing(digests if self.request.verify else {}))
+        files = self.target.files[team.rank :: team.size]
+        published = team.allgather(lambda: {file: self._complete(file, sent) for file in files})
+        team.bcast(lambda: self._finish({f: e for part in published for f, e in part.items()}))
+
+    def _complete(self, file: int, sent: Mapping[int, Mapping[int, SentPart]]) -> Mapping[str, Any]:
+        """Give a file its key, if it has none, and return what the manifest says of it."""
+        uploads, key = self._prefix.uploads, self._key(file)
+        if file in sent:
+            parts = self._parts[file]
+            lacking = [n for n in range(1, len(parts.starts) + 1) if n not in sent[file]]
+            assert not lacking, f"parts {lacking[:3]} of file {file} were not sent"
+            uploads.complete(key, self._uploads[file].upload, sent[file])
+        head, size = uploads.head(key), self._layouts.of(file).size
+        is_ours = head is not None and head.notes.get(TOKEN_NOTE) == self.state.token
+        if head is None or head.size != size or (file in sent and not is_ours):
+            state = "nothing is" if head is None else f"{head.size:,} bytes of another object are"
+            raise StorageError(
+                f"{state} there after {size:,} bytes were sent and completed",
+                "the same command again, when nothing else writes there",
+                where=self.target.address(file),
+            )
+        starts = sample_starts(size)
+        name = self.target.arrangement.names[file]
+        samples = self._prefix.read_ranges(name, starts, SAMPLE_BYTES) if size else [b""]
+        by_start = dict(zip(starts, samples))
+        digest = digest_of_samples(size, lambda start, nbytes: by_start[start])
+        return {**version_of(size, head.etag)._asdict(), "etag": head.etag, "sample": digest}
+
+    def _finish(self, published: Mapping[int, Mapping[str, Any]]) -> None:
+        """Write companions and the manifest, on process 0."""
+        target = self.target
+        for name, content in target.companions.items():
+            self._prefix.put(name, content)
+        if target.derived is not None:
+            folder, _, file_name = label_beside(target.dst or "").rpartition("/")
+            encoded = encode_strategy(target.derived.strategy, Path(file_name))
+            WritablePrefix(folder).put(file_name, encoded[Path(file_name)])
+        self.records.finish(
+            manifest_statements(self.conversion, [*target.companions]),
+            published,
+            target.arrangement.names.values(),
+            lambda: target.form.companions(target.planner, target.arrangement, target.training),
+        )
+        if target.arrangement.mark is not None:
+            name, content = target.arrangement.mark
+            above = WritablePrefix(target.dst or "")
+            mark = above.read(name) or b""
+            if not mark.strip().isdigit() or int(mark) <= int(content):
+                above.put(name, content)
+
+    def remove_unfinished(self, dst: str) -> Sequence[str]:
+        prefix = WritablePrefix(dst)
+        below = [name.removesuffix(JOB_KEY) for name in prefix.objects() if name.endswith(JOB_KEY)]
+        texts = list[str]()
+        for place in dict.fromkeys((*(address_of(dst, name) for name in below if name), dst)):
+            prefix = WritablePrefix(place)
+            try:
+                texts += clean(prefix)
+            finally:
+                prefix.close()
+        return texts
+
+    def findings(self, team: Team) -> Sequence[Finding]:
+        if self.state.is_exclusive:
+            return ()
+        text = "this store cannot lock: do not start two runs into one DST"
+        return [as_notice(f"{self.target.place}: {text}")]

@@ -1,0 +1,408 @@
+"""Checkpoints that are written to a bucket.
+
+Several processes are forked ones, and use obstore each for itself; this one never does.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import time
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+import rankxform
+from rankxform.errors import DifferenceError, StorageError, UsageError
+from tests import reference
+from tests.checkpoints import DATA
+from tests.conformance.test_destinations import DestinationTests
+from tests.mpi.conftest import prepare
+from tests.mpi_launch import world
+from tests.storage.objects import proxy, servers
+from tests.storage.objects.test_places import command, converted
+from tests.toy_forms import CASE
+
+
+def look(address, *words):
+    """Ask a process of its own what lies at an address; return what it prints, as JSON."""
+    line = [sys.executable, "-m", "tests.storage.objects.look", address, *words]
+    done = subprocess.run(line, capture_output=True, text=True, check=True, timeout=60)
+    return json.loads(done.stdout)
+
+
+class TestObjectDestination(DestinationTests):
+    """The laws of a destination."""
+
+    @pytest.fixture(autouse=True)
+    def in_bucket(self, bucket, source):
+        self.dst = f"s3://{servers.BUCKET}/{self.tmp.parent.name}/{self.tmp.name}/dst"
+        self.options.pop("fsync")
+
+    def store(self, **options):
+        return rankxform.transform(self.src, self.dst, self.a, self.b, **self.options, **options)
+
+    def held(self):
+        found = self.tmp / f"found-{world().rank}"
+        look(self.dst, "--copy", str(found))
+        return {
+            int(path.parent.name.removeprefix("rank_")): reference.read_any(path)
+            for path in found.glob(f"rank_*/*.{self.kind}")
+        }
+
+
+class TestObjectDestinationOfSafetensors(TestObjectDestination):
+    kind = "safetensors"
+
+
+PARAMS = {f"{n}.w": ((1024, 1024), "Float32") for n in range(12)}
+LAYOUT = [{name: ([4], [0, -1], 0, 0) for name in PARAMS}]
+CONTENT = sum(4 * int(np.prod(shape)) for shape, _ in PARAMS.values())
+PART = r"partNumber=(\d+)"
+
+
+@pytest.fixture
+def line(bucket, monkeypatch):
+    with proxy.before(bucket.port) as found:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{found.port}")
+        found.prefix = bucket.at()
+        yield found
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory):
+    """48 MB of four ranks, and what folders get of them."""
+    tmp = tmp_path_factory.mktemp("ranks")
+    src = reference.write_checkpoint(tmp / "src", LAYOUT, PARAMS, kind="safetensors")
+    a = reference.write_strategy(tmp / "a.ckpt", LAYOUT)
+    halves = [{name: ([2], [-1, 0], 0, 0) for name in PARAMS}]
+    b = reference.write_strategy(tmp / "b.ckpt", halves)
+    made = {"whole": "none", "halves": b}
+    for name, dst in made.items():
+        converted(src, tmp / name, "--src-strategy", a, "--dst-strategy", dst)
+    return SimpleNamespace(
+        src=src,
+        words={name: ["--src-strategy", a, "--dst-strategy", dst] for name, dst in made.items()},
+        expected={name: files_below(tmp / name) for name in made},
+    )
+
+
+def files_below(folder):
+    found = {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+    return {name: data for name, data in found.items() if "rankxform" not in name}
+
+
+def there(address, tmp_path):
+    """Return what lies at an address, and is no record of ours."""
+    folder = tmp_path / f"there-{time.monotonic_ns()}"
+    folder.mkdir()
+    look(address, "--copy", str(folder))
+    return files_below(folder)
+
+
+def parts(line):
+    """Return (path, number) of each part that came to the store, in order."""
+    return [
+        (n.path.partition("?")[0], int(match[1]))
+        for n in line.noted
+        if n.method == "PUT" and (match := re.search(PART, n.path))
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "processes", "memory"),
+    [
+        ("whole", 1, ()), ("whole", 2, ()), ("whole", 4, ("--memory", "64M")),
+        ("halves", 1, ("--memory", "64M")), ("halves", 4, ()),
+    ],
+)  # fmt: skip
+def test_each_byte_is_sent_once_by_whoever_has_it(name, processes, memory, ranks, line, tmp_path):
+    dst = f"{line.prefix}/dst"
+    done = converted(ranks.src, dst, *ranks.words[name], "--json", *memory, processes=processes)
+    report, sent = json.loads(done.stdout), parts(line)
+    assert there(dst, tmp_path) == ranks.expected[name]
+    assert len(sent) == len({*sent}) > 2, "no part is sent twice"
+    total = sum(map(len, ranks.expected[name].values()))
+    assert report["bytes_written"] == total
+    assert sum(n.received for n in line.noted if re.search(PART, n.path)) == total
+    puts = [n for n in line.noted if n.method == "PUT" and not re.search(PART, n.path)]
+    assert len(puts) <= 6, "the lock, twice; the job, twice; the manifest"
+    assert look(dst)["begun"] == [] and set(look(dst)["objects"]) == {
+        *ranks.expected[name], "rankxform.json"
+    }  # fmt: skip
+    if not memory:
+        assert report["bytes_read"] == CONTENT
+
+
+def is_right(dst, ranks, tmp_path, name="halves"):
+    """See that all is there, and nothing else."""
+    return there(dst, tmp_path) == ranks.expected[name] and not look(dst)["begun"]
+
+
+REQUESTS = {
+    "begin": r"^POST .*uploads", "part": r"^PUT .*partNumber=2", "complete": r"^POST .*uploadId",
+    "manifest": r"^PUT .*/rankxform\.json", "job": r"^PUT .*job\.json", "look": r"^HEAD .*rank_",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("action", [proxy.BUSY, proxy.CUT, proxy.LOST])
+def test_a_request_that_fails_is_made_again(action, ranks, line, tmp_path):
+    line.rules = [(expression, action) for expression in REQUESTS.values() for _ in range(2)]
+    converted(ranks.src, f"{line.prefix}/dst", *ranks.words["halves"], processes=2)
+    assert action == proxy.CUT or not line.rules  # of an answer without a body nothing is cut
+    begun = look(f"{line.prefix}/dst")["begun"]
+    assert there(f"{line.prefix}/dst", tmp_path) == ranks.expected["halves"]
+    # Where the store begins an upload and nobody hears of it, it stays, until `clean`.
+    assert len(begun) == (0 if action == proxy.BUSY else 2)
+    command("clean", f"{line.prefix}/dst")
+    assert is_right(f"{line.prefix}/dst", ranks, tmp_path)
+
+
+def killed_at(number, line, running):
+    """Kill processes when so many parts came to the store."""
+    seen = []
+
+    def before(method, path):
+        if method == "PUT" and re.search(PART, path):
+            seen.append(path)
+            if len(seen) == number:
+                running[0].kill()
+
+    line.before = before
+
+
+def begin(ranks, dst, *words, processes=1):
+    """Begin a conversion in a process group of its own; return it."""
+    launch = ["-n", str(processes)] if processes > 1 else []
+    line = [sys.executable, "-m", "rankxform", "transform", *launch, str(ranks.src), dst]
+    return subprocess.Popen(
+        [*line, *map(str, ranks.words["halves"]), *words], start_new_session=True,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+
+
+def ended(running):
+    """Return how a process ended, and let go of what it said."""
+    running.communicate(timeout=60)
+    return running.returncode
+
+
+@pytest.mark.parametrize("number", [1, 4])
+def test_a_killed_run_goes_on_with_the_parts_that_are_missing(number, ranks, line, tmp_path):
+    dst, running = f"{line.prefix}/dst", [None]
+    killed_at(number, line, running)
+    running[0] = begin(ranks, dst)
+    assert ended(running[0]) == -9
+    line.before = lambda method, path: None
+    assert there(dst, tmp_path) == {}, "nothing has its key before all is whole"
+    found = look(dst)
+    assert len(found["begun"]) == 2 and ".rankxform/job.json" in found["objects"]
+    first = {*parts(line)}
+    line.noted.clear()
+    done = converted(ranks.src, dst, *ranks.words["halves"], processes=3)
+    again = {*parts(line)}
+    assert len(first & again) <= 4, "what was on its way when it was killed may not have arrived"
+    assert len(again) <= 6 - number + 4
+    assert "continued" in done.stdout
+    assert is_right(dst, ranks, tmp_path)
+
+
+def test_a_run_that_is_killed_while_files_get_their_keys_goes_on(ranks, line, tmp_path):
+    dst, running = f"{line.prefix}/dst", [None]
+
+    def before(method, path):
+        if method == "PUT" and path.endswith("/rankxform.json"):
+            running[0].kill()
+            time.sleep(1)
+
+    line.before = before
+    running[0] = begin(ranks, dst)
+    assert ended(running[0]) == -9
+    line.before, line.noted[:] = lambda method, path: None, []
+    if "rankxform.json" in look(dst)["objects"]:
+        pytest.skip("the manifest came through")
+    converted(ranks.src, dst, *ranks.words["halves"])
+    assert parts(line) == [] and is_right(dst, ranks, tmp_path)
+
+
+def test_a_stop_ends_a_run_soon_and_the_next_goes_on(ranks, line, tmp_path):
+    dst = f"{line.prefix}/dst"
+    line.rules = [("^PUT .*partNumber=1", proxy.STALL)] * 2
+    running = begin(ranks, dst)
+    until = time.monotonic() + 30
+    while not parts(line) and time.monotonic() < until:
+        time.sleep(0.05)
+    began = time.monotonic()
+    running.terminate()
+    assert ended(running) == 75
+    assert time.monotonic() - began < 2.5
+    converted(ranks.src, dst, *ranks.words["halves"])
+    assert is_right(dst, ranks, tmp_path)
+
+
+def test_clean_leaves_nothing_of_a_killed_run(ranks, line, tmp_path):
+    dst, running = f"{line.prefix}/dst", [None]
+    killed_at(4, line, running)
+    running[0] = begin(ranks, dst)
+    assert ended(running[0]) == -9
+    line.before = lambda method, path: None
+    done = command("clean", dst)
+    assert done.returncode == 0 and "abandoned" in done.stdout, done.stderr
+    assert look(dst) == {"objects": {}, "begun": []}
+    converted(ranks.src, dst, *ranks.words["halves"])
+    assert "nothing was begun" in command("clean", dst).stdout
+    assert is_right(dst, ranks, tmp_path), "what is complete stays"
+
+
+def test_a_second_run_is_kept_away(ranks, line, tmp_path):
+    dst = f"{line.prefix}/dst"
+    line.rules = [("^PUT .*partNumber=1", proxy.STALL)] * 2
+    running = begin(ranks, dst)
+    until = time.monotonic() + 30
+    while ".rankxform/lock" not in look(dst)["objects"] and time.monotonic() < until:
+        time.sleep(0.05)
+    second = command("transform", ranks.src, dst, *ranks.words["halves"])
+    cleaning = command("clean", dst)
+    assert ended(running) == 0
+    assert second.returncode == StorageError.exit_code, second.stdout
+    assert (
+        f"process {running.pid} on " in second.stderr and "works on this address" in second.stderr
+    )
+    assert cleaning.returncode == StorageError.exit_code and "at work" in cleaning.stderr
+    assert is_right(dst, ranks, tmp_path)
+
+
+def test_what_is_there_is_not_replaced(ranks, bucket, tmp_path):
+    dst, words = bucket.at("dst"), ranks.words["halves"]
+    converted(ranks.src, dst, *words)
+    again = converted(ranks.src, dst, *words)
+    assert "complete already" in again.stdout
+    other = command("transform", ranks.src, dst, *ranks.words["whole"])
+    assert other.returncode == StorageError.exit_code
+    assert "holds the work of an earlier run" in other.stderr
+    converted(ranks.src, dst, *ranks.words["whole"], "--overwrite")
+    assert is_right(dst, ranks, tmp_path, "whole"), "the files of the earlier one are gone"
+    bucket.put("dst/rank_0/checkpoint_0.safetensors", b"another's")
+    changed = command("transform", ranks.src, dst, *ranks.words["whole"])
+    assert changed.returncode == StorageError.exit_code
+    assert "was changed after it was written" in changed.stderr
+
+
+@pytest.mark.parametrize("name", ["rank_0/checkpoint_0.safetensors", "rank_7/other.safetensors"])
+def test_somebody_elses_files_are_refused(name, ranks, bucket):
+    bucket.put(f"dst/{name}", b"another's")
+    done = command("transform", ranks.src, bucket.at("dst"), *ranks.words["halves"])
+    assert done.returncode == StorageError.exit_code
+    assert "holds checkpoint files that rankxform did not write" in done.stderr
+    assert look(bucket.at("dst")) == {"objects": {name: 9}, "begun": []}
+
+
+def test_an_upload_that_another_program_began_is_refused(ranks, bucket, tmp_path):
+    dst, words = bucket.at("dst"), ranks.words["halves"]
+    look(dst, "--begin", "rank_1/checkpoint_1.safetensors")
+    done = command("transform", ranks.src, dst, *words)
+    assert done.returncode == StorageError.exit_code
+    assert "an upload to it was begun" in done.stderr and "rankxform clean" in done.stderr
+    converted(ranks.src, dst, *words, "--no-lock")
+    assert there(dst, tmp_path) == ranks.expected["halves"]
+    assert len(look(dst)["begun"]) == 1, "it goes on beside this run"
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["--crc"], "--crc is for a folder"),
+        (["--writers", "node"], "--writers is for a folder"),
+        (["gs"], "nothing writes gs:// addresses"),
+        (["inside"], "lies in the source"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_anything_is_written(words, text, ranks, bucket):
+    dst, src = bucket.at("dst"), ranks.src
+    if words == ["gs"]:
+        dst, words = "gs://models/dst", []
+    if words == ["inside"]:
+        bucket.put_folder(ranks.src, "src")
+        src, dst, words = bucket.at("src"), bucket.at("src/new"), []
+    before = look(bucket.at())["objects"]
+    done = command("transform", src, dst, *ranks.words["halves"], *words)
+    assert done.returncode == UsageError.exit_code and text in done.stderr, done.stderr
+    assert look(bucket.at())["objects"] == before
+
+
+def test_no_secret_is_written_or_said(ranks, line, tmp_path):
+    """Wherever a run ends."""
+    dst, running, said = f"{line.prefix}/dst", [None], []
+    killed_at(3, line, running)
+    running[0] = begin(ranks, dst, "-v")
+    said.append(running[0].communicate()[0])
+    line.before = lambda method, path: None
+    line.rules = [("^POST .*uploadId", proxy.BUSY)]
+    done = command("transform", ranks.src, dst, *ranks.words["halves"], "-v", "--json")
+    said += [done.stdout, done.stderr]
+    done = command("transform", ranks.src, dst, environ={"AWS_SECRET_ACCESS_KEY": "wrong-secret"})
+    said += [done.stdout, done.stderr]
+    folder = tmp_path / "all"
+    look(line.prefix, "--copy", str(folder))
+    said += [p.read_bytes().decode(errors="replace") for p in folder.rglob("*") if p.is_file()]
+    for text in said:
+        assert servers.SECRET not in text and "wrong-secret" not in text
+        assert "Signature=" not in text and servers.KEY not in text
+
+
+def test_from_a_bucket_into_a_bucket_and_compared_there(ranks, bucket, tmp_path):
+    src, dst, words = bucket.at("src"), bucket.at("dst"), ranks.words["halves"]
+    bucket.put_folder(ranks.src, "src")
+    converted(src, dst, *words, "--verify", processes=2)
+    assert is_right(dst, ranks, tmp_path)
+    assert command("verify", src, dst, *words, processes=2).returncode == 0
+    done = command("verify", dst)
+    assert done.returncode == 0 and "fingerprints" in done.stdout
+    name = "rank_1/checkpoint_1.safetensors"
+    data = bytearray(ranks.expected["halves"][name])
+    data[-1] ^= 1
+    bucket.put(f"dst/{name}", bytes(data))
+    for done in (command("verify", dst), command("verify", src, dst, *words)):
+        assert done.returncode == DifferenceError.exit_code, done.stderr
+    back = command("transform", dst, tmp_path / "back", "--dst-strategy", "none")
+    assert back.returncode != 0 and "is not the file that" in back.stderr
+
+
+HF = DATA / "hf_qwen3/hf"
+WRITTEN = {
+    "unified": (None, ["--dst-strategy", "none", "--dst-form", "unified"]),
+    "dcp": (None, ["--dst-strategy", "B", "--dst-form", "dcp"]),
+    "huggingface": (HF, ["--dst-strategy", "none", "--dst-form", "huggingface", "--max-shard", "1MB"]),
+    "torch_dist": (HF, ["--dst-strategy", "none", "--dst-form", "torch_dist", "--map", "qwen3",
+                        "--transformer-impl", "transformer_engine", "--iteration", "5"]),
+    "vllm": (HF, ["--dst-form", "vllm", "--tensor-parallel", "2"]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("form", WRITTEN)
+def test_a_form_is_the_same_bytes_as_in_a_folder(form, bucket, tmp_path):
+    """With its table, its configuration and its tracker."""
+    src, words = WRITTEN[form]
+    if src is None:
+        src, a, b = prepare(CASE, tmp_path, "safetensors")
+        words = ["--src-strategy", a, *(b if word == "B" else word for word in words)]
+    converted(src, tmp_path / "folder", *words)
+    converted(src, bucket.at("dst"), *words, processes=2)
+    assert there(bucket.at("dst"), tmp_path) == files_below(tmp_path / "folder")
+    done = command("verify", src, bucket.at("dst"), *words, "--keep-fingerprints")
+    assert done.returncode == 0, done.stderr
+    assert command("verify", bucket.at("dst")).returncode == 0
+    done = command("inspect", bucket.at("dst"), "--check")
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_a_derived_strategy_lies_beside_the_destination(bucket, tmp_path):
+    src, a, _ = prepare(CASE, tmp_path, "ckpt")
+    words = ["--src-strategy", a, "--src-parallel", "dp=1,mp=4", "--dst-parallel", "dp=1,mp=2"]
+    converted(src, bucket.at("dst"), *words, "--unproven")
+    assert "dst_strategy.ckpt" in look(bucket.at())["objects"]
+    again = ["--src-strategy", a, "--dst-strategy", bucket.at("dst_strategy.ckpt")]
+    assert command("verify", src, bucket.at("dst"), *again).returncode == 0
