@@ -397,7 +397,7 @@ def execute(
     tiles = _tiles_in_order(work, schedules)
     if sources.ahead:
         tiles, coming = tee(tiles)
-        sources.expect(coming_reads(coming, in_memory), budget.announced)
+        sources.expect(coming_reads(coming, in_memory), budget.announced, on_progress)
     for tile, tile_work in _work_out(tiles, in_memory, scheduling):
         if tile_work is None:
             pipeline.end(tile.transfer)

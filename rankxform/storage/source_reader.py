@@ -183,10 +183,11 @@ class SourceReader:
         if self._flight:
             self._passed(TensorRead(file, name, start, len(room)))
 
-    def expect(self, coming: Iterator[TensorRead], memory: int) -> None:
+    def expect(self, coming: Iterator[TensorRead], memory: int, on_wait: OnProgress) -> None:
         """Announce what `read` will be called for, all of it and in this order.
 
         As many are in flight as the storage can have, and no more of their bytes than `memory`.
+        on_wait: is called while a read takes long, and may raise.
         """
         self._coming, self._next = coming, next(coming, None)
         all_at_once = not any(ranges.keeps_announced for ranges in self._ranges.values())
@@ -195,6 +196,7 @@ class SourceReader:
         self._memory, self._free_requests, self._free_bytes = memory, self.ahead, memory
         for ranges in self._ranges.values():
             ranges.announces_within(memory)
+            ranges.on_wait = on_wait
         self._announce()
         for ranges in self._ranges.values() if all_at_once else ():
             ranges.all_announced()
@@ -290,6 +292,8 @@ class SourceReader:
         touched = []
         opened_files = {file: opened for (file, _), opened in self._open.items()}
         for file, (ranges, path, index) in opened_files.items():
+            if path in ranges.pinned:
+                continue
             named = ranges.version_now(path)
             if named is None:
                 touched.append(f"{path}: was removed while it was read")

@@ -20,6 +20,7 @@ from typing import Any, Protocol
 
 from rankxform.errors import CheckpointError, StorageError, UsageError
 from rankxform.formats.container import ReadAt
+from rankxform.transport.team import OnProgress
 from rankxform.values import NamedTuple, Registry, dataclass
 
 from .posix import (
@@ -177,6 +178,9 @@ class RangeReader(ABC):
     ahead: int = 0  # number of announced reads in flight, at most; 0: none is announced
     keeps_announced: bool = True  # whether what is announced takes memory until it is read
     is_memory: bool = False  # whether content lies in memory, so that `memory_of` returns it
+    # Files of which only one version is read, whatever gets its name meanwhile.
+    pinned: Collection[str] = ()
+    on_wait: OnProgress | None = None  # called while a read takes long; may raise to stop
 
     @abstractmethod
     def version(self, path: str, sparse: bool = False) -> FileVersion:

@@ -47,7 +47,7 @@ def test_the_files_of_a_source_may_lie_in_several_kinds_of_storage(file, monkeyp
     memory.add("there", file.parent)
     paths = {0: str(file), 1: f"mem://there/{file.name}"}
     with SourceReader(paths, {n: index_file(path) for n, path in paths.items()}) as sources:
-        sources.expect(iter([TensorRead(0, "w", 0, 256), TensorRead(1, "w", 0, 256)]), 1024)
+        sources.expect(iter([TensorRead(0, "w", 0, 256), TensorRead(1, "w", 0, 256)]), 1024, print)
         assert content(sources, 0) == content(sources, 1) == DATA.tobytes()
         assert sources.place(1, "w", 0) is None and sources.place(0, "w", 0) is not None
         assert (memory.announced, memory.direct, sources.ahead) == (1, 0, 64)
@@ -66,7 +66,7 @@ def test_as_much_is_in_flight_as_may_be_and_every_read_gets_its_bytes(
     ]
     others = [TensorRead(0, "w", 3, 7), TensorRead(0, "w", 0, 256)]  # which are of something else
     with SourceReader({0: path}, {0: index_file(path)}) as sources:
-        sources.expect(iter(wanted), memory)
+        sources.expect(iter(wanted), memory, print)
         for one in [others[0], *wanted[:9], *others, *wanted[9:]]:
             room = memoryview(bytearray(one.nbytes))
             sources.read(0, "w", one.start, room)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
+from concurrent.futures import wait as wait_for
 from functools import partial
 from typing import Any
 
@@ -25,6 +26,9 @@ from .workers import IN_FLIGHT, Workers
 
 PIECE, _LEAST_PIECE = 8 << 20, 1 << 20
 """Bytes of a request, at most; and in little memory, where smaller ones are in flight at a time."""
+
+
+_LOOK_SECONDS = 0.2
 
 
 class RangeRequest:
@@ -54,6 +58,7 @@ class ObjectRanges(RangeReader):
     def __init__(self, bucket_of: Callable[[ObjectAddress], Bucket]) -> None:
         self._bucket_of, self._workers = bucket_of, Workers(IN_FLIGHT)
         self._metas: dict[str, ObjectMeta] = {}
+        self.pinned: set[str] = set()
         self._piece = PIECE
         # By size what was read: fresh memory costs as much as a copy.
         self._rooms: dict[int, list[Any]] = {}
@@ -95,8 +100,7 @@ class ObjectRanges(RangeReader):
             if request.futures is None:  # nothing more was announced that goes with it
                 for open_request in [*self._open.values()]:
                     self._begin(open_request)
-            for future in request.futures or ():
-                future.result()
+            self._await(request)
             if announced_range == byte_range:
                 room[:] = memoryview(data)
             if self._kept_bytes + len(data) <= IN_FLIGHT * self._piece:
@@ -107,7 +111,14 @@ class ObjectRanges(RangeReader):
         request = RangeRequest(path, offset)
         request.rooms.append(np.frombuffer(room, np.uint8))
         self._begin(request)
+        self._await(request)
+
+    def _await(self, request: RangeRequest) -> None:
         for future in request.futures or ():
+            while not future.done():
+                wait_for([future], _LOOK_SECONDS)
+                if self.on_wait is not None:
+                    self.on_wait(0)
             future.result()
 
     def close(self) -> None:
@@ -142,6 +153,8 @@ class ObjectRanges(RangeReader):
             if meta is None:
                 raise CheckpointError("is not there", "the same command again", where=path)
             self._metas[path] = meta
+            if meta.etag:
+                self.pinned.add(path)
         return self._metas[path]
 
     def _look_at(self, path: str) -> ObjectMeta | None:

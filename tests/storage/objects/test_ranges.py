@@ -59,14 +59,14 @@ def test_each_byte_comes_once_and_no_other(memory, line, ranks, tmp_path):
     assert len({(n.path, n.start) for n in data}) == len(data), "no range is asked for twice"
     if "4M" not in memory:
         assert len(data) <= CONTENT / (1 << 20), "at most one request for each slice of a file"
-        # And of each file its header, four samples, and three looks at its version.
-        assert len(line.noted) <= len(data) + len(listings) + 4 * 9
+        # And of each file its header and four samples.
+        assert len(line.noted) <= len(data) + len(listings) + 4 * 6
 
 
-def test_an_inspection_takes_two_requests_for_each_file(line, ranks):
-    """Its header, and a look at its version behind that."""
+def test_an_inspection_takes_one_request_for_each_file(line, ranks):
+    """Its header."""
     assert command("inspect", ranks[0]).returncode == 0
-    assert len(line.noted) <= 5 + 2 * 4
+    assert len(line.noted) <= 5 + 4
 
 
 @pytest.mark.parametrize("action", [proxy.CUT, proxy.BUSY, proxy.SHORT])
