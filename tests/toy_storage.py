@@ -48,6 +48,7 @@ class Memory:
     def ranges(self):
         return MemoryRanges(self)
 
+    has_versions = False
     buffers = 64 << 20
 
     def expect_headers(self, addresses):

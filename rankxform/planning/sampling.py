@@ -294,12 +294,14 @@ def entries_to_read(tensors: Iterable[SampledTensor]) -> dict[int, list[str]]:
 
 
 def to_know_again(
-    indexes: Mapping[int, Index], entries: Mapping[int, Sequence[str]]
+    indexes: Mapping[int, Index],
+    entries: Mapping[int, Sequence[str]],
+    versioned_files: Collection[int] = (),
 ) -> dict[int, list[str]]:
     """Return by file the entries that are looked at, and others, to know the file again by them.
 
     All, while there is room: whatever is done to a model may change few of its tensors. Else of
-    every kind one.
+    every kind one; and few of files that have versions, by which they are known.
     """
     count = max(1, len(indexes))
     lower_limit = max(_OF_FILE, min(_MOST_KNOWN, _FEW_KNOWN // count))
@@ -311,6 +313,8 @@ def to_know_again(
         entry_limit = max(
             lower_limit, len(file_entries), min(upper_limit, index.size // _BYTES_KNOWN)
         )
+        if file in versioned_files:
+            entry_limit = max(_OF_FILE, len(file_entries))
         if len(schema.names) > entry_limit and schema not in kinds:
             kinds[schema] = _one_of_each(schema)
         other_entries = kinds[schema] if len(schema.names) > entry_limit else schema.names

@@ -84,6 +84,7 @@ class ArrayStorage:
     """
 
     buffers = USUAL_BUFFERS
+    has_versions = False
 
     def __init__(self, file: ArrayFile | None, *, releases: bool) -> None:
         self.file, self.releases = file, releases

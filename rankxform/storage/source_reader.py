@@ -365,30 +365,35 @@ def digest_samples(
 
     Where they lie in the content, its size tells.
     """
-    samples = {}
+    samples, names = {}, [name for name in names if name in index]
     with closing(storage_of(path).ranges()) as ranges:
         check_same(path, ranges.version(path, sparse=True), index)
-        for name in names:
-            if name in index:
-                spans, nbytes = index.spans(name), index.nbytes(name)
-                start = crc32(b"%d" % nbytes) % (max(0, nbytes - SAMPLE) + 1)
-                data = _sample(ranges, path, spans, start, on_progress)
-                digest = blake2b(data, digest_size=16).digest()
-                dtype, width = _dtype(index, name), _element_size(index, name)
-                is_constant, is_zero = is_uniform(data, width), not data.lstrip(b"\0")
-                elements = data[(-start) % width :]
-                may_be_zeros = dtype in FLOATS and not elements.strip(b"\0\x80") and elements != b""
-                are_zeros = may_be_zeros and holds_zeros(elements, width)
-                if are_zeros or (is_constant and not is_zero):
-                    # A triangle of ones has long runs of them.
-                    ends = (0, max(0, nbytes - SAMPLE))
-                    first, last = (_sample(ranges, path, spans, e, on_progress) for e in ends)
-                    is_constant = is_zero or is_uniform(first + last, width)
-                    are_zeros = are_zeros and holds_zeros(first + last, width)
-                is_sound = is_finite(elements, dtype)
-                samples[name] = ContentDigest(
-                    digest, is_constant, b"", is_zero, is_sound, are_zeros
-                )
+        for number, name in enumerate(names):
+            if ranges.ahead and number % ranges.ahead == 0:
+                for next_name in names[number : number + ranges.ahead]:
+                    nbytes = index.nbytes(next_name)
+                    start = crc32(b"%d" % nbytes) % (max(0, nbytes - SAMPLE) + 1)
+                    length = min(SAMPLE, nbytes - start)
+                    for span in spans_of_range(index.spans(next_name), start, length):
+                        ranges.announce(path, span.offset, span.nbytes)
+                ranges.all_announced()
+            spans, nbytes = index.spans(name), index.nbytes(name)
+            start = crc32(b"%d" % nbytes) % (max(0, nbytes - SAMPLE) + 1)
+            data = _sample(ranges, path, spans, start, on_progress)
+            digest = blake2b(data, digest_size=16).digest()
+            dtype, width = _dtype(index, name), _element_size(index, name)
+            is_constant, is_zero = is_uniform(data, width), not data.lstrip(b"\0")
+            elements = data[(-start) % width :]
+            may_be_zeros = dtype in FLOATS and not elements.strip(b"\0\x80") and elements != b""
+            are_zeros = may_be_zeros and holds_zeros(elements, width)
+            if are_zeros or (is_constant and not is_zero):
+                # A triangle of ones has long runs of them.
+                ends = (0, max(0, nbytes - SAMPLE))
+                first, last = (_sample(ranges, path, spans, e, on_progress) for e in ends)
+                is_constant = is_zero or is_uniform(first + last, width)
+                are_zeros = are_zeros and holds_zeros(first + last, width)
+            is_sound = is_finite(elements, dtype)
+            samples[name] = ContentDigest(digest, is_constant, b"", is_zero, is_sound, are_zeros)
     return samples
 
 

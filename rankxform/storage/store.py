@@ -201,7 +201,7 @@ class RangeReader(ABC):
         """Take note how many bytes will be announced and not read, at most."""
 
     def all_announced(self) -> None:  # noqa: B027
-        """Take note that every read was announced; only where nothing announced is kept."""
+        """Take note that no more is announced for now."""
 
     @abstractmethod
     def read(self, path: str, offset: int, room: Buffer, sparse: bool = False) -> None:
@@ -228,10 +228,13 @@ class Storage(Protocol):
     """A kind of storage, by the scheme of its addresses, such as ``mem`` in ``mem://a/b``.
 
     An address with a scheme is the same for all nodes; at one path each may have other files.
-    buffers: bytes that a process takes to read from it, unless it is told.
+    buffers: bytes that a process takes to read from it, unless it is told. has_versions: whether a
+    file of which it knows a mark that no other content has, is known by its version alone; the
+    version has an inode then.
     """
 
     buffers: int
+    has_versions: bool
 
     def store(self, place: str) -> Store:
         """Return the place with this address."""
@@ -387,6 +390,7 @@ class PosixStorage:
     """Paths of file systems (`Storage`)."""
 
     buffers = USUAL_BUFFERS
+    has_versions = False
 
     def store(self, place: str) -> Store:
         return PosixStore(Path(place))

@@ -79,7 +79,7 @@ from rankxform.storage.source_reader import (
     find_holes,
     index_file,
 )
-from rankxform.storage.store import address_of, is_path
+from rankxform.storage.store import address_of, is_path, storage_of
 from rankxform.target.destination import open_work_inputs
 from rankxform.target.findings import adding_suggestions
 from rankxform.target.target import Conversion, Target
@@ -331,7 +331,12 @@ def _compare(
     sampled_tensors = choose_samples(parameters, catalog, source.indexes)
     entries = entries_to_read(sampled_tensors)
     if request.dst is not None:  # whose records say what was read
-        entries = to_know_again(source.indexes, entries)
+        versioned_files = {
+            file
+            for file, index in source.indexes.items()
+            if index.inode and storage_of(source.paths[file]).has_versions
+        }
+        entries = to_know_again(source.indexes, entries, versioned_files)
     few = _ACCEPTED if request.accepts(ACCEPT_EXTRA_RANKS) else None
     extra_names = extra_to_sample(catalog, extra_indexes)[:few]
     undeclared_names = undeclared_to_compare(parameters, catalog)

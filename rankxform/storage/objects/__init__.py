@@ -22,6 +22,7 @@ class ObjectStorage:
     """Buckets (`storage.store.Storage`)."""
 
     buffers = 512 << 20  # of which a half is for requests in flight
+    has_versions = True
 
     def __init__(self) -> None:
         self._places: dict[str, tuple[float, ObjectPlace]] = {}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zlib
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -25,6 +24,7 @@ from rankxform.storage.store import (
     is_hidden,
     is_litter,
 )
+from rankxform.values import blake2b
 
 from .access import Bucket, ObjectAddress, library
 from .errors import translated
@@ -54,7 +54,8 @@ class ObjectMeta:
 
 def version_of(size: int, etag: str) -> FileVersion:
     """Return which version of an object has this ETag."""
-    return FileVersion(size, 0, zlib.crc32(etag.encode()))
+    mark = int.from_bytes(blake2b(etag.encode(), digest_size=7).digest(), "big")
+    return FileVersion(size, mark, mark)
 
 
 ObjectHeader = tuple[ObjectMeta | None, bytes]

@@ -28,6 +28,8 @@ PIECE, _LEAST_PIECE = 8 << 20, 1 << 20
 """Bytes of a request, at most; and in little memory, where smaller ones are in flight at a time."""
 
 
+_SMALL = 64 << 10
+"""Bytes of a request that takes a round trip and little more: more of them are in flight."""
 _LOOK_SECONDS = 0.2
 
 
@@ -53,10 +55,11 @@ class RangeRequest:
 class ObjectRanges(RangeReader):
     """Objects that this process reads; what is announced is fetched before it is asked for."""
 
-    ahead = 4 * IN_FLIGHT  # of which neighbours are one request
+    ahead = 16 * IN_FLIGHT  # of which neighbours are one request
 
     def __init__(self, bucket_of: Callable[[ObjectAddress], Bucket]) -> None:
         self._bucket_of, self._workers = bucket_of, Workers(IN_FLIGHT)
+        self._small_workers = Workers(4 * IN_FLIGHT)
         self._metas: dict[str, ObjectMeta] = {}
         self.pinned: set[str] = set()
         self._piece = PIECE
@@ -93,13 +96,16 @@ class ObjectRanges(RangeReader):
         if request.nbytes >= self._piece:
             self._begin(request)
 
+    def all_announced(self) -> None:
+        for request in [*self._open.values()]:
+            self._begin(request)
+
     def read(self, path: str, offset: int, room: Buffer, sparse: bool = False) -> None:
         byte_range = path, offset, len(room)
         while any(byte_range == first for first, _, _ in self._begun):
             announced_range, data, request = self._begun.popleft()
             if request.futures is None:  # nothing more was announced that goes with it
-                for open_request in [*self._open.values()]:
-                    self._begin(open_request)
+                self.all_announced()
             self._await(request)
             if announced_range == byte_range:
                 room[:] = memoryview(data)
@@ -130,6 +136,7 @@ class ObjectRanges(RangeReader):
         self._rooms.clear()
         self._kept_bytes = 0
         self._workers.end()
+        self._small_workers.end()
 
     def _begin(self, request: RangeRequest) -> None:
         """Begin to fill the rooms of a request, a large one piece by piece."""
@@ -137,7 +144,8 @@ class ObjectRanges(RangeReader):
         path, meta, address = request.path, self._meta(request.path), ObjectAddress.of(request.path)
         client = self._bucket_of(address).client(patient=True)
         part = partial(fill, client, address.key, path, meta)
-        begin, rooms, offset = self._workers.begin, request.rooms, request.offset
+        workers = self._small_workers if request.nbytes <= _SMALL else self._workers
+        begin, rooms, offset = workers.begin, request.rooms, request.offset
         if len(rooms) > 1:
             request.futures = [begin(partial(part, offset, rooms))]
             return
