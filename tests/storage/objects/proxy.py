@@ -28,12 +28,13 @@ class Noted(NamedTuple):
 class Proxy:
     """The state of a proxy. rules: pairs of an expression for paths, and what becomes of the next
     answer to a GET of such a one; one that begins with ^ is for methods and paths. before: called
-    with the method and path of a request that is to be passed on."""
+    with the method and path of a request that is to be passed on. at_random: returns what becomes
+    of an answer that no rule is for."""
 
     def __init__(self, port):
         self.to, self.noted, self.rules, self.lock = port, [], [], threading.Lock()
         self.on_get = lambda path: None
-        self.before = lambda method, path: None
+        self.before, self.at_random = lambda method, path: None, lambda: None
         self.delay, self.in_flight, self.peak = 0.0, 0, 0  # seconds of each; GETs at a time
 
     def rule_for(self, method, path):
@@ -44,7 +45,7 @@ class Proxy:
                 if (is_any or method == "GET") and re.search(expression, text):
                     del self.rules[number]
                     return action
-        return None
+            return self.at_random()
 
     def bytes_of(self, expression):
         return sum(

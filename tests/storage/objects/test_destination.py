@@ -6,7 +6,10 @@ Several processes are forked ones, and use obstore each for itself; this one nev
 from __future__ import annotations
 
 import json
+import os
+import random
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -16,7 +19,7 @@ import numpy as np
 import pytest
 
 import rankxform
-from rankxform.errors import DifferenceError, StorageError, UsageError
+from rankxform.errors import CheckpointError, DifferenceError, StorageError, UsageError
 from tests import reference
 from tests.checkpoints import DATA
 from tests.conformance.test_destinations import DestinationTests
@@ -68,7 +71,7 @@ PART = r"partNumber=(\d+)"
 def line(bucket, monkeypatch):
     with proxy.before(bucket.port) as found:
         monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{found.port}")
-        found.prefix = bucket.at()
+        found.prefix, found.put_folder = bucket.at(), bucket.put_folder
         yield found
 
 
@@ -207,6 +210,51 @@ def test_a_killed_run_goes_on_with_the_parts_that_are_missing(number, ranks, lin
     assert len(first & again) <= 4, "what was on its way when it was killed may not have arrived"
     assert len(again) <= 6 - number + 4
     assert "continued" in done.stdout
+    assert is_right(dst, ranks, tmp_path)
+
+
+@pytest.mark.parametrize("seed", range(int(os.environ.get("RANKXFORM_OBJECT_FAULTS", "1"))))
+def test_faults_at_random_slow_a_run_or_are_said(seed, ranks, line, tmp_path):
+    rng, dst, name = random.Random(seed), f"{line.prefix}/dst", "halves"
+    actions = [proxy.CUT, proxy.BUSY, proxy.LOST, proxy.SHORT, proxy.STALL]
+    chance, src = rng.choice((0.05, 0.2, 0.5)), ranks.src
+    if rng.random() < 0.5:
+        line.put_folder(ranks.src, "src")
+        src = f"{line.prefix}/src"
+    line.at_random = lambda: rng.choice(actions) if rng.random() < chance else None
+    words = [*ranks.words[name], *rng.choice(((), ("--memory", "64M")))]
+    done = command("transform", src, dst, *words, processes=rng.randint(1, 3))
+    line.at_random = lambda: None
+    if done.returncode:
+        assert done.returncode in (StorageError.exit_code, CheckpointError.exit_code), done.stderr
+        assert "s3://" in done.stderr and "try" in done.stderr and "Traceback" not in done.stderr
+        assert set(there(dst, tmp_path).items()) <= set(ranks.expected[name].items())
+        converted(src, dst, *words)
+    assert there(dst, tmp_path) == ranks.expected[name]
+    command("clean", dst)
+    assert is_right(dst, ranks, tmp_path, name)
+
+
+@pytest.mark.parametrize("seed", range(int(os.environ.get("RANKXFORM_OBJECT_KILLS", "1"))))
+def test_kills_at_random(seed, ranks, line, tmp_path):
+    """Of all processes, or of one; the next run, of as many as it likes, goes on."""
+    rng, dst = random.Random(seed), f"{line.prefix}/dst"
+    for _ in range(rng.randint(1, 3)):
+        running = begin(ranks, dst, processes=rng.randint(1, 3))
+        time.sleep(rng.uniform(0.3, 1.6))
+        if rng.random() < 0.5:
+            os.killpg(running.pid, signal.SIGKILL)
+        else:
+            pids = subprocess.run(
+                ["pgrep", "-g", str(running.pid)], capture_output=True, text=True, check=False
+            ).stdout.split()
+            for pid in rng.sample(pids, min(1, len(pids))):
+                os.kill(int(pid), signal.SIGKILL)
+        ended(running)
+        assert set(there(dst, tmp_path).items()) <= set(ranks.expected["halves"].items())
+    converted(ranks.src, dst, *ranks.words["halves"], processes=rng.randint(1, 3))
+    assert there(dst, tmp_path) == ranks.expected["halves"]
+    command("clean", dst)
     assert is_right(dst, ranks, tmp_path)
 
 
