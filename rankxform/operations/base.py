@@ -12,7 +12,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from importlib import import_module
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rankxform.errors import RequestError
@@ -257,19 +256,26 @@ class OperationContext(ABC):
         """Yield the configurations of the source and the reference, and where each is."""
 
     @abstractmethod
-    def read_config(self, path: Path) -> Mapping[str, Any]:
-        """Return what a JSON file holds. Raises UsageError."""
+    def place_of(self, path: str) -> str | None:
+        """Return the absolute path of a file or folder, or an address; None if nothing is there."""
+
+    @abstractmethod
+    def config_at(self, place: str, name: str) -> tuple[Mapping[str, Any], str] | None:
+        """Return what a JSON file holds that lies at a place, or beside a file, and where it is;
+        None if there is none. Raises UsageError."""
 
     @abstractmethod
     def map_table(self, name: str) -> MapTable:
         """Return a mapping table that comes with rankxform, or a file's. Raises UsageError."""
 
     @abstractmethod
-    def adapter_manifest(self, path: Path, step: str | None = None) -> Path | None:
-        """Return the path of what MindFormers' trainer says of an adapter; None without it."""
+    def adapter_manifest(
+        self, place: str, step: str | None = None
+    ) -> tuple[Mapping[str, Any], str] | None:
+        """Return what MindFormers' trainer says of an adapter, and where; None without it."""
 
     @abstractmethod
-    def states_its_strategy(self, path: Path) -> bool:
+    def states_its_strategy(self, place: str) -> bool:
         """Tell whether a checkpoint is one file, or of a form that says how it is sharded."""
 
     @property
@@ -283,7 +289,7 @@ class OperationContext(ABC):
         """Whether an engine starts from the destination."""
 
     @abstractmethod
-    def is_source(self, path: Path) -> bool:
+    def is_source(self, place: str) -> bool:
         """Tell whether a path is the source's."""
 
 

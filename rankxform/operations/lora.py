@@ -13,7 +13,6 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import field, replace
 from math import sqrt
-from pathlib import Path
 from typing import Any
 
 from rankxform.errors import CheckpointError, UsageError
@@ -186,33 +185,32 @@ def read(context: OperationContext) -> LoraAdapter | None:
             if options[name] is not None:
                 raise UsageError(f"{flag_of(name)} is for --lora", "give both")
         return None
-    path = Path(options["lora"]).absolute()
-    if not path.exists():
-        raise UsageError("no such adapter", where=path)
+    path = context.place_of(options["lora"])
+    if path is None:
+        raise UsageError("no such adapter", where=options["lora"])
     strategy: str | Strategy | None = options["lora_strategy"]
     is_in_source = context.is_source(path)
     if strategy is None and (is_in_source or not context.states_its_strategy(path)):
         strategy = options["src_strategy"]
     scaling = _read_scaling(context, path, [n for n in numbers if options[n] is not None])
-    return LoraAdapter(str(path), scaling, strategy, is_in_source)
+    return LoraAdapter(path, scaling, strategy, is_in_source)
 
 
 def _read_scaling(
-    context: OperationContext, path: Path, requested_numbers: Sequence[str]
+    context: OperationContext, place: str, requested_numbers: Sequence[str]
 ) -> LoraScaling:
     alpha, rank = context.options["lora_alpha"], context.options["lora_rank"]
-    config = (path if path.is_dir() else path.parent) / _CONFIG
-    manifest = None if config.is_file() else context.adapter_manifest(path)
-    stating = config if config.is_file() else manifest
-    if stating is not None:
+    config = context.config_at(place, _CONFIG)
+    manifest = None if config else context.adapter_manifest(place)
+    if stating := config or manifest:
         if requested_numbers:
             flags = " and ".join(map(flag_of, requested_numbers))
-            raise UsageError(f"{stating} states both", f"leave out {flags}")
+            raise UsageError(f"{stating[1]} states both", f"leave out {flags}")
         parse = LoraScaling.of if manifest is None else LoraScaling.of_mindformers
-        return parse(context.read_config(stating), str(stating))
+        return parse(*stating)
     if not _positive(alpha) or not rank:
         raise UsageError(
-            f"{path} has no {_CONFIG}, and without them it is not known how much is to be added",
+            f"{place} has no {_CONFIG}, and without them it is not known how much is to be added",
             "give --lora-alpha and --lora-rank, as the adapter was trained",
         )
     return LoraScaling(float(alpha), rank)

@@ -33,9 +33,9 @@ from rankxform.publish.files import digest_of
 from rankxform.publish.records import manifest_contents
 from rankxform.request import Request, all_options, options_affecting
 from rankxform.source.source import Source
-from rankxform.storage.identity import sample_digest
+from rankxform.storage.identity import sample_at
 from rankxform.storage.posix import is_same_file, read_bytes, remove_if_possible, write_atomically
-from rankxform.storage.store import absolute, address_of, is_path, scheme_of, store_at
+from rankxform.storage.store import absolute, address_of, scheme_of, store_at
 from rankxform.storage.user_files import (
     encode_strategy,
     is_strategy,
@@ -108,14 +108,12 @@ def manifest_statements(conversion: Conversion, copied_names: Sequence[str]) -> 
 def adapter_digest(adapter: Source) -> str | None:
     """Return a digest of samples of an adapter's first files, by which its copies are known again.
 
-    None where they are no files of this node.
+    None where they cannot be read.
     """
     state, first = blake2b(digest_size=16), [*adapter.paths.values()][:_FEW_FILES]
-    if not all(map(is_path, first)):
-        return None
     try:
         for path in first:
-            state.update(sample_digest(Path(path)).encode())
+            state.update(sample_at(path).encode())
     except StorageError:
         return None
     return state.hexdigest()

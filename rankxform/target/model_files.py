@@ -27,7 +27,7 @@ from rankxform.source.place import form_at, list_and_select
 from rankxform.statements import ACCEPT_CONTRADICTIONS, as_notice, as_warning
 from rankxform.storage import user_files
 from rankxform.storage.posix import AnyPath, is_same_file
-from rankxform.storage.store import address_of, is_path, scheme_of, store_at
+from rankxform.storage.store import NOTHING, absolute, address_of, is_path, scheme_of, store_at
 from rankxform.storage.user_files import CONFIG, META_SIZES, companion_names, parse_config
 
 if TYPE_CHECKING:
@@ -92,29 +92,32 @@ class RequestContext(OperationContext):
             self._configs[folder] = None if config is None else (config, label)
         return self._configs[folder]
 
-    def read_config(self, path: Path) -> Mapping[str, Any]:
-        return user_files.read_config(path)
+    def place_of(self, path: str) -> str | None:
+        place = absolute(path)
+        return None if store_at(place).list("*").kind == NOTHING else place
+
+    def config_at(self, place: str, name: str) -> ModelConfig | None:
+        folder = dirname(place) if store_at(place).has("") else place
+        store, label = store_at(folder), address_of(folder, name)
+        return (parse_config(store.read(name), label), label) if store.has(name) else None
 
     def map_table(self, name: str) -> MapTable:
         return user_files.load_map_table(name)
 
-    def adapter_manifest(self, path: Path, step: str | None = None) -> Path | None:
+    def adapter_manifest(self, place: str, step: str | None = None) -> ModelConfig | None:
         # It lies with each iteration, and above them that of the last to be saved.
-        folder = path.parent if path.is_file() else path
-        step_folder, number = folder, None
+        step_folder, number = place, None
         with suppress(RankxformError, OSError):
-            selected = list_and_select(CheckpointRef(str(folder), step=step)).selected
-            step_folder = folder / dirname(next(iter(selected.names.values()), ""))
+            selected = list_and_select(CheckpointRef(place, step=step)).selected
+            step_folder = address_of(place, dirname(next(iter(selected.names.values()), "")))
             number = selected.step[0] if selected.step else None
-        if (step_folder / ADAPTER_MANIFEST).is_file():
-            return step_folder / ADAPTER_MANIFEST
-        above = folder / ADAPTER_MANIFEST
-        is_there = above.is_file()
-        is_there = is_there and self.read_config(above).get("global_step", number) == number
-        return above if is_there else None
+        if (manifest := self.config_at(step_folder, ADAPTER_MANIFEST)) is not None:
+            return manifest
+        above = self.config_at(place, ADAPTER_MANIFEST)
+        return above if above and above[0].get("global_step", number) == number else None
 
-    def states_its_strategy(self, path: Path) -> bool:
-        return path.is_file() or form_at(CheckpointRef(str(path))).described
+    def states_its_strategy(self, place: str) -> bool:
+        return store_at(place).has("") or form_at(CheckpointRef(place)).described
 
     @property
     def is_configured(self) -> bool:
@@ -124,8 +127,8 @@ class RequestContext(OperationContext):
     def is_served(self) -> bool:
         return FORMS[self.request.dst_form or DEFAULT_FORM].is_served
 
-    def is_source(self, path: Path) -> bool:
-        return is_path(self.where) and is_same_file(path, Path(self.where))
+    def is_source(self, place: str) -> bool:
+        return place == self.where or is_same_file(Path(place), Path(self.where))
 
 
 def read_stated_model(source: Source) -> StatedModel | None:
@@ -188,13 +191,13 @@ def read_companions(
                     f"model only; no {CONFIG} is written of it"
                 ))  # fmt: skip
     manifest = None
-    if request.lora is None and is_path(where):
-        manifest = context.adapter_manifest(Path(where), request.step)
+    if request.lora is None:
+        manifest = context.adapter_manifest(where, request.step)
     name = FORMS[request.dst_form or DEFAULT_FORM].adapter_manifest if manifest else ""
     if manifest is not None and name:
-        companions[name] = user_files.read_config_bytes(manifest)
+        companions[name] = user_files.read_config_bytes(manifest[1])
     elif manifest is not None:
-        text = f"{manifest}: says what the adapter is for, and the destination gets no such file"
+        text = f"{manifest[1]}: says what the adapter is for, and the destination gets no such file"
         findings.append(as_warning(text))
     return companions, findings
 

@@ -36,6 +36,7 @@ from rankxform.planning.reads import (
 )
 from rankxform.planning.transfers import SliceRange, Transfer, bytes_to_write
 from rankxform.source.source import Source
+from rankxform.storage.store import storage_of
 from rankxform.target.target import Conversion
 from rankxform.transport import Team
 from rankxform.transport.team import OnProgress
@@ -83,7 +84,9 @@ def plan_work(
         return first, planner.transfers(assignment[team.rank], visible)
 
     first, separate = team.agree(plan_transfers)
-    memory = conversion.request.buffers
+    request = conversion.request
+    places = request.src, request.dst or ""
+    memory = request.memory or max(storage_of(place).buffers for place in places)
     if first is not None:
         # The tiles of an exchange follow from memory, and must be the same on all of its processes.
         operand_bytes = first.nbytes
@@ -94,7 +97,7 @@ def plan_work(
         PendingExchanges((), ()),
         max(len({part.file for part in parts}) for parts in assignment),
     )
-    exchanges_anyway = READ_METHODS[conversion.request.read_method].exchanges or not reach.is_full
+    exchanges_anyway = READ_METHODS[request.read_method].exchanges or not reach.is_full
     if not is_ascending and (exchanges_anyway or most_files <= at_once):
         at_once = 0
     if not at_once:

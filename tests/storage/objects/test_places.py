@@ -357,3 +357,33 @@ class TestFoundByReview:
     def test_a_slash_at_the_end_is_none(self, published):
         done = command("inspect", f"{published}/")
         assert done.returncode == 0 and "hf//" not in done.stdout
+
+
+def test_an_adapter_is_added_wherever_it_lies(bucket, tmp_path):
+    base, factors = (
+        {"a.weight": ((8, 6), "Float32")},
+        {"a.lora_A.weight": (2, 6), "a.lora_B.weight": (8, 2)},
+    )
+    src = reference.write_checkpoint(tmp_path / "src", [{"a.weight": ([1], [-1, -1], 0, 0)}], base)
+    tensors = {
+        f"base_model.model.{name}": ("Float32", np.ones(shape, "<f4").view("<u4"))
+        for name, shape in factors.items()
+    }
+    reference.write_safetensors(tmp_path / "lora" / "adapter_model.safetensors", tensors)
+    (tmp_path / "lora" / "adapter_config.json").write_text(
+        '{"lora_alpha": 4, "r": 2, "peft_type": "LORA"}'
+    )
+    bucket.put_folder(tmp_path / "lora", "lora")
+    converted(src, tmp_path / "of-folder", "--lora", tmp_path / "lora")
+    converted(src, tmp_path / "of-bucket", "--lora", bucket.at("lora"))
+    name = "rank_0/checkpoint_0.ckpt"
+    merged = (tmp_path / "of-bucket" / name).read_bytes()
+    assert (
+        merged
+        == (tmp_path / "of-folder" / name).read_bytes()
+        != (tmp_path / "src" / name).read_bytes()
+    )
+    twice = command(
+        "transform", tmp_path / "of-bucket", tmp_path / "c", "--lora", bucket.at("lora")
+    )
+    assert twice.returncode and "was added to these tensors already" in twice.stderr
