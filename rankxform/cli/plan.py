@@ -36,7 +36,7 @@ def run(options: Parsed, team: Team) -> int:
         commands: tuple[str, ...] = ()
         if conversion.target.dst and conversion.source.paths and not planned.is_short:
             timed = "with --dry-run: how long that would take, measured"
-            is_timed = planned.predicted_seconds is not None
+            is_timed = planned.predicted_seconds is not None or planned.upload is not None
             command = screen.command("transform", without=("--dry-run",))
             commands = (command, *(() if is_timed else (timed,)))
         return replace(in_words(planned, conversion.target), next=commands)

@@ -15,6 +15,7 @@ from contextlib import suppress
 from typing import Any
 
 from rankxform.errors import StorageError
+from rankxform.storage.objects.multipart import ObjectHead
 from rankxform.storage.objects.writing import WritablePrefix
 
 from .lock import DEAD_AFTER_SECONDS, FOREVER, RunLock, is_alive_here, say_line
@@ -37,7 +38,7 @@ class ObjectLock(RunLock):
         mine = json.dumps(self._mine).encode()
         state = _state_of(self._prefix)
         if state is not None and state.seconds > 0:
-            return state.holder, state.seconds, 0.0
+            return state.holder, state.seconds, state.written
         if state is None:
             taken = self._prefix.put_new(LOCK_NAME, mine)
         else:
@@ -71,12 +72,14 @@ class ObjectLock(RunLock):
 
 
 class _LockState:
-    """What a lock says: who holds it, and after how many seconds that one is dead."""
+    """What a lock says: who holds it, when it was renewed, and after how many seconds that one is
+    dead."""
 
-    def __init__(self, holder: Mapping[str, Any], etag: str, age: float) -> None:
-        self.holder, self.etag = holder, etag
+    def __init__(self, holder: Mapping[str, Any], head: ObjectHead) -> None:
         alive = is_alive_here(holder)
-        by_age = max(0.0, DEAD_AFTER_SECONDS - age)
+        self.holder, self.etag = holder, head.etag
+        self.written = head.written if alive is None else 0.0
+        by_age = max(0.0, DEAD_AFTER_SECONDS - head.age)
         self.seconds = by_age if alive is None else FOREVER if alive else 0.0
 
 
@@ -85,7 +88,7 @@ def _state_of(prefix: WritablePrefix) -> _LockState | None:
     head, data = prefix.uploads.head(prefix.key(LOCK_NAME)), prefix.read(LOCK_NAME)
     if head is None or data is None:
         return None
-    return _LockState(_holder(data) or {}, head.etag, head.age)
+    return _LockState(_holder(data) or {}, head)
 
 
 def is_at_work(prefix: WritablePrefix) -> bool:

@@ -43,6 +43,7 @@ from rankxform.planning.reads import (
 from rankxform.planning.selection import OmittedParameters
 from rankxform.planning.simulate import MethodUse, NodeTraffic, Simulation, simulate_work, spread_of
 from rankxform.planning.transfers import Reach
+from rankxform.planning.upload_parts import UploadMemory
 from rankxform.process import peak_memory
 from rankxform.publish.files import status_of_name
 from rankxform.publish.options import LINK_HARD, WRITERS_NODE
@@ -261,6 +262,7 @@ class Plan(Result):
     stage_rows: tuple[tuple[str, ...], ...] = ()  # head and rows of a table, of many ranks
     # What is needed of each place, if there are several.
     places: tuple[PlaceUse, ...] = ()
+    upload: UploadPlan | None = None  # what object storage takes; None: DST is a folder
     # Bandwidths of the process that takes longest, if they were measured.
     speeds: Costs | None = None
     next: tuple[str, ...] = ()  # the command that does it
@@ -325,7 +327,10 @@ class Plan(Result):
         """Yield what the buffers of a process are for, of the one that writes most files."""
         budget = MemoryBudget.of(self.buffer_bytes, exchanges=self.bytes_sent > 0)
         files = Counter(process for shard in self.shards for process in shard.writers)
-        yield from budget.in_words(max(files.values(), default=0))
+        texts = [*budget.in_words(max(files.values(), default=0))]
+        if self.upload is not None:
+            texts[-1] = f"{format_buffer(self.upload.memory_bytes)} for parts that fill or are sent"
+        yield from texts
         yield "beside these: the plan, headers, and what MPI and Python take"
 
     def _in_detail(self, level: int) -> Iterator[Section]:
@@ -352,6 +357,8 @@ class Plan(Result):
             f"{format_size(self.bytes_written)}; buffers of at most "
             f"{format_buffer(self.buffer_bytes)} on {where}",
         )
+        if self.upload is not None:
+            yield lines("uploads", self.upload.in_words)
         if level == VERBOSE:
             yield lines("memory", *self._memory())
         if self.places:
@@ -424,16 +431,53 @@ def plan_target(
     room = None if has_many_nodes or not with_room else team.bcast(lambda: room_of(conversion))
     if room is not None and room.is_short:
         conversion = conversion.with_findings([as_warning(room.in_words)])
-    elif timed and conversion.target.dst is not None:
+    elif timed and conversion.target.dst is not None and not scheme_of(conversion.target.dst):
         prediction = predict(conversion, work, team)
     written = team.agree(lambda: summarize(conversion, work))
     written_by = team.bcast(lambda: writers_of(conversion.request, conversion.target))
     written = replace(written, written_by=written_by)
     if room is not None:
         written = replace(written, bytes_stored=room.needed, bytes_free=room.free)
+    if conversion.target.dst is not None and scheme_of(conversion.target.dst):
+        written = replace(written, upload=_upload_of(written, conversion.request.buffers))
     if prediction is not None:
         written = replace(written, predicted_seconds=prediction[0], speeds=prediction[1])
     return conversion, written
+
+
+class UploadPlan(NamedTuple):
+    """What a destination in object storage takes: requests, and memory of the process that writes
+    most files."""
+
+    requests: int  # about so many, to write
+    part_bytes: int  # of the smallest parts
+    memory_bytes: int  # for parts that fill, or are sent
+    files_at_once: int  # that a process fills at a time
+    most_files: int  # that a process writes
+
+    @property
+    def in_words(self) -> str:
+        counts = f"{self.files_at_once} of {self.most_files}"
+        order = f"; a process writes {counts} files at a time"
+        order = order if self.files_at_once < self.most_files else ""
+        return (
+            f"about {self.requests:,} requests to write, in parts of "
+            f"{format_buffer(self.part_bytes)} at least; {format_buffer(self.memory_bytes)} of "
+            f"the buffers for parts{order}"
+        )
+
+
+_REQUESTS_OF_FILE, _REQUESTS_OF_RUN = 3, 8
+"""Beside parts: an upload is begun, completed and looked at; the lock, the job, the manifest."""
+
+
+def _upload_of(written: Plan, buffer_bytes: int) -> UploadPlan:
+    files = Counter(process for shard in written.shards for process in shard.writers)
+    most_files = max(files.values(), default=0)
+    memory = UploadMemory.of(buffer_bytes, most_files)
+    parts = sum(max(1, shard.bytes_written // memory.part_bytes) for shard in written.shards)
+    requests = parts + _REQUESTS_OF_FILE * len(written.shards) + _REQUESTS_OF_RUN
+    return UploadPlan(requests, memory.part_bytes, memory.nbytes, memory.files, most_files)
 
 
 class DiskSpace(NamedTuple):

@@ -72,12 +72,14 @@ COMMANDS = [
     "maps show qwen3",
     f"maps check qwen3 {MODEL}",
     "hostfile table.json",
+    "clean DST",
+    "plan SRC s3://bucket/new --src-strategy A --dst-strategy B",
     "transform SRC NOWHERE --src-strategy R --dst-strategy A",
 ]
 MAPS = {"bytes_from", "needed_ranks", "metadata", "costs", "phases", "tensors"}
 """Names of maps whose keys are data."""
 VALUES = {
-    "plan", "verify", "launch", "merge", "contents", "follow", "inspect", "hostfile", "simulation", "checkpoint2", "unified",
+    "plan", "verify", "launch", "clean", "merge", "contents", "follow", "inspect", "hostfile", "simulation", "checkpoint2", "unified",
     "huggingface", "bytes", "sizes", "folder", "described", "destination", "strategies", "json",
     "collection", "2_200",
 }  # fmt: skip

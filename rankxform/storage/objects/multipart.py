@@ -51,11 +51,12 @@ class SentPart(NamedTuple):
 
 class ObjectHead(NamedTuple):
     """What a store says of an object: its size, what it calls its content, what was noted with it,
-    and how many seconds ago it was written, by the store's clock."""
+    when it was written, and how many seconds ago that is, by the store's clock."""
 
     size: int
     etag: str
     notes: Mapping[str, str]
+    written: float
     age: float
 
 
@@ -164,7 +165,8 @@ class Uploads:
         }
         now, written = (_seconds(headers.get(name, "")) for name in ("date", "last-modified"))
         age = now - written if now and written else 0.0
-        return ObjectHead(int(headers["content-length"]), headers.get("etag", ""), notes, age)
+        size = int(headers["content-length"])
+        return ObjectHead(size, headers.get("etag", ""), notes, written, age)
 
     def _parsed(self, key: str, data: bytes) -> ElementTree.Element:
         try:
