@@ -135,12 +135,15 @@ night: export RANKXFORM_KILLS = 8
 night: export RANKXFORM_CRASHES = all
 night: export RANKXFORM_SIGNALS = 200
 night: export RANKXFORM_WRITERS = 36
+night: export RANKXFORM_OBJECT_FAULTS = 100
+night: export RANKXFORM_OBJECT_KILLS = 60
 night: $(VENV)/test-installed $(TORCH_VENV)/installed $(MEGATRON_VENV)/installed $(VLLM_VENV)/installed $(MINDFORMERS_VENV)/installed
 	$(VENV)/bin/python -m pytest -q -n $(JOBS) tests/checkpoints/test_dcp.py $(addprefix tests/conformance/test_,forms.py operations.py) \
 	    $(addprefix tests/verbs/test_,check.py follow.py) tests/source/test_copies.py \
 	    $(addprefix tests/oracle/test_,healthy.py transform.py) \
 	    $(addprefix tests/mpi/test_,maps.py reshard.py) \
 	    $(addprefix tests/trust/test_,lies.py chains.py crashes.py faults.py kills.py)
+	RANKXFORM_OBJECTS=required $(VENV)/bin/python -m pytest -q tests/storage/objects
 	$(VENV)/bin/python -m pytest -q -rs tests/frameworks $(addprefix tests/trust/test_,random_signals.py writer.py)
 
 filesystems: $(VENV)/test-installed

@@ -79,7 +79,7 @@ class _LockState:
         alive = is_alive_here(holder)
         self.holder, self.etag = holder, head.etag
         self.written = head.written if alive is None else 0.0
-        by_age = max(0.0, DEAD_AFTER_SECONDS - head.age)
+        by_age = max(0.0, DEAD_AFTER_SECONDS - head.age) if head.written else FOREVER
         self.seconds = by_age if alive is None else FOREVER if alive else 0.0
 
 

@@ -1,4 +1,4 @@
-"""SeaweedFS as an S3 server, started for the tests."""
+"""SeaweedFS and moto as S3 servers, started for the tests."""
 
 from __future__ import annotations
 
@@ -58,6 +58,21 @@ def seaweedfs(folder):
     }  # fmt: skip
     line = [program(), "-logtostderr=true", "server", "-filer", "-s3"]
     line += [f"-{name}={value}" for name, value in options.items()]
+    with (folder / "log").open("wb") as log:
+        server = subprocess.Popen(line, cwd=folder, stdout=log, stderr=log)
+    try:
+        _make_bucket(port, server)
+        yield port
+    finally:
+        server.kill()
+        server.wait()
+
+
+@contextmanager
+def moto(folder):
+    """Run moto's server, which takes any keys and keeps all in memory; yield its port."""
+    (port,) = _free_ports(1)
+    line = [Path(sys.executable).with_name("moto_server"), "-H", "127.0.0.1", "-p", str(port)]
     with (folder / "log").open("wb") as log:
         server = subprocess.Popen(line, cwd=folder, stdout=log, stderr=log)
     try:

@@ -454,3 +454,24 @@ def test_a_derived_strategy_lies_beside_the_destination(bucket, tmp_path):
     assert "dst_strategy.ckpt" in look(bucket.at())["objects"]
     again = ["--src-strategy", a, "--dst-strategy", bucket.at("dst_strategy.ckpt")]
     assert command("verify", src, bucket.at("dst"), *again).returncode == 0
+
+
+def test_another_server_takes_it_and_gives_it_back(ranks, bucket, tmp_path, monkeypatch):
+    """moto, which lists and answers otherwise."""
+    assert "RANKXFORM_OBJECTS" in os.environ
+    if os.environ["RANKXFORM_OBJECTS"] != "required":
+        pytest.importorskip("moto")
+    with servers.moto(tmp_path) as port, proxy.before(port) as line:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{line.port}")
+        dst, words, running = "s3://models/dst", ranks.words["halves"], [None]
+        killed_at(3, line, running)
+        running[0] = begin(ranks, dst)
+        assert ended(running[0]) == -9
+        line.before = lambda method, path: None
+        done = converted(ranks.src, dst, *words)
+        assert "continued" in done.stdout
+        assert is_right(dst, ranks, tmp_path)
+        assert command("verify", ranks.src, dst, *words).returncode == 0
+        back = tmp_path / "back"
+        converted(dst, back, "--dst-strategy", "none", processes=2)
+        assert files_below(back) == ranks.expected["whole"]
