@@ -95,7 +95,12 @@ class UploadMemory(NamedTuple):
         nbytes = total // 4
         largest = nbytes // (2 * (most_files + _SENT))
         part_bytes = max(LEAST_PART, min(_USUAL_PART, largest))
-        return cls(nbytes, part_bytes, max(1, nbytes // (2 * part_bytes) - _SENT))
+        memory = cls(nbytes, part_bytes, 0)
+        return memory._replace(files=memory.files_of(part_bytes))
+
+    def files_of(self, part_bytes: int) -> int:
+        """Return how many files can be filled at a time, by parts of so many bytes at least."""
+        return max(1, self.nbytes // (2 * part_bytes) - _SENT)
 
 
 _SENT = 2

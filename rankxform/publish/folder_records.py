@@ -424,7 +424,7 @@ class FolderRecords:
             content["copied"] = sorted({*self._copied, *contents["copied"]})
         if "stages" in contents:
             content["stages"] = {**old_manifest.get("stages", {}), **contents["stages"]}
-        self._write_manifest(_keeping_fingerprints(content))
+        self._write_manifest(keeping_fingerprints(content))
         # Not before it.
         self._files = {n: f for n, f in self._files.items() if n not in finished_names}
         if self._mark is not None and self._companions:
@@ -635,10 +635,10 @@ def with_fingerprints(
         name: {**entry, "digest": digests[name]} if name in digests else entry
         for name, entry in old["files"].items()
     }
-    return format_document(MANIFEST, _keeping_fingerprints(new))
+    return format_document(MANIFEST, keeping_fingerprints(new))
 
 
-def _keeping_fingerprints(content: Mapping[str, Any]) -> Mapping[str, Any]:
+def keeping_fingerprints(content: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return a manifest by which files are made with fingerprints again, if all of them have one,
     whatever they were made with."""
     identity, command = content["identity"], words_of(content.get("command"))

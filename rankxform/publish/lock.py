@@ -47,6 +47,8 @@ _held: set[str] = set()
 held."""
 
 
+_JOIN_SECONDS = 2.0
+"""How long a renewal that is under way is waited for."""
 _WORKS = {"folder": "works on this folder", "address": "works on this address"}
 
 
@@ -86,7 +88,8 @@ class RunLock(ABC):
                 )
                 first = holder, renewed
             time.sleep(min(_LOOK_SECONDS, seconds))
-        threading.Thread(target=self._beat, daemon=True).start()
+        self._thread = threading.Thread(target=self._beat, daemon=True)
+        self._thread.start()
 
     @abstractmethod
     def _take_if_free(self) -> tuple[Mapping[str, Any], float, float] | None:
@@ -112,6 +115,7 @@ class RunLock(ABC):
     def release(self) -> None:
         """Let go, and leave nothing."""
         self._ended.set()
+        self._thread.join(_JOIN_SECONDS)
         _held.discard(self._mine["token"])
         self._remove()
 

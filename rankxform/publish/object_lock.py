@@ -37,7 +37,7 @@ class ObjectLock(RunLock):
     def _take_if_free(self) -> tuple[Mapping[str, Any], float, float] | None:
         mine = json.dumps(self._mine).encode()
         state = _state_of(self._prefix)
-        if state is not None and state.seconds > 0:
+        if state is not None and state.holder != self._mine and state.seconds > 0:
             return state.holder, state.seconds, state.written
         if state is None:
             taken = self._prefix.put_new(LOCK_NAME, mine)
@@ -45,16 +45,21 @@ class ObjectLock(RunLock):
             taken = self._prefix.put_instead(LOCK_NAME, mine, state.etag)
         if taken is None:  # another one was faster
             return self._take_if_free()
-        if self._prefix.put_new(LOCK_NAME, mine) is not None:
-            self.is_exclusive = False
-            time.sleep(_SETTLED_SECONDS)
-            if (holder := _holder(self._prefix.read(LOCK_NAME))) != self._mine:
-                return holder or {}, FOREVER, 0.0
+        try:
+            if self._prefix.put_new(LOCK_NAME, mine) is not None:
+                self.is_exclusive = False
+                time.sleep(_SETTLED_SECONDS)
+                if (holder := _holder(self._prefix.read(LOCK_NAME))) != self._mine:
+                    return holder or {}, FOREVER, 0.0
+        except StorageError:
+            self._remove()
+            raise
         return None
 
     def _renew(self) -> None:
-        self.check()
-        self._prefix.put(LOCK_NAME, json.dumps(self._mine).encode())
+        state = _state_of(self._prefix)
+        if state is not None and state.holder == self._mine:
+            self._prefix.put_instead(LOCK_NAME, json.dumps(self._mine).encode(), state.etag)
 
     def check(self) -> None:
         if _holder(self._prefix.read(LOCK_NAME)) != self._mine:

@@ -28,8 +28,14 @@ from rankxform.storage.store import FOLDER, Listing
 from rankxform.values import NamedTuple
 
 from .files import digest_of
-from .folder_records import JOB_NAME, MANIFEST_NAME, decide_earlier, with_recorded_sources
-from .object_lock import LOCK_NAME, ObjectLock, is_at_work
+from .folder_records import (
+    JOB_NAME,
+    MANIFEST_NAME,
+    decide_earlier,
+    keeping_fingerprints,
+    with_recorded_sources,
+)
+from .object_lock import ObjectLock
 from .records import JOB, MANIFEST, format_document, parse_document
 
 JOB_KEY = f".rankxform/{JOB_NAME}"
@@ -53,6 +59,7 @@ class ObjectState(NamedTuple):
     complete_files: frozenset[int]
     uploads: Mapping[int, BegunUpload]  # of files that are not complete
     resumed: bool  # whether a stopped run is continued
+    etags: Mapping[int, str]  # of objects that have the keys of files
     is_exclusive: bool  # whether the store keeps other runs away
 
 
@@ -86,6 +93,7 @@ class ObjectRecords:
         self._companions: dict[str, str] = {}
         self._stale: set[str] = set()  # names of objects that go when this run's get their keys
         self._digests: Mapping[int, str] = MappingProxyType({})
+        self._publishes = False  # whether files may have got their keys
         self._manifest: Mapping[str, Any] | None = None  # of the same conversion
         self._lock = ObjectLock(prefix) if locks else None
         try:
@@ -95,7 +103,10 @@ class ObjectRecords:
             raise
 
     def _open(self, overwrite: bool) -> None:
-        manifest, job = self._read(MANIFEST, MANIFEST_NAME), self._read(JOB, JOB_KEY)
+        manifest, job = (
+            _record(self._prefix, MANIFEST, MANIFEST_NAME),
+            _record(self._prefix, JOB, JOB_KEY),
+        )
         present = self._prefix.objects()
         earlier = decide_earlier(
             job, manifest, self._identity, overwrite=overwrite, folder=self._prefix.address
@@ -114,8 +125,9 @@ class ObjectRecords:
                 self._stale |= {*record.get("companions", {})} & {*present}
         if earlier.discarded is not None:
             self._abandon(earlier.discarded["files"])
-        if job is None and self._lock is not None:
-            self._refuse_begun()
+        self._stale |= {*job.get("replaces", ())} & {*present} if job else set()
+        if self._lock is not None:
+            self._look_for_uploads(job)
         self._manifest = earlier.manifest
         complete = self._complete_files(earlier.manifest, token, present, overwrite)
         job_files = earlier.job["files"] if earlier.job else {}
@@ -123,6 +135,11 @@ class ObjectRecords:
             name: {**job_files.get(name, {}), "id": file}
             for file, name in self._names.items()
             if file not in complete
+        }
+        self._digests = {
+            file: job_files[self._names[file]]["digest"]
+            for file in complete
+            if "digest" in job_files.get(self._names[file], {})
         }
         self._files |= {n: f for n, f in job_files.items() if n not in self._names.values()}
         uploads = {
@@ -134,21 +151,13 @@ class ObjectRecords:
         part_bytes = earlier.job.get("part bytes") if earlier.job else None
         is_exclusive = self._lock is None or self._lock.is_exclusive
         self.state = ObjectState(
-            token, seed, part_bytes, complete, uploads, self.resumed, is_exclusive
-        )
+            token, seed, part_bytes, complete, uploads, self.resumed,
+            {f: present[n].etag or "" for f, n in self._names.items() if n in present},
+            is_exclusive,
+        )  # fmt: skip
+        self.begun |= bool(self._files)
         if self._files:
             self._write_job()
-
-    def _read(self, kind: str, name: str) -> dict[str, Any] | None:
-        data = self._prefix.read(name)
-        if data is None:
-            return None
-        try:
-            return parse_document(kind, data)
-        except FormatError as error:
-            tries = error.tries or ("choose another address", "remove this object")
-            problem = f"{error.what}; cannot tell what lies here"
-            raise StorageError(problem, *tries, where=f"{self._prefix.address}/{name}") from error
 
     def _refuse_foreign(self, present: Mapping[str, ObjectMeta]) -> None:
         """Refuse a place where somebody else's checkpoint lies, of which readers would take files.
@@ -170,16 +179,19 @@ class ObjectRecords:
                 where=self._prefix.address,
             )
 
-    def _refuse_begun(self) -> None:
-        """Refuse keys to which something else uploads. Raises StorageError."""
-        keys = {self._prefix.key(name): name for name in self._names.values()}
-        for key, _ in self._prefix.uploads.begun(self._prefix.key("")):
-            if key in keys:
+    def _look_for_uploads(self, job: Mapping[str, Any] | None) -> None:
+        """Refuse keys to which something else uploads; abandon what this job began and did not
+        note. Raises StorageError."""
+        noted = {entry.get("upload") for entry in job["files"].values()} if job else set()
+        for name, upload in _uploads_to(self._prefix, self._names.values()):
+            if job is not None and upload not in noted:
+                self._prefix.uploads.abort(self._prefix.key(name), upload)
+            elif job is None:
                 raise StorageError(
                     "an upload to it was begun, which this run does not know",
-                    f"rankxform clean {self._prefix.address}, if nothing works there",
+                    f"abort it, if nothing works there: its id is {upload}",
                     "--no-lock, if it may go on beside this run",
-                    where=f"{self._prefix.address}/{keys[key]}",
+                    where=f"{self._prefix.address}/{name}",
                 )
 
     def _complete_files(
@@ -229,7 +241,6 @@ class ObjectRecords:
             entry.update(upload=upload, layout=layout)
         if not uploads:
             return
-        self.begun = True
         self.state = self.state._replace(part_bytes=part_bytes)
         self._write_job()
 
@@ -242,6 +253,7 @@ class ObjectRecords:
             "part bytes": self.state.part_bytes,
             "files": self._files,
             "companions": self._companions,
+            "replaces": sorted(self._stale),
         }
         self._prefix.put(JOB_KEY, format_document(JOB, content))
 
@@ -252,19 +264,24 @@ class ObjectRecords:
         """
         if self._lock is not None:
             self._lock.check()
-        self._digests = digests
+        self._digests = {**self._digests, **digests}
+        for file, digest in digests.items():
+            self._files[self._names[file]]["digest"] = digest
+        self._publishes = True
+        if digests or self._stale:  # for a run that goes on, if this one is stopped now
+            self._write_job()
         replaced = {*self._names.values()} & {*self._files}
-        old = self._read(MANIFEST, MANIFEST_NAME)
-        names = self._stale - {*self._names.values()}
+        old = _record(self._prefix, MANIFEST, MANIFEST_NAME)
+        readers_names = {*self._stale} - {*self._names.values()}
         if old is not None and replaced:
             companions = FORMS[old.get("form", DEFAULT_FORM)].companion_names([*old["files"]])
             kept = {n: f for n, f in old["files"].items() if n not in replaced}
             if not kept or self._manifest is None:
-                names |= {MANIFEST_NAME}
+                self._prefix.remove([MANIFEST_NAME])
             elif kept != old["files"]:
                 self._prefix.put(MANIFEST_NAME, format_document(MANIFEST, {**old, "files": kept}))
-            names |= {*companions}
-        self._prefix.remove(sorted(names))
+            self._prefix.remove(companions)  # nothing leads to files that go next
+        self._prefix.remove(sorted(readers_names))
 
     def finish(
         self,
@@ -281,9 +298,11 @@ class ObjectRecords:
         old = self._manifest or {}
         files = dict(old.get("files", {}))
         for file, entry in published.items():
-            files[self._names[file]] = {"id": file, **entry}
+            name = self._names[file]
+            was = files.get(name, {}) if files.get(name, {}).get("etag") == entry["etag"] else {}
+            files[name] = {**was, "id": file, **entry}
             if file in self._digests:
-                files[self._names[file]]["digest"] = self._digests[file]
+                files[name]["digest"] = self._digests[file]
         if files.keys() >= {*complete}:
             for name, chunks in make_companions().items():
                 data = b"".join(chunks)
@@ -301,22 +320,32 @@ class ObjectRecords:
         }
         if "stages" in contents:
             content["stages"] = {**old.get("stages", {}), **contents["stages"]}
-        self._prefix.put(MANIFEST_NAME, format_document(MANIFEST, content))
+        for key in ("stages", "parts", "stage size", "stage count", "undeclared"):
+            if key in old and key not in content:
+                content[key] = old[key]
+        data = format_document(MANIFEST, keeping_fingerprints(content))
+        self._prefix.put(MANIFEST_NAME, data)
         published_names = {self._names[file] for file in published}
         self._files = {n: f for n, f in self._files.items() if n not in published_names}
+        self._publishes = False
+        if self._lock is not None:  # whose answers were lost when they were begun
+            for name, upload in _uploads_to(self._prefix, published_names):
+                self._prefix.uploads.abort(self._prefix.key(name), upload)
         self.close(keep=False)
 
     def close(self, keep: bool) -> None:
         """Release the address; with `keep`, what is needed to continue stays."""
-        if not (keep and self.begun):
-            own_names = {*self._names.values()}
-            self._abandon({n: f for n, f in self._files.items() if n in own_names})
-            self._files = {n: f for n, f in self._files.items() if n not in own_names}
-            if self._files:
-                self._write_job()
-            else:
-                self._prefix.remove([JOB_KEY])
-        self._let_go()
+        try:
+            if not self._publishes and not (keep and self.begun):
+                own_names = {*self._names.values()}
+                self._abandon({n: f for n, f in self._files.items() if n in own_names})
+                self._files = {n: f for n, f in self._files.items() if n not in own_names}
+                if self._files:
+                    self._write_job()
+                else:
+                    self._prefix.remove([JOB_KEY])
+        finally:
+            self._let_go()
 
     def _let_go(self) -> None:
         if self._lock is not None:
@@ -326,25 +355,43 @@ class ObjectRecords:
 def clean(prefix: WritablePrefix) -> list[str]:
     """Remove what stopped runs left at an address; return what that was, in words.
 
-    Raises StorageError where a run is at work.
+    What a manifest lists stays, and uploads to keys that no record has. Raises StorageError where
+    a run is at work.
     """
-    if is_at_work(prefix):
-        raise StorageError("a run is at work here", "wait for it, or stop it", where=prefix.address)
-    removed = []
-    for key, upload in prefix.uploads.begun(prefix.key("x").removesuffix("x")):
-        prefix.uploads.abort(key, upload)
-        removed.append(f"{key}: an upload that was not completed was abandoned")
-    data, names = prefix.read(JOB_KEY), [LOCK_NAME]
-    if data is not None:
-        try:
-            job = parse_document(JOB, data)
-        except FormatError as error:
-            raise StorageError.of_parts(error.at(f"{prefix.address}/{JOB_KEY}")) from error
-        names += _made_by(prefix, job, prefix.objects())
-        names.append(JOB_KEY)
-        removed.append(f"{prefix.address}: the job of a stopped run was removed")
-    prefix.remove(names)
+    lock, removed = ObjectLock(prefix), list[str]()
+    try:
+        job, manifest = _record(prefix, JOB, JOB_KEY), _record(prefix, MANIFEST, MANIFEST_NAME)
+        listed = manifest["files"] if manifest else {}
+        names = {*listed, *(job["files"] if job else {})}
+        for name, upload in _uploads_to(prefix, names):
+            prefix.uploads.abort(prefix.key(name), upload)
+            removed.append(f"{name}: an upload that was not completed was abandoned")
+        if job is not None:
+            own_names = {*_made_by(prefix, job, prefix.objects())}
+            prefix.remove(own_names.difference(listed))
+            prefix.remove([JOB_KEY])
+            removed.append(f"{prefix.address}: the job of a stopped run was removed")
+    finally:
+        lock.release()
     return removed
+
+
+def _record(prefix: WritablePrefix, kind: str, name: str) -> dict[str, Any] | None:
+    data = prefix.read(name)
+    try:
+        return None if data is None else parse_document(kind, data)
+    except FormatError as error:
+        tries = error.tries or ("choose another address", "remove this object")
+        problem = f"{error.what}; cannot tell what lies here"
+        raise StorageError(problem, *tries, where=f"{prefix.address}/{name}") from error
+
+
+def _uploads_to(prefix: WritablePrefix, names: Iterable[str]) -> list[tuple[str, str]]:
+    """Return the names of those files to which uploads were begun, and the ids of these."""
+    names_by_key = {prefix.key(name): name for name in names}
+    below = prefix.key("x").removesuffix("x")
+    begun = prefix.uploads.begun(below) if names_by_key else ()
+    return [(names_by_key[key], upload) for key, upload in begun if key in names_by_key]
 
 
 def _made_by(

@@ -106,12 +106,12 @@ class RequestContext(OperationContext):
 
     def adapter_manifest(self, place: str, step: str | None = None) -> ModelConfig | None:
         # It lies with each iteration, and above them that of the last to be saved.
-        step_folder, number = place, None
+        below, number = "", None
         with suppress(RankxformError, OSError):
             selected = list_and_select(CheckpointRef(place, step=step)).selected
-            step_folder = address_of(place, dirname(next(iter(selected.names.values()), "")))
+            below = dirname(next(iter(selected.names.values()), ""))
             number = selected.step[0] if selected.step else None
-        if (manifest := self.config_at(step_folder, ADAPTER_MANIFEST)) is not None:
+        if (manifest := self.config_at(place, address_of(below, ADAPTER_MANIFEST))) is not None:
             return manifest
         above = self.config_at(place, ADAPTER_MANIFEST)
         return above if above and above[0].get("global_step", number) == number else None

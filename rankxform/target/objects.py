@@ -17,7 +17,7 @@ work), `publish` (uploads are completed; process 0 writes companions and the man
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ from rankxform.errors import DifferenceError, RankxformError, StoppedError, Stor
 from rankxform.formats.container import content_bytes
 from rankxform.planning.assign import Assignment, Writers, assignment_of, remaining
 from rankxform.planning.exchange import WorkPlan
-from rankxform.planning.upload_parts import UploadMemory, UploadParts, divide
+from rankxform.planning.upload_parts import MOST_PARTS, UploadMemory, UploadParts, divide
 from rankxform.publish.object_records import (
     JOB_KEY,
     TOKEN_NOTE,
@@ -71,7 +71,6 @@ class ObjectDestination(Destination):
     def __init__(self) -> None:
         self._records: ObjectRecords | None = None  # process 0's
         self._present: dict[int, Mapping[int, SentPart]] = {}  # by file the parts that were there
-        self._sent: dict[int, Mapping[int, SentPart]] = {}  # those that this process sent
         self._sums: Mapping[int, int] = {}  # fingerprints of what this process put, by file
         self._parts: Mapping[int, UploadParts] = {}
 
@@ -98,9 +97,30 @@ class ObjectDestination(Destination):
                     raise UsageError(text, "choose another destination", where=target.dst)
             if team.rank == 0:
                 check_companions(request, target)
+                self._check_strategy(conversion)
 
         team.agree(check)
         return ()
+
+    def _check_strategy(self, conversion: Conversion) -> None:
+        """Refuse what lies where a derived strategy belongs. Raises StorageError, UsageError."""
+        derived, dst = conversion.target.derived, conversion.target.dst or ""
+        if derived is None:
+            return
+        address = label_beside(dst)
+        folder, _, name = address.rpartition("/")
+        if folder.endswith(":/"):
+            text = "is a bucket, beside which its strategy cannot be kept"
+            raise UsageError(text, f"{dst.rstrip('/')}/NAME", where=dst)
+        present = WritablePrefix(folder).read(name)
+        ours = encode_strategy(derived.strategy, Path(name))[Path(name)]
+        if present not in (None, ours) and not conversion.request.overwrite:
+            raise StorageError(
+                "is there already, and another than this destination's strategy",
+                "remove it",
+                "say --overwrite",
+                where=address,
+            )
 
     @contextmanager
     def claim(self, conversion: Conversion, team: Team) -> Iterator[Conversion]:
@@ -111,7 +131,7 @@ class ObjectDestination(Destination):
         """
         self.conversion, self._team = conversion, team
         self.request, self.target = conversion.request, conversion.target
-        self._prefix = WritablePrefix(self.target.place)
+        self._prefix = team.agree(lambda: WritablePrefix(self.target.place))
         try:
             self.state = team.bcast(self._take_address)
             self._divide(team)
@@ -127,7 +147,9 @@ class ObjectDestination(Destination):
                 if keep and records.begun and isinstance(error, RankxformError):
                     error.resumable = True
                 self._records = None
-                records.close(keep)
+                self._prefix.hurry()
+                with suppress(StorageError):  # that there is one is said already
+                    records.close(keep)
             raise
         finally:
             self._prefix.close()
@@ -163,8 +185,9 @@ class ObjectDestination(Destination):
         memory = UploadMemory.of(request.buffers, -(-most_files // team.size))
         part_bytes = self.state.part_bytes or memory.part_bytes
         self.memory = memory._replace(part_bytes=part_bytes)
-        self.files_at_once = memory.files
         self._parts = team.agree(self._divided_files)
+        largest = max((p.size for p in self._parts.values()), default=0) // MOST_PARTS
+        self.files_at_once = self.memory.files_of(max(part_bytes, largest))
 
     def _divided_files(self) -> dict[int, UploadParts]:
         by_layout, parts = dict[int, UploadParts](), {}
@@ -281,53 +304,67 @@ class ObjectDestination(Destination):
             traffic = execute(work, inputs, sinks, on_progress, checker)
             for file, parts in self._parts.items():
                 if not parts.size and file in writers:  # nothing was put, and a part is needed
-                    writers[file].sent[1] = self._send(file, 1, memoryview(b""))
+                    self._send(file, 1, memoryview(b""))
             buffers.finish()
         finally:
             buffers.close()
-        self._sent = {file: writer.sent for file, writer in writers.items()}
         self._sums = checker.take() if checker else {}
         return traffic
 
-    def _send(self, file: int, number: int, data: memoryview) -> SentPart:
-        return self._prefix.uploads.send(self._key(file), self._uploads[file].upload, number, data)
+    def _send(self, file: int, number: int, data: memoryview) -> None:
+        self._prefix.uploads.send(self._key(file), self._uploads[file].upload, number, data)
 
     # -- published --------------------------------------------------------------------------------
 
     def publish(self, team: Team) -> None:
         """Complete the uploads, and write the manifest. Collective."""
-        by_process = team.allgather(lambda: (self._sent, self._sums))
-        sent = {file: dict(self._present.get(file, {})) for file in self._files}
-        sums: dict[int, int] = {}
-        for parts_by_file, file_sums in by_process:
-            for file, parts in parts_by_file.items():
-                sent[file] |= parts
-            for file, value in file_sums.items():
-                sums[file] = (sums.get(file, 0) + value) % MODULUS
-        digests = {file: f"{sums.get(file, 0):016x}" for file in self._files}
-
-        team.bcast(lambda: self.records.begin_publishing(digests if self.request.verify else {}))
+        digests = {}
+        if self.request.verify:
+            sums = team.allgather(lambda: self._sums)
+            totals = {file: sum(of.get(file, 0) for of in sums) % MODULUS for file in self._files}
+            digests = {file: f"{total:016x}" for file, total in totals.items()}
+        team.bcast(lambda: self._make_way(digests))
         files = self.target.files[team.rank :: team.size]
-        published = team.allgather(lambda: {file: self._complete(file, sent) for file in files})
+        published = team.allgather(lambda: {file: self._complete(file) for file in files})
         team.bcast(lambda: self._finish({f: e for part in published for f, e in part.items()}))
 
-    def _complete(self, file: int, sent: Mapping[int, Mapping[int, SentPart]]) -> Mapping[str, Any]:
-        """Give a file its key, if it has none, and return what the manifest says of it."""
-        uploads, key = self._prefix.uploads, self._key(file)
-        if file in sent:
-            parts = self._parts[file]
-            lacking = [n for n in range(1, len(parts.starts) + 1) if n not in sent[file]]
-            assert not lacking, f"parts {lacking[:3]} of file {file} were not sent"
-            uploads.complete(key, self._uploads[file].upload, sent[file])
-        head, size = uploads.head(key), self._layouts.of(file).size
+    def _make_way(self, digests: Mapping[int, str]) -> None:
+        """Remove what leads readers to files that are replaced, on process 0."""
+        mark = self.target.arrangement.mark
+        if mark is not None and self.state.etags:
+            above = WritablePrefix(self.target.dst or "")
+            if (above.read(mark[0]) or b"").strip() == mark[1].strip():
+                above.remove([mark[0]])
+        self.records.begin_publishing(digests)
+
+    def _complete(self, file: int) -> Mapping[str, Any]:
+        """Give a file its key, if it has none, and return what the manifest says of it.
+
+        Raises StorageError where the store has not all that was sent.
+        """
+        uploads, key, where = self._prefix.uploads, self._key(file), self.target.address(file)
+        try_again = "the same command again, when nothing else writes there"
+        is_new, size = file in self._parts, self._layouts.of(file).size
+        before = uploads.head(key)
+        if (before.etag if before else "") != self.state.etags.get(file, ""):
+            text = "was written by something else while this run was at work"
+            raise StorageError(text, "remove it, and the same command again", where=where)
+        if is_new:
+            parts, upload = self._parts[file], self._uploads[file].upload
+            sent = uploads.parts(key, upload) or {}
+            nbytes_by_part = {number: part.nbytes for number, part in sent.items()}
+            expected = {n: parts.nbytes(n) for n in range(1, len(parts.starts) + 1)}
+            if nbytes_by_part != expected:
+                lacking = sum(nbytes_by_part.get(n) != nbytes for n, nbytes in expected.items())
+                text = f"the store lacks {lacking} of {len(expected)} parts that were sent"
+                raise StorageError(text, try_again, where=where)
+            uploads.complete(key, upload, sent)
+        head = uploads.head(key)
         is_ours = head is not None and head.notes.get(TOKEN_NOTE) == self.state.token
-        if head is None or head.size != size or (file in sent and not is_ours):
+        if head is None or head.size != size or (is_new and not is_ours):
             state = "nothing is" if head is None else f"{head.size:,} bytes of another object are"
-            raise StorageError(
-                f"{state} there after {size:,} bytes were sent and completed",
-                "the same command again, when nothing else writes there",
-                where=self.target.address(file),
-            )
+            text = f"{state} there after {size:,} bytes were sent and completed"
+            raise StorageError(text, try_again, where=where)
         starts = sample_starts(size)
         name = self.target.arrangement.names[file]
         samples = self._prefix.read_ranges(name, starts, SAMPLE_BYTES) if size else [b""]

@@ -113,7 +113,9 @@ def plan_work(
             return WorkPlan(transfers, policy, False, memory, ascending=True)
         exchanges = assign_readers(requests, reach, _significant(speeds), order)
         transfers = order_transfers(team.rank, separate, exchanges, order)
-        return WorkPlan(transfers, policy, bool(exchanges), memory)
+        # What fills parts is put in their order, or more of them were open at a time.
+        is_in_order = files_at_once is not None and not exchanges
+        return WorkPlan(transfers, policy, bool(exchanges), memory, ascending=is_in_order)
 
     work = team.agree(plan)
     nbytes = sum(team.allgather(lambda: bytes_to_write(work.transfers)))

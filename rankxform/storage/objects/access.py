@@ -119,7 +119,8 @@ class UploadAccess(NamedTuple):
 
 
 def _first_of(environment: Mapping[str, str], names: tuple[str, ...]) -> str | None:
-    return next((environment[name] for name in names if environment.get(name)), None)
+    texts = (environment.get(name, "").strip() for name in names)
+    return next(filter(None, texts), None)
 
 
 def _profile(environment: Mapping[str, str]) -> dict[str, str]:

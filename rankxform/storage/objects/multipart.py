@@ -73,12 +73,13 @@ class _Answer(NamedTuple):
 
 
 class Uploads:
-    """Uploads into one bucket."""
+    """Uploads into one bucket. seconds: for which a request that fails is made again."""
 
     def __init__(self, bucket: Bucket) -> None:
         """Raises UsageError where a bucket of this kind takes none, or no keys are known."""
         self._access: UploadAccess = bucket.upload_access()
         self._label = f"{bucket.scheme}://{bucket.name}"
+        self.seconds = _SECONDS
         self._local, self._is_closed = threading.local(), False
         self._connections: list[HTTPConnection] = []
 
@@ -96,7 +97,7 @@ class Uploads:
             raise self._refused("begin to upload", key, answer)
         return _text(self._parsed(key, match[0]))
 
-    def send(self, key: str, upload: str, number: int, data: Any) -> SentPart:
+    def send(self, key: str, upload: str, number: int, data: Any) -> None:
         """Send a part: its number counts from 1, in the order of the object's bytes."""
         if self._access.has_crc:
             headers = {
@@ -106,8 +107,7 @@ class Uploads:
             digest = hashlib.md5(data, usedforsecurity=False).digest()
             headers = {"content-md5": b64encode(digest).decode()}
         query = {"partNumber": str(number), "uploadId": upload}
-        answer = self._call("upload", "PUT", key, query, headers, data)
-        return SentPart(answer.headers.get("etag", ""), len(data))
+        self._call("upload", "PUT", key, query, headers, data)
 
     def complete(self, key: str, upload: str, parts: Mapping[int, SentPart]) -> None:
         """Make the object of its parts. One that was made already stays."""
@@ -206,12 +206,14 @@ class Uploads:
                     return answer
                 if answer.status not in (200, *_AGAIN) and answer.code != "RequestTimeout":
                     break
+            except ValueError:  # it has the header's value, which may be a key
+                raise refused(action, f"{self._label}/{key}", "", "its keys are no text") from None
             except (OSError, HTTPException) as error:
                 answer, fault = None, f"{error or type(error).__name__}"
                 connection, self._local.connection = self._connection(), None
                 self._connections.remove(connection)
                 connection.close()
-            if self._is_closed or time.monotonic() - began + pause > _SECONDS:
+            if self._is_closed or time.monotonic() - began + pause > self.seconds:
                 break
             time.sleep(pause * random.uniform(0.5, 1.0))
             pause = min(2 * pause, _LONGEST_PAUSE)

@@ -13,7 +13,6 @@ from rankxform.planning.upload_parts import UploadParts
 from rankxform.storage.posix import Buffer, Position
 from rankxform.transport.team import OnProgress
 
-from .multipart import SentPart
 from .workers import Workers
 
 SENDERS = 4
@@ -21,7 +20,7 @@ SENDERS = 4
 _LOOK_SECONDS = 0.2
 _NOTHING = memoryview(b"")
 
-Send = Callable[[int, memoryview], SentPart]
+Send = Callable[[int, memoryview], None]
 """Sends the part of a file with this number."""
 
 
@@ -76,7 +75,7 @@ class PartBuffers:
 class PartWriter:
     """The parts of one file that this process sends (`engine.sinks.FileWriter`).
 
-    sent: what the store says of each, by its number. written: bytes of parts that were full.
+    written: bytes of parts that were full.
     """
 
     def __init__(
@@ -85,12 +84,13 @@ class PartWriter:
         """present: numbers of parts that the store has; they are not sent again."""
         self._starts, self._ends = parts.starts, [*parts.starts[1:], parts.size]
         self._buffers, self._send, self._present = buffers, send, present
+        self._heads: set[int] = set()  # places of heads that were put
         self._open: dict[int, tuple[bytearray, int]] = {}  # by number, with the bytes that it lacks
-        self.sent: dict[int, SentPart] = {}
         self.written = 0
 
     def put(self, offset: int, data: Buffer, head: Buffer = _NOTHING) -> None:
-        if head:
+        if head and offset not in self._heads:  # an empty tensor has that of the next one
+            self._heads.add(offset)
             self._put_run(offset - len(head), memoryview(head))
         self._put_run(offset, memoryview(data))
 
@@ -112,14 +112,13 @@ class PartWriter:
 
     def _send_part(self, number: int) -> None:
         room, _ = self._open.pop(number)
-        self._buffers.send(partial(self._keep, number, memoryview(room)), len(room))
+        self._buffers.send(partial(self._send, number, memoryview(room)), len(room))
         self.written += len(room)
-
-    def _keep(self, number: int, data: memoryview) -> None:
-        self.sent[number] = self._send(number, data)
 
     def share(self, offset: int, source: Position, nbytes: int) -> bool:
         return False
 
     def flush(self) -> None:
-        """Nothing is held back that could be sent: a part is sent when it is full."""
+        """See that all parts that were begun were full, and sent."""
+        lacking_bytes = {number: lacking for number, (_, lacking) in self._open.items()}
+        assert not lacking_bytes, f"bytes that parts lack: {lacking_bytes}"

@@ -10,6 +10,8 @@ from .errors import translated
 from .multipart import Uploads
 from .places import ObjectMeta
 
+_HURRY_SECONDS = 4.0
+
 
 class WritablePrefix:
     """Objects below an address, by their names there. All methods raise StorageError."""
@@ -24,6 +26,11 @@ class WritablePrefix:
     def uploads(self) -> Uploads:
         """Uploads in parts. Raises UsageError where the store takes none."""
         return Uploads(self._bucket)
+
+    def hurry(self) -> None:
+        """Let requests that fail be made again for seconds alone."""
+        self._patient = False
+        self.uploads.seconds = _HURRY_SECONDS
 
     def close(self) -> None:
         """Let go of connections."""

@@ -156,11 +156,7 @@ def test_a_request_that_fails_is_made_again(action, ranks, line, tmp_path):
     line.rules = [(expression, action) for expression in REQUESTS.values() for _ in range(2)]
     converted(ranks.src, f"{line.prefix}/dst", *ranks.words["halves"], processes=2)
     assert action == proxy.CUT or not line.rules  # of an answer without a body nothing is cut
-    begun = look(f"{line.prefix}/dst")["begun"]
-    assert there(f"{line.prefix}/dst", tmp_path) == ranks.expected["halves"]
-    # Where the store begins an upload and nobody hears of it, it stays, until `clean`.
-    assert len(begun) == (0 if action == proxy.BUSY else 2)
-    command("clean", f"{line.prefix}/dst")
+    # Where the store begins an upload and nobody hears of it, it is abandoned in the end.
     assert is_right(f"{line.prefix}/dst", ranks, tmp_path)
 
 
@@ -193,7 +189,7 @@ def ended(running):
     return running.returncode
 
 
-@pytest.mark.parametrize("number", [1, 4])
+@pytest.mark.parametrize("number", [4])
 def test_a_killed_run_goes_on_with_the_parts_that_are_missing(number, ranks, line, tmp_path):
     dst, running = f"{line.prefix}/dst", [None]
     killed_at(number, line, running)
@@ -291,6 +287,28 @@ def test_a_stop_ends_a_run_soon_and_the_next_goes_on(ranks, line, tmp_path):
     assert is_right(dst, ranks, tmp_path)
 
 
+def test_clean_keeps_what_is_complete_although_its_job_is_there(ranks, line, tmp_path):
+    """The run was killed between its manifest and the end of its job."""
+    dst, running = f"{line.prefix}/dst", [None]
+
+    def before(method, path):
+        is_removal = method == "DELETE" or (method == "POST" and "delete" in path)
+        if is_removal and any(
+            n.method == "PUT" and "/rankxform.json" in n.path for n in line.noted
+        ):
+            running[0].kill()
+            time.sleep(1)
+
+    line.before = before
+    running[0] = begin(ranks, dst)
+    assert ended(running[0]) == -9
+    line.before = lambda method, path: None
+    if ".rankxform/job.json" in look(dst)["objects"]:
+        assert "job of a stopped run was removed" in command("clean", dst).stdout
+    assert is_right(dst, ranks, tmp_path)
+    assert command("verify", ranks.src, dst, *ranks.words["halves"]).returncode == 0
+
+
 def test_clean_leaves_nothing_of_a_killed_run(ranks, line, tmp_path):
     dst, running = f"{line.prefix}/dst", [None]
     killed_at(4, line, running)
@@ -319,7 +337,7 @@ def test_a_second_run_is_kept_away(ranks, line, tmp_path):
     assert (
         f"process {running.pid} on " in second.stderr and "works on this address" in second.stderr
     )
-    assert cleaning.returncode == StorageError.exit_code and "at work" in cleaning.stderr
+    assert cleaning.returncode == StorageError.exit_code and "works on this" in cleaning.stderr
     assert is_right(dst, ranks, tmp_path)
 
 
@@ -353,7 +371,8 @@ def test_an_upload_that_another_program_began_is_refused(ranks, bucket, tmp_path
     look(dst, "--begin", "rank_1/checkpoint_1.safetensors")
     done = command("transform", ranks.src, dst, *words)
     assert done.returncode == StorageError.exit_code
-    assert "an upload to it was begun" in done.stderr and "rankxform clean" in done.stderr
+    assert "an upload to it was begun" in done.stderr
+    assert "nothing was begun" in command("clean", dst).stdout and len(look(dst)["begun"]) == 1
     converted(ranks.src, dst, *words, "--no-lock")
     assert there(dst, tmp_path) == ranks.expected["halves"]
     assert len(look(dst)["begun"]) == 1, "it goes on beside this run"
@@ -430,7 +449,10 @@ WRITTEN = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("form", WRITTEN)
+IN_THE_NIGHT = () if "RANKXFORM_OBJECT_FAULTS" in os.environ else ("unified", "torch_dist")
+
+
+@pytest.mark.parametrize("form", sorted({*WRITTEN}.difference(IN_THE_NIGHT)))
 def test_a_form_is_the_same_bytes_as_in_a_folder(form, bucket, tmp_path):
     """With its table, its configuration and its tracker."""
     src, words = WRITTEN[form]
