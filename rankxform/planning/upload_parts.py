@@ -9,6 +9,7 @@ processes or fewer, has the same parts.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import pairwise
 
 from rankxform.formats.container import FileLayout
 from rankxform.values import NamedTuple
@@ -32,13 +33,15 @@ class UploadParts(NamedTuple):
     size: int  # of the file, in bytes
     units: tuple[UploadUnit, ...]
 
-    def nbytes(self, number: int) -> int:
-        """Bytes of a part, by its number."""
-        return (*self.starts, self.size)[number] - self.starts[number - 1]
+    @property
+    def nbytes(self) -> dict[int, int]:
+        """Bytes of each part, by its number."""
+        edges = pairwise((*self.starts, self.size))
+        return {number: stop - start for number, (start, stop) in enumerate(edges, 1)}
 
     def complete_names(self, present_bytes: Mapping[int, int]) -> set[str]:
         """Return the tensors of which nothing is left to be sent. present_bytes: by part."""
-        complete = {n for n, nbytes in present_bytes.items() if nbytes == self.nbytes(n)}
+        complete = {n for n, nbytes in self.nbytes.items() if present_bytes.get(n) == nbytes}
         return {
             name for unit in self.units if complete.issuperset(unit.parts) for name in unit.names
         }
@@ -79,15 +82,10 @@ def _runs_of(layout: FileLayout, least: int) -> list[tuple[list[str], int, int]]
 
 
 class UploadMemory(NamedTuple):
-    """What a process's memory is for, while it uploads.
-
-    files: how many are filled at a time, each by its parts in order; part_bytes: of the smallest
-    parts.
-    """
+    """What a process's memory is for, while it uploads."""
 
     nbytes: int  # for parts that fill, or are sent
-    part_bytes: int
-    files: int
+    part_bytes: int  # of the smallest parts
 
     @classmethod
     def of(cls, total: int, most_files: int) -> UploadMemory:
@@ -95,12 +93,12 @@ class UploadMemory(NamedTuple):
         nbytes = total // 4
         largest = nbytes // (2 * (most_files + _SENT))
         part_bytes = max(LEAST_PART, min(_USUAL_PART, largest))
-        memory = cls(nbytes, part_bytes, 0)
-        return memory._replace(files=memory.files_of(part_bytes))
+        return cls(nbytes, part_bytes)
 
-    def files_of(self, part_bytes: int) -> int:
-        """Return how many files can be filled at a time, by parts of so many bytes at least."""
-        return max(1, self.nbytes // (2 * part_bytes) - _SENT)
+    @property
+    def files(self) -> int:
+        """How many are filled at a time, each by its parts in order."""
+        return max(1, self.nbytes // (2 * self.part_bytes) - _SENT)
 
 
 _SENT = 2

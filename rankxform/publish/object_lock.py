@@ -2,7 +2,7 @@
 
 Where the store creates an object only if there is none, and replaces one only if it is that which
 was read, of two runs that come at once one gets it. Whether it does is found out with the lock
-itself. Of other stores (OBS, some gateways) the object is read again after a while, and the run
+itself. Of other stores (some gateways) the object is read again after a while, and the run
 whose object was replaced stops; that is no lock if a store is slow, and the user is told.
 """
 
@@ -94,12 +94,6 @@ def _state_of(prefix: WritablePrefix) -> _LockState | None:
     if head is None or data is None:
         return None
     return _LockState(_holder(data) or {}, head)
-
-
-def is_at_work(prefix: WritablePrefix) -> bool:
-    """Tell whether a live run has an address."""
-    state = _state_of(prefix)
-    return state is not None and state.seconds > 0
 
 
 def _holder(data: bytes | None) -> dict[str, Any] | None:

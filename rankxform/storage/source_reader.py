@@ -372,13 +372,13 @@ def digest_samples(
             if ranges.ahead and number % ranges.ahead == 0:
                 for next_name in names[number : number + ranges.ahead]:
                     nbytes = index.nbytes(next_name)
-                    start = crc32(b"%d" % nbytes) % (max(0, nbytes - SAMPLE) + 1)
+                    start = _sample_start(nbytes)
                     length = min(SAMPLE, nbytes - start)
                     for span in spans_of_range(index.spans(next_name), start, length):
                         ranges.announce(path, span.offset, span.nbytes)
                 ranges.all_announced()
             spans, nbytes = index.spans(name), index.nbytes(name)
-            start = crc32(b"%d" % nbytes) % (max(0, nbytes - SAMPLE) + 1)
+            start = _sample_start(nbytes)
             data = _sample(ranges, path, spans, start, on_progress)
             digest = blake2b(data, digest_size=16).digest()
             dtype, width = _dtype(index, name), _element_size(index, name)
@@ -404,7 +404,7 @@ def read_samples_of(path: str, index: Index, names: Iterable[str]) -> dict[str, 
         check_same(path, ranges.version(path, sparse=True), index)
         for name in names:
             nbytes, width = index.nbytes(name), _element_size(index, name)
-            start = crc32(b"%d" % nbytes) % (max(0, nbytes - SAMPLE) + 1)
+            start = _sample_start(nbytes)
             data = _sample(ranges, path, index.spans(name), start, lambda nbytes: None)
             elements = data[(-start) % width :]
             samples[name] = elements[: len(elements) // width * width]
@@ -429,6 +429,11 @@ def ends_in_zeros(path: str, index: Index, names: Iterable[str]) -> Iterator[str
                 done += span.nbytes
             if not bytes(room[-row:]).strip(b"\0") and bytes(room).strip(b"\0"):
                 yield name
+
+
+def _sample_start(nbytes: int) -> int:
+    """Return where in content of so many bytes its sample begins."""
+    return crc32(b"%d" % nbytes) % (max(0, nbytes - SAMPLE) + 1)
 
 
 def _sample(

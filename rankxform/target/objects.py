@@ -178,16 +178,15 @@ class ObjectDestination(Destination):
         return [file for file in self.target.files if file not in complete]
 
     def _divide(self, team: Team) -> None:
-        """Find out in which parts the files are sent. Local, and the same on all."""
+        """Find out in which parts the files are sent. Collective; the same on all."""
         planner, request = self.target.planner, self.request
         self._layouts = FileLayoutCache(planner, self.conversion.source.indexes, self.target, False)
-        most_files = len(self._files)  # of a process, at worst
-        memory = UploadMemory.of(request.buffers, -(-most_files // team.size))
-        part_bytes = self.state.part_bytes or memory.part_bytes
-        self.memory = memory._replace(part_bytes=part_bytes)
+        memory = UploadMemory.of(request.buffers, -(-len(self._files) // team.size))
+        self.memory = memory._replace(part_bytes=self.state.part_bytes or memory.part_bytes)
         self._parts = team.agree(self._divided_files)
         largest = max((p.size for p in self._parts.values()), default=0) // MOST_PARTS
-        self.files_at_once = self.memory.files_of(max(part_bytes, largest))
+        largest = max(largest, self.memory.part_bytes)
+        self.files_at_once = self.memory._replace(part_bytes=largest).files
 
     def _divided_files(self) -> dict[int, UploadParts]:
         by_layout, parts = dict[int, UploadParts](), {}
@@ -218,16 +217,10 @@ class ObjectDestination(Destination):
         if self.request.verify or layout != self._layouts.of(file).digest:
             return None
         present = self._prefix.uploads.parts(self._key(file), upload)
-        return (
-            None
-            if present is None
-            else {
-                number: part
-                for number, part in present.items()
-                if number <= len(self._parts[file].starts)
-                and part.nbytes == self._parts[file].nbytes(number)
-            }
-        )
+        if present is None:
+            return None
+        nbytes = self._parts[file].nbytes
+        return {n: part for n, part in present.items() if part.nbytes == nbytes.get(n)}
 
     def _share_out(self, team: Team) -> None:
         """Say who sends what of what is left. Collective."""
@@ -242,12 +235,12 @@ class ObjectDestination(Destination):
             positions = {name: i for i, name in enumerate(planner.layouts_of_file(file))}
             units[file] = [[positions[name] for name in unit.names] for unit in parts.units]
 
-        def assign() -> tuple[Assignment, Assignment]:
+        def assign() -> Assignment:
             writers = Writers.of_one_folder(nodes.node_of, self._files)
             assignment = assignment_of(planner, self._files, writers, done, units)
-            return assignment, [remaining(planner, ranges, done) for ranges in assignment]
+            return [remaining(planner, ranges, done) for ranges in assignment]
 
-        _, self.left = team.agree(assign)
+        self.left = team.agree(assign)
         self._own_files = [*dict.fromkeys(ranges.file for ranges in self.left[team.rank])]
 
     def _key(self, file: int) -> str:
@@ -353,7 +346,7 @@ class ObjectDestination(Destination):
             parts, upload = self._parts[file], self._uploads[file].upload
             sent = uploads.parts(key, upload) or {}
             nbytes_by_part = {number: part.nbytes for number, part in sent.items()}
-            expected = {n: parts.nbytes(n) for n in range(1, len(parts.starts) + 1)}
+            expected = parts.nbytes
             if nbytes_by_part != expected:
                 lacking = sum(nbytes_by_part.get(n) != nbytes for n, nbytes in expected.items())
                 text = f"the store lacks {lacking} of {len(expected)} parts that were sent"

@@ -423,8 +423,10 @@ def _watcher(request: Request, settings: FollowSettings) -> _Watcher:
         raise UsageError("follow finds the files of each step itself", "leave out files")
     if request.fallback:
         raise UsageError("follow looks at one folder", "leave out --fallback")
-    if not is_path(request.src):
-        raise UsageError("follow looks at a folder, and this is an address", where=request.src)
+    for place in (request.src, request.dst or ""):
+        if not is_path(place):
+            text = "is an address, and follow works between folders"
+            raise UsageError(text, "transform, for one step", where=place)
     if Path(absolute(request.dst or "")).is_file():
         raise UsageError("is a file, and DST must be a folder", where=request.dst)
     keep, settle = settings.keep, settings.settle

@@ -468,7 +468,7 @@ class UploadPlan(NamedTuple):
 
 
 _REQUESTS_OF_FILE, _REQUESTS_OF_RUN = 3, 8
-"""Beside parts: an upload is begun, completed and looked at; the lock, the job, the manifest."""
+"""Beside parts: an upload is begun, listed and completed; the lock, the job, the manifest."""
 
 
 def _upload_of(written: Plan, buffer_bytes: int) -> UploadPlan:

@@ -42,7 +42,7 @@ def test_a_part_has_bytes_of_one_unit_alone(kind, seed):
     parts, least = divide(layout, least), max(least, -(-layout.size // (MOST_PARTS - 1)))
     edges = [*parts.starts, layout.size]
     assert edges[0] == 0 and edges == sorted(edges)
-    sizes = [parts.nbytes(n) for n in range(1, len(parts.starts) + 1)]
+    sizes = [*parts.nbytes.values()]
     assert sizes == [b - a for a, b in pairwise(edges)]
     assert all(least <= size < 2 * least for size in sizes[:-1])
     assert sorted(n for u in parts.units for n in u.names) == sorted(layout.spans)
@@ -61,12 +61,10 @@ def test_a_file_has_no_more_parts_than_stores_take():
 def test_a_tensor_is_complete_with_the_parts_of_its_unit():
     specs = [TensorSpec(name, "Float32", (256,)) for name in "abcd"]
     parts = divide(CONTAINERS["ckpt"].lay_out(specs, {}, False), 512)
-    sizes = {n: parts.nbytes(n) for n in parts.units[1].parts}
+    sizes = {n: parts.nbytes[n] for n in parts.units[1].parts}
     assert parts.complete_names(sizes) == {"b"}
     assert parts.complete_names({**sizes, min(sizes): 7}) == set()
-    assert parts.complete_names({n: parts.nbytes(n) for n in range(1, len(parts.starts) + 1)}) == {
-        *"abcd"
-    }
+    assert parts.complete_names(parts.nbytes) == {*"abcd"}
 
 
 @pytest.mark.parametrize("total", [64 << 20, 512 << 20, 4 << 30])

@@ -108,6 +108,18 @@ def test_no_step_and_no_folder_are_one_message(training, tmp_path):
         training.follow()
 
 
+@pytest.mark.parametrize("place", ["src", "dst"])
+def test_an_address_is_refused_and_no_folder_of_its_name_is_made(place, training, monkeypatch):
+    training.save(1)
+    monkeypatch.chdir(training.tmp)
+    setattr(training, place, "s3://bucket/steps")
+    with pytest.raises(
+        rankxform.UsageError, match="is an address, and follow works between folders"
+    ):
+        training.follow()
+    assert not (training.tmp / "s3:").exists()
+
+
 @pytest.mark.parametrize("step", ["1_1,1_3", "3,1"])
 def test_some_steps(step, training):
     """A step may be named without its epoch, and be gone once it is converted."""

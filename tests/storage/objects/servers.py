@@ -58,14 +58,8 @@ def seaweedfs(folder):
     }  # fmt: skip
     line = [program(), "-logtostderr=true", "server", "-filer", "-s3"]
     line += [f"-{name}={value}" for name, value in options.items()]
-    with (folder / "log").open("wb") as log:
-        server = subprocess.Popen(line, cwd=folder, stdout=log, stderr=log)
-    try:
-        _make_bucket(port, server)
+    with _running(line, folder, port):
         yield port
-    finally:
-        server.kill()
-        server.wait()
 
 
 @contextmanager
@@ -73,11 +67,18 @@ def moto(folder):
     """Run moto's server, which takes any keys and keeps all in memory; yield its port."""
     (port,) = _free_ports(1)
     line = [Path(sys.executable).with_name("moto_server"), "-H", "127.0.0.1", "-p", str(port)]
+    with _running(line, folder, port):
+        yield port
+
+
+@contextmanager
+def _running(line, folder, port):
+    """Run a server until it has a bucket, and while the block runs."""
     with (folder / "log").open("wb") as log:
         server = subprocess.Popen(line, cwd=folder, stdout=log, stderr=log)
     try:
         _make_bucket(port, server)
-        yield port
+        yield
     finally:
         server.kill()
         server.wait()
