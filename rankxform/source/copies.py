@@ -37,7 +37,15 @@ from rankxform.statements import FILE_IDENTITY, HEADERS, Finding, as_notice, as_
 from rankxform.storage import identity
 from rankxform.storage.identity import FileIdentity
 from rankxform.storage.source_reader import Indexer, find_holes, wait_for_newer_mtime
-from rankxform.storage.store import NOTHING, Listing, address_of, expect_headers, is_path, store_at
+from rankxform.storage.store import (
+    NOTHING,
+    Listing,
+    address_of,
+    expect_headers,
+    is_path,
+    storage_of,
+    store_at,
+)
 from rankxform.transport import Team
 from rankxform.values import NamedTuple
 
@@ -58,8 +66,11 @@ def find_reach(
     different files under one name that can be read.
     """
     nodes = team.nodes
-    if nodes.count == 1 or not any(is_path(path) for path in paths.values()):
+    if nodes.count == 1 or not paths:
         return Reach.full(nodes.node_of, paths), []
+    address = next(iter(paths.values()))
+    if not is_path(address):
+        return reach_of_storage(team, address, paths)
 
     def identify_files() -> dict[int, FileIdentity]:
         if not nodes.is_leader(team.rank) or nodes.node_of[team.rank] in same_as_node0:
@@ -92,6 +103,23 @@ def find_reach(
             f"there is no such file{searched_nodes(team)}", where=paths[missing_files[0]]
         )
     return Reach(nodes.node_of, tuple(map(frozenset, identities_by_node))), findings
+
+
+def reach_of_storage(team: Team, address: str, files: Iterable[int]) -> tuple[Reach, list[Finding]]:
+    """Find out which nodes get answers from the storage where all `files` are, as process 0 does;
+    return also what was noticed. Collective."""
+    nodes = team.nodes
+    answers = team.allgather(
+        lambda: not nodes.is_leader(team.rank) or storage_of(address).is_reached(address)
+    )
+    by_node, all_files = [answers[processes[0]] for processes in nodes.processes], frozenset(files)
+    reach = Reach(nodes.node_of, tuple(all_files if able else frozenset() for able in by_node))
+    names = [name for name, able in zip(nodes.names, by_node) if not able]
+    if not names or not by_node[0]:  # process 0 has said, or says, what is wrong
+        return Reach.full(nodes.node_of, all_files), []
+    text = f"{len(names)} of {nodes.count} nodes do not reach it ({', '.join(names[:4])}"
+    text += f"{', ...' if names[4:] else ''}); the others do that for them"
+    return reach, [as_notice(f"{'/'.join(address.split('/')[:3])}: {text}")]
 
 
 def _drop_unreadable(
@@ -479,7 +507,8 @@ def schemas_elsewhere(source: Source, team: Team) -> tuple[dict[int, Schema], li
     lacking = {stage for f, stage in stage_of.items() if stage in unread and f not in schemas}
     stages = missing if are_alike else lacking
     if stages and team.nodes.count > 1:  # files that process 0 does not see
-        parts = team.allgather(lambda: read(stages) if team.nodes.is_leader(team.rank) else {})
+        sees_others = team.nodes.is_leader(team.rank) and bool(source.reach.of(team.rank))
+        parts = team.allgather(lambda: read(stages) if sees_others else {})
         schemas = {file: schema for part in (*parts, schemas) for file, schema in part.items()}
         missing.difference_update(stage_of[file] for file in schemas)
     text = f"no file of pipeline stage {format_ranges(missing)} can be read; which tensors are "

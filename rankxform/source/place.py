@@ -131,7 +131,7 @@ def list_place(team: Team, path: str, pattern: str, *, is_told: bool = False) ->
     nodes = team.nodes
     if nodes.count == 1 or not is_path(path):
         listing = team.bcast(lambda: store_at(path).list(pattern)) if is_told else None
-        return PlaceListing(listing, frozenset())
+        return PlaceListing(listing, frozenset(range(1, nodes.count)))
     leader = nodes.is_leader(team.rank)
     folders = team.allgather(lambda: identity.network_folder(Path(path)) if leader else None)
     same_as_process0 = {p for p, f in enumerate(folders) if f is not None and f == folders[0]} - {0}

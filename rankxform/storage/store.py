@@ -242,6 +242,9 @@ class Storage(Protocol):
     def ranges(self) -> RangeReader:
         """Return files of this kind, to be read by this process."""
 
+    def is_reached(self, address: str) -> bool:
+        """Tell whether this process gets an answer from where an address is."""
+
     def expect_headers(self, addresses: Sequence[str]) -> None:
         """Take note which files' headers are read next, one after another, in this order."""
 
@@ -397,6 +400,9 @@ class PosixStorage:
 
     def ranges(self) -> RangeReader:
         return PosixRangeReader()
+
+    def is_reached(self, address: str) -> bool:
+        return True
 
     def expect_headers(self, addresses: Sequence[str]) -> None:
         """The system has them at once, or reads ahead itself."""

@@ -676,7 +676,8 @@ def _foreign_paths(target: Target, dst_paths: Iterable[Path | str], team: Team) 
     names = [*(relpath(path, place) for path in dst_paths), *target.arrangement.names.values()]
 
     def find_here() -> list[str]:
-        listing = listing_at(place, form) if team.nodes.is_leader(team.rank) else Listing(place)
+        looks = team.nodes.is_leader(team.rank) if is_path(place) else team.rank == 0
+        listing = listing_at(place, form) if looks else Listing(place)
         if listing.kind != FOLDER:
             return []
         return [address_of(place, name) for name in form.foreign_files(listing, names)]

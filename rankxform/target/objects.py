@@ -9,14 +9,15 @@
    anew, among however many processes; where parts begin does not depend on them.
 4. After a failure of storage or a stop, uploads and the job stay; `rankxform clean` abandons them.
 
-Every process reaches the store by itself. Collective, in this order: `claim` (process 0 takes the
-address; all ask for parts that are there), `begin` (uploads are begun, and noted), `fill` (local
-work), `publish` (uploads are completed; process 0 writes companions and the manifest).
+Every process reaches the store by itself, but for those of nodes that cannot: others write for
+them. Collective, in this order: `claim` (process 0 takes the address; all ask for parts that are
+there), `begin` (uploads are begun, and noted), `fill` (local work), `publish` (uploads are
+completed; process 0 writes companions and the manifest).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -38,6 +39,7 @@ from rankxform.publish.object_records import (
     ObjectState,
     clean,
 )
+from rankxform.source.copies import reach_of_storage
 from rankxform.statements import Finding, as_notice
 from rankxform.storage.identity import SAMPLE_BYTES, digest_of_samples, sample_starts
 from rankxform.storage.objects.multipart import SentPart
@@ -100,7 +102,8 @@ class ObjectDestination(Destination):
                 self._check_strategy(conversion)
 
         team.agree(check)
-        return ()
+        self._reach, noticed = reach_of_storage(team, target.place, target.files)
+        return [finding for finding in noticed if finding not in source.findings]
 
     def _check_strategy(self, conversion: Conversion) -> None:
         """Refuse what lies where a derived strategy belongs. Raises StorageError, UsageError."""
@@ -204,8 +207,8 @@ class ObjectDestination(Destination):
         """
 
         def ask() -> dict[int, Mapping[int, SentPart] | None]:
-            begun = sorted({*self.state.uploads} & {*self._files})[team.rank :: team.size]
-            return {file: self._parts_of(file) for file in begun}
+            begun = sorted({*self.state.uploads} & {*self._files})
+            return {file: self._parts_of(file) for file in self._files_here(begun)}
 
         for parts_by_file in team.allgather(ask):
             present = {file: parts for file, parts in parts_by_file.items() if parts is not None}
@@ -224,7 +227,7 @@ class ObjectDestination(Destination):
 
     def _share_out(self, team: Team) -> None:
         """Say who sends what of what is left. Collective."""
-        planner, nodes = self.target.planner, team.nodes
+        planner = self.target.planner
         done = {
             file: self._parts[file].complete_names({n: p.nbytes for n, p in present.items()})
             for file, present in self._present.items()
@@ -236,12 +239,15 @@ class ObjectDestination(Destination):
             units[file] = [[positions[name] for name in unit.names] for unit in parts.units]
 
         def assign() -> Assignment:
-            writers = Writers.of_one_folder(nodes.node_of, self._files)
-            assignment = assignment_of(planner, self._files, writers, done, units)
+            assignment = assignment_of(planner, self._files, Writers(self._reach), done, units)
             return [remaining(planner, ranges, done) for ranges in assignment]
 
         self.left = team.agree(assign)
         self._own_files = [*dict.fromkeys(ranges.file for ranges in self.left[team.rank])]
+
+    def _files_here(self, files: Iterable[int]) -> list[int]:
+        """Return those of `files` of which this process asks and tells the store."""
+        return self._reach.partition(files)[self._team.rank]
 
     def _key(self, file: int) -> str:
         return self._prefix.key(self.target.arrangement.names[file])
@@ -270,7 +276,7 @@ class ObjectDestination(Destination):
                     self._prefix.uploads.begin(self._key(file), notes),
                     self._layouts.of(file).digest,
                 )
-                for file in new_files[team.rank :: team.size]
+                for file in self._files_here(new_files)
             }
 
         begun = {f: u for f, u in self.state.uploads.items() if f in self._present}
@@ -317,7 +323,7 @@ class ObjectDestination(Destination):
             totals = {file: sum(of.get(file, 0) for of in sums) % MODULUS for file in self._files}
             digests = {file: f"{total:016x}" for file, total in totals.items()}
         team.bcast(lambda: self._make_way(digests))
-        files = self.target.files[team.rank :: team.size]
+        files = self._files_here(self.target.files)
         published = team.allgather(lambda: {file: self._complete(file) for file in files})
         team.bcast(lambda: self._finish({f: e for part in published for f, e in part.items()}))
 

@@ -25,11 +25,12 @@ from rankxform.formats.container import DeclaredFile
 from rankxform.publish.files import changed_model_files, wrong_companions
 from rankxform.publish.folder_records import FOLDER_NAME, JOB_NAME, MANIFEST_NAME, read_manifest
 from rankxform.source import written
+from rankxform.source.copies import reach_of_storage
 from rankxform.source.place import form_at, list_and_select, listing_at
 from rankxform.source.written import CHECKED, WrittenRead, declared_files_of, read_listed_file
 from rankxform.statements import ERROR, WARNING, WRITTEN, Finding, run_rules
 from rankxform.storage.identity import sampled_bytes
-from rankxform.storage.store import FILE, FOLDER, absolute, address_of, is_path, store_at
+from rankxform.storage.store import FILE, FOLDER, NOTHING, absolute, address_of, is_path, store_at
 from rankxform.target.existing import wrong_tracker
 from rankxform.target.manifest import verify_command
 from rankxform.transport import Team
@@ -191,10 +192,13 @@ def refuse_begun(folder: str, is_begun: bool, kind: type[RankxformError]) -> Non
 def manifests_of_nodes(folder: str, team: Team) -> tuple[list[dict[str, Any]], list[list[int]]]:
     """Return the manifests that nodes have, and for each the processes that have it."""
     nodes, store = team.nodes, store_at(folder)
+    looks = nodes.is_leader(team.rank)
+    if not is_path(folder):
+        looks = looks and reach_of_storage(team, folder, (0,))[0].sees(team.rank, (0,))
     digests_by_process = team.allgather(
         lambda: (
             blake2b(store.read(MANIFEST_NAME)).digest()
-            if nodes.is_leader(team.rank) and store.has(MANIFEST_NAME)
+            if looks and store.has(MANIFEST_NAME)
             else b""
         )
     )
@@ -204,13 +208,13 @@ def manifests_of_nodes(folder: str, team: Team) -> tuple[list[dict[str, Any]], l
             groups.setdefault(digests_by_process[processes[0]], []).append(node)
     node_groups = list(groups.values())
     if not node_groups:
-        kinds = team.allgather(lambda: store.list("*").kind)
+        kinds = team.allgather(lambda: store.list("*").kind if looks else NOTHING)
         if FOLDER not in kinds:
             if FILE in kinds:
                 look = f"rankxform inspect --check {quote(folder)}"
                 raise UsageError("is a file, not a folder that rankxform wrote", look, where=folder)
             raise UsageError("no such folder", where=folder)
-        is_begun = any(team.allgather(lambda: store.has(_JOB)))
+        is_begun = any(team.allgather(lambda: looks and store.has(_JOB)))
         refuse_begun(folder, is_begun, UsageError)
         below = team.bcast(lambda: sorted(map(dirname, store.list(f"*/{MANIFEST_NAME}").files)))
         if below:

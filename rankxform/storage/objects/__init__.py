@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from time import monotonic
 
-from .access import Bucket
-from .places import ObjectPlace, fetch_header
+from .access import Bucket, ObjectAddress
+from .places import ObjectPlace, fetch_header, is_reached
 from .ranges import ObjectRanges
 from .workers import HeadersAhead
 
@@ -37,6 +37,9 @@ class ObjectStorage:
 
     def ranges(self) -> ObjectRanges:
         return ObjectRanges(Bucket.of)
+
+    def is_reached(self, address: str) -> bool:
+        return is_reached(ObjectAddress.of(address))
 
     def expect_headers(self, addresses: Sequence[str]) -> None:
         self._headers.expect(addresses)

@@ -180,6 +180,7 @@ class Bucket:
         self._clients: dict[bool, Any] = {}
         self._process = os.getpid()
         self.listed: dict[str, Any] = {}  # by key what the last listing said of an object
+        self.is_reached: bool | None = None  # by this process; None until it is asked
         self._endpoint, self._is_of_obs = "", scheme == OBS
         if scheme in (S3, OBS):
             self._read_s3(environment)

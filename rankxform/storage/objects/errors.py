@@ -31,6 +31,11 @@ _KINDS = {
 _UNREACHABLE = "error sending request", "dns error", "Connection refused", "connect error"
 
 
+def is_unanswered(error: BaseException) -> bool:
+    """Tell whether nothing answered a request."""
+    return any(words in str(error) for words in _UNREACHABLE)
+
+
 @contextmanager
 def translated(action: str, address: str, part: str = "") -> Iterator[None]:
     """Raise what a request raises as a StorageError. part: the bytes that were meant, in words."""
@@ -60,7 +65,7 @@ def _as_storage_error(error: BaseException, action: str, address: str, part: str
         tries = [*_TRIES.get(code[1], tries)]
     elif kind in _KINDS:
         what, tries = f"{what}: {_KINDS[kind][0]}", [_KINDS[kind][1]]
-    elif any(words in text for words in _UNREACHABLE):
+    elif is_unanswered(error):
         what = f"{what}: nothing answers there"
         tries = ["correct AWS_ENDPOINT_URL", "look whether this node reaches it"]
     elif "metadata" in text or "api/token" in text:

@@ -17,6 +17,10 @@ _LEFT_OUT = {"transfer-encoding", "connection", "content-length", "date", "serve
 _ERROR = b"<?xml version='1.0'?><Error><Code>SlowDown</Code><Message>Slower.</Message></Error>"
 
 
+class DroppedError(Exception):
+    """Raised by `Proxy.before` for a request that is not to reach the store."""
+
+
 class Noted(NamedTuple):
     method: str
     path: str
@@ -62,7 +66,11 @@ def _handler(proxy):
 
         def forward(self):
             body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-            proxy.before(self.command, self.path)
+            try:
+                proxy.before(self.command, self.path)
+            except DroppedError:
+                self.close_connection = True
+                return
             if self.command == "GET":
                 proxy.on_get(self.path)
             with proxy.lock:
