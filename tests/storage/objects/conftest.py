@@ -26,7 +26,7 @@ def pytest_sessionstart(session):
         return
     folder = Path(tempfile.mkdtemp(prefix="seaweedfs-"))
     running = servers.seaweedfs(folder)
-    session.config.stash[_PORT] = running.__enter__()
+    session.config.stash[_PORT] = running.__enter__().port
     session.config.add_cleanup(lambda: (running.__exit__(None, None, None), shutil.rmtree(folder)))
 
 

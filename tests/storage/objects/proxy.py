@@ -11,10 +11,10 @@ from http.client import HTTPConnection
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import NamedTuple
 
-CUT, SHORT, BUSY, LOST, STALL = "cut", "short", "busy", "lost", "stall"
+CUT, SHORT, BUSY, LOST, STALL, REVOKED = "cut", "short", "busy", "lost", "stall", "revoked"
 _STALL_SECONDS = 3.0
 _LEFT_OUT = {"transfer-encoding", "connection", "content-length", "date", "server"}
-_ERROR = b"<?xml version='1.0'?><Error><Code>SlowDown</Code><Message>Slower.</Message></Error>"
+_ERROR = "<?xml version='1.0'?><Error><Code>{}</Code><Message>No.</Message></Error>"
 
 
 class DroppedError(Exception):
@@ -85,7 +85,10 @@ def _handler(proxy):
         def pass_on(self, body):
             action = proxy.rule_for(self.command, self.path)
             if action == BUSY:
-                self.answer(503, {}, _ERROR)
+                self.answer(503, {}, _ERROR.format("SlowDown").encode())
+                return
+            if action == REVOKED:
+                self.answer(400, {}, _ERROR.format("ExpiredToken").encode())
                 return
             if action == STALL:
                 time.sleep(_STALL_SECONDS)

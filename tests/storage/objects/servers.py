@@ -38,9 +38,42 @@ def environment(port):
     }  # fmt: skip
 
 
+class Server:
+    """A server of a folder, which can be killed and started anew."""
+
+    def __init__(self, line, folder, port):
+        self._line, self._folder, self.port = line, folder, port
+        self.start()
+
+    def start(self):
+        with (self._folder / "log").open("ab") as log:
+            self._process = subprocess.Popen(self._line, cwd=self._folder, stdout=log, stderr=log)
+
+    def kill(self):
+        self._process.kill()
+        self._process.wait()
+
+    def await_bucket(self):
+        """Make the bucket as soon as the server does so."""
+        line = [sys.executable, "-m", "tests.storage.objects.put", "--bucket"]
+        until = time.monotonic() + _READY_SECONDS
+        while time.monotonic() < until and self._process.poll() is None:
+            done = subprocess.run(
+                line,
+                env={**os.environ, **environment(self.port)},
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+            if done.returncode == 0:
+                return
+            time.sleep(0.2)
+        raise AssertionError(f"no server: {done.stderr[-500:]}")
+
+
 @contextmanager
 def seaweedfs(folder):
-    """Run a server with an empty bucket; yield its port."""
+    """Run a server with an empty bucket; yield it."""
     port, master, volume, filer, *others = _free_ports(8)
     rights = ["Admin", "Read", "Write", "List", "Tagging"]
     identity = {"name": "t", "credentials": [{"accessKey": KEY, "secretKey": SECRET}]}
@@ -58,45 +91,25 @@ def seaweedfs(folder):
     }  # fmt: skip
     line = [program(), "-logtostderr=true", "server", "-filer", "-s3"]
     line += [f"-{name}={value}" for name, value in options.items()]
-    with _running(line, folder, port):
-        yield port
+    with _running(line, folder, port) as server:
+        yield server
 
 
 @contextmanager
 def moto(folder):
-    """Run moto's server, which takes any keys and keeps all in memory; yield its port."""
+    """Run moto's server, which takes any keys and keeps all in memory; yield it."""
     (port,) = _free_ports(1)
     line = [Path(sys.executable).with_name("moto_server"), "-H", "127.0.0.1", "-p", str(port)]
-    with _running(line, folder, port):
-        yield port
+    with _running(line, folder, port) as server:
+        yield server
 
 
 @contextmanager
 def _running(line, folder, port):
     """Run a server until it has a bucket, and while the block runs."""
-    with (folder / "log").open("wb") as log:
-        server = subprocess.Popen(line, cwd=folder, stdout=log, stderr=log)
+    server = Server(line, folder, port)
     try:
-        _make_bucket(port, server)
-        yield
+        server.await_bucket()
+        yield server
     finally:
         server.kill()
-        server.wait()
-
-
-def _make_bucket(port, server):
-    """Make the bucket as soon as the server does so."""
-    line = [sys.executable, "-m", "tests.storage.objects.put", "--bucket"]
-    until = time.monotonic() + _READY_SECONDS
-    while time.monotonic() < until and server.poll() is None:
-        done = subprocess.run(
-            line,
-            env={**os.environ, **environment(port)},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        if done.returncode == 0:
-            return
-        time.sleep(0.2)
-    raise AssertionError(f"no server: {done.stderr[-500:]}")

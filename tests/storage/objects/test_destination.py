@@ -12,6 +12,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -295,6 +296,70 @@ def test_kills_at_random(seed, ranks, line, tmp_path):
     assert is_right(dst, ranks, tmp_path)
 
 
+@pytest.mark.parametrize(
+    "expression",
+    [r"^PUT .*partNumber=2", r"^GET .*rank_", r"^POST .*uploadId"][: 3 if AT_NIGHT else 1],
+)
+def test_credentials_that_expire_are_said_and_the_run_goes_on_with_others(
+    expression, ranks, line, tmp_path
+):
+    src, dst, words = f"{line.prefix}/src", f"{line.prefix}/dst", ranks.words["halves"]
+    line.put_folder(ranks.src, "src")
+    line.rules = [(expression, proxy.REVOKED)]
+
+    def revoke():  # from the first one on
+        return None if line.rules else proxy.REVOKED
+
+    line.at_random = revoke
+    done = command("transform", src, dst, *words, processes=2)
+    line.at_random = lambda: None
+    assert done.returncode == StorageError.exit_code and "ExpiredToken" in done.stderr, done.stderr
+    assert "try  fetch new credentials" in done.stderr and "Traceback" not in done.stderr
+    assert there(dst, tmp_path).items() <= ranks.expected["halves"].items()
+    converted(src, dst, *words, processes=3)
+    assert there(dst, tmp_path) == ranks.expected["halves"]
+    command("clean", dst)
+    assert is_right(dst, ranks, tmp_path)
+
+
+@pytest.mark.skipif(not AT_NIGHT, reason="in `make night`")
+@pytest.mark.parametrize("expression", [PART, r"rank_\d"])
+def test_a_server_that_is_started_anew_slows_a_run(
+    expression, ranks, bucket, tmp_path, monkeypatch
+):
+    """Killed while parts come to it, or while it is read."""
+    folder = tmp_path / "server"
+    folder.mkdir()
+    with servers.seaweedfs(folder) as server, proxy.before(server.port) as line:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{line.port}")
+        src, dst, words = (
+            f"s3://{servers.BUCKET}/src",
+            f"s3://{servers.BUCKET}/dst",
+            ranks.words["halves"],
+        )
+        converted(ranks.src, src, *words[:2], "--dst-strategy", words[1])
+        asked, again = [], threading.Timer(1.0, server.start)
+
+        def before(method, path):
+            if re.search(expression, path) and method in ("PUT", "GET"):
+                asked.append(path)
+                if len(asked) == 4:
+                    server.kill()
+                    again.start()
+
+        line.before = before
+        done = command("transform", src, dst, *words, processes=2)
+        again.join()
+        server.await_bucket()
+        line.before = lambda method, path: None
+        if done.returncode:
+            assert "s3://" in done.stderr and "try" in done.stderr, done.stderr
+            converted(src, dst, *words)
+        assert there(dst, tmp_path) == ranks.expected["halves"]
+        command("clean", dst)
+        assert is_right(dst, ranks, tmp_path)
+
+
 def test_a_run_that_is_killed_while_files_get_their_keys_goes_on(ranks, line, tmp_path):
     dst, running = f"{line.prefix}/dst", [None]
 
@@ -522,7 +587,7 @@ def test_another_server_takes_it_and_gives_it_back(ranks, bucket, tmp_path, monk
     assert "RANKXFORM_OBJECTS" in os.environ
     if os.environ["RANKXFORM_OBJECTS"] != "required":
         pytest.importorskip("moto")
-    with servers.moto(tmp_path) as port, proxy.before(port) as line:
+    with servers.moto(tmp_path) as server, proxy.before(server.port) as line:
         monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{line.port}")
         dst, words, running = "s3://models/dst", ranks.words["halves"], [None]
         killed_at(3, line, running)
