@@ -21,7 +21,8 @@ class ReadOptions:
         None, GROUP_IO, "cost model: bytes a second of one process (read, write, copy) and of one "
         "node (network), latencies (read_latency, latency), and the overlap of reading and sending "
         "(0-1), such as read=2G,latency=30us; G is 10^9 (default: measured; of --simulate, or if "
-        "some are given, 1G, 1G, 5G, 10G, 100us, 30us, 1)", AFFECTS_LOAD,
+        "some are given, 1G, 1G, 5G, 10G, 100us, 30us, 1). Of object storage requests a second "
+        "(get_rate, put_rate), and the price of a million (get_price, put_price)", AFFECTS_LOAD,
         kind=COSTS, metavar="WHAT=VALUE,..",
     )  # fmt: skip
     memory: int | None = option(

@@ -216,18 +216,28 @@ class Costs:
     # Which part of the shorter of reading and sending the longer hides; 0 where one link carries
     # both, and less where they hinder each other, as on too few cores.
     overlap: float = 1.0
+    get_rate: float = 0.0  # requests to read a second that a store takes under a prefix; 0: any
+    put_rate: float = 0.0  # requests to write, of the same kind
+    get_price: float = 0.0  # of a million requests to read
+    put_price: float = 0.0  # of a million requests to write
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
             number = isinstance(value, Real) and not isinstance(value, bool)
             if name == "overlap":
                 range_text, good = "from -1 to 1", number and -1 <= value <= 1
-            elif name in ("read_latency", "latency"):
+            elif name in (*LATENCIES, *OF_STORES):
                 range_text, good = "from zero on", number and value >= 0
             else:
                 range_text, good = "above zero", number and value > 0
             if not good:
                 raise UsageError(f"costs: {name} is {value!r}; expected a number {range_text}")
+
+    @property
+    def of_stores_alone(self) -> bool:
+        """Whether something is said of object storage, and nothing of processes and nodes."""
+        stated_names = {name for name, value in vars(self).items() if value != getattr(Costs, name)}
+        return bool(stated_names) and stated_names <= {*OF_STORES}
 
     @property
     def latency_bytes(self) -> float:
@@ -241,6 +251,9 @@ class Costs:
 
 LATENCIES, SHARE = ("read_latency", "latency"), "overlap"
 """What of `Costs` is in seconds, and what has no unit."""
+
+OF_STORES = "get_rate", "put_rate", "get_price", "put_price"
+"""What of `Costs` is about requests to object storage; 0: it is not known, and does not count."""
 
 _MOMENTS = {"s": 1, "ms": 1e3, "us": 1e6}
 

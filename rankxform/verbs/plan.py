@@ -31,6 +31,7 @@ from rankxform.planning.plan import Planner, needed_bytes
 from rankxform.planning.reads import (
     AUTO,
     LATENCIES,
+    OF_STORES,
     RANGES,
     READ_METHODS,
     SHARE,
@@ -42,6 +43,7 @@ from rankxform.planning.reads import (
 )
 from rankxform.planning.selection import OmittedParameters
 from rankxform.planning.simulate import MethodUse, NodeTraffic, Simulation, simulate_work, spread_of
+from rankxform.planning.store_requests import StoreRequests
 from rankxform.planning.transfers import Reach
 from rankxform.planning.upload_parts import UploadMemory
 from rankxform.process import peak_memory
@@ -262,7 +264,9 @@ class Plan(Result):
     stage_rows: tuple[tuple[str, ...], ...] = ()  # head and rows of a table, of many ranks
     # What is needed of each place, if there are several.
     places: tuple[PlaceUse, ...] = ()
-    upload: UploadPlan | None = None  # what object storage takes; None: DST is a folder
+    requests: StoreRequests | None = None  # to object storage; None: both are folders
+    request_costs: Costs | None = None  # what they cost, if that was given
+    upload: UploadPlan | None = None  # how object storage is written; None: DST is a folder
     # Bandwidths of the process that takes longest, if they were measured.
     speeds: Costs | None = None
     next: tuple[str, ...] = ()  # the command that does it
@@ -285,7 +289,7 @@ class Plan(Result):
         source_counts = [len(shard.bytes_from) for shard in self.shards]
         return min(source_counts, default=0), max(source_counts, default=0)
 
-    json_without = ("sharding", "stage_rows", "speeds", "next")
+    json_without = ("sharding", "stage_rows", "speeds", "next", "request_costs")
 
     def as_dict(self) -> dict[str, Any]:
         """Return the plan as ``plan --json`` prints it: names by pattern."""
@@ -357,6 +361,8 @@ class Plan(Result):
             f"{format_size(self.bytes_written)}; buffers of at most "
             f"{format_buffer(self.buffer_bytes)} on {where}",
         )
+        if self.requests is not None:
+            yield lines("requests", self.requests.in_words(self.request_costs))
         if self.upload is not None:
             yield lines("uploads", self.upload.in_words)
         if level == VERBOSE:
@@ -438,18 +444,15 @@ def plan_target(
     written = replace(written, written_by=written_by)
     if room is not None:
         written = replace(written, bytes_stored=room.needed, bytes_free=room.free)
-    if conversion.target.dst is not None and scheme_of(conversion.target.dst):
-        written = replace(written, upload=_upload_of(written, conversion.request.buffers))
+    written = _in_storage(written, work, conversion.request)
     if prediction is not None:
         written = replace(written, predicted_seconds=prediction[0], speeds=prediction[1])
     return conversion, written
 
 
 class UploadPlan(NamedTuple):
-    """What a destination in object storage takes: requests, and memory of the process that writes
-    most files."""
+    """What a destination in object storage takes of the process that writes most files."""
 
-    requests: int  # about so many, to write
     part_bytes: int  # of the smallest parts
     memory_bytes: int  # for parts that fill, or are sent
     files_at_once: int  # that a process fills at a time
@@ -461,23 +464,28 @@ class UploadPlan(NamedTuple):
         order = f"; a process writes {counts} files at a time"
         order = order if self.files_at_once < self.most_files else ""
         return (
-            f"about {self.requests:,} requests to write, in parts of "
-            f"{format_buffer(self.part_bytes)} at least; {format_buffer(self.memory_bytes)} of "
-            f"the buffers for parts{order}"
+            f"in parts of {format_buffer(self.part_bytes)} at least; "
+            f"{format_buffer(self.memory_bytes)} of the buffers for parts{order}"
         )
 
 
-_REQUESTS_OF_FILE, _REQUESTS_OF_RUN = 3, 8
-"""Beside parts: an upload is begun, listed and completed; the lock, the job, the manifest."""
-
-
-def _upload_of(written: Plan, buffer_bytes: int) -> UploadPlan:
+def _in_storage(written: Plan, work: PredictedWork, request: Request) -> Plan:
+    """Return a plan with what object storage is asked, where source or destination are there."""
+    is_read, is_written = (bool(scheme_of(place or "")) for place in (request.src, request.dst))
+    if not is_read and not is_written:
+        return written
     files = Counter(process for shard in written.shards for process in shard.writers)
     most_files = max(files.values(), default=0)
-    memory = UploadMemory.of(buffer_bytes, most_files)
-    parts = sum(max(1, shard.bytes_written // memory.part_bytes) for shard in written.shards)
-    requests = parts + _REQUESTS_OF_FILE * len(written.shards) + _REQUESTS_OF_RUN
-    return UploadPlan(requests, memory.part_bytes, memory.nbytes, memory.files, most_files)
+    memory = UploadMemory.of(request.buffers, most_files)
+    bytes_by_file = [shard.bytes_written for shard in written.shards]
+    requests = StoreRequests.of(work.simulation, bytes_by_file, memory)
+    upload = UploadPlan(memory.part_bytes, memory.nbytes, memory.files, most_files)
+    return replace(
+        written,
+        requests=StoreRequests(requests.reads * is_read, requests.writes * is_written),
+        request_costs=request.costs,
+        upload=upload if is_written else None,
+    )
 
 
 class DiskSpace(NamedTuple):
@@ -545,6 +553,8 @@ class SimulationResult(Result):
     largest: Mapping[str, float]  # of a process
     buffer_bytes: int  # buffers of each process
     peak_memory_bytes: int  # of a process, without MPI's
+    # To object storage, if source and destination are there.
+    requests: StoreRequests
     notices: tuple[str, ...]  # what was assumed
     warnings: tuple[str, ...]  # what may be wrong
 
@@ -573,7 +583,13 @@ class SimulationResult(Result):
                     f"{sum(slices):,} slices are shared out by bytes, each whole to one process"
                 )
                 yield lines("idle", f"{many}: {reason}")
-            texts = {name: f"{name} {_cost_text(name, v)}" for name, v in self.costs.items()}
+            if any(self.costs[name] for name in OF_STORES):
+                yield lines("requests", self.requests.in_words(Costs(**self.costs)))
+            texts = {
+                name: f"{name} {_cost_text(name, value)}"
+                for name, value in self.costs.items()
+                if name not in OF_STORES
+            }
             of_node = texts.pop("network")
             yield lines("if", f"of a process {', '.join(texts.values())}; of a node {of_node}")
             buffers = (
@@ -623,7 +639,11 @@ def _simulated(conversion: Conversion, cluster: Cluster) -> tuple[PredictedWork,
     work = simulate_cluster(conversion, cluster)
     simulation = work.simulation
     request, source, target = conversion.request, conversion.source, conversion.target
+    planner, costs = target.planner, request.costs or Costs()
     names = {n: n if n in _COUNTS else f"bytes_{n}" for n in vars(simulation.workloads[0])}
+    totals = planner.file_totals([*work.groups])
+    memory = UploadMemory.of(request.buffers, -(-len(totals) // cluster.processes))
+    requests = StoreRequests.of(simulation, [t.written for t in totals.values()], memory)
     spread = {names[n]: three for n, three in spread_of(simulation.workloads).items()}
     least, mean, largest = ({n: three[i] for n, three in spread.items()} for i in range(3))
     outcome = SimulationResult(
@@ -631,14 +651,14 @@ def _simulated(conversion: Conversion, cluster: Cluster) -> tuple[PredictedWork,
         step=source.selected.step_name,
         processes=cluster.processes,
         nodes=cluster.nodes,
-        src_ranks=target.planner.catalog.ranks,
-        dst_ranks=target.planner.dst.ranks,
+        src_ranks=planner.catalog.ranks,
+        dst_ranks=planner.dst.ranks,
         src_placement=cluster.src_placement,
         dst_placement=request.dst_placement,
         read_method=request.read_method,
         methods=simulation.methods,
-        costs=vars(request.costs or Costs()),
-        predicted_seconds=simulation.total,
+        costs=vars(costs),
+        predicted_seconds=max(simulation.total, requests.seconds(costs)),
         seconds_of_processes=simulation.seconds,
         seconds_of_networks=simulation.network,
         between_nodes=simulation.between,
@@ -650,6 +670,7 @@ def _simulated(conversion: Conversion, cluster: Cluster) -> tuple[PredictedWork,
         largest=largest,
         buffer_bytes=request.buffers,
         peak_memory_bytes=simulation.memory,
+        requests=requests,
         notices=target.notices,
         warnings=target.warnings,
     )

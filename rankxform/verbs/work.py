@@ -200,8 +200,9 @@ def choose_policy(
     """
     request, source, planner = conversion.request, conversion.source, conversion.planner
     reach, method = source.reach, READ_METHODS[request.read_method]
-    policy = ReadPolicy(method, request.costs)
-    imagined = request.shapes is not None and request.costs is None
+    costs = None if request.costs and request.costs.of_stores_alone else request.costs
+    policy = ReadPolicy(method, costs)
+    imagined = request.shapes is not None and costs is None
     if request.read_method != AUTO or imagined:
         return policy, []
     may_exchange = team.nodes.count > 1 and reach.is_full and len(assignment) == team.size
@@ -216,7 +217,7 @@ def choose_policy(
 
     if not exchanges and not any(team.allgather(depends_on_latency)):
         return policy, []
-    costs, speeds = request.costs, list[float]()
+    speeds = list[float]()
     if costs is None:
         costs, speeds = measure_costs(source, team, network=exchanges)
     return ReadPolicy(method.with_latency(costs.latency_bytes), costs, exchanges), speeds

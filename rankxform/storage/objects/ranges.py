@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from rankxform.errors import CheckpointError
+from rankxform.planning.store_requests import PIECE
 from rankxform.storage.posix import Buffer
 from rankxform.storage.store import FileVersion, RangeReader
 
@@ -24,8 +25,8 @@ from .access import Bucket, ObjectAddress
 from .places import ObjectMeta, fill, look_at
 from .workers import IN_FLIGHT, Workers
 
-PIECE, _LEAST_PIECE = 8 << 20, 1 << 20
-"""Bytes of a request, at most; and in little memory, where smaller ones are in flight at a time."""
+_LEAST_PIECE = 1 << 20
+"""Bytes of a request at most, in little memory, where smaller ones are in flight at a time."""
 
 
 _SMALL = 64 << 10
