@@ -5,6 +5,7 @@
 # make lint     ruff and mypy alone
 # make coverage which lines the tests of `make check` reach, in all cases: 85 % at least; takes five minutes
 # make night    the same tests over many more cases, PyTorch and all of MindFormers as partners; takes hours
+# make objects  tests on object storage in all cases: SeaweedFS, moto and JuiceFS's gateway
 # make filesystems   tests on JuiceFS, SeaweedFS and GlusterFS (Debian, as root)
 # make docs     write the generated pages of docs/ and packaging/ anew
 # make site     build docs/ as a site, build/site/index.html
@@ -61,7 +62,7 @@ endif
 # Tests start hundreds of interpreters, which compile all of the package where it is set.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo check fast coverage test lint unit mpich mpich-then-openmpi all-hosts hosts-then-openmpi night filesystems docs site clean
+.PHONY: demo check fast coverage test lint unit mpich mpich-then-openmpi all-hosts hosts-then-openmpi night objects filesystems docs site clean
 
 demo: $(VENV)/run-installed
 	examples/demo.sh $(VENV)
@@ -145,6 +146,12 @@ night: $(VENV)/test-installed $(TORCH_VENV)/installed $(MEGATRON_VENV)/installed
 	    $(addprefix tests/trust/test_,lies.py chains.py crashes.py faults.py kills.py)
 	RANKXFORM_OBJECTS=required $(VENV)/bin/python -m pytest -q tests/storage/objects
 	$(VENV)/bin/python -m pytest -q -rs tests/frameworks $(addprefix tests/trust/test_,random_signals.py writer.py)
+
+objects: export RANKXFORM_OBJECTS = required
+objects: export RANKXFORM_OBJECT_FAULTS = 10
+objects: export RANKXFORM_OBJECT_KILLS = 6
+objects: $(VENV)/test-installed
+	$(VENV)/bin/python -m pytest -q tests/storage/objects
 
 filesystems: $(VENV)/test-installed
 	apt-get install -qq -y --no-install-recommends glusterfs-server glusterfs-client

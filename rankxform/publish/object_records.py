@@ -207,8 +207,8 @@ class ObjectRecords:
             if name not in present:
                 continue
             meta, entry = present[name], listed.get(name, {})
-            listed_version = (entry.get("etag") or None, entry.get("size"))
-            is_listed = listed_version == (meta.etag or None, meta.size)
+            version = meta.version
+            is_listed = (entry.get("size"), entry.get("modified")) == version[:2]
             if (is_listed and not overwrite) or (
                 self.resumed and name not in listed and token_of(self._prefix, name) == token
             ):
@@ -232,17 +232,19 @@ class ObjectRecords:
 
     # -- while the work goes on -----------------------------------------------------------------
 
-    def note_uploads(self, uploads: Mapping[int, BegunUpload], part_bytes: int) -> None:
-        """Take note of the uploads of all files that are made."""
+    def note_uploads(self, uploads: Mapping[int, BegunUpload], part_bytes: int) -> bool:
+        """Take note of the uploads of all files that are made; return whether the store keeps what
+        is noted with an object."""
         for file, (upload, layout) in uploads.items():
             entry = self._files[self._names[file]]
             if entry.get("upload") not in (None, upload):
                 self._abandon({self._names[file]: entry})
             entry.update(upload=upload, layout=layout)
         if not uploads:
-            return
+            return True
         self.state = self.state._replace(part_bytes=part_bytes)
         self._write_job()
+        return token_of(self._prefix, JOB_KEY) == self.state.token
 
     def _write_job(self) -> None:
         content = {
@@ -255,7 +257,8 @@ class ObjectRecords:
             "companions": self._companions,
             "replaces": sorted(self._stale),
         }
-        self._prefix.put(JOB_KEY, format_document(JOB, content))
+        notes = {TOKEN_NOTE: self.state.token}
+        self._prefix.put(JOB_KEY, format_document(JOB, content), notes)
 
     def begin_publishing(self, digests: Mapping[int, str]) -> None:
         """Make way for files that are whole, and are about to get their keys.
@@ -299,8 +302,9 @@ class ObjectRecords:
         files = dict(old.get("files", {}))
         for file, entry in published.items():
             name = self._names[file]
-            was = files.get(name, {}) if files.get(name, {}).get("etag") == entry["etag"] else {}
-            files[name] = {**was, "id": file, **entry}
+            earlier = files.get(name, {})
+            is_same = earlier.get("modified") == entry["modified"]
+            files[name] = {**(earlier if is_same else {}), "id": file, **entry}
             if file in self._digests:
                 files[name]["digest"] = self._digests[file]
         if files.keys() >= {*complete}:

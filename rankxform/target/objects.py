@@ -284,7 +284,9 @@ class ObjectDestination(Destination):
             begun |= uploads
         self._uploads = begun
 
-        team.bcast(lambda: self.records.note_uploads(begun, self.memory.part_bytes))
+        self._keeps_notes = team.bcast(
+            lambda: self.records.note_uploads(begun, self.memory.part_bytes)
+        )
 
     # -- filled -----------------------------------------------------------------------------------
 
@@ -359,7 +361,8 @@ class ObjectDestination(Destination):
                 raise StorageError(text, try_again, where=where)
             uploads.complete(key, upload, sent)
         head = uploads.head(key)
-        is_ours = head is not None and head.notes.get(TOKEN_NOTE) == self.state.token
+        token = "" if self._keeps_notes else self.state.token  # of an object that states none
+        is_ours = head is not None and head.notes.get(TOKEN_NOTE, token) == self.state.token
         if head is None or head.size != size or (is_new and not is_ours):
             state = "nothing is" if head is None else f"{head.size:,} bytes of another object are"
             text = f"{state} there after {size:,} bytes were sent and completed"
@@ -369,7 +372,8 @@ class ObjectDestination(Destination):
         samples = self._prefix.read_ranges(name, starts, SAMPLE_BYTES) if size else [b""]
         by_start = dict(zip(starts, samples))
         digest = digest_of_samples(size, lambda start, nbytes: by_start[start])
-        return {**version_of(size, head.etag)._asdict(), "etag": head.etag, "sample": digest}
+        version = version_of(size, head.etag, head.written)
+        return {**version._asdict(), "etag": head.etag, "sample": digest}
 
     def _finish(self, published: Mapping[int, Mapping[str, Any]]) -> None:
         """Write companions and the manifest, on process 0."""

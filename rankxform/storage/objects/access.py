@@ -233,6 +233,8 @@ class Bucket:
             **{name: value for name, value in keys.items() if value},
             "region": region or "us-east-1",
             "virtual_hosted_style_request": is_virtual,
+            # One request for many objects is not answered alike by all stores.
+            "disable_bulk_delete": True,
             **({"endpoint": endpoint} if endpoint else {}),
             **({"skip_signature": True} if unsigned else {}),
         }

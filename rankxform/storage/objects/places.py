@@ -46,14 +46,14 @@ class ObjectMeta:
     @property
     def version(self) -> FileVersion:
         """The same whether it was listed or asked for: times differ in their precision."""
-        if self.etag:
-            return version_of(self.size, self.etag)
-        seconds = int(self._modified.timestamp()) if self._modified else 0
-        return FileVersion(self.size, seconds * 10**9)
+        seconds = self._modified.timestamp() if self._modified else 0.0
+        return version_of(self.size, self.etag, seconds)
 
 
-def version_of(size: int, etag: str) -> FileVersion:
-    """Return which version of an object has this ETag."""
+def version_of(size: int, etag: str | None, written: float) -> FileVersion:
+    """Return which version of an object has this ETag; of one without, which was written then."""
+    if not etag:
+        return FileVersion(size, int(written) * 10**9)
     mark = int.from_bytes(blake2b(etag.encode(), digest_size=7).digest(), "big")
     return FileVersion(size, mark, mark)
 

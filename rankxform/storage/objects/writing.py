@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 
 from .access import Bucket, ObjectAddress, library
@@ -42,10 +42,11 @@ class WritablePrefix:
         """Return the key of an object."""
         return "/".join(filter(None, (self._place.key, name)))
 
-    def put(self, name: str, data: bytes) -> str:
-        """Write a small object, in place of one that is there; return its ETag."""
+    def put(self, name: str, data: bytes, notes: Mapping[str, str] | None = None) -> str:
+        """Write a small object, in place of one that is there; return its ETag. notes: are kept
+        with it, by most stores."""
         with translated("write", f"{self.address}/{name}"):
-            return self._put_object(name, data, "overwrite")
+            return self._put_object(name, data, "overwrite", notes)
 
     def put_new(self, name: str, data: bytes) -> str | None:
         """Write a small object, unless there is one; return its ETag, or None where there is one.
@@ -67,9 +68,11 @@ class WritablePrefix:
             except (library().exceptions.PreconditionError, FileNotFoundError):
                 return None
 
-    def _put_object(self, name: str, data: bytes, mode: object) -> str:
+    def _put_object(
+        self, name: str, data: bytes, mode: object, notes: Mapping[str, str] | None = None
+    ) -> str:
         client = self._bucket.client(patient=self._patient)
-        answer = library().put(client, self.key(name), data, mode=mode)
+        answer = library().put(client, self.key(name), data, mode=mode, attributes=notes)
         return answer["e_tag"] or ""
 
     def read(self, name: str) -> bytes | None:

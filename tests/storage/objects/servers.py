@@ -1,4 +1,4 @@
-"""SeaweedFS and moto as S3 servers, started for the tests."""
+"""SeaweedFS, moto and JuiceFS as S3 servers, started for the tests."""
 
 from __future__ import annotations
 
@@ -101,6 +101,21 @@ def moto(folder):
     (port,) = _free_ports(1)
     line = [Path(sys.executable).with_name("moto_server"), "-H", "127.0.0.1", "-p", str(port)]
     with _running(line, folder, port) as server:
+        yield server
+
+
+@contextmanager
+def juicefs(folder):
+    """Run JuiceFS's gateway, which has no ETags and heeds no condition; yield it."""
+    program, (port,) = Path(sys.executable).with_name("juicefs"), _free_ports(1)
+    database, blocks = f"sqlite3://{folder / 'meta.db'}", folder / "blocks"
+    blocks.mkdir()
+    words = ["format", "--storage", "file", "--bucket", f"{blocks}/", database, "test"]
+    subprocess.run([program, *words], check=True, capture_output=True)
+    words = ["gateway", "--no-usage-report", "--multi-buckets", "--cache-dir", folder / "cache"]
+    line = [program, *words, database, f"127.0.0.1:{port}"]
+    keys = {"MINIO_ROOT_USER": KEY, "MINIO_ROOT_PASSWORD": SECRET}
+    with _running(["env", *(f"{n}={v}" for n, v in keys.items()), *line], folder, port) as server:
         yield server
 
 
