@@ -181,7 +181,7 @@ def test_there_is_one_way_in():
                                  "storage/source_reader.py", "storage/user_files.py", "target/model_files.py", "inspection.py",
                                  "target/own_companions.py", "publish/folder_records.py", "source/checks.py", "source/written.py",
                                  "target/existing.py", "target/folder.py", "verbs/verify_folder.py",
-                                 "storage/identity.py", "target/manifest.py"}  # fmt: skip
+                                 "storage/identity.py", "target/manifest.py", "verbs/follow.py"}  # fmt: skip
     # a destination by its manifest, and shapes for a strategy: no tensor is read
     indexers = {"source/copies.py", "source/written.py", "verbs/strategies.py"}
     assert found["Indexer"] - {"storage/source_reader.py"} == indexers

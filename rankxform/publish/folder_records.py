@@ -590,30 +590,6 @@ def copied_files(place: AnyPath) -> frozenset[str]:
     return names
 
 
-def remove_unfinished(folder: Path) -> bool:
-    """Remove what a stopped run left of a conversion, and return whether there was one.
-
-    Raises StorageError where a run is at work.
-    """
-    records = folder / FOLDER_NAME
-    try:
-        job = parse_document(JOB, read_bytes(records / JOB_NAME))
-    except (FormatError, StorageError):
-        return False
-    lock = FolderLock(records / "lock")
-    try:
-        for name, file_entry in job["files"].items():
-            path = folder / name
-            remove_if_possible(part_of(path))
-            if matches_entry(file_entry, stat_or_none(path), "inode", "size", "modified"):
-                remove_if_possible(path)
-        for path in (*records.glob("journal-*.jsonl"), records / JOB_NAME):
-            remove_if_possible(path)
-    finally:
-        lock.release()
-    return True
-
-
 def _ranks_of(identity: Mapping[str, Any]) -> str:
     """Return which ranks the command that a job states makes; "": all, or that of a run without."""
     words = words_of(identity.get("continued_by"))

@@ -27,7 +27,7 @@ from rankxform.storage.posix import random_hex
 from rankxform.storage.store import FOLDER, Listing
 from rankxform.values import NamedTuple
 
-from .files import digest_of
+from .files import copied, digest_of
 from .folder_records import (
     JOB_NAME,
     MANIFEST_NAME,
@@ -378,6 +378,21 @@ def clean(prefix: WritablePrefix) -> list[str]:
     finally:
         lock.release()
     return removed
+
+
+def remove_conversion(prefix: WritablePrefix) -> bool:
+    """Remove the objects of a conversion that its records list; return whether there was one.
+
+    Raises StorageError where a run is at work.
+    """
+    is_begun = bool(clean(prefix))
+    manifest = _record(prefix, MANIFEST, MANIFEST_NAME)
+    if manifest is None:
+        return is_begun
+    names = {*_made_by(prefix, manifest, prefix.objects()), *manifest["companions"]}
+    prefix.remove(sorted({*names, *copied(prefix.address, manifest)}))
+    prefix.remove([MANIFEST_NAME])
+    return True
 
 
 def _record(prefix: WritablePrefix, kind: str, name: str) -> dict[str, Any] | None:

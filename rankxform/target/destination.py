@@ -127,6 +127,20 @@ class Destination(ABC):
         """
         return ()
 
+    def remove_conversion(self, place: str) -> bool:
+        """Remove the files of a conversion that its records list; return whether there was one.
+
+        Raises StorageError where a run is at work.
+        """
+        return False
+
+    def change_record(
+        self, place: str, name: str, change: Callable[[bytes | None], bytes | None]
+    ) -> None:
+        """Write a small file anew, or remove it, by what it holds; no other run changes it
+        meanwhile. None: it is not there."""
+        raise NotImplementedError
+
 
 def _folder() -> Destination:
     from .folder import FolderDestination

@@ -24,7 +24,7 @@ back what other nodes wrote, and writes the manifests, process 0's last).
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -58,9 +58,9 @@ from rankxform.publish.folder_records import (
     FolderRecords,
     read_manifest,
     refused_file,
-    remove_unfinished,
 )
 from rankxform.publish.journal import Journal, write_parts
+from rankxform.publish.lock import taking_turns
 from rankxform.publish.options import LINK_HARD, LINK_NONE, LINK_REFLINK
 from rankxform.publish.records import FolderState
 from rankxform.request import Request
@@ -78,6 +78,7 @@ from rankxform.storage.posix import (
     publish_file,
     remove_if_possible,
     sync,
+    write_atomically,
 )
 from rankxform.storage.store import FOLDER, Listing, address_of, is_path, store_at
 from rankxform.transport import Team
@@ -520,12 +521,30 @@ class FolderDestination(Destination):
         )
 
     def remove_unfinished(self, dst: str) -> Sequence[str]:
+        from rankxform.publish.removal import remove_unfinished
+
         places = [Path(dst), *(path.parent for path in Path(dst).glob(f"*/{FOLDER_NAME}"))]
         return [
             f"{place}: part files and journals of a stopped run were removed"
             for place in places
             if remove_unfinished(place)
         ]
+
+    def remove_conversion(self, place: str) -> bool:
+        from rankxform.publish.removal import remove_conversion
+
+        return remove_conversion(Path(place))
+
+    def change_record(
+        self, place: str, name: str, change: Callable[[bytes | None], bytes | None]
+    ) -> None:
+        path = Path(place, name)
+        with taking_turns(path.parent / FOLDER_NAME / "lock"):
+            content = change(path.read_bytes() if path.is_file() else None)
+            if content is None:
+                remove_if_possible(path)
+            else:
+                write_atomically(path, content)
 
     def findings(self, team: Team) -> Sequence[Finding]:
         return foreign_files(self.target, self.target.paths.values(), team)

@@ -17,10 +17,11 @@ completed; process 0 writes companions and the manifest).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
+from posixpath import dirname
 from typing import Any
 
 from rankxform.engine.checksum import MODULUS, IntegrityChecker
@@ -31,6 +32,7 @@ from rankxform.formats.container import content_bytes
 from rankxform.planning.assign import Assignment, Writers, assignment_of, remaining
 from rankxform.planning.exchange import WorkPlan
 from rankxform.planning.upload_parts import MOST_PARTS, UploadMemory, UploadParts, divide
+from rankxform.publish.folder_records import MANIFEST_NAME
 from rankxform.publish.object_records import (
     JOB_KEY,
     TOKEN_NOTE,
@@ -38,6 +40,7 @@ from rankxform.publish.object_records import (
     ObjectRecords,
     ObjectState,
     clean,
+    remove_conversion,
 )
 from rankxform.source.copies import reach_of_storage
 from rankxform.statements import Finding, as_notice
@@ -408,6 +411,22 @@ class ObjectDestination(Destination):
             finally:
                 prefix.close()
         return texts
+
+    def remove_conversion(self, place: str) -> bool:
+        prefixes = [WritablePrefix(place)]
+        names = [name for name in prefixes[0].objects() if name.endswith(f"/{MANIFEST_NAME}")]
+        prefixes += [WritablePrefix(address_of(place, dirname(name))) for name in names]
+        try:
+            removed = [remove_conversion(prefix) for prefix in prefixes]
+            return any(removed)
+        finally:
+            for prefix in prefixes:
+                prefix.close()
+
+    def change_record(
+        self, place: str, name: str, change: Callable[[bytes | None], bytes | None]
+    ) -> None:
+        WritablePrefix(place).change(name, change)
 
     def findings(self, team: Team) -> Sequence[Finding]:
         if self.state.is_exclusive:

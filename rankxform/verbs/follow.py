@@ -13,29 +13,31 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import replace
 from math import inf
 from pathlib import Path
 
-from rankxform.checkpoints.base import DEFAULT_FORM, FORMS, SelectedFiles
+from rankxform.checkpoints.base import SelectedFiles
 from rankxform.display.text import format_count, format_seconds, format_size
-from rankxform.errors import CheckpointError, RankxformError, StoppedError, StorageError, UsageError
-from rankxform.publish.files import copied
-from rankxform.publish.folder_records import (
-    FOLDER_NAME,
-    MANIFEST_NAME,
-    read_manifest,
-    remove_unfinished,
-)
-from rankxform.publish.lock import taking_turns
+from rankxform.errors import CheckpointError, StoppedError, StorageError, UsageError
+from rankxform.publish.folder_records import FOLDER_NAME, JOB_NAME, MANIFEST_NAME, read_manifest
 from rankxform.publish.records import identity_differences
 from rankxform.request import Request
 from rankxform.results import NORMAL, QUIET, Result, Section, lines
 from rankxform.source.place import steps_at
 from rankxform.statements import FILE_IDENTITY
-from rankxform.storage.posix import remove_if_possible, write_atomically
-from rankxform.storage.store import FileVersion, absolute, address_of, is_path, storage_of
+from rankxform.storage.store import (
+    FILE,
+    NOTHING,
+    FileVersion,
+    absolute,
+    address_of,
+    is_path,
+    scheme_of,
+    store_at,
+)
+from rankxform.target.destination import DESTINATIONS, check_scheme
 from rankxform.target.inputs import source_ref
 from rankxform.target.manifest import conversion_identity
 from rankxform.target.resolve import resolve
@@ -131,7 +133,10 @@ class _Watcher:
     def __init__(self, request: Request, settings: FollowSettings) -> None:
         self._where = source_ref(replace(request, step=None), None).absolute()
         self._wanted_steps = request.step.replace(" ", "").split(",") if request.step else None
-        self.dst, self._settings = Path(absolute(request.dst or "")), settings
+        self.dst, self._settings = absolute(request.dst or ""), settings
+        self._destination = DESTINATIONS[scheme_of(self.dst)]()
+        self._done: set[str] = set()  # steps whose conversions were seen to be complete
+        self._noted: dict[str, str | None] | None = None  # what the record says; None: not read yet
         self._looked_at: dict[str, _StepFiles] = {}
         self._failed: dict[str, Sequence[FileVersion | None]] = {}
         self._lacking_since: dict[str, float] = {}
@@ -150,7 +155,7 @@ class _Watcher:
                 raise
             return _Look((), (), (), error.parts.line)
         steps = self._steps_asked_for(steps)
-        done = [step for step in steps if _manifest_folder(self.dst / step) is not None]
+        done = [step for step in steps if self._is_done(step)]
         ready: list[str] = []
         lacking: list[CheckpointError] = []
         for step in [step for step in steps if step not in done]:
@@ -173,20 +178,33 @@ class _Watcher:
             return steps
         names = {step: {step, step.rpartition("_")[2]} for step in steps}
         missing = {*self._wanted_steps}.difference(*names.values())
-        missing = {step for step in missing if not self._is_done(step)}
+        folders = store_at(self.dst).list("*").entries if missing else ()
+        for step in [*missing]:  # one that was converted and is gone, maybe named without its epoch
+            if any(map(self._is_done, (step, *(f for f in folders if f.endswith(f"_{step}"))))):
+                missing.discard(step)
         if missing and not self._settings.watch:
             raise UsageError(f"--step {min(missing)}: expected some of {', '.join(steps)}")
         return [step for step in steps if not names[step].isdisjoint(self._wanted_steps)]
 
     def _is_ahead(self) -> bool:
         """Tell whether the training has not made its folder yet, in one that is there."""
-        path = Path(self._where.path)
-        return path.parent.is_dir() and not path.exists()
+        place = self._where.path
+        if store_at(place).list("*").kind != NOTHING:
+            return False
+        return not is_path(place) or Path(place).parent.is_dir()
 
     def _is_done(self, step: str) -> bool:
-        """Tell whether a step was converted; it may be named without its epoch."""
-        folders = self.dst / step, *self.dst.glob(f"*_{step}")
-        return any(_manifest_folder(folder) is not None for folder in folders)
+        """Tell whether a conversion of a step is complete; at an address it stays so, which is
+        listed no more."""
+        if step in self._done and not is_path(self.dst):
+            return True
+        is_done = bool(_places_with(self.place_of(step), MANIFEST_NAME))
+        self._done |= {step} if is_done else set()
+        return is_done
+
+    def place_of(self, step: str) -> str:
+        """Return where the conversion of a step is."""
+        return address_of(self.dst, step)
 
     def wait(self, stopping: StopSource) -> bool:
         """Wait for the next look or a signal, and return whether it is not the last one."""
@@ -201,18 +219,12 @@ class _Watcher:
                 raise UsageError(text) from error
         return self._is_watching
 
-    def note(self, step: str, strategy: str | None = None) -> None:
-        """Note that a step is converted here, with the strategy's file that was written for it."""
-        with self._noting() as steps:
-            steps[step] = strategy or steps.get(step)
-
     def note_failure(self, step: str) -> None:
         """Note that a step was not converted; it is tried again when it has changed."""
         if step in self._looked_at:
             self._failed[step] = self._looked_at[step].versions
-        if not any(True for name in _RECORDS for _ in _folders_with(self.dst / step, name)):
-            with self._noting() as steps:  # it was refused before anything was made
-                steps.pop(step, None)
+        if not any(_places_with(self.place_of(step), name) for name in _RECORDS):
+            self.note(step, is_gone=True)  # it was refused before anything was made
 
     def keep(self) -> list[str]:
         """Remove the conversions that are noted and older than those to keep; return their steps.
@@ -222,47 +234,44 @@ class _Watcher:
         number = self._settings.keep
         if number is None:
             return []
-        steps = self._recorded_steps()
+        steps = self._noted
+        if steps is None:
+            store = store_at(self.dst)
+            steps = _noted_steps(store.read(RECORD_NAME) if store.has(RECORD_NAME) else b"")
         ordered = sorted(steps, key=lambda step: [*map(int, step.split("_"))])  # late ones too
-        complete = [step for step in ordered if _manifest_folder(self.dst / step) is not None]
+        complete = [step for step in ordered if self._is_done(step)]
         if len(complete) < number:
             return []
         older, removed = ordered[: ordered.index(complete[-number])], []
         for step in older:
             try:
-                removed += [step] * _remove(self.dst / step)
+                removed += [step] * self._destination.remove_conversion(self.place_of(step))
             except StorageError:  # another run is at work there
                 continue
+            self._done.discard(step)
             if strategy := steps[step]:
-                remove_if_possible(self.dst / strategy)
-            with self._noting() as noted:
-                noted.pop(step, None)
+                self._destination.change_record(self.dst, strategy, lambda _: None)
+            self.note(step, is_gone=True)
         return removed
 
-    def _recorded_steps(self) -> dict[str, str | None]:
-        """Return the steps that are noted, with the names of their strategies' files."""
-        try:
-            noted = json.loads((self.dst / RECORD_NAME).read_bytes())
-            strategies = noted.get("strategies", {})
-            names = [step for step in map(str, noted["steps"]) if _STEP().fullmatch(step)]
-            return {
-                step: Path(strategies[step]).name if step in strategies else None for step in names
-            }
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
-            return {}
+    def note(self, step: str, strategy: str | None = None, *, is_gone: bool = False) -> None:
+        """Note that a step is converted here, with the strategy's file that was written for it, or
+        that it is gone; other runs may note some, too."""
 
-    @contextmanager
-    def _noting(self) -> Iterator[dict[str, str | None]]:
-        """Yield the steps that are noted, to be changed; other runs may note some, too."""
-        with taking_turns(self.dst / FOLDER_NAME / "lock"):
-            steps = self._recorded_steps()
-            yield steps
+        def changed(content: bytes | None) -> bytes | None:
+            steps = _noted_steps(content)
+            if is_gone:
+                steps.pop(step, None)
+            else:
+                steps[step] = strategy or steps.get(step)
+            self._noted = steps
             if not steps:
-                remove_if_possible(self.dst / RECORD_NAME)
-                return
+                return None
             strategies = {step: name for step, name in steps.items() if name}
             record = {"kind": "rankxform follow", "steps": [*steps], "strategies": strategies}
-            write_atomically(self.dst / RECORD_NAME, json.dumps(record).encode())
+            return json.dumps(record).encode()
+
+        self._destination.change_record(self.dst, RECORD_NAME, changed)
 
     def is_changing(self) -> bool:
         """Tell whether files of a step that was looked at are gone, or others now."""
@@ -282,10 +291,8 @@ class _Watcher:
         return self._failed.get(step) != versions and self._has_settled(before.since)
 
     def _versions(self, names: Mapping[int, str]) -> Iterator[FileVersion | None]:
-        ranges = storage_of(self._where.path).ranges()
-        for name in names.values():
-            yield ranges.version_now(address_of(self._where.path, name))
-        ranges.close()
+        store = store_at(self._where.path)
+        yield from (store.version(name) for name in names.values())
 
 
 def follow(
@@ -329,10 +336,10 @@ def _convert_steps(
         look, has_failed = team.bcast(watcher.look_for_steps), False
         if complete_before is None:
             complete_before = look.done
-            _check_options(request, watcher.dst, look.done, team)
+            _check_options(request, watcher, look.done, team)
             removed += team.bcast(watcher.keep)
         for step in look.ready:
-            dst = str(watcher.dst / step)
+            dst = watcher.place_of(step)
             team.bcast(lambda step=step: watcher.note(step))  # type: ignore[misc]
             try:
                 report = _convert(replace(request, step=step, dst=dst), team, on_start)
@@ -384,18 +391,18 @@ def _convert_steps(
     )  # fmt: skip
 
 
-def _check_options(request: Request, dst: Path, steps: Sequence[str], team: Team) -> None:
+def _check_options(request: Request, watcher: _Watcher, steps: Sequence[str], team: Team) -> None:
     """Refuse to go on beside steps that were made otherwise than the request says. Collective.
 
     The newest is compared that the source still has.
     """
     for step in reversed(steps):
-        folder = dst / step
+        place = watcher.place_of(step)
         with suppress(CheckpointError):  # its files are being removed, say
-            conversion = resolve(replace(request, step=step, dst=str(folder)), team)
+            conversion = resolve(replace(request, step=step, dst=place), team)
             identity = {**conversion_identity(conversion), "source files": {}}
             recorded = team.bcast(
-                lambda: read_manifest(_manifest_folder(folder) or folder)["identity"]  # noqa: B023
+                lambda: read_manifest(_places_with(place, MANIFEST_NAME)[0])["identity"]  # noqa: B023
             )
             changed = identity_differences(recorded, identity)
             if not changed:
@@ -404,7 +411,7 @@ def _check_options(request: Request, dst: Path, steps: Sequence[str], team: Team
                 f"was made with other options: {'; '.join(changed[:3])}",
                 "name another folder as DST",
                 "run with what it was made with",
-                where=folder,
+                where=place,
             )
 
 
@@ -423,11 +430,8 @@ def _watcher(request: Request, settings: FollowSettings) -> _Watcher:
         raise UsageError("follow finds the files of each step itself", "leave out files")
     if request.fallback:
         raise UsageError("follow looks at one folder", "leave out --fallback")
-    for place in (request.src, request.dst or ""):
-        if not is_path(place):
-            text = "is an address, and follow works between folders"
-            raise UsageError(text, "transform, for one step", where=place)
-    if Path(absolute(request.dst or "")).is_file():
+    check_scheme(request.dst or "")
+    if store_at(absolute(request.dst or "")).list("*").kind == FILE:
         raise UsageError("is a file, and DST must be a folder", where=request.dst)
     keep, settle = settings.keep, settings.settle
     if keep is not None and (type(keep) is not int or keep < 1):
@@ -439,49 +443,23 @@ def _watcher(request: Request, settings: FollowSettings) -> _Watcher:
     return _Watcher(request, settings)
 
 
-def _manifest_folder(folder: Path) -> Path | None:
-    """Return where a conversion's manifest lies, which is in the iteration's folder if it has one;
-    None if it is not complete."""
-    return next(_folders_with(folder, MANIFEST_NAME), None)
+_RECORDS = f"{FOLDER_NAME}/{JOB_NAME}", MANIFEST_NAME
 
 
-_RECORDS = FOLDER_NAME, MANIFEST_NAME
+def _places_with(place: str, name: str) -> list[str]:
+    """Return a conversion's place, or an iteration's in it, if it has something so named."""
+    store = store_at(place)
+    if store.has(name):
+        return [place]
+    return [address_of(place, f.removesuffix(f"/{name}")) for f in store.list(f"*/{name}").files]
 
 
-def _folders_with(folder: Path, name: str) -> Iterator[Path]:
-    """Yield a conversion's folder, and an iteration's in it, where they have something so named."""
-    for pattern in ("", "*/"):
-        yield from (path.parent for path in folder.glob(pattern + name))
-
-
-def _remove(folder: Path) -> bool:
-    """Remove the files of a conversion that its records list, and folders that are empty then.
-
-    Returns whether there was one.
-    """
-    if folder.is_symlink():  # it was moved, and is another's now
-        return False
-    unfinished = [remove_unfinished(below) for below in _folders_with(folder, FOLDER_NAME)]
-    manifest_folder = _manifest_folder(folder)
-    if manifest_folder is None:
-        _remove_empty(folder)
-        return any(unfinished)
+def _noted_steps(content: bytes | None) -> dict[str, str | None]:
+    """Return the steps that are noted, with the names of their strategies' files."""
     try:
-        record = read_manifest(manifest_folder)
-    except RankxformError:  # it is no conversion any more
-        return False
-    names = {*record["files"], *record.get("companions", {}), *copied(manifest_folder, record)}
-    for name in (*names, MANIFEST_NAME):
-        remove_if_possible(manifest_folder / name)
-    _remove_empty(folder)
-    tracker = FORMS[record.get("form", DEFAULT_FORM)].tracker
-    if tracker is not None and folder.is_dir() and [*folder.iterdir()] == [folder / tracker]:
-        remove_if_possible(folder / tracker)  # it names the iteration that was there
-        _remove_empty(folder)
-    return True
-
-
-def _remove_empty(folder: Path) -> None:
-    for below in (*sorted(folder.rglob("*"), reverse=True), folder):
-        if below.is_dir() and not below.is_symlink() and not any(below.iterdir()):
-            below.rmdir()
+        noted = json.loads(content or b"")
+        strategies = noted.get("strategies", {})
+        names = [step for step in map(str, noted["steps"]) if _STEP().fullmatch(step)]
+        return {step: Path(strategies[step]).name if step in strategies else None for step in names}
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return {}

@@ -25,14 +25,17 @@ class ObjectStorage:
     has_versions = True
 
     def __init__(self) -> None:
-        self._places: dict[str, tuple[float, ObjectPlace]] = {}
+        self._places: dict[str, tuple[ObjectPlace, float, int]] = {}
         self._headers = HeadersAhead(fetch_header)
 
     def store(self, place: str) -> ObjectPlace:
-        """Return a place, whose listing is as old as a few seconds: it is asked for in a row."""
-        began, kept_place = self._places.get(place, (0.0, None))
-        if kept_place is None or monotonic() - began > _KEPT_SECONDS:
-            began, kept_place = self._places[place] = monotonic(), ObjectPlace(place, self._headers)
+        """Return a place, whose listing may be as old as a few seconds, for it is asked for in a
+        row, and no older than what this process wrote last."""
+        writes = Bucket.of(ObjectAddress.of(place)).writes
+        kept_place, began, writes_before = self._places.get(place, (None, 0.0, 0))
+        if kept_place is None or writes != writes_before or monotonic() - began > _KEPT_SECONDS:
+            kept_place = ObjectPlace(place, self._headers)
+            self._places[place] = kept_place, monotonic(), writes
         return kept_place
 
     def ranges(self) -> ObjectRanges:

@@ -180,6 +180,7 @@ class Bucket:
         self._clients: dict[bool, Any] = {}
         self._process = os.getpid()
         self.listed: dict[str, Any] = {}  # by key what the last listing said of an object
+        self.writes = 0  # of this process, which change what is listed
         self.is_reached: bool | None = None  # by this process; None until it is asked
         self._endpoint, self._is_of_obs = "", scheme == OBS
         if scheme in (S3, OBS):

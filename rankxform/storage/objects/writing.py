@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
+
+from rankxform.errors import StorageError
 
 from .access import Bucket, ObjectAddress, library
 from .errors import translated
 from .multipart import Uploads
 from .places import ObjectMeta
 
-_HURRY_SECONDS = 4.0
+_HURRY_SECONDS, _MOST_CHANGES = 4.0, 20
 
 
 class WritablePrefix:
@@ -68,10 +70,31 @@ class WritablePrefix:
             except (library().exceptions.PreconditionError, FileNotFoundError):
                 return None
 
+    def change(self, name: str, change: Callable[[bytes | None], bytes | None]) -> None:
+        """Write a small object anew, or remove it, by what it holds (None: there is none), again if
+        another did meanwhile. Some stores do not tell."""
+        for _ in range(_MOST_CHANGES):
+            head, content = self.uploads.head(self.key(name)), self.read(name)
+            changed = change(content)
+            if changed is None:
+                self.remove([name])
+                return
+            if head is None or not head.etag:
+                etag = self.put_new(name, changed) if head is None else self.put(name, changed)
+            else:
+                etag = self.put_instead(name, changed, head.etag)
+            if etag is not None:
+                return
+        raise StorageError(
+            "another run changes it all the time", "the same command again",
+            where=f"{self.address}/{name}",
+        )  # fmt: skip
+
     def _put_object(
         self, name: str, data: bytes, mode: object, notes: Mapping[str, str] | None = None
     ) -> str:
         client = self._bucket.client(patient=self._patient)
+        self._bucket.writes += 1
         answer = library().put(client, self.key(name), data, mode=mode, attributes=notes)
         return answer["e_tag"] or ""
 
@@ -99,6 +122,7 @@ class WritablePrefix:
         keys = [self.key(name) for name in names]
         with translated("remove", self.address):
             if keys:
+                self._bucket.writes += 1
                 library().delete(self._bucket.client(patient=self._patient), keys)
 
     def objects(self) -> dict[str, ObjectMeta]:

@@ -30,6 +30,7 @@ from tests.mpi_launch import world
 from tests.storage.objects import proxy, put, servers
 from tests.storage.objects.test_places import command, converted
 from tests.toy_forms import CASE
+from tests.verbs.test_follow import Training
 
 AT_NIGHT = "RANKXFORM_OBJECT_FAULTS" in os.environ
 """Whether all cases run; others are a choice of them."""
@@ -540,6 +541,37 @@ def test_from_a_bucket_into_a_bucket_and_compared_there(ranks, bucket, tmp_path)
         assert done.returncode == DifferenceError.exit_code, done.stderr
     back = command("transform", dst, tmp_path / "back", "--dst-strategy", "none")
     assert back.returncode != 0 and "is not the file that" in back.stderr
+
+
+def test_steps_are_followed_from_a_bucket_into_one(bucket, tmp_path):
+    training = Training(tmp_path)
+    for step in (1, 2):
+        training.save(step)
+    training.save(3, ranks=range(3))
+    bucket.put_folder(training.src, "src")
+    words = ["--src-strategy", training.a, "--dst-strategy", training.b, "--keep", "2"]
+    line = [sys.executable, "-m", "rankxform", "follow", bucket.at("src"), bucket.at("dst"), *words]
+    line += ["--watch", "--settle", "0.5"]
+    watching = subprocess.Popen(
+        [*map(str, line)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    said = []
+    for text in watching.stdout:
+        said.append(text)
+        if "step 1_3 is not complete" in text:
+            training.save(3)
+            bucket.put_folder(training.src / "rank_3", "src/rank_3")
+        if text.startswith("removed"):
+            break
+    watching.terminate()
+    assert ended(watching) == 75 and said[-1] == "removed   1_1\n", said
+    names = {name.partition("/")[0] for name in look(bucket.at("dst"))["objects"]}
+    assert names == {"1_2", "1_3", "rankxform-follow.json"}
+    training.dst = tmp_path / "found"
+    look(bucket.at("dst"), "--copy", str(training.dst))
+    assert training.is_right(2) and training.is_right(3)
+    done = command("follow", bucket.at("src"), bucket.at("dst"), *words)
+    assert "0 steps converted" in done.stdout and "before    1_2, 1_3" in done.stdout, done.stderr
 
 
 HF = DATA / "hf_qwen3/hf"
