@@ -49,6 +49,7 @@ class Memory:
         return MemoryRanges(self)
 
     has_versions = False
+    read_each = None
     buffers = 64 << 20
 
     def is_reached(self, address):

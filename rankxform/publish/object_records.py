@@ -99,7 +99,8 @@ class ObjectRecords:
         try:
             self._open(overwrite)
         except BaseException:
-            self._let_go()
+            if self._lock is not None:
+                self._lock.release()
             raise
 
     def _open(self, overwrite: bool) -> None:
@@ -349,11 +350,8 @@ class ObjectRecords:
                 else:
                     self._prefix.remove([JOB_KEY])
         finally:
-            self._let_go()
-
-    def _let_go(self) -> None:
-        if self._lock is not None:
-            self._lock.release()
+            if self._lock is not None:
+                self._lock.release()
 
 
 def clean(prefix: WritablePrefix) -> list[str]:

@@ -16,7 +16,16 @@ from rankxform.formats.container import INT4, ITEM_SIZE, Index, Schema, content_
 from rankxform.values import NamedTuple
 
 from .posix import Buffer
-from .store import STORAGE, USUAL_BUFFERS, FileVersion, HeaderReader, Listing, RangeReader, Store
+from .store import (
+    STORAGE,
+    USUAL_BUFFERS,
+    FileVersion,
+    HeaderReader,
+    Listing,
+    RangeReader,
+    ReadEach,
+    Store,
+)
 
 _NAMES = {name.lower(): name for name in ITEM_SIZE}
 _WORDS = "uiV"
@@ -85,6 +94,7 @@ class ArrayStorage:
 
     buffers = USUAL_BUFFERS
     has_versions = False
+    read_each: ReadEach | None = None
 
     def __init__(self, file: ArrayFile | None, *, releases: bool) -> None:
         self.file, self.releases = file, releases

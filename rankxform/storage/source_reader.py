@@ -415,16 +415,23 @@ def ends_in_zeros(path: str, index: Index, names: Iterable[str]) -> Iterator[str
     """Yield those of some floating tensors whose last row is zero, and one before it is not."""
     with closing(storage_of(path).ranges()) as ranges:
         check_same(path, ranges.version(path, sparse=True), index)
+        ends = list[tuple[str, int, list[Span]]]()  # name, bytes of a row, and where its last are
         for name in names:
             nbytes, dtype = index.nbytes(name), _dtype(index, name)
             shape = index.schema.shapes[index.schema.position[name]]
             row = content_bytes(dtype, shape[1:])
-            if dtype not in FLOATS or not 0 < row <= _LARGEST_ROW or nbytes < 2 * row:
-                continue
-            start = max(0, nbytes - max(SAMPLE // row, 2) * row)
-            room = memoryview(bytearray(nbytes - start))
+            if dtype in FLOATS and 0 < row <= _LARGEST_ROW and nbytes >= 2 * row:
+                length = min(nbytes, max(SAMPLE // row, 2) * row)
+                last_spans = spans_of_range(index.spans(name), nbytes - length, length)
+                ends.append((name, row, [*last_spans]))
+        for _, _, spans in ends[: ranges.ahead]:
+            for span in spans:
+                ranges.announce(path, span.offset, span.nbytes)
+        ranges.all_announced()
+        for name, row, spans in ends:
+            room = memoryview(bytearray(sum(span.nbytes for span in spans)))
             done = 0
-            for span in spans_of_range(index.spans(name), start, nbytes - start):
+            for span in spans:
                 ranges.read(path, span.offset, room[done : done + span.nbytes], sparse=True)
                 done += span.nbytes
             if not bytes(room[-row:]).strip(b"\0") and bytes(room).strip(b"\0"):

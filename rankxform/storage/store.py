@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import field
 from functools import reduce
@@ -224,17 +224,23 @@ class RangeReader(ABC):
         """Let go of all files, and of what was announced and not read."""
 
 
+ReadFiles = Callable[[OnProgress, Sequence[int]], None]
+"""Reads some of each of several files, and reports bytes as it goes."""
+ReadEach = Callable[[Sequence[int], ReadFiles, OnProgress], None]
+"""Has files read at the same time; the last is called meanwhile, and may raise."""
+
+
 class Storage(Protocol):
     """A kind of storage, by the scheme of its addresses, such as ``mem`` in ``mem://a/b``.
 
     An address with a scheme is the same for all nodes; at one path each may have other files.
-    buffers: bytes that a process takes to read from it, unless it is told. has_versions: whether a
-    file of which it knows a mark that no other content has, is known by its version alone; the
-    version has an inode then.
     """
 
-    buffers: int
+    buffers: int  # bytes that a process takes to read from it, unless it is told
+    # Whether a file of which it knows a mark that no other content has, is known by its version
+    # alone; the version has an inode then.
     has_versions: bool
+    read_each: ReadEach | None  # None where it is not faster
 
     def store(self, place: str) -> Store:
         """Return the place with this address."""
@@ -394,6 +400,7 @@ class PosixStorage:
 
     buffers = USUAL_BUFFERS
     has_versions = False
+    read_each: ReadEach | None = None
 
     def store(self, place: str) -> Store:
         return PosixStore(Path(place))

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from posixpath import basename
 from shlex import quote
@@ -450,12 +451,11 @@ def read_samples(
     """
     all_indexes = {**source.indexes, **source.extra_rank_index}
     holes: dict[int, dict[str, int]] = {}
+    local_digests: dict[bool, dict[int, dict[str, ContentDigest]]] = {True: {}, False: {}}
+    local_files = source.reach.partition(all_indexes)[team.rank]
 
-    def digest_local_files(
-        on_progress: OnProgress,
-    ) -> dict[bool, dict[int, dict[str, ContentDigest]]]:
-        digests_by_whole: dict[bool, dict[int, dict[str, ContentDigest]]] = {True: {}, False: {}}
-        for file in source.reach.partition(all_indexes)[team.rank]:
+    def digest_files(on_progress: OnProgress, files: Sequence[int] = local_files) -> None:
+        for file in files:
             path, index = source.paths[file], all_indexes[file]
             if crc:
                 check_crc(path, index, on_progress)
@@ -467,11 +467,11 @@ def read_samples(
             ):
                 names = dict.fromkeys(n for names in names_by_file for n in names.get(file, ()))
                 if names:
-                    digests_by_whole[is_whole][file] = read(path, index, names, on_progress)
+                    local_digests[is_whole][file] = read(path, index, names, on_progress)
             on_progress(0)
-        return digests_by_whole
 
-    local_digests = team.work(digest_local_files, show)
+    read_each = storage_of(source.where.path).read_each
+    team.work(partial(read_each, local_files, digest_files) if read_each else digest_files, show)
     by_process = team.allgather(lambda: (local_digests, holes))
     all_whole, all_sampled, all_holes = (
         dict(sorted((file, content) for by_file in parts for file, content in by_file.items()))

@@ -10,10 +10,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from time import monotonic
 
-from .access import Bucket, ObjectAddress
-from .places import ObjectPlace, fetch_header, is_reached
+from rankxform.storage.store import ReadEach
+
+from .access import Bucket, ObjectAddress, library
+from .errors import is_unanswered
+from .places import ObjectPlace, fetch_header
 from .ranges import ObjectRanges
-from .workers import HeadersAhead
+from .workers import HeadersAhead, read_each
 
 _KEPT_SECONDS = 2.0
 
@@ -23,6 +26,7 @@ class ObjectStorage:
 
     buffers = 512 << 20  # of which a half is for requests in flight
     has_versions = True
+    read_each: ReadEach | None = staticmethod(read_each)
 
     def __init__(self) -> None:
         self._places: dict[str, tuple[ObjectPlace, float, int]] = {}
@@ -42,7 +46,15 @@ class ObjectStorage:
         return ObjectRanges(Bucket.of)
 
     def is_reached(self, address: str) -> bool:
-        return is_reached(ObjectAddress.of(address))
+        place = ObjectAddress.of(address)
+        bucket = Bucket.of(place)
+        if bucket.is_reached is None:
+            bucket.is_reached, client = True, bucket.client(patient=False)
+            try:
+                library().head(client, place.key or "-")
+            except BaseException as error:  # a panic of obstore's is no Exception
+                bucket.is_reached = not is_unanswered(error)
+        return bucket.is_reached
 
     def expect_headers(self, addresses: Sequence[str]) -> None:
         self._headers.expect(addresses)

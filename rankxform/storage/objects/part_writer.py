@@ -6,18 +6,16 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Collection
 from concurrent.futures import Future
-from concurrent.futures import wait as wait_for
 from functools import partial
 
 from rankxform.planning.upload_parts import UploadParts
 from rankxform.storage.posix import Buffer, Position
 from rankxform.transport.team import OnProgress
 
-from .workers import Workers
+from .workers import Workers, await_future
 
 SENDERS = 4
 """Parts that a process sends at a time."""
-_LOOK_SECONDS = 0.2
 _NOTHING = memoryview(b"")
 
 Send = Callable[[int, memoryview], None]
@@ -64,12 +62,9 @@ class PartBuffers:
 
     def _end_oldest(self) -> None:
         future, nbytes = self._sending[0]
-        while not future.done():
-            wait_for([future], _LOOK_SECONDS)
-            self._on_progress(0)
+        await_future(future, self._on_progress)
         self._sending.popleft()
         self._taken -= nbytes
-        future.result()
 
 
 class PartWriter:

@@ -27,7 +27,7 @@ from rankxform.storage.store import (
 from rankxform.values import blake2b
 
 from .access import Bucket, ObjectAddress, library
-from .errors import is_unanswered, translated
+from .errors import translated
 from .workers import HeadersAhead
 
 WINDOW = 64 << 10
@@ -172,18 +172,6 @@ class ObjectPlace(Store):
         data, client = bytearray(nbytes), self._bucket.client(patient=True)
         fill(client, key, self._address_of(name), meta, offset, [np.frombuffer(data, np.uint8)])
         return bytes(data)
-
-
-def is_reached(address: ObjectAddress) -> bool:
-    """Tell whether a store answers this process, whatever it says; a bucket is asked once."""
-    bucket = Bucket.of(address)
-    if bucket.is_reached is None:
-        bucket.is_reached, client = True, bucket.client(patient=False)
-        try:
-            library().head(client, address.key or "-")
-        except BaseException as error:  # a panic of obstore's is no Exception
-            bucket.is_reached = not is_unanswered(error)
-    return bucket.is_reached
 
 
 def look_at(bucket: Bucket, address: ObjectAddress) -> ObjectMeta | None:

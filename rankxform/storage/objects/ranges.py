@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
-from concurrent.futures import wait as wait_for
 from functools import partial
 from typing import Any
 
@@ -23,7 +22,7 @@ from rankxform.storage.store import FileVersion, RangeReader
 
 from .access import Bucket, ObjectAddress
 from .places import ObjectMeta, fill, look_at
-from .workers import IN_FLIGHT, Workers
+from .workers import IN_FLIGHT, Workers, await_future
 
 _LEAST_PIECE = 1 << 20
 """Bytes of a request at most, in little memory, where smaller ones are in flight at a time."""
@@ -31,7 +30,6 @@ _LEAST_PIECE = 1 << 20
 
 _SMALL = 64 << 10
 """Bytes of a request that takes a round trip and little more: more of them are in flight."""
-_LOOK_SECONDS = 0.2
 
 
 class RangeRequest:
@@ -122,11 +120,7 @@ class ObjectRanges(RangeReader):
 
     def _await(self, request: RangeRequest) -> None:
         for future in request.futures or ():
-            while not future.done():
-                wait_for([future], _LOOK_SECONDS)
-                if self.on_wait is not None:
-                    self.on_wait(0)
-            future.result()
+            await_future(future, self.on_wait)
 
     def close(self) -> None:
         for _, _, request in self._begun:

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
+from concurrent.futures import wait as wait_for
 from functools import partial
 from queue import SimpleQueue
 from threading import Thread
 from typing import Generic, TypeVar
 
+from rankxform.storage.store import ReadFiles
+from rankxform.transport.team import OnProgress
+
 IN_FLIGHT = 16
 """Requests of a process at a time."""
+_LOOK_SECONDS = 0.2
 
 Work = tuple["Future[None]", Callable[[], None]]
 T = TypeVar("T")
@@ -49,6 +54,26 @@ class Workers:
                 future.set_exception(error)
             else:
                 future.set_result(None)
+
+
+def await_future(future: Future[None], on_wait: OnProgress | None) -> None:
+    """Wait until work is done, and raise what it raised; `on_wait` is called meanwhile."""
+    while not future.done():
+        wait_for([future], _LOOK_SECONDS)
+        if on_wait is not None:
+            on_wait(0)
+    future.result()
+
+
+def read_each(files: Sequence[int], read: ReadFiles, on_progress: OnProgress) -> None:
+    """Read some of each file in a thread of its own (`storage.store.ReadEach`)."""
+    workers = Workers(IN_FLIGHT)
+    futures = [workers.begin(partial(read, lambda nbytes: None, (file,))) for file in files]
+    try:
+        for future in futures:
+            await_future(future, on_progress)
+    finally:
+        workers.end()
 
 
 class HeadersAhead(Generic[T]):
