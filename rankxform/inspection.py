@@ -44,7 +44,7 @@ from rankxform.storage.store import (
     absolute,
     address_of,
     is_litter,
-    is_path,
+    storage_of,
     store_at,
 )
 from rankxform.storage.user_files import SUFFIXES, is_strategy, load_strategy
@@ -68,7 +68,7 @@ def inspect(place: str, pattern: str = DEFAULT_PATTERN) -> dict[str, Any]:
     is listed with its error.
     """
     looks: tuple[Look, ...] = (_object, _describe_self_describing, _ranks)
-    if is_path(place):
+    if storage_of(place).has_folders:
         place = str(Path(place))
         looks = (_file, _destination, _describe_self_describing, _rank_folders, _folder)
     descriptions = (look(place, pattern) for look in looks)
@@ -365,8 +365,8 @@ def _ranks(place: str, pattern: str) -> Found:
         rows = [{"rank": rank_of(file), **row} for file, row in rows_by_file.items()]
         rows.sort(key=lambda row: row["rank"])
         return {**common_fields, **_steps(source.selected), **_warnings(source), "shards": rows}
-    files_of = _by_rank(Path(place), pattern) if is_path(place) else {}
-    if is_path(place) and not files_of:
+    files_of = _by_rank(Path(place), pattern)
+    if not files_of and storage_of(place).has_folders:
         return None
     unclear = source.errors[0].text
     rows = [

@@ -49,6 +49,8 @@ class Memory:
         return MemoryRanges(self)
 
     has_versions = False
+    has_folders = False
+    is_shared = True
     read_each = None
     buffers = 64 << 20
 

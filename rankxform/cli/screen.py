@@ -26,7 +26,6 @@ from rankxform.planning.catalog import catalog_text, strategy_text
 from rankxform.request import Request
 from rankxform.results import NORMAL, QUIET, Result
 from rankxform.storage.posix import free_bytes
-from rankxform.storage.store import scheme_of
 from rankxform.transport import Team
 from rankxform.transport.team import show_nothing
 
@@ -97,7 +96,7 @@ def size_lines(conversion: Conversion, nbytes: int, processes: int) -> list[str]
     Whether that is enough is found when the files are made: those of an earlier run are continued.
     """
     target, memory = conversion.target, conversion.request.buffers
-    if target.dst is None or scheme_of(target.dst) or not nbytes:
+    if not target.in_folder or not nbytes:
         return []
     try:
         free = f" ({format_size(free_bytes(target.folder))} free)"

@@ -37,7 +37,7 @@ from rankxform.statements import (
     rule,
     run_rules,
 )
-from rankxform.storage.store import FILE, absolute, address_of, is_path
+from rankxform.storage.store import FILE, absolute, address_of
 from rankxform.transport import Team
 from rankxform.values import NamedTuple
 
@@ -157,7 +157,7 @@ def _rank_files(place: PlaceRead, need: SourceNeed) -> NamesRead:
     is_alone = listing is None or listing.kind == FILE  # files are given: one, or each rank's
     is_single = is_alone and len(selected.names) == 1
     single_path = address_of(where.path, *selected.names.values()) if is_single else ""
-    siblings = siblings_of(Path(single_path)) if single_path and is_path(single_path) else []
+    siblings = siblings_of(Path(single_path)) if single_path else []
     read = read._replace(selected=selected, siblings=siblings)
     present, beyond = read.present_ranks, read.ranks_beyond[-1:]  # of which one is looked at
     needed_ranks = sorted(present) if rank_filter.ranks is None else list(rank_filter.ranks)

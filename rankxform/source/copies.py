@@ -37,15 +37,7 @@ from rankxform.statements import FILE_IDENTITY, HEADERS, Finding, as_notice, as_
 from rankxform.storage import identity
 from rankxform.storage.identity import FileIdentity
 from rankxform.storage.source_reader import Indexer, find_holes, wait_for_newer_mtime
-from rankxform.storage.store import (
-    NOTHING,
-    Listing,
-    address_of,
-    expect_headers,
-    is_path,
-    storage_of,
-    store_at,
-)
+from rankxform.storage.store import NOTHING, Listing, address_of, expect_headers, storage_of
 from rankxform.transport import Team
 from rankxform.values import NamedTuple
 
@@ -69,7 +61,7 @@ def find_reach(
     if nodes.count == 1 or not paths:
         return Reach.full(nodes.node_of, paths), []
     address = next(iter(paths.values()))
-    if not is_path(address):
+    if storage_of(address).is_shared:
         return reach_of_storage(team, address, paths)
 
     def identify_files() -> dict[int, FileIdentity]:
@@ -353,7 +345,7 @@ def _drop_unwritten(team: Team, copies: Sequence[_PlaceCopies]) -> list[Finding]
             several = [file for file in place.indexes if len(places_of_file[file]) > 1]
             for file in place.reach.partition(several)[team.rank]:
                 unwritten = sum(find_holes(place.paths[file], place.indexes[file]).values())
-                digest = _sample_digest(place.paths[file])
+                digest = identity.sample_at(place.paths[file], _SAMPLES)
                 samples[number, file] = _CopySamples(unwritten, digest)
         return samples
 
@@ -403,13 +395,6 @@ def _drop_unwritten(team: Team, copies: Sequence[_PlaceCopies]) -> list[Finding]
 
 _SAMPLES = 8
 """Of a file in each place: what another step wrote differs nearly everywhere."""
-
-
-def _sample_digest(address: str) -> str:
-    if is_path(address):
-        return identity.sample_digest(Path(address), _SAMPLES)
-    with store_at(address).open("") as reader:
-        return identity.digest_of_samples(reader.version.size, reader.read_at, _SAMPLES)
 
 
 # -- headers ---------------------------------------------------------------------------------------

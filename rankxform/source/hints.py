@@ -23,7 +23,7 @@ from rankxform.formats.container import container_suffixes, folder_signature
 from rankxform.layout.names import first_texts, natural_sort_key
 from rankxform.layout.strategy import Strategy
 from rankxform.storage.posix import suggest_similar_path
-from rankxform.storage.store import FOLDER, RANK, Listing, is_litter, is_path, store_at
+from rankxform.storage.store import FOLDER, RANK, Listing, is_litter, store_at
 from rankxform.storage.user_files import load_readable, strategies_near
 from rankxform.values import pattern_on_use
 
@@ -52,7 +52,7 @@ def which_strategy(
     if siblings:
         ranks, folder = max(siblings) + 1, folder.resolve().parent.parent
         problem_text = f"is the file of one of {len(siblings)} rank folders"
-    candidates = strategies_near(folder, ranks) if is_path(where.path) else []
+    candidates = strategies_near(folder, ranks)
     options = [option_for(path, strategy) for path, strategy in candidates if is_tied(path, folder)]
     candidate_texts = [f"{short_path(path)} ({strategy.extent})" for path, strategy in candidates][
         :_SHOWN
@@ -93,7 +93,7 @@ def with_what_lies_there(
 
     `is_empty`: no file was found that could be one of a checkpoint.
     """
-    if listing is None or not is_path(where.path) or not is_empty:
+    if listing is None or not is_empty:
         return parts
     if listing.kind == FOLDER:
         return what_lies_at(Path(where.path)) or parts
@@ -131,7 +131,7 @@ def saved_strategy(path: str, src_strategy: Strategy) -> Strategy | None:
     None where there is none that can be read, or it is `src_strategy`.
     """
     folder = Path(path)
-    if folder.name != "checkpoint" or not is_path(path):
+    if folder.name != "checkpoint":
         return None
     strategy_folder = folder.parent / "strategy"
     if Path(src_strategy.label).absolute().is_relative_to(strategy_folder.absolute()):

@@ -35,7 +35,7 @@ from rankxform.storage.store import (
     Listing,
     Store,
     address_of,
-    is_path,
+    storage_of,
     store_at,
 )
 from rankxform.transport import Team
@@ -112,7 +112,7 @@ def _find_place(where: CheckpointRef) -> tuple[CheckpointRef, str]:
 def _only_folder(where: CheckpointRef) -> str:
     """Return the only folder of rank folders inside one that holds none, else ""."""
     is_said = where.files is not None or where.form is not None or where.fallbacks
-    if is_said or not is_path(where.path) or where.pattern != DEFAULT_PATTERN:
+    if is_said or where.pattern != DEFAULT_PATTERN:
         return ""
     if any(name.startswith("rank") for name in store_of(where).list("*").folders):
         return ""
@@ -129,7 +129,7 @@ def list_place(team: Team, path: str, pattern: str, *, is_told: bool = False) ->
     lists when it needs to, or tells the others now if `is_told`.
     """
     nodes = team.nodes
-    if nodes.count == 1 or not is_path(path):
+    if nodes.count == 1 or storage_of(path).is_shared:
         listing = team.bcast(lambda: store_at(path).list(pattern)) if is_told else None
         return PlaceListing(listing, frozenset(range(1, nodes.count)))
     leader = nodes.is_leader(team.rank)

@@ -94,6 +94,8 @@ class ArrayStorage:
 
     buffers = USUAL_BUFFERS
     has_versions = False
+    has_folders = False
+    is_shared = True
     read_each: ReadEach | None = None
 
     def __init__(self, file: ArrayFile | None, *, releases: bool) -> None:

@@ -28,7 +28,7 @@ from .posix import (
     read_into,
     remove_if_possible,
 )
-from .store import is_path, store_at
+from .store import storage_of, store_at
 
 _NETWORK = ("nfs", "lustre", "gpfs", "ceph", "cifs", "smb", "beegfs", "gluster", "wekafs", "panfs",
             "pvfs", "orangefs", "9p", "virtiofs", "fuse", "afs", "mmfs", "daos")  # fmt: skip
@@ -126,12 +126,12 @@ def sample_digest(path: Path, most: int = _SAMPLES) -> str:
         return digest_of_samples(status.st_size, range_reader(fd, path), most)
 
 
-def sample_at(address: str) -> str:
-    """Return the digest of a file's samples, wherever it is as `sample_digest` does."""
-    if is_path(address):
-        return sample_digest(Path(address))
+def sample_at(address: str, most: int = _SAMPLES) -> str:
+    """Return the digest of a file's samples, wherever it is, as `sample_digest` does."""
+    if storage_of(address).has_folders:
+        return sample_digest(Path(address), most)
     with store_at(address).open("") as (read_at, version):
-        return digest_of_samples(version.size, read_at)
+        return digest_of_samples(version.size, read_at, most)
 
 
 def digest_of_samples(size: int, read_at: ReadAt, most: int = _SAMPLES) -> str:

@@ -34,7 +34,7 @@ from rankxform.transport.team import OnProgress
 from rankxform.values import NamedTuple, blake2b
 
 from .posix import AnyPath, Buffer, Position, blocks, open_for_reading
-from .store import FileVersion, RangeReader, is_path, storage_of, store_at
+from .store import FileVersion, RangeReader, storage_of, store_at
 
 
 def container_of_path(path: AnyPath) -> Container:
@@ -524,7 +524,7 @@ def find_holes(path: str, index: Index) -> dict[str, int]:
 
     Lost writes leave holes, which read as zeros; so do file systems that store no zeros.
     """
-    if not is_path(path):
+    if not storage_of(path).has_folders:
         return {}
     with open_for_reading(path) as (fd, status):
         if status.st_size - status.st_blocks * 512 < _LONG:

@@ -240,6 +240,8 @@ class Storage(Protocol):
     # Whether a file of which it knows a mark that no other content has, is known by its version
     # alone; the version has an inode then.
     has_versions: bool
+    has_folders: bool  # whether it is a file system: folders, links, other names, holes in files
+    is_shared: bool  # whether all nodes have the same at one address
     read_each: ReadEach | None  # None where it is not faster
 
     def store(self, place: str) -> Store:
@@ -400,6 +402,8 @@ class PosixStorage:
 
     buffers = USUAL_BUFFERS
     has_versions = False
+    has_folders = True
+    is_shared = False
     read_each: ReadEach | None = None
 
     def store(self, place: str) -> Store:

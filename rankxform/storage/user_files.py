@@ -84,8 +84,8 @@ def load_strategy(where: str | Strategy | None) -> Strategy:
 @contextmanager
 def documents_at(where: str) -> Iterator[Path]:
     """Yield a path with the small documents that an address names: itself, or copies of them."""
-    if is_path(where):
-        yield Path(where)
+    if (path := path_of(where)) is not None:
+        yield path
         return
     from tempfile import TemporaryDirectory
 

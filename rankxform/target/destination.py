@@ -182,6 +182,12 @@ def check_scheme(dst: str) -> None:
         raise UsageError(f"nothing writes {scheme}:// addresses", "name a folder as DST", where=dst)
 
 
+def destination_of(dst: str) -> Destination:
+    """Return what writes to an address. Raises UsageError where nothing does."""
+    check_scheme(dst)
+    return DESTINATIONS[scheme_of(dst)]()
+
+
 class OneFileDestination(Destination):
     """One complete file, written by one process: a part file beside it, then its name.
 

@@ -50,7 +50,7 @@ from rankxform.statements import (
 from rankxform.storage.checkpoint2_metadata import is_in_metadata
 from rankxform.storage.posix import inode, is_same_file
 from rankxform.storage.source_reader import SourceReader, container_of_path, describe_wrong_crc
-from rankxform.storage.store import absolute, address_of, is_path, store_at
+from rankxform.storage.store import absolute, address_of, store_at
 from rankxform.storage.user_files import CONFIG
 from rankxform.target.destination import Destination
 from rankxform.target.folder import foreign_files
@@ -227,7 +227,7 @@ def check_apart(source: Source, dst_source: Source, team: Team) -> None:
     """
 
     def compare_inodes() -> None:
-        paths_by_inode = {inode(Path(p)): p for p in source.paths.values() if is_path(p)}
+        paths_by_inode = {inode(Path(path)): path for path in source.paths.values()}
         paths_by_inode.pop(None, None)
         src_paths = {*source.paths.values()}
         for file in dst_source.reach.partition(dst_source.indexes)[team.rank]:

@@ -56,7 +56,7 @@ from rankxform.statements import (
     rule,
 )
 from rankxform.storage.source_reader import index_file
-from rankxform.storage.store import absolute, address_of, is_path
+from rankxform.storage.store import absolute, address_of, storage_of
 from rankxform.storage.user_files import (
     CONFIG,
     load_readable,
@@ -586,9 +586,8 @@ def _other_numbers(request: Request, src: Strategy) -> _Suggestion | None:
     """Return what to do where rank folders are as many as a strategy's ranks, from another number
     on."""
     files_by_rank: dict[int, list[str]] = {}
-    if is_path(request.src):
-        with suppress(RankxformError, OSError):
-            files_by_rank = rank_files_at(Path(request.src))
+    with suppress(RankxformError, OSError):  # links cannot be made at an address
+        files_by_rank = rank_files_at(Path(request.src))
     ranks = sorted(files_by_rank)
     if not ranks or not ranks[0] or ranks != [*range(ranks[0], ranks[0] + src.ranks)]:
         return None
@@ -619,14 +618,15 @@ def _tries_without(request: Request, source: Source) -> tuple[str, ...]:
     if not known_tries:
         tries.append("copy the file again")
     src, rank = source.where.strategy, source.selected.rank_of(file)
-    if src is not None and rank < src.ranks and is_path(path) and len(source.errors) == 1:
+    in_folder = storage_of(path).has_folders
+    if src is not None and rank < src.ranks and in_folder and len(source.errors) == 1:
         place = rank % src.stage_size
         layouts = src.stages[src.stage_of(rank)].values()
         if all(len(layout.holders[layout.cell(place)]) > 1 for layout in layouts):
             move = f"mv {quote(path)} {quote(f'{path}.torn')}"
             tries.append(f"{move}, and ranks that hold the same slices serve")
     takes_fallback = not request.fallback and (request.src_strategy or not request.src_config)
-    if takes_fallback and not source.form.described and is_path(path):
+    if takes_fallback and not source.form.described and in_folder:
         tries.append("--fallback PLACE, where a copy of it is")
     return (*tries, *older)
 
@@ -713,7 +713,7 @@ def _other_strategy(
     if isinstance(dst, Strategy) and dst.ranks == ranks:
         exchange_text = "exchange --src-strategy and --dst-strategy"
         return _Suggestion(f"{counts}, as many as {dst.label} is of", (exchange_text,))
-    candidates = strategies_near(Path(request.src), ranks) if is_path(request.src) else []
+    candidates = strategies_near(Path(request.src), ranks)
     if not candidates:  # under any name where the given one lies
         candidates = load_readable(sorted(src_path.parent.iterdir())[:_LOOKED_AT])
     candidates = [candidate for candidate in candidates if _fits(candidate[1], ranks, schemas)]

@@ -80,7 +80,7 @@ from rankxform.storage.posix import (
     sync,
     write_atomically,
 )
-from rankxform.storage.store import FOLDER, Listing, address_of, is_path, store_at
+from rankxform.storage.store import FOLDER, Listing, address_of, storage_of, store_at
 from rankxform.transport import Team
 from rankxform.transport.team import OnProgress, show_nothing
 
@@ -625,9 +625,9 @@ def _check_apart(request: Request, source: Source, output_paths: Iterable[Path])
                 "choose another destination",
                 where=dst,
             )
-    sources = [Path(path) for path in source.paths.values() if is_path(path)]
+    sources = [*map(Path, source.paths.values())]
     files = {inode(path): path for path in sources}
-    folders = {inode(path.parent) for path in sources}
+    folders = {inode(path.parent) for path in sources} - {None}
     inside = src.is_dir() and (is_below(dst, src) or is_below_any(dst, folders))
     for option in ("lora", "like"):
         option_path = getattr(request, option)
@@ -695,7 +695,8 @@ def _foreign_paths(target: Target, dst_paths: Iterable[Path | str], team: Team) 
     names = [*(relpath(path, place) for path in dst_paths), *target.arrangement.names.values()]
 
     def find_here() -> list[str]:
-        looks = team.nodes.is_leader(team.rank) if is_path(place) else team.rank == 0
+        is_shared = storage_of(place).is_shared
+        looks = team.rank == 0 if is_shared else team.nodes.is_leader(team.rank)
         listing = listing_at(place, form) if looks else Listing(place)
         if listing.kind != FOLDER:
             return []

@@ -23,7 +23,7 @@ from rankxform.source.hints import holds_checkpoint
 from rankxform.statements import Finding, as_warning
 from rankxform.storage.posix import read_bytes, suggest_similar_path
 from rankxform.storage.source_reader import index_file
-from rankxform.storage.store import absolute, is_path, scheme_of
+from rankxform.storage.store import absolute, scheme_of, storage_of
 from rankxform.storage.user_files import (
     is_strategy,
     load_strategy,
@@ -81,7 +81,7 @@ def source_ref_with_strategy(request: Request) -> CheckpointRef:
     """Return the source that a request names, with the strategy that it names, if it does."""
     src_strategy = request.src_strategy
     path = Path(request.src)
-    if is_path(request.src) and path.is_file() and is_strategy(path):
+    if path.is_file() and is_strategy(path):
         look = f"rankxform inspect {quote(request.src)}"
         raise UsageError("is a strategy, and no checkpoint", look, where=path)
     return source_ref(request, None if src_strategy is None else load_strategy(src_strategy))
@@ -101,7 +101,7 @@ def _read(request: Request) -> ResolvedRequest:
     facts: dict[str, Any] = {"inputs": inputs, "config": config, "companions": companions}
     src, is_derived = load_strategy(request.src_strategy), False
     places = (where, *map(absolute, request.fallback))
-    has_source = any(not is_path(place) or Path(place).exists() for place in places)
+    has_source = any(not storage_of(p).has_folders or Path(p).exists() for p in places)
     alone = request.src_strategy is None and request.src_config is not None
     if alone and request.fallback:
         raise UsageError(
@@ -233,7 +233,7 @@ def _absolute(request: Request, where: str) -> Request:
     dst = request.dst
     if dst is not None:
         check_scheme(dst)
-        dst = dst if scheme_of(dst) else str(Path(dst).absolute())
+        dst = dst if scheme_of(dst) else absolute(dst)
     paths = {"config": request.config, "lora": request.lora, "like": request.like}
     if request.map is not None and request.map.endswith(".toml"):
         paths["map"] = request.map

@@ -27,7 +27,7 @@ from rankxform.source.place import form_at, list_and_select
 from rankxform.statements import ACCEPT_CONTRADICTIONS, as_notice, as_warning
 from rankxform.storage import user_files
 from rankxform.storage.posix import AnyPath, is_same_file
-from rankxform.storage.store import NOTHING, absolute, address_of, is_path, scheme_of, store_at
+from rankxform.storage.store import FILE, FOLDER, NOTHING, absolute, address_of, store_at
 from rankxform.storage.user_files import CONFIG, META_SIZES, companion_names, parse_config
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ class RequestContext(OperationContext):
         if request.config is not None:
             return user_files.read_config(request.config), request.config
         folder = self.model_folder
-        if request.map is not None and is_path(folder) and not Path(folder).is_dir():
+        if request.map is not None and store_at(folder).list("*").kind != FOLDER:
             tries = () if request.like is None else ("give --like a published model",)
             raise UsageError("no such folder", *tries, where=folder)
         return self._config_in(folder)
@@ -70,8 +70,8 @@ class RequestContext(OperationContext):
     def model_folder(self) -> str:
         if self.request.like is not None:
             return self.request.like
-        is_file = is_path(self.where) and Path(self.where).is_file()
-        return str(Path(self.where).parent) if is_file else self.where
+        is_file = store_at(self.where).list("*").kind == FILE
+        return dirname(self.where) if is_file else self.where
 
     def other_configs(self) -> Iterator[ModelConfig]:
         request, folders = self.request, [self.where]
@@ -137,7 +137,7 @@ def read_stated_model(source: Source) -> StatedModel | None:
     from .stated_model import StatedModel
 
     place = source.where.path
-    if not source.form.configured or (is_path(place) and not Path(place).is_dir()):
+    if not source.form.configured:
         return None
     store, label = store_at(place), address_of(place, CONFIG)
     if not store.has(CONFIG):
@@ -264,7 +264,7 @@ def check_model_files(conversion: Conversion) -> list[str]:
     StorageError.
     """
     request, target = conversion.request, conversion.target
-    if request.dst is None or scheme_of(request.dst) or not target.form.configured:
+    if request.dst is None or not target.form.configured:
         return []
     folder = target.folder
     existing_names = [

@@ -23,7 +23,6 @@ from rankxform.publish.options import WRITERS_ANY
 from rankxform.request import Request
 from rankxform.storage.identity import FolderMarker, addresses_of_this_host, is_coherent
 from rankxform.storage.posix import random_hex, read_bytes
-from rankxform.storage.store import scheme_of
 from rankxform.transport import Team
 from rankxform.transport.team import Nodes
 from rankxform.values import dataclass
@@ -127,7 +126,7 @@ def writers_of(request: Request, target: Target) -> str | None:
 
     None where the destination is no folder, or none is named and the request leaves it open.
     """
-    if target.dst is not None and scheme_of(target.dst):
+    if target.dst is not None and not target.in_folder:
         return None
     if request.writers != PLACEMENT_AUTO:
         return request.writers

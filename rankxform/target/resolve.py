@@ -36,7 +36,7 @@ from rankxform.source.place import look_at
 from rankxform.source.source import ALL, Source, SourceNeed
 from rankxform.statements import ACCEPT_CONTRADICTIONS, PLAN, as_warning, require, run_rules
 from rankxform.storage.source_reader import container_of_path
-from rankxform.storage.store import address_of, scheme_of
+from rankxform.storage.store import address_of
 from rankxform.storage.user_files import load_strategy
 from rankxform.transport import Team
 
@@ -287,14 +287,13 @@ def _make_target(
     if arrangement.parts:
         planner = planner.with_parts(arrangement.parts)
     findings += iteration_findings(source, training, arrangement)
-    dst_place, folder = request.dst or "", arrangement.folder
-    is_address = bool(scheme_of(dst_place))
+    dst_place, folder = request.dst or ".", arrangement.folder
     return Target(
         planner=planner,
         ranks=ranks,
         files=tuple(f for f in arrangement.names if planner.content_of_file(f).rank in set(ranks)),
         dst=request.dst,
-        place=address_of(dst_place, folder) if is_address else str(Path(dst_place) / folder),
+        place=address_of(dst_place, folder),
         form=form,
         container=container,
         arrangement=arrangement,

@@ -15,7 +15,7 @@ from rankxform.planning.plan import Planner
 from rankxform.request import Request
 from rankxform.source.source import Source
 from rankxform.statements import Finding, HasFindings
-from rankxform.storage.store import address_of
+from rankxform.storage.store import address_of, scheme_of
 from rankxform.values import NamedTuple, dataclass
 
 if TYPE_CHECKING:
@@ -53,6 +53,11 @@ class Target(HasFindings):
     def address(self, file: int) -> str:
         """Return the address of a file."""
         return address_of(self.place, self.arrangement.names[file])
+
+    @property
+    def in_folder(self) -> bool:
+        """Whether there is a destination, and it is a folder."""
+        return self.dst is not None and not scheme_of(self.dst)
 
     @property
     def folder(self) -> Path:

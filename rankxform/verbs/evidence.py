@@ -80,7 +80,7 @@ from rankxform.storage.source_reader import (
     find_holes,
     index_file,
 )
-from rankxform.storage.store import address_of, is_path, storage_of
+from rankxform.storage.store import address_of, storage_of
 from rankxform.target.destination import open_work_inputs
 from rankxform.target.findings import adding_suggestions
 from rankxform.target.target import Conversion, Target
@@ -690,7 +690,7 @@ def find_other_rank(source: Source) -> Iterator[Finding]:
     """
     [(file, path)] = source.paths.items()
     catalog = source.require_catalog()
-    if not isinstance(catalog.strategy, WholeStrategy) or not is_path(path):
+    if not isinstance(catalog.strategy, WholeStrategy):
         return
     file_index = source.indexes[file]
     try:

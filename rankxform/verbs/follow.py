@@ -33,11 +33,10 @@ from rankxform.storage.store import (
     FileVersion,
     absolute,
     address_of,
-    is_path,
-    scheme_of,
+    storage_of,
     store_at,
 )
-from rankxform.target.destination import DESTINATIONS, check_scheme
+from rankxform.target.destination import check_scheme, destination_of
 from rankxform.target.inputs import source_ref
 from rankxform.target.manifest import conversion_identity
 from rankxform.target.resolve import resolve
@@ -134,7 +133,7 @@ class _Watcher:
         self._where = source_ref(replace(request, step=None), None).absolute()
         self._wanted_steps = request.step.replace(" ", "").split(",") if request.step else None
         self.dst, self._settings = absolute(request.dst or ""), settings
-        self._destination = DESTINATIONS[scheme_of(self.dst)]()
+        self._destination = destination_of(self.dst)
         self._done: set[str] = set()  # steps whose conversions were seen to be complete
         self._noted: dict[str, str | None] | None = None  # what the record says; None: not read yet
         self._looked_at: dict[str, _StepFiles] = {}
@@ -189,14 +188,13 @@ class _Watcher:
     def _is_ahead(self) -> bool:
         """Tell whether the training has not made its folder yet, in one that is there."""
         place = self._where.path
-        if store_at(place).list("*").kind != NOTHING:
-            return False
-        return not is_path(place) or Path(place).parent.is_dir()
+        has_parent = not storage_of(place).has_folders or Path(place).parent.is_dir()
+        return has_parent and store_at(place).list("*").kind == NOTHING
 
     def _is_done(self, step: str) -> bool:
         """Tell whether a conversion of a step is complete; at an address it stays so, which is
         listed no more."""
-        if step in self._done and not is_path(self.dst):
+        if step in self._done and not storage_of(self.dst).has_folders:
             return True
         is_done = bool(_places_with(self.place_of(step), MANIFEST_NAME))
         self._done |= {step} if is_done else set()

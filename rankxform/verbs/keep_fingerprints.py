@@ -21,7 +21,7 @@ from rankxform.publish.lock import FolderLock, RunLock
 from rankxform.publish.records import expected_slices, manifest_contents
 from rankxform.storage.identity import sample_at
 from rankxform.storage.posix import write_atomically
-from rankxform.storage.store import address_of, is_path
+from rankxform.storage.store import address_of, storage_of
 from rankxform.target.existing import ExistingDestination, expected_of_file
 from rankxform.target.target import Conversion
 from rankxform.transport import Team
@@ -118,7 +118,7 @@ def _locked(place: str) -> Iterator[Callable[[bytes], object]]:
     """Keep other runs away from a destination, and yield what writes its manifest."""
     lock: RunLock
     write: Callable[[bytes], object]
-    if is_path(place):
+    if storage_of(place).has_folders:
         lock = FolderLock(Path(place, FOLDER_NAME, "lock"))
         write = partial(write_atomically, Path(place, MANIFEST_NAME))
     else:

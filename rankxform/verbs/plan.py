@@ -55,7 +55,7 @@ from rankxform.source.source import PlaceUse
 from rankxform.statements import as_warning
 from rankxform.storage.bandwidth import MEASURED_BYTES, measure_storage
 from rankxform.storage.posix import free_bytes
-from rankxform.storage.store import scheme_of
+from rankxform.storage.store import storage_of
 from rankxform.target.folder import equal_files
 from rankxform.target.node_folders import (
     PLACEMENT_NODE,
@@ -437,14 +437,14 @@ def plan_target(
     room = None if has_many_nodes or not with_room else team.bcast(lambda: room_of(conversion))
     if room is not None and room.is_short:
         conversion = conversion.with_findings([as_warning(room.in_words)])
-    elif timed and conversion.target.dst is not None and not scheme_of(conversion.target.dst):
+    elif timed and conversion.target.in_folder:
         prediction = predict(conversion, work, team)
     written = team.agree(lambda: summarize(conversion, work))
     written_by = team.bcast(lambda: writers_of(conversion.request, conversion.target))
     written = replace(written, written_by=written_by)
     if room is not None:
         written = replace(written, bytes_stored=room.needed, bytes_free=room.free)
-    written = _in_storage(written, work, conversion.request)
+    written = _in_storage(written, work, conversion)
     if prediction is not None:
         written = replace(written, predicted_seconds=prediction[0], speeds=prediction[1])
     return conversion, written
@@ -469,9 +469,11 @@ class UploadPlan(NamedTuple):
         )
 
 
-def _in_storage(written: Plan, work: PredictedWork, request: Request) -> Plan:
+def _in_storage(written: Plan, work: PredictedWork, conversion: Conversion) -> Plan:
     """Return a plan with what object storage is asked, where source or destination are there."""
-    is_read, is_written = (bool(scheme_of(place or "")) for place in (request.src, request.dst))
+    request, target = conversion.request, conversion.target
+    is_read = not storage_of(request.src).has_folders
+    is_written = target.dst is not None and not target.in_folder
     if not is_read and not is_written:
         return written
     files = Counter(process for shard in written.shards for process in shard.writers)
@@ -510,7 +512,7 @@ class DiskSpace(NamedTuple):
 def room_of(conversion: Conversion) -> DiskSpace | None:
     """Return how much room a destination needs and has; None where it is no folder."""
     request, target = conversion.request, conversion.target
-    if target.dst is None or scheme_of(target.dst):
+    if not target.in_folder:
         return None
     planner, files = target.planner, target.files
     stored = equal_files(request, planner, files, [files])

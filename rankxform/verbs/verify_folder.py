@@ -30,7 +30,15 @@ from rankxform.source.place import form_at, list_and_select, listing_at
 from rankxform.source.written import CHECKED, WrittenRead, declared_files_of, read_listed_file
 from rankxform.statements import ERROR, WARNING, WRITTEN, Finding, run_rules
 from rankxform.storage.identity import sampled_bytes
-from rankxform.storage.store import FILE, FOLDER, NOTHING, absolute, address_of, is_path, store_at
+from rankxform.storage.store import (
+    FILE,
+    FOLDER,
+    NOTHING,
+    absolute,
+    address_of,
+    storage_of,
+    store_at,
+)
 from rankxform.target.existing import wrong_tracker
 from rankxform.target.manifest import verify_command
 from rankxform.transport import Team
@@ -141,7 +149,8 @@ def verify_folder(folder: str, team: Team, begin: Begin = begin_silently) -> Ver
     findings = (*run_rules(WRITTEN, [written], read), *place.warnings)
     errors = [finding for finding in findings if finding.severity == ERROR]
     source = merged["identity"].get("source")
-    has_source = team.bcast(lambda: source is None or not is_path(source) or Path(source).exists())
+    has_source = source is None or not storage_of(source).has_folders
+    has_source = team.bcast(lambda: has_source or Path(source).exists())
     ranks = {} if form.described else {r.path: r.entry["id"] for r in reads} | strays
     return Verdict(
         None,
@@ -193,7 +202,7 @@ def manifests_of_nodes(folder: str, team: Team) -> tuple[list[dict[str, Any]], l
     """Return the manifests that nodes have, and for each the processes that have it."""
     nodes, store = team.nodes, store_at(folder)
     looks = nodes.is_leader(team.rank)
-    if not is_path(folder):
+    if storage_of(folder).is_shared:
         looks = looks and reach_of_storage(team, folder, (0,))[0].sees(team.rank, (0,))
     digests_by_process = team.allgather(
         lambda: (

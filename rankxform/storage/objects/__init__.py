@@ -26,6 +26,8 @@ class ObjectStorage:
 
     buffers = 512 << 20  # of which a half is for requests in flight
     has_versions = True
+    has_folders = False
+    is_shared = True
     read_each: ReadEach | None = staticmethod(read_each)
 
     def __init__(self) -> None:
