@@ -1,6 +1,6 @@
 """Checkpoints that are written to a bucket.
 
-Several processes are forked ones, and use obstore each for itself; this one never does.
+Commands are run by forked processes, which use obstore each for itself; this one never does.
 """
 
 from __future__ import annotations
@@ -25,10 +25,11 @@ from rankxform.errors import CheckpointError, DifferenceError, StorageError, Usa
 from tests import reference
 from tests.checkpoints import DATA
 from tests.conformance.test_destinations import DestinationTests
+from tests.forked import run_forked
+from tests.local_world import run_world
 from tests.mpi.conftest import prepare
 from tests.mpi_launch import world
 from tests.storage.objects import proxy, put, servers
-from tests.storage.objects.test_places import command, converted
 from tests.toy_forms import CASE
 from tests.verbs.test_follow import Training
 
@@ -37,10 +38,33 @@ AT_NIGHT = "RANKXFORM_OBJECT_FAULTS" in os.environ
 
 
 def look(address, *words):
-    """Ask a process of its own what lies at an address; return what it prints, as JSON."""
-    line = [sys.executable, "-m", "tests.storage.objects.look", address, *words]
-    done = subprocess.run(line, capture_output=True, text=True, check=True, timeout=60)
-    return json.loads(done.stdout)
+    """Ask another process what lies at an address (`look.at`): a forked one, if this one may."""
+    if "obstore" in sys.modules:
+        line = [sys.executable, "-m", "tests.storage.objects.look", address, *words]
+        return json.loads(subprocess.run(line, capture_output=True, check=True, timeout=60).stdout)
+
+    def work(comm):
+        from rankxform.storage.objects.access import _bucket
+        from tests.storage.objects.look import at
+
+        _bucket.cache_clear()  # of the process that was forked
+        return at(address, *words)
+
+    (found,) = run_world(1, work)
+    assert isinstance(found, dict), found
+    return found
+
+
+def command(*words, environ=(), processes=1):
+    """Run the command in forked processes."""
+    done = run_forked(words, processes, Path.cwd(), **dict(environ))
+    return SimpleNamespace(returncode=done.code, stdout=done.stdout, stderr=done.stderr)
+
+
+def converted(src, dst, *options, **how):
+    done = command("transform", src, dst, "--no-fsync", *options, **how)
+    assert done.returncode == 0, done.stderr
+    return done
 
 
 class TestObjectDestination(DestinationTests):
