@@ -180,7 +180,7 @@ def make(name, folder, kind="ckpt"):
         for side, stages in (("a", case.src), ("b", case.dst)):
             if stages:
                 reference.write_strategy(paths[side], stages)
-        reference.write_checkpoint(paths["src"], case.src, case.params, kind=kind, make=_noise)
+        reference.write_checkpoint(paths["src"], case.src, case.params, kind=kind, make=noise)
         (root / "complete").touch()
     strategies = [
         str(paths[s]) if stages else None for s, stages in (("a", case.src), ("b", case.dst))
@@ -192,7 +192,7 @@ _BLOCK = np.random.default_rng(0).integers(0, 1 << 32, 1 << 24, dtype="<u4")
 _BLOCK &= 0xBFFFFFFF  # below 2 as Float32, so that they may be cast
 
 
-def _noise(name, shape, dtype):
+def noise(name, shape, dtype):
     """Return words that are no constant, quickly: parts of one block of random bytes."""
     item = reference.ITEM[dtype]
     count = int(np.prod(shape))

@@ -57,9 +57,6 @@ class Memory:
     def is_reached(self, address):
         return True
 
-    def expect_headers(self, addresses):
-        pass
-
     def get(self, path):
         if path not in self.files:
             raise StorageError(f"{path}: there is no such object")

@@ -335,10 +335,10 @@ def _digest_of(path: Path) -> str:
 
 
 def _digest_at(store: Store, name: str) -> str:
-    with store.open(name) as (read_at, version):
+    with store.open(name) as file:
         state = blake2b(digest_size=_DIGEST)
-        for start in range(0, version.size, _BLOCK):
-            state.update(read_at(start, _BLOCK))
+        for start in range(0, file.version.size, _BLOCK):
+            state.update(file.read_at(start, _BLOCK))
     return state.hexdigest()
 
 

@@ -37,8 +37,9 @@ from rankxform.statements import FILE_IDENTITY, HEADERS, Finding, as_notice, as_
 from rankxform.storage import identity
 from rankxform.storage.identity import FileIdentity
 from rankxform.storage.source_reader import Indexer, find_holes, wait_for_newer_mtime
-from rankxform.storage.store import NOTHING, Listing, address_of, expect_headers, storage_of
+from rankxform.storage.store import NOTHING, Listing, address_of, storage_of
 from rankxform.transport import Team
+from rankxform.transport.team import OnProgress, show_nothing
 from rankxform.values import NamedTuple
 
 from .checks import changed_manifest_file
@@ -415,13 +416,16 @@ def index_all(
     Returns also by file why it cannot be read as a checkpoint, or is not as rankxform wrote it.
     """
     manifest_entries = manifest.entries(paths) if manifest is not None else {}
+    local_indexes, local_wrong, indexer = dict[int, Index](), dict[int, Finding](), Indexer()
+    local_files = reach.partition(paths)[team.rank]
+    read_each = storage_of(paths[local_files[0]]).read_each if local_files else None
 
-    def index_local_files() -> tuple[dict[int, Index], dict[int, Finding]]:
-        local_indexes, wrong, indexer = {}, dict[int, Finding](), Indexer()
-        local_files = reach.partition(paths)[team.rank]
-        if any("://" in paths[file] for file in local_files):  # a path has them at once
-            expect_headers(paths[file] for file in local_files)
-        for file in local_files:
+    def index_files(on_progress: OnProgress, files: Sequence[int] = local_files) -> None:
+        if read_each is not None and len(files) > 1:  # all but the first may be like it
+            index_files(on_progress, files[:1])
+            read_each(files[1:], index_files, on_progress)
+            return
+        for file in files:
             path = paths[file]
             message = (
                 changed_manifest_file(path, manifest_entries[file], manifest.label)
@@ -429,16 +433,17 @@ def index_all(
                 else None
             )
             if message is not None:
-                wrong[file] = Finding(message, id=FILE_IDENTITY, file=path, need=HEADERS)
+                local_wrong[file] = Finding(message, id=FILE_IDENTITY, file=path, need=HEADERS)
                 continue
             try:
                 local_indexes[file] = indexer.index(path, declared_files.get(file, _NOTHING))
             except faults as error:
-                wrong[file] = Finding(error.parts, error=type(error), file=path, need=HEADERS)
+                finding = Finding(error.parts, error=type(error), file=path, need=HEADERS)
+                local_wrong[file] = finding
         wait_for_newer_mtime(local_indexes.values())
-        return local_indexes, wrong
 
-    parts = team.allgather(index_local_files)
+    team.work(index_files, show_nothing)
+    parts = team.allgather(lambda: (local_indexes, local_wrong))
     indexes = {file: index for part, _ in parts for file, index in part.items()}
     wrong = {file: finding for _, part in parts for file, finding in part.items()}
     schema_cache: dict[Schema, Schema] = {}  # what several processes found is kept once

@@ -6,7 +6,7 @@ import sys
 from array import array
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Iterator, Mapping, MutableMapping
 from contextlib import AbstractContextManager, contextmanager
 from itertools import accumulate
 from typing import Any
@@ -106,9 +106,6 @@ class ArrayStorage:
 
     def is_reached(self, address: str) -> bool:
         return True
-
-    def expect_headers(self, addresses: Sequence[str]) -> None:
-        """They are in memory."""
 
     def ranges(self) -> RangeReader:
         return ArrayRangeReader(self.file, self.releases)

@@ -130,8 +130,8 @@ def sample_at(address: str, most: int = _SAMPLES) -> str:
     """Return the digest of a file's samples, wherever it is, as `sample_digest` does."""
     if storage_of(address).has_folders:
         return sample_digest(Path(address), most)
-    with store_at(address).open("") as (read_at, version):
-        return digest_of_samples(version.size, read_at, most)
+    with store_at(address).open("") as file:
+        return digest_of_samples(file.version.size, file.read_at, most)
 
 
 def digest_of_samples(size: int, read_at: ReadAt, most: int = _SAMPLES) -> str:

@@ -7,7 +7,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, suppress
+from contextlib import closing, nullcontext, suppress
 from dataclasses import replace
 from functools import lru_cache, partial
 from typing import Any
@@ -20,7 +20,6 @@ from rankxform.formats.container import (
     Container,
     DeclaredFile,
     Index,
-    ReadAt,
     Span,
     container_of,
     content_bytes,
@@ -34,7 +33,7 @@ from rankxform.transport.team import OnProgress
 from rankxform.values import NamedTuple, blake2b
 
 from .posix import AnyPath, Buffer, Position, blocks, open_for_reading
-from .store import FileVersion, RangeReader, storage_of, store_at
+from .store import FileVersion, HeaderReader, RangeReader, storage_of, store_at
 
 
 def container_of_path(path: AnyPath) -> Container:
@@ -74,7 +73,7 @@ class Indexer:
             templates = (
                 self._seen.setdefault((kind.name, size), []) if kind.has_equal_headers else []
             )
-            index = next((t.index for t in templates if t.fits(file.read_at)), None)
+            index = next((t.index for t in templates if t.fits(file)), None)
             if size < declared.nbytes:
                 raise CheckpointError(
                     f"is shorter than {declared.source} says: {size:,} of {declared.nbytes:,} "
@@ -86,6 +85,8 @@ class Indexer:
                 if index is None:
                     index = kind.read_index(file.read_at, size)
                     templates.append(_Template(index, str(path)))
+                    if file.expect is not None:  # what was fetched is at hand now
+                        templates[-1].fits(file, is_its_own=True)
                 index = index.viewed(declared.views)
             except FormatError as error:
                 signature = file_signature(file.read_at(0, min(FIRST_BYTES, size)))
@@ -114,15 +115,18 @@ class _Template:
     def __init__(self, index: Index, path: str) -> None:
         self.index = index
         self._path = path
-        self._headers: list[tuple[int, bytes]] | None = None
+        self._headers: list[tuple[int, bytes]] = []
 
-    def fits(self, read_at: ReadAt) -> bool:
+    def fits(self, file: HeaderReader, *, is_its_own: bool = False) -> bool:
         """Whether another file of the same size has the same bytes outside of its content."""
-        if self._headers is None:
-            with store_at(self._path).open("") as file:
+        if not self._headers:
+            opened = nullcontext(file) if is_its_own else store_at(self._path).open("")
+            with opened as first:
                 spans = non_tensor_spans(self.index)
-                self._headers = [(s.offset, file.read_at(s.offset, s.nbytes)) for s in spans]
-        return all(read_at(offset, len(data)) == data for offset, data in self._headers)
+                self._headers = [(s.offset, first.read_at(s.offset, s.nbytes)) for s in spans]
+        if file.expect is not None:
+            file.expect(Span(offset, len(data)) for offset, data in self._headers)
+        return all(file.read_at(offset, len(data)) == data for offset, data in self._headers)
 
 
 class TensorRead(NamedTuple):

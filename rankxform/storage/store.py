@@ -19,7 +19,7 @@ from posixpath import join
 from typing import Any, Protocol
 
 from rankxform.errors import CheckpointError, StorageError, UsageError
-from rankxform.formats.container import ReadAt
+from rankxform.formats.container import ReadAt, Span
 from rankxform.transport.team import OnProgress
 from rankxform.values import NamedTuple, Registry, dataclass
 
@@ -85,6 +85,8 @@ class HeaderReader(NamedTuple):
 
     read_at: ReadAt
     version: FileVersion
+    # Begins to fetch what is read next; None where the system reads ahead.
+    expect: Callable[[Iterable[Span]], None] | None = None
 
 
 class Store(ABC):
@@ -253,9 +255,6 @@ class Storage(Protocol):
     def is_reached(self, address: str) -> bool:
         """Tell whether this process gets an answer from where an address is."""
 
-    def expect_headers(self, addresses: Sequence[str]) -> None:
-        """Take note which files' headers are read next, one after another, in this order."""
-
 
 _OBJECTS = "rankxform.storage.objects:ObjectStorage"
 USUAL_BUFFERS = 64 << 20
@@ -349,15 +348,6 @@ def store_at(address: str) -> Store:
     return storage_of(address).store(address)
 
 
-def expect_headers(addresses: Iterable[str]) -> None:
-    """Take note which files' headers are read next, which some kinds of storage fetch ahead."""
-    by_scheme: dict[str, list[str]] = {}
-    for address in addresses:
-        by_scheme.setdefault(scheme_of(address), []).append(address)
-    for scheme_addresses in by_scheme.values():
-        storage_of(scheme_addresses[0]).expect_headers(scheme_addresses)
-
-
 def is_litter(name: str) -> bool:
     """Tell whether an entry of a folder is nobody's weights, index, strategy or adapter.
 
@@ -414,9 +404,6 @@ class PosixStorage:
 
     def is_reached(self, address: str) -> bool:
         return True
-
-    def expect_headers(self, addresses: Sequence[str]) -> None:
-        """The system has them at once, or reads ahead itself."""
 
 
 class PosixRangeReader(RangeReader):

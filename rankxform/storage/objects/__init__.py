@@ -7,16 +7,15 @@ which would wait for them for ever.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from time import monotonic
 
 from rankxform.storage.store import ReadEach
 
 from .access import Bucket, ObjectAddress, library
 from .errors import is_unanswered
-from .places import ObjectPlace, fetch_header
+from .places import ObjectPlace
 from .ranges import ObjectRanges
-from .workers import HeadersAhead, read_each
+from .workers import read_each
 
 _KEPT_SECONDS = 2.0
 
@@ -32,7 +31,6 @@ class ObjectStorage:
 
     def __init__(self) -> None:
         self._places: dict[str, tuple[ObjectPlace, float, int]] = {}
-        self._headers = HeadersAhead(fetch_header)
 
     def store(self, place: str) -> ObjectPlace:
         """Return a place, whose listing may be as old as a few seconds, for it is asked for in a
@@ -40,7 +38,7 @@ class ObjectStorage:
         writes = Bucket.of(ObjectAddress.of(place)).writes
         kept_place, began, writes_before = self._places.get(place, (None, 0.0, 0))
         if kept_place is None or writes != writes_before or monotonic() - began > _KEPT_SECONDS:
-            kept_place = ObjectPlace(place, self._headers)
+            kept_place = ObjectPlace(place)
             self._places[place] = kept_place, monotonic(), writes
         return kept_place
 
@@ -57,6 +55,3 @@ class ObjectStorage:
             except BaseException as error:  # a panic of obstore's is no Exception
                 bucket.is_reached = not is_unanswered(error)
         return bucket.is_reached
-
-    def expect_headers(self, addresses: Sequence[str]) -> None:
-        self._headers.expect(addresses)

@@ -14,7 +14,7 @@ from rankxform.transport.team import OnProgress
 
 from .workers import Workers, await_future
 
-SENDERS = 4
+SENDERS = 8
 """Parts that a process sends at a time."""
 _NOTHING = memoryview(b"")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -28,10 +28,8 @@ from rankxform.values import blake2b
 
 from .access import Bucket, ObjectAddress, library
 from .errors import translated
-from .workers import HeadersAhead
+from .headers import WINDOW, HeaderWindows
 
-WINDOW = 64 << 10
-"""Bytes that one request fetches of a header, at least."""
 _MOST_OBJECTS = 1_000_000
 _LEAST_CHUNK, _SHORT_ANSWERS = 64 << 10, 8
 
@@ -82,9 +80,8 @@ def fetch_header(address: str) -> ObjectHeader:
 class ObjectPlace(Store):
     """A prefix, or one object. A prefix is listed once, as long as this object lives."""
 
-    def __init__(self, place: str, headers: HeadersAhead[ObjectHeader]) -> None:
-        """headers: those of objects that are opened next."""
-        self._place, self._headers = place.rstrip("/"), headers
+    def __init__(self, place: str) -> None:
+        self._place = place.rstrip("/")
         self._address = ObjectAddress.of(place)
         self._bucket = Bucket.of(self._address)
 
@@ -142,21 +139,14 @@ class ObjectPlace(Store):
 
     @contextmanager
     def open(self, name: str) -> Iterator[HeaderReader]:
-        meta, data = self._headers.take(self._address_of(name)) or (self._meta(name), b"")
+        if name or self._address.key in self._bucket.listed:
+            meta, data = self._meta(name), b""
+        else:  # which one request tells, with the first bytes
+            meta, data = fetch_header(self._place)
         if meta is None:
             raise CheckpointError("is not there", where=self._address_of(name))
-        window = 0, data
-
-        def read_at(offset: int, nbytes: int) -> bytes:
-            nonlocal window
-            start, data = window
-            end = min(offset + nbytes, meta.size)
-            if not start <= offset <= end <= start + len(data):
-                length = min(max(nbytes, WINDOW), meta.size - offset)
-                window = start, data = offset, self._fetched(name, meta, offset, length)
-            return data[offset - start : end - start]
-
-        yield HeaderReader(read_at, meta.version)
+        windows = HeaderWindows(partial(self._fetched, name, meta), meta.size, data)
+        yield HeaderReader(windows.read_at, meta.version, windows.expect)
 
     def _meta(self, name: str) -> ObjectMeta | None:
         if not name:

@@ -28,6 +28,9 @@ _LEAST_PIECE = 1 << 20
 """Bytes of a request at most, in little memory, where smaller ones are in flight at a time."""
 
 
+_LONGEST_GAP, _BYTES_A_GAP = 1 << 10, 64
+"""Bytes between ranges of one request at most, such as a tensor's header; and how many bytes that
+are needed stand for one that is not."""
 _SMALL = 64 << 10
 """Bytes of a request that takes a round trip and little more: more of them are in flight."""
 
@@ -80,9 +83,14 @@ class ObjectRanges(RangeReader):
 
     def announce(self, path: str, offset: int, nbytes: int) -> None:
         request = self._open.get(path)
-        if request is not None and (request.stop != offset or request.nbytes >= self._piece):
-            self._begin(request)
-            request = None
+        if request is not None:
+            gap = offset - request.stop
+            is_near = 0 <= gap <= min(_LONGEST_GAP, request.nbytes // _BYTES_A_GAP)
+            if not is_near or request.nbytes >= self._piece:
+                self._begin(request)
+                request = None
+            elif gap:
+                request.rooms.append(np.empty(gap, np.uint8))
         if request is None:
             request = self._open[path] = RangeRequest(path, offset)
         if self._rooms.get(nbytes):

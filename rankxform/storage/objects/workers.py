@@ -1,22 +1,21 @@
-"""Threads that make requests, and headers of files that are fetched before they are read."""
+"""Threads that make requests."""
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from concurrent.futures import wait as wait_for
 from functools import partial
 from queue import SimpleQueue
 from threading import Thread
-from typing import Generic, TypeVar
+from typing import TypeVar
 
 from rankxform.storage.store import ReadFiles
 from rankxform.transport.team import OnProgress
 
 IN_FLIGHT = 16
 """Requests of a process at a time."""
-_LOOK_SECONDS = 0.2
+_LOOK_SECONDS, _FILES_AT_ONCE = 0.2, 8
 
 Work = tuple["Future[None]", Callable[[], None]]
 T = TypeVar("T")
@@ -67,43 +66,10 @@ def await_future(future: Future[None], on_wait: OnProgress | None) -> None:
 
 def read_each(files: Sequence[int], read: ReadFiles, on_progress: OnProgress) -> None:
     """Read some of each file in a thread of its own (`storage.store.ReadEach`)."""
-    workers = Workers(IN_FLIGHT)
+    workers = Workers(_FILES_AT_ONCE)
     futures = [workers.begin(partial(read, lambda nbytes: None, (file,))) for file in files]
     try:
         for future in futures:
             await_future(future, on_progress)
     finally:
         workers.end()
-
-
-class HeadersAhead(Generic[T]):
-    """Headers of files that are read one after another, fetched several at a time.
-
-    Each takes a round trip, and thousands of them would take minutes.
-    """
-
-    def __init__(self, fetch: Callable[[str], T]) -> None:
-        self._fetch, self._workers = fetch, Workers(IN_FLIGHT)
-        self._coming: deque[str] = deque()
-        self._begun: dict[str, tuple[Future[None], list[T]]] = {}
-
-    def expect(self, addresses: Iterable[str]) -> None:
-        """Begin to fetch what is read next, in this order."""
-        self._coming = deque(addresses)
-        self._begun.clear()
-        self._begin()
-
-    def take(self, address: str) -> T | None:
-        """Return the header of a file, once; None if nobody expected it. Raises StorageError."""
-        future, headers = self._begun.pop(address, (None, []))
-        self._begin()
-        if future is None:
-            return None
-        future.result()
-        return headers[0]
-
-    def _begin(self) -> None:
-        while self._coming and len(self._begun) < 2 * IN_FLIGHT:
-            address, headers = self._coming.popleft(), list[T]()
-            work = partial(lambda a, h: h.append(self._fetch(a)), address, headers)
-            self._begun[address] = self._workers.begin(work), headers

@@ -63,6 +63,28 @@ def test_each_byte_comes_once_and_no_other(memory, line, ranks, tmp_path):
         assert len(line.noted) <= len(data) + len(listings) + 4 * 6
 
 
+def test_a_header_between_tensors_is_read_on_the_way(line, bucket, tmp_path):
+    """Of `.ckpt` files, which have one before each tensor."""
+    params = {f"{n}.w": ((64, 512), "Float32") for n in range(40)}
+    layout = [{name: ([4], [0, -1], 0, 0) for name in params}]
+    src = reference.write_checkpoint(tmp_path / "src", layout, params, kind="ckpt")
+    a = reference.write_strategy(tmp_path / "a.ckpt", layout)
+    bucket.put_folder(src, "src")
+    line.noted.clear()
+    converted(bucket.at("src"), tmp_path / "dst", "--src-strategy", a, "--dst-strategy", "none")
+    wrong = reference.wrong_slices(
+        tmp_path / "dst", [{name: ([1], [-1, -1], 0, 0) for name in params}], params, "ckpt"
+    )
+    assert wrong == []
+    content = sum(4 * 64 * 512 for _ in params)
+    asked = [n for n in line.noted if n.method == "GET" and "/rank_" in n.path]
+    whole_files = [n.path for n in asked if n.nbytes > content / 4]
+    assert len(whole_files) == len({*whole_files}) == 4, "tensors and what lies between them"
+    assert sum(n.nbytes for n in asked) <= 1.2 * content
+    of_others = [n for n in asked if "/rank_0/" not in n.path]
+    assert len(of_others) <= 3 * (1 + 40 + 4), "headers where the first file has them, and samples"
+
+
 def test_an_inspection_takes_one_request_for_each_file(line, ranks):
     """Its header."""
     assert command("inspect", ranks[0]).returncode == 0
