@@ -154,7 +154,9 @@ def _objects() -> Destination:
     return ObjectDestination()
 
 
-DESTINATIONS: dict[str, Callable[[], Destination]] = {"": _folder, "s3": _objects, "obs": _objects}
+DESTINATIONS: dict[str, Callable[[], Destination]] = {
+    "": _folder, **dict.fromkeys(("s3", "obs", "gs", "az"), _objects)
+}  # fmt: skip
 """What makes a destination, by the scheme of addresses; "" are folders of a file system."""
 
 

@@ -429,7 +429,9 @@ class ObjectDestination(Destination):
         WritablePrefix(place).change(name, change)
 
     def findings(self, team: Team) -> Sequence[Finding]:
-        if self.state.is_exclusive:
-            return ()
-        text = "this store cannot lock: do not start two runs into one DST"
-        return [as_notice(f"{self.target.place}: {text}")]
+        texts = []
+        if not self.state.is_exclusive:
+            texts.append("this store cannot lock: do not start two runs into one DST")
+        if not self._prefix.takes_parts and self._files:
+            texts.append("parts were objects meanwhile, so that each byte was sent twice")
+        return [as_notice(f"{self.target.place}: {text}") for text in texts]

@@ -111,10 +111,10 @@ def test_no_step_and_no_folder_are_one_message(training, tmp_path):
 def test_an_address_that_nothing_writes_is_refused(training, monkeypatch):
     training.save(1)
     monkeypatch.chdir(training.tmp)
-    training.dst = "gs://bucket/steps"
-    with pytest.raises(rankxform.UsageError, match="nothing writes gs:// addresses"):
+    training.dst = "ftp://host/steps"
+    with pytest.raises(rankxform.UsageError, match="nothing writes ftp:// addresses"):
         training.follow()
-    assert not (training.tmp / "gs:").exists()
+    assert not (training.tmp / "ftp:").exists()
 
 
 @pytest.mark.parametrize("step", ["1_1,1_3", "3,1"])

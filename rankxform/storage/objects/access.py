@@ -183,6 +183,8 @@ class Bucket:
         self.writes = 0  # of this process, which change what is listed
         self.is_reached: bool | None = None  # by this process; None until it is asked
         self._endpoint, self._is_of_obs = "", scheme == OBS
+        emulator = environment.get("AZURE_STORAGE_USE_EMULATOR", "").lower()
+        self._is_emulated = scheme == "az" and emulator in _TRUE
         if scheme in (S3, OBS):
             self._read_s3(environment)
         self._options |= options
@@ -240,18 +242,16 @@ class Bucket:
             **({"skip_signature": True} if unsigned else {}),
         }
 
+    @property
+    def takes_parts(self) -> bool:
+        """Whether this package can sign what sends parts: with keys, and not a role's."""
+        has_keys = self._options.get("access_key_id") or self._options.get("skip_signature")
+        return self.scheme in (S3, OBS) and bool(has_keys)
+
     def upload_access(self) -> UploadAccess:
-        """Return how parts are sent. Raises UsageError where that cannot be."""
-        options, where = self._options, f"{self.scheme}://{self.name}"
+        """Return how parts are sent, where that can be."""
+        options = self._options
         key, secret, token = (str(options.get(name, "")) for name in _VARIABLES)
-        if self.scheme not in (S3, OBS):
-            raise UsageError(f"nothing writes {self.scheme}:// addresses", where=where)
-        if not key and not options.get("skip_signature"):
-            raise UsageError(
-                "writing needs an access key, and the environment has a role's credentials",
-                "export AWS_ACCESS_KEY_ID=... AWS_SECRET_ACCESS_KEY=...",
-                where=where,
-            )
         region, is_virtual = options["region"], options["virtual_hosted_style_request"]
         endpoint = options.get("endpoint") or f"https://s3.{region}.amazonaws.com"
         base = "" if is_virtual and options.get("endpoint") else f"/{self.name}"
@@ -272,7 +272,7 @@ class Bucket:
     def _opened(self, retries: tuple[float, ...]) -> Any:
         stores = library().store
         of_client = {
-            "allow_http": self._endpoint.startswith("http://"),
+            "allow_http": self._endpoint.startswith("http://") or self._is_emulated,
             "connect_timeout": _CONNECT, "read_timeout": _SILENCE, "timeout": _WHOLE,
         }  # fmt: skip
         count, first, longest, total = retries

@@ -70,6 +70,9 @@ def _as_storage_error(error: BaseException, action: str, address: str, part: str
         tries = ["correct AWS_ENDPOINT_URL", "look whether this node reaches it"]
     elif "metadata" in text or "api/token" in text:
         what, tries = f"{what}: there are no credentials", ["export AWS_ACCESS_KEY_ID=..."]
+    elif "Account must be specified" in text:
+        what = f"{what}: nothing says of which account it is"
+        tries = ["export AZURE_STORAGE_ACCOUNT_NAME=... AZURE_STORAGE_ACCOUNT_KEY=..."]
     elif match := _STATUS.search(text):
         what = f"{what}: HTTP {match[1]}"
     else:

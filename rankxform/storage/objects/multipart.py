@@ -76,7 +76,6 @@ class Uploads:
     """Uploads into one bucket. seconds: for which a request that fails is made again."""
 
     def __init__(self, bucket: Bucket) -> None:
-        """Raises UsageError where a bucket of this kind takes none, or no keys are known."""
         self._access: UploadAccess = bucket.upload_access()
         self._label = f"{bucket.scheme}://{bucket.name}"
         self.seconds = _SECONDS

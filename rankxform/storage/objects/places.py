@@ -39,6 +39,8 @@ class ObjectMeta:
 
     def __init__(self, meta: Any) -> None:
         self.size, self.etag = int(meta["size"]), meta.get("e_tag")
+        if self.etag and not self.etag.endswith('"'):  # as some stores list it
+            self.etag = f'"{self.etag}"'
         self._modified = meta.get("last_modified")
 
     @property

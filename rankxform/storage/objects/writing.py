@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import cached_property
 
 from rankxform.errors import StorageError
 
-from .access import Bucket, ObjectAddress, library
+from .access import OBS, S3, Bucket, ObjectAddress, library
 from .errors import translated
 from .multipart import Uploads
+from .part_objects import PartObjects
 from .places import ObjectMeta
 
 _HURRY_SECONDS, _MOST_CHANGES = 4.0, 20
@@ -23,11 +25,12 @@ class WritablePrefix:
         self._patient, self.address = patient, address.rstrip("/")
         self._place = ObjectAddress.of(address)
         self._bucket = Bucket.of(self._place)
+        self.takes_parts = self._bucket.takes_parts  # else parts are objects meanwhile
 
     @cached_property
-    def uploads(self) -> Uploads:
-        """Uploads in parts. Raises UsageError where the store takes none."""
-        return Uploads(self._bucket)
+    def uploads(self) -> Uploads | PartObjects:
+        """Uploads in parts."""
+        return Uploads(self._bucket) if self.takes_parts else PartObjects(self._bucket)
 
     def hurry(self) -> None:
         """Let requests that fail be made again for seconds alone."""
@@ -119,11 +122,15 @@ class WritablePrefix:
 
     def remove(self, names: Iterable[str]) -> None:
         """Remove objects, those that are gone already too."""
-        keys = [self.key(name) for name in names]
+        keys, client = [*map(self.key, names)], self._bucket.client(patient=self._patient)
+        self._bucket.writes += len(keys)
         with translated("remove", self.address):
-            if keys:
-                self._bucket.writes += 1
-                library().delete(self._bucket.client(patient=self._patient), keys)
+            if keys and self._bucket.scheme in (S3, OBS):
+                library().delete(client, keys)
+                return
+            for key in keys:
+                with suppress(FileNotFoundError):  # which others say of one that is gone
+                    library().delete(client, key)
 
     def objects(self) -> dict[str, ObjectMeta]:
         """Return what lies below the address, by name."""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import hmac
 import json
 import os
 import shutil
@@ -10,6 +13,8 @@ import subprocess
 import sys
 import time
 from contextlib import ExitStack, contextmanager
+from email.utils import formatdate
+from http.client import HTTPConnection
 from pathlib import Path
 
 KEY, SECRET, BUCKET = "rx-test-key", "rx-test-secret", "models"
@@ -117,6 +122,49 @@ def juicefs(folder):
     keys = {"MINIO_ROOT_USER": KEY, "MINIO_ROOT_PASSWORD": SECRET}
     with _running(["env", *(f"{n}={v}" for n, v in keys.items()), *line], folder, port) as server:
         yield server
+
+
+def azurite_program():
+    """Return the program that Azure's storage is emulated by; None where npm did not install it."""
+    return shutil.which("azurite-blob")
+
+
+_AZURE_KEY = (
+    "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
+)
+"""That of the emulator's account, which everybody knows."""
+
+
+@contextmanager
+def azurite(folder):
+    """Run Azurite with a container ``models``; yield the variables by which it is found."""
+    line = [azurite_program(), "--silent", "--disableTelemetry", "--skipApiVersionCheck"]
+    server = Server([*line, "--location", folder / "azurite", "--blobPort", "10000"], folder, 10000)
+    try:
+        until = time.monotonic() + _READY_SECONDS
+        while _make_container() != 201:
+            assert time.monotonic() < until, "no server"
+            time.sleep(0.2)
+        yield {"AZURE_STORAGE_USE_EMULATOR": "true"}
+    finally:
+        server.kill()
+
+
+def _make_container():
+    date, path = formatdate(usegmt=True), "/devstoreaccount1/models"
+    versions = f"x-ms-date:{date}\nx-ms-version:2021-08-06"
+    text = "PUT" + "\n" * 12 + f"{versions}\n/devstoreaccount1{path}\nrestype:container"
+    digest = hmac.new(base64.b64decode(_AZURE_KEY), text.encode(), hashlib.sha256).digest()
+    headers = dict(line.split(":", 1) for line in versions.split("\n"))
+    headers["Authorization"] = f"SharedKey devstoreaccount1:{base64.b64encode(digest).decode()}"
+    connection = HTTPConnection("127.0.0.1", 10000, timeout=5)
+    try:
+        connection.request("PUT", f"{path}?restype=container", headers=headers)
+        return connection.getresponse().status
+    except OSError:
+        return 0
+    finally:
+        connection.close()
 
 
 @contextmanager

@@ -22,6 +22,7 @@ import pytest
 
 import rankxform
 from rankxform.errors import CheckpointError, DifferenceError, StorageError, UsageError
+from rankxform.storage.objects import access
 from tests import reference
 from tests.checkpoints import DATA
 from tests.conformance.test_destinations import DestinationTests
@@ -385,6 +386,47 @@ def test_a_server_that_is_started_anew_slows_a_run(
         assert is_right(dst, ranks, tmp_path)
 
 
+def test_where_uploads_take_no_parts_each_is_an_object_meanwhile(
+    ranks, line, tmp_path, monkeypatch
+):
+    """As at gs:// and az://, here at a server that takes parts too."""
+    monkeypatch.setattr(access.Bucket, "takes_parts", False)
+    dst, words = f"{line.prefix}/dst", ranks.words["halves"]
+    line.rules = [(r"^PUT .*rankxform-parts/.*/00002", proxy.REVOKED)]
+    line.at_random = lambda: None if line.rules else proxy.REVOKED
+    done = command("transform", ranks.src, dst, *words)
+    line.at_random = lambda: None
+    assert done.returncode == StorageError.exit_code and "ExpiredToken" in done.stderr
+    assert there(dst, tmp_path) == {} and len(look(dst)["begun"]) == 2
+    assert "abandoned" in command("clean", dst).stdout
+    assert look(dst) == {"objects": {}, "begun": []}
+    line.rules = [(r"^PUT .*checkpoint_1.safetensors", proxy.REVOKED)]  # its parts are there
+    line.at_random = lambda: None if line.rules else proxy.REVOKED
+    assert command("transform", ranks.src, dst, *words, processes=2).returncode
+    line.at_random = lambda: None
+    line.noted.clear()
+    done = converted(ranks.src, dst, *words, processes=3)
+    assert "continued" in done.stdout and "each byte was sent twice" in done.stdout
+    assert is_right(dst, ranks, tmp_path)
+    assert command("verify", ranks.src, dst, *words).returncode == 0
+
+
+@pytest.mark.skipif(servers.azurite_program() is None, reason="Azurite is not installed")
+def test_an_azure_container_takes_it_and_gives_it_back(ranks, tmp_path, monkeypatch):
+    with servers.azurite(tmp_path) as variables:
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+        dst, words, back = "az://models/dst", ranks.words["halves"], tmp_path / "back"
+        converted(ranks.src, dst, *words, "--verify", processes=2)
+        assert command("verify", ranks.src, dst, *words).returncode == 0
+        assert "every byte" in command("verify", dst).stdout
+        assert "complete already" in converted(ranks.src, dst, *words).stdout
+        converted(ranks.src, dst, *ranks.words["whole"], "--overwrite")
+        converted(dst, back, "--dst-strategy", ranks.words["halves"][3], processes=2)
+        assert files_below(back) == ranks.expected["halves"]
+        assert "nothing was begun" in command("clean", dst).stdout
+
+
 def test_a_run_that_is_killed_while_files_get_their_keys_goes_on(ranks, line, tmp_path):
     dst, running = f"{line.prefix}/dst", [None]
 
@@ -512,14 +554,14 @@ def test_an_upload_that_another_program_began_is_refused(ranks, bucket, tmp_path
     [
         (["--crc"], "--crc is for a folder"),
         (["--writers", "node"], "--writers is for a folder"),
-        (["gs"], "nothing writes gs:// addresses"),
+        (["ftp"], "nothing writes ftp:// addresses"),
         (["inside"], "lies in the source"),
     ],
 )
 def test_what_cannot_be_is_refused_before_anything_is_written(words, text, ranks, bucket):
     dst, src = bucket.at("dst"), ranks.src
-    if words == ["gs"]:
-        dst, words = "gs://models/dst", []
+    if words == ["ftp"]:
+        dst, words = "ftp://models/dst", []
     if words == ["inside"]:
         bucket.put_folder(ranks.src, "src")
         src, dst, words = bucket.at("src"), bucket.at("src/new"), []

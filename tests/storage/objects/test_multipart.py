@@ -8,7 +8,6 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from rankxform.errors import UsageError
 from rankxform.storage.objects.access import Bucket
 from rankxform.storage.objects.multipart import Uploads, _Answer, signed_headers
 
@@ -38,16 +37,12 @@ def test_where_requests_go(scheme, environment, endpoint, base, has_crc, home):
     assert "s" not in repr(access).replace(endpoint, "").replace("UploadAccess", "")
 
 
-@pytest.mark.parametrize("scheme", ["gs", "az"])
-def test_what_takes_no_parts_is_refused(scheme, home):
-    with pytest.raises(UsageError, match=f"nothing writes {scheme}:// addresses"):
-        Bucket(scheme, "b", KEYS).upload_access()
-
-
-def test_a_role_cannot_write(home):
-    environment = {"AWS_CONTAINER_CREDENTIALS_FULL_URI": "http://169.254.170.2/x"}
-    with pytest.raises(UsageError, match="writing needs an access key"):
-        Bucket("s3", "b", environment).upload_access()
+def test_who_can_send_parts(home):
+    role = {"AWS_CONTAINER_CREDENTIALS_FULL_URI": "http://169.254.170.2/x"}
+    assert Bucket("s3", "b", KEYS).takes_parts and Bucket("obs", "b", OBS | KEYS).takes_parts
+    assert Bucket("s3", "b", {"AWS_SKIP_SIGNATURE": "true"}).takes_parts
+    assert not any(Bucket(scheme, "b", KEYS).takes_parts for scheme in ("gs", "az"))
+    assert not Bucket("s3", "b", role).takes_parts, "its credentials are obstore's"
 
 
 def test_a_part_goes_with_its_md5_where_the_store_knows_no_other(home, monkeypatch):

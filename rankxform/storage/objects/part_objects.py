@@ -1,0 +1,116 @@
+"""Uploads to stores whose uploads in parts obstore does not give: each part is an object meanwhile.
+
+To complete a file is to read its parts and to write it of them, one after another: each byte is
+sent twice and fetched once more, and still any process sends any part, nothing has its key before
+it is whole, and a run that stopped goes on with the parts that are there. Parts lie beside the
+file, below ``.rankxform-parts/NAME/UPLOAD/``.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from typing import Any
+
+from rankxform.storage.posix import random_hex
+
+from .access import Bucket, library
+from .errors import translated
+from .multipart import ObjectHead, SentPart
+
+_FOLDER, _BEGUN, _CHUNK = ".rankxform-parts", "begun", 8 << 20
+
+
+class PartObjects:
+    """Uploads of a bucket (`multipart.Uploads`). All methods raise StorageError."""
+
+    def __init__(self, bucket: Bucket) -> None:
+        self._bucket, self._label = bucket, f"{bucket.scheme}://{bucket.name}"
+        self.seconds = 300.0
+
+    def begin(self, key: str, notes: Mapping[str, str]) -> str:
+        upload = random_hex(8)
+        self._call(
+            "begin to upload",
+            key,
+            "put",
+            f"{_below(key, upload)}/{_BEGUN}",
+            json.dumps(dict(notes)).encode(),
+        )
+        return upload
+
+    def send(self, key: str, upload: str, number: int, data: Any) -> None:
+        part = f"{_below(key, upload)}/{number:05}"
+        self._call("upload", key, "put", part, bytes(data), use_multipart=False)
+
+    def complete(self, key: str, upload: str, parts: Mapping[int, SentPart]) -> None:
+        below, notes = _below(key, upload), {}
+        with suppress(FileNotFoundError):
+            notes = json.loads(self._read(key, f"{below}/{_BEGUN}"))
+        options = {"attributes": notes, "buffer_size": _CHUNK}
+        writer = self._call("complete", key, "open_writer", key, **options)
+        with translated("complete", f"{self._label}/{key}"), writer:
+            for number in sorted(parts):
+                writer.write(self._read(key, f"{below}/{number:05}"))
+        self.abort(key, upload)
+
+    def abort(self, key: str, upload: str) -> None:
+        paths = sorted(self._listed(key, f"{_below(key, upload)}/"))
+        if paths:
+            self._call("abandon", key, "delete", paths)
+
+    def parts(self, key: str, upload: str) -> dict[int, SentPart] | None:
+        listed = self._listed(key, f"{_below(key, upload)}/")
+        names = {path.rpartition("/")[2]: meta for path, meta in listed.items()}
+        if _BEGUN not in names:
+            return None
+        return {
+            int(name): SentPart(meta["e_tag"] or "", meta["size"])
+            for name, meta in names.items()
+            if name != _BEGUN
+        }
+
+    def begun(self, prefix: str) -> Iterator[tuple[str, str]]:
+        for path in self._listed(prefix, prefix):
+            folder, mark, below = path.rpartition(f"{_FOLDER}/")
+            if mark and path.endswith(f"/{_BEGUN}"):
+                name, _, upload = below.removesuffix(f"/{_BEGUN}").rpartition("/")
+                yield folder + name, upload
+
+    def head(self, key: str) -> ObjectHead | None:
+        """Return what the store says of an object; its age is by this process's clock."""
+        try:
+            answer = self._call("look at", key, "get", key, options={"head": True})
+        except FileNotFoundError:
+            return None
+        meta, written = answer.meta, answer.meta["last_modified"].timestamp()
+        notes = {str(name): str(text) for name, text in answer.attributes.items()}
+        return ObjectHead(meta["size"], meta["e_tag"] or "", notes, written, time.time() - written)
+
+    def close(self) -> None:
+        """Connections are obstore's."""
+
+    def _read(self, key: str, path: str) -> bytes:
+        return bytes(self._call("read the parts of", key, "get", path).bytes())
+
+    def _listed(self, key: str, prefix: str) -> dict[str, Any]:
+        pages = self._call("look for uploads to", key, "list", prefix=prefix or None)
+        return {meta["path"]: meta for page in pages for meta in page}
+
+    def _call(self, action: str, key: str, name: str, *words: Any, **options: Any) -> Any:
+        call: Callable[..., Any] = getattr(library(), name)
+        client = self._bucket.client(patient=self.seconds > 60)
+        try:
+            return call(client, *words, **options)
+        except FileNotFoundError:
+            raise
+        except BaseException:
+            with translated(action, f"{self._label}/{key}"):
+                raise
+
+
+def _below(key: str, upload: str) -> str:
+    folder, slash, name = key.rpartition("/")
+    return f"{folder}{slash}{_FOLDER}/{name}/{upload}"
