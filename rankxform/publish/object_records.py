@@ -360,21 +360,27 @@ def clean(prefix: WritablePrefix) -> list[str]:
     What a manifest lists stays, and uploads to keys that no record has. Raises StorageError where
     a run is at work.
     """
-    lock, removed = ObjectLock(prefix), list[str]()
+    lock = ObjectLock(prefix)
     try:
-        job, manifest = _record(prefix, JOB, JOB_KEY), _record(prefix, MANIFEST, MANIFEST_NAME)
-        listed = manifest["files"] if manifest else {}
-        names = {*listed, *(job["files"] if job else {})}
-        for name, upload in _uploads_to(prefix, names):
-            prefix.uploads.abort(prefix.key(name), upload)
-            removed.append(f"{name}: an upload that was not completed was abandoned")
-        if job is not None:
-            own_names = {*_made_by(prefix, job, prefix.objects())}
-            prefix.remove(own_names.difference(listed))
-            prefix.remove([JOB_KEY])
-            removed.append(f"{prefix.address}: the job of a stopped run was removed")
+        return _clean(prefix)
     finally:
         lock.release()
+
+
+def _clean(prefix: WritablePrefix) -> list[str]:
+    """Do as `clean` does, under the lock."""
+    removed = list[str]()
+    job, manifest = _record(prefix, JOB, JOB_KEY), _record(prefix, MANIFEST, MANIFEST_NAME)
+    listed = manifest["files"] if manifest else {}
+    names = {*listed, *(job["files"] if job else {})}
+    for name, upload in _uploads_to(prefix, names):
+        prefix.uploads.abort(prefix.key(name), upload)
+        removed.append(f"{name}: an upload that was not completed was abandoned")
+    if job is not None:
+        own_names = {*_made_by(prefix, job, prefix.objects())}
+        prefix.remove(own_names.difference(listed))
+        prefix.remove([JOB_KEY])
+        removed.append(f"{prefix.address}: the job of a stopped run was removed")
     return removed
 
 
@@ -383,14 +389,18 @@ def remove_conversion(prefix: WritablePrefix) -> bool:
 
     Raises StorageError where a run is at work.
     """
-    is_begun = bool(clean(prefix))
-    manifest = _record(prefix, MANIFEST, MANIFEST_NAME)
-    if manifest is None:
-        return is_begun
-    names = {*_made_by(prefix, manifest, prefix.objects()), *manifest["companions"]}
-    prefix.remove(sorted({*names, *copied(prefix.address, manifest)}))
-    prefix.remove([MANIFEST_NAME])
-    return True
+    lock = ObjectLock(prefix)
+    try:
+        is_begun = bool(_clean(prefix))
+        manifest = _record(prefix, MANIFEST, MANIFEST_NAME)
+        if manifest is None:
+            return is_begun
+        names = {*_made_by(prefix, manifest, prefix.objects()), *manifest["companions"]}
+        prefix.remove(sorted({*names, *copied(prefix.address, manifest)}))
+        prefix.remove([MANIFEST_NAME])
+        return True
+    finally:
+        lock.release()
 
 
 def _record(prefix: WritablePrefix, kind: str, name: str) -> dict[str, Any] | None:
@@ -418,7 +428,7 @@ def _made_by(
     token = record.get("token")
     for name, entry in record["files"].items():
         if name in present:
-            is_listed = entry.get("etag") and entry["etag"] == present[name].etag
+            is_listed = (entry.get("size"), entry.get("modified")) == present[name].version[:2]
             if is_listed or (token and token_of(prefix, name) == token):
                 yield name
 

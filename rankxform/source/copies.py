@@ -440,7 +440,8 @@ def index_all(
             except faults as error:
                 finding = Finding(error.parts, error=type(error), file=path, need=HEADERS)
                 local_wrong[file] = finding
-        wait_for_newer_mtime(local_indexes.values())
+        if files is local_files:
+            wait_for_newer_mtime(local_indexes.values())
 
     team.work(index_files, show_nothing)
     parts = team.allgather(lambda: (local_indexes, local_wrong))
@@ -497,7 +498,9 @@ def schemas_elsewhere(source: Source, team: Team) -> tuple[dict[int, Schema], li
     lacking = {stage for f, stage in stage_of.items() if stage in unread and f not in schemas}
     stages = missing if are_alike else lacking
     if stages and team.nodes.count > 1:  # files that process 0 does not see
-        sees_others = team.nodes.is_leader(team.rank) and bool(source.reach.of(team.rank))
+        sees_others = team.nodes.is_leader(team.rank)
+        if storage_of(where.path).is_shared:
+            sees_others = sees_others and bool(source.reach.of(team.rank))
         parts = team.allgather(lambda: read(stages) if sees_others else {})
         schemas = {file: schema for part in (*parts, schemas) for file, schema in part.items()}
         missing.difference_update(stage_of[file] for file in schemas)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, nullcontext, suppress
 from dataclasses import replace
 from functools import lru_cache, partial
+from itertools import chain
 from typing import Any
 from zlib import crc32
 
@@ -85,7 +86,8 @@ class Indexer:
                 if index is None:
                     index = kind.read_index(file.read_at, size)
                     templates.append(_Template(index, str(path)))
-                    if file.expect is not None:  # what was fetched is at hand now
+                    if file.expect is not None and kind.has_equal_headers:
+                        # What was fetched is at hand now.
                         templates[-1].fits(file, is_its_own=True)
                 index = index.viewed(declared.views)
             except FormatError as error:
@@ -373,7 +375,7 @@ def digest_samples(
     with closing(storage_of(path).ranges()) as ranges:
         check_same(path, ranges.version(path, sparse=True), index)
         for number, name in enumerate(names):
-            if ranges.ahead and number % ranges.ahead == 0:
+            if ranges.ahead and ranges.keeps_announced and number % ranges.ahead == 0:
                 for next_name in names[number : number + ranges.ahead]:
                     nbytes = index.nbytes(next_name)
                     start = _sample_start(nbytes)
@@ -428,10 +430,11 @@ def ends_in_zeros(path: str, index: Index, names: Iterable[str]) -> Iterator[str
                 length = min(nbytes, max(SAMPLE // row, 2) * row)
                 last_spans = spans_of_range(index.spans(name), nbytes - length, length)
                 ends.append((name, row, [*last_spans]))
-        for _, _, spans in ends[: ranges.ahead]:
-            for span in spans:
-                ranges.announce(path, span.offset, span.nbytes)
-        ranges.all_announced()
+        announced = chain.from_iterable(spans for _, _, spans in ends[: ranges.ahead])
+        for span in announced if ranges.keeps_announced else ():
+            ranges.announce(path, span.offset, span.nbytes)
+        if ranges.keeps_announced:  # else arrays are let go that are read no more
+            ranges.all_announced()
         for name, row, spans in ends:
             room = memoryview(bytearray(sum(span.nbytes for span in spans)))
             done = 0

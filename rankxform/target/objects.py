@@ -21,9 +21,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from posixpath import dirname
 from typing import Any
 
+from rankxform.checkpoints.base import FORMS
 from rankxform.engine.checksum import MODULUS, IntegrityChecker
 from rankxform.engine.pipeline import Traffic, WorkInputs, execute
 from rankxform.engine.sinks import FileSink
@@ -413,11 +413,14 @@ class ObjectDestination(Destination):
         return texts
 
     def remove_conversion(self, place: str) -> bool:
-        prefixes = [WritablePrefix(place)]
-        names = [name for name in prefixes[0].objects() if name.endswith(f"/{MANIFEST_NAME}")]
-        prefixes += [WritablePrefix(address_of(place, dirname(name))) for name in names]
+        prefixes, ends = [WritablePrefix(place)], (f"/{MANIFEST_NAME}", f"/{JOB_KEY}")
+        below = {n.removesuffix(e) for n in prefixes[0].objects() for e in ends if n.endswith(e)}
+        prefixes += [WritablePrefix(address_of(place, name)) for name in sorted(below)]
         try:
             removed = [remove_conversion(prefix) for prefix in prefixes]
+            left, trackers = [*prefixes[0].objects()], {form.tracker for form in FORMS.values()}
+            if len(left) == 1 and {*left} <= trackers:  # it names the iteration that was there
+                prefixes[0].remove(left)
             return any(removed)
         finally:
             for prefix in prefixes:

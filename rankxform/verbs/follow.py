@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import replace
 from math import inf
 from pathlib import Path
@@ -273,9 +273,12 @@ class _Watcher:
 
     def is_changing(self) -> bool:
         """Tell whether files of a step that was looked at are gone, or others now."""
-        return any(
-            [*self._versions(names)] != versions for names, versions, _ in self._looked_at.values()
-        )
+        with closing(storage_of(self._where.path).ranges()) as ranges:
+            return any(
+                ranges.version_now(address_of(self._where.path, name)) != version
+                for names, versions, _ in self._looked_at.values()
+                for name, version in zip(names.values(), versions)
+            )
 
     def _has_settled(self, since: float) -> bool:
         return not self._is_watching or time.monotonic() - since >= self._settings.settle

@@ -203,7 +203,8 @@ def manifests_of_nodes(folder: str, team: Team) -> tuple[list[dict[str, Any]], l
     nodes, store = team.nodes, store_at(folder)
     looks = nodes.is_leader(team.rank)
     if storage_of(folder).is_shared:
-        looks = looks and reach_of_storage(team, folder, (0,))[0].sees(team.rank, (0,))
+        reach, _ = reach_of_storage(team, folder, (0,))
+        looks = looks and reach.sees(team.rank, (0,))
     digests_by_process = team.allgather(
         lambda: (
             blake2b(store.read(MANIFEST_NAME)).digest()

@@ -52,6 +52,6 @@ class ObjectStorage:
             bucket.is_reached, client = True, bucket.client(patient=False)
             try:
                 library().head(client, place.key or "-")
-            except BaseException as error:  # a panic of obstore's is no Exception
+            except Exception as error:
                 bucket.is_reached = not is_unanswered(error)
         return bucket.is_reached

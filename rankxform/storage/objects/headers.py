@@ -72,12 +72,16 @@ class HeaderWindows:
     def read_at(self, offset: int, nbytes: int) -> bytes:
         """Return bytes; fewer only where the object ends. Raises StorageError."""
         stop = min(offset + nbytes, self._size)
+        if offset >= stop:
+            return b""
         window = self._covering(offset, stop)
         if window is None and nbytes > WINDOW:  # no header, but all of a document
             return self._fetch(offset, stop - offset)
         if window is None:
-            window = self._add(offset, min(max(nbytes, WINDOW), self._size - offset))
-            self._fill(window)
+            length = min(max(nbytes, WINDOW), self._size - offset)
+            data = self._fetch(offset, length)
+            window = self._add(offset, length)
+            window.data = data
         if window.future is not None:
             window.future.result()
         if window is not self._last_read:

@@ -20,7 +20,7 @@ from .access import Bucket, library
 from .errors import translated
 from .multipart import ObjectHead, SentPart
 
-_FOLDER, _BEGUN, _CHUNK = ".rankxform-parts", "begun", 8 << 20
+_FOLDER, _BEGUN, _CHUNK, _MOST_CHUNKS = ".rankxform-parts", "begun", 8 << 20, 9_000
 
 
 class PartObjects:
@@ -46,10 +46,10 @@ class PartObjects:
         self._call("upload", key, "put", part, bytes(data), use_multipart=False)
 
     def complete(self, key: str, upload: str, parts: Mapping[int, SentPart]) -> None:
-        below, notes = _below(key, upload), {}
-        with suppress(FileNotFoundError):
-            notes = json.loads(self._read(key, f"{below}/{_BEGUN}"))
-        options = {"attributes": notes, "buffer_size": _CHUNK}
+        below = _below(key, upload)
+        notes = json.loads(self._read(key, f"{below}/{_BEGUN}"))
+        nbytes = sum(part.nbytes for part in parts.values())
+        options = {"attributes": notes, "buffer_size": max(_CHUNK, -(-nbytes // _MOST_CHUNKS))}
         writer = self._call("complete", key, "open_writer", key, **options)
         with translated("complete", f"{self._label}/{key}"), writer:
             for number in sorted(parts):
@@ -57,9 +57,9 @@ class PartObjects:
         self.abort(key, upload)
 
     def abort(self, key: str, upload: str) -> None:
-        paths = sorted(self._listed(key, f"{_below(key, upload)}/"))
-        if paths:
-            self._call("abandon", key, "delete", paths)
+        for path in sorted(self._listed(key, f"{_below(key, upload)}/")):
+            with suppress(FileNotFoundError):
+                self._call("abandon", key, "delete", path)
 
     def parts(self, key: str, upload: str) -> dict[int, SentPart] | None:
         listed = self._listed(key, f"{_below(key, upload)}/")
@@ -93,11 +93,15 @@ class PartObjects:
         """Connections are obstore's."""
 
     def _read(self, key: str, path: str) -> bytes:
-        return bytes(self._call("read the parts of", key, "get", path).bytes())
+        with translated("read the parts of", f"{self._label}/{key}"):
+            client = self._bucket.client(patient=self.seconds > 60)
+            return bytes(library().get(client, path).bytes())
 
     def _listed(self, key: str, prefix: str) -> dict[str, Any]:
-        pages = self._call("look for uploads to", key, "list", prefix=prefix or None)
-        return {meta["path"]: meta for page in pages for meta in page}
+        with translated("look for uploads to", f"{self._label}/{key}"):
+            client = self._bucket.client(patient=self.seconds > 60)
+            pages = library().list(client, prefix=prefix or None)
+            return {meta["path"]: meta for page in pages for meta in page}
 
     def _call(self, action: str, key: str, name: str, *words: Any, **options: Any) -> Any:
         call: Callable[..., Any] = getattr(library(), name)

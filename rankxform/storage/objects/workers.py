@@ -72,4 +72,6 @@ def read_each(files: Sequence[int], read: ReadFiles, on_progress: OnProgress) ->
         for future in futures:
             await_future(future, on_progress)
     finally:
+        for future in futures:
+            future.cancel()
         workers.end()

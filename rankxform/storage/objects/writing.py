@@ -69,7 +69,14 @@ class WritablePrefix:
         another is there, or none. Some stores replace any."""
         with translated("write", f"{self.address}/{name}"):
             try:
-                return self._put_object(name, data, {"e_tag": etag})
+                update = {"e_tag": etag}
+                if self._bucket.scheme not in (S3, OBS):  # of which some know it by its number
+                    client = self._bucket.client(patient=self._patient)
+                    meta = library().head(client, self.key(name))
+                    if ObjectMeta(meta).etag != etag:
+                        return None
+                    update = {name: meta[name] for name in ("e_tag", "version") if meta[name]}
+                return self._put_object(name, data, update)
             except (library().exceptions.PreconditionError, FileNotFoundError):
                 return None
 
@@ -79,8 +86,12 @@ class WritablePrefix:
         for _ in range(_MOST_CHANGES):
             head, content = self.uploads.head(self.key(name)), self.read(name)
             changed = change(content)
+            if changed is None and head is not None:
+                if not head.etag or self.put_instead(name, b"{}", head.etag) is not None:
+                    self.remove([name])
+                    return
+                continue
             if changed is None:
-                self.remove([name])
                 return
             if head is None or not head.etag:
                 etag = self.put_new(name, changed) if head is None else self.put(name, changed)

@@ -597,7 +597,7 @@ def test_from_a_bucket_into_a_bucket_and_compared_there(ranks, bucket, tmp_path)
     converted(src, dst, *words, "--verify", processes=2)
     assert is_right(dst, ranks, tmp_path)
     assert command("verify", src, dst, *words, processes=2).returncode == 0
-    done = command("verify", dst)
+    done = command("verify", dst, processes=2)
     assert done.returncode == 0 and "fingerprints" in done.stdout
     name = "rank_1/checkpoint_1.safetensors"
     data = bytearray(ranks.expected["halves"][name])
