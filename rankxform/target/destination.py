@@ -138,8 +138,9 @@ class Destination(ABC):
         self, place: str, name: str, change: Callable[[bytes | None], bytes | None]
     ) -> None:
         """Write a small file anew, or remove it, by what it holds; no other run changes it
-        meanwhile. None: it is not there."""
-        raise NotImplementedError
+        meanwhile. None: it is not there. Raises UsageError where nothing keeps such a file."""
+        text = f"nothing keeps {name} there"
+        raise UsageError(text, "rankxform transform, for one step", where=place)
 
 
 def _folder() -> Destination:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -30,36 +30,39 @@ class PartObjects:
         self._bucket, self._label = bucket, f"{bucket.scheme}://{bucket.name}"
         self.seconds = 300.0
 
+    @property
+    def _client(self) -> Any:
+        return self._bucket.client(patient=self.seconds > 60)
+
     def begin(self, key: str, notes: Mapping[str, str]) -> str:
         upload = random_hex(8)
-        self._call(
-            "begin to upload",
-            key,
-            "put",
-            f"{_below(key, upload)}/{_BEGUN}",
-            json.dumps(dict(notes)).encode(),
-        )
+        with translated("begin to upload", f"{self._label}/{key}"):
+            content = json.dumps(dict(notes)).encode()
+            library().put(self._client, f"{_below(key, upload)}/{_BEGUN}", content)
         return upload
 
     def send(self, key: str, upload: str, number: int, data: Any) -> None:
         part = f"{_below(key, upload)}/{number:05}"
-        self._call("upload", key, "put", part, bytes(data), use_multipart=False)
+        with translated("upload", f"{self._label}/{key}"):
+            library().put(self._client, part, bytes(data), use_multipart=False)
 
     def complete(self, key: str, upload: str, parts: Mapping[int, SentPart]) -> None:
         below = _below(key, upload)
         notes = json.loads(self._read(key, f"{below}/{_BEGUN}"))
         nbytes = sum(part.nbytes for part in parts.values())
         options = {"attributes": notes, "buffer_size": max(_CHUNK, -(-nbytes // _MOST_CHUNKS))}
-        writer = self._call("complete", key, "open_writer", key, **options)
-        with translated("complete", f"{self._label}/{key}"), writer:
+        writing, where = library().open_writer, f"{self._label}/{key}"
+        with translated("complete", where), writing(self._client, key, **options) as writer:
             for number in sorted(parts):
                 writer.write(self._read(key, f"{below}/{number:05}"))
         self.abort(key, upload)
 
     def abort(self, key: str, upload: str) -> None:
-        for path in sorted(self._listed(key, f"{_below(key, upload)}/")):
-            with suppress(FileNotFoundError):
-                self._call("abandon", key, "delete", path)
+        paths = sorted(self._listed(key, f"{_below(key, upload)}/"))
+        with translated("abandon", f"{self._label}/{key}"):
+            for path in paths:
+                with suppress(FileNotFoundError):
+                    library().delete(self._client, path)
 
     def parts(self, key: str, upload: str) -> dict[int, SentPart] | None:
         listed = self._listed(key, f"{_below(key, upload)}/")
@@ -81,10 +84,11 @@ class PartObjects:
 
     def head(self, key: str) -> ObjectHead | None:
         """Return what the store says of an object; its age is by this process's clock."""
-        try:
-            answer = self._call("look at", key, "get", key, options={"head": True})
-        except FileNotFoundError:
-            return None
+        with translated("look at", f"{self._label}/{key}"):
+            try:
+                answer = library().get(self._client, key, options={"head": True})
+            except FileNotFoundError:
+                return None
         meta, written = answer.meta, answer.meta["last_modified"].timestamp()
         notes = {str(name): str(text) for name, text in answer.attributes.items()}
         return ObjectHead(meta["size"], meta["e_tag"] or "", notes, written, time.time() - written)
@@ -94,25 +98,12 @@ class PartObjects:
 
     def _read(self, key: str, path: str) -> bytes:
         with translated("read the parts of", f"{self._label}/{key}"):
-            client = self._bucket.client(patient=self.seconds > 60)
-            return bytes(library().get(client, path).bytes())
+            return bytes(library().get(self._client, path).bytes())
 
     def _listed(self, key: str, prefix: str) -> dict[str, Any]:
         with translated("look for uploads to", f"{self._label}/{key}"):
-            client = self._bucket.client(patient=self.seconds > 60)
-            pages = library().list(client, prefix=prefix or None)
+            pages = library().list(self._client, prefix=prefix or None)
             return {meta["path"]: meta for page in pages for meta in page}
-
-    def _call(self, action: str, key: str, name: str, *words: Any, **options: Any) -> Any:
-        call: Callable[..., Any] = getattr(library(), name)
-        client = self._bucket.client(patient=self.seconds > 60)
-        try:
-            return call(client, *words, **options)
-        except FileNotFoundError:
-            raise
-        except BaseException:
-            with translated(action, f"{self._label}/{key}"):
-                raise
 
 
 def _below(key: str, upload: str) -> str:

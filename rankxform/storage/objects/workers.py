@@ -8,7 +8,6 @@ from concurrent.futures import wait as wait_for
 from functools import partial
 from queue import SimpleQueue
 from threading import Thread
-from typing import TypeVar
 
 from rankxform.storage.store import ReadFiles
 from rankxform.transport.team import OnProgress
@@ -18,7 +17,6 @@ IN_FLIGHT = 16
 _LOOK_SECONDS, _FILES_AT_ONCE = 0.2, 8
 
 Work = tuple["Future[None]", Callable[[], None]]
-T = TypeVar("T")
 
 
 class Workers:

@@ -75,7 +75,7 @@ class WritablePrefix:
                     meta = library().head(client, self.key(name))
                     if ObjectMeta(meta).etag != etag:
                         return None
-                    update = {name: meta[name] for name in ("e_tag", "version") if meta[name]}
+                    update = {mark: meta[mark] for mark in ("e_tag", "version") if meta[mark]}
                 return self._put_object(name, data, update)
             except (library().exceptions.PreconditionError, FileNotFoundError):
                 return None
