@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from dataclasses import replace
 from functools import partial
 from operator import index
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, Union
 
 from rankxform import inspection
@@ -25,7 +24,13 @@ from rankxform.engine.in_memory import stand_ins
 from rankxform.layout.strategy import Strategy
 from rankxform.planning.selection import source_ranks_needed
 from rankxform.storage.store import ACCESS
-from rankxform.storage.user_files import is_none, load_strategy, merge_stage_files, save_strategy
+from rankxform.storage.user_files import (
+    is_none,
+    load_strategy,
+    merge_stage_files,
+    output_path,
+    save_strategy,
+)
 from rankxform.transport.launcher import launched_rank, launched_size
 from rankxform.transport.team import Begin
 from rankxform.verbs.check import Check
@@ -450,7 +455,7 @@ def derive(
         where = None if shapes is None else _path("shapes", shapes)
         derived = derive_strategy(with_stated_sizes(request, tuple(sizes), pairs), strategy, where)
         if output is not None:
-            target = Path(output).absolute()
+            target = output_path(_path("output", output)).absolute()
             derived = replace(derived, strategy=replace(derived.strategy, label=str(target)))
             if launched_rank() == 0:  # they all derive the same
                 save_strategy(derived.strategy, target)
@@ -460,8 +465,7 @@ def derive(
 def merge(folder: PathLike, target: PathLike, *, overwrite: bool = False) -> None:
     """Write the strategy files of all pipeline stages in `folder` as the one file `target`."""
     with raising_storage_errors():
-        stage_files = Path(_path("folder", folder))
-        merge_stage_files(stage_files, Path(_path("target", target)), overwrite=overwrite)
+        merge_stage_files(_path("folder", folder), _path("target", target), overwrite=overwrite)
 
 
 def inspect(path: PathLike, *, progress: Progress = True) -> Inspection:

@@ -41,6 +41,7 @@ _FILLED_IN = ("rank", "checkpoint")
 
 
 def run(options: Parsed, team: Team) -> Program:
+    from rankxform.storage.user_files import output_path
     from rankxform.verbs.launch import launch
 
     screen = Screen(options, team)
@@ -49,7 +50,7 @@ def run(options: Parsed, team: Team) -> Program:
 
     transform_report, checkpoint = launch(
         request,
-        Path(options.output).absolute(),
+        output_path(options.output).absolute(),
         team,
         partial(_announce, options, request, team, screen),
         screen.begin_writing,

@@ -23,6 +23,7 @@ from rankxform.errors import RankxformError, UsageError
 from rankxform.request import Request
 from rankxform.results import as_document, stage_layers
 from rankxform.storage.posix import is_below, open_for_reading, range_reader, write_atomically
+from rankxform.storage.user_files import output_path
 from rankxform.transport import Team
 from rankxform.values import NamedTuple
 from rankxform.verbs.picture import (
@@ -209,7 +210,7 @@ def check_page_path(path: str | None, request: Request, flag: str = "--report") 
     if path is None:
         return
     src, dst = request.src, request.dst
-    target = Path(path).absolute()
+    target = output_path(path).absolute()
     wrong = None
     if target.suffix not in (".html", ".htm"):
         wrong = "name a file that ends in .html"

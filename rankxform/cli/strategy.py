@@ -45,7 +45,9 @@ def _derive(options: Parsed) -> DictResult:
 
 
 def _target(text: str) -> Path:
-    path = Path(text)
+    from rankxform.storage.user_files import output_path
+
+    path = output_path(text)
     if text.endswith("/") and path.suffix:
         raise UsageError("is it a file or a folder? Leave out the slash or the suffix", where=text)
     if path.suffix and path.suffix not in (".ckpt", ".json"):
@@ -164,13 +166,12 @@ def _preset_rules(preset: Preset) -> list[dict[str, Any]]:
 def _merge(options: Parsed) -> DictResult:
     from rankxform.storage.user_files import merge_stage_files
 
-    target = Path(options.target)
-    merged = merge_stage_files(Path(options.folder), target, overwrite=options.overwrite)
-    shown = [lines("done", f"{target}: {merged.extent}")]
+    merged = merge_stage_files(options.folder, options.target, overwrite=options.overwrite)
+    shown = [lines("done", f"{options.target}: {merged.extent}")]
     if dashes := [name for name in merged.stages_of if "-" in name]:
         note = "MindSpore's own reader does not take names with a dash, such as "
         shown.append(lines("note", f"{note}{dashes[0]!r}; rankxform does"))
-    return DictResult({"files": [str(target)], **merged.facts}, (*shown,))
+    return DictResult({"files": [options.target], **merged.facts}, (*shown,))
 
 
 _ACTIONS = {

@@ -126,9 +126,7 @@ def merge_pipeline_strategys(src_strategy_dirs: str, dst_strategy_file: str) -> 
     """
     if not os.path.isdir(src_strategy_dirs):
         raise NotADirectoryError(f"src_strategy_dirs {src_strategy_dirs} is not a directory")
-    merge_stage_files(
-        Path(src_strategy_dirs), Path(os.path.abspath(dst_strategy_file)), overwrite=True
-    )
+    merge_stage_files(src_strategy_dirs, os.path.abspath(dst_strategy_file), overwrite=True)
 
 
 def build_searched_strategy(strategy_filename: str | None) -> dict[str, Any] | None:

@@ -247,18 +247,30 @@ def is_strategy(path: Path) -> bool:
     return path.suffix != ".safetensors" and first_byte(path) in _FIRST_BYTES[1:]
 
 
-def merge_stage_files(folder: Path, target: Path, *, overwrite: bool = False) -> Strategy:
-    """Write the stage files in `folder` as one merged file that MindSpore reads.
+def output_path(where: str) -> Path:
+    """Return the path of a strategy or a page that is to be written. Raises UsageError for an
+    address: what `Path` makes of one is a folder here."""
+    if not is_path(where):
+        name = where.rstrip("/").rpartition("/")[2] or "FILE"
+        text = "expected a path to write to, found an address"
+        raise UsageError(text, f"{name}, and copy it there", where=where)
+    return Path(where)
+
+
+def merge_stage_files(stages: str, merged: str, *, overwrite: bool = False) -> Strategy:
+    """Write the stage files in a folder as one merged file that MindSpore reads.
 
     The format is the inputs'; the content is what merge_pipeline_strategys writes. Returns the
     merged strategy. Raises StrategyError where stages are missing or contradict each other, and
-    StorageError where `target` is there and may not be replaced.
+    StorageError where `merged` is there and may not be replaced.
     """
+    target = output_path(merged)
     if target.exists() and not overwrite:
         raise StorageError("is already there", "remove it", "say --overwrite", where=target)
-    if not folder.is_dir():
-        raise UsageError("not a folder of strategy files", where=folder)
-    strategy, data = merge_in_memory(folder, target)
+    with documents_at(stages) as folder:
+        if not folder.is_dir():
+            raise UsageError("not a folder of strategy files", where=stages)
+        strategy, data = merge_in_memory(folder, target)
     write_atomically(target, data, shared=True)
     return strategy
 
@@ -369,16 +381,16 @@ def rewrite_strategy(source: str, target: Path, shapes: Mapping[str, Shape]) -> 
     Stage files of one kind are merged as MindSpore merges them, operators included.
     """
     strategy = load_strategy(source)
-    if is_none(source) or path_of(source) is None:
+    if is_none(source) or source.startswith(SHARD_PREFIX):
         raise UsageError("expected a strategy file or folder", where=f"{source!r}")
     if target.exists():
         return save_strategy(strategy, target)  # refuses, or fills an empty folder
-    where = Path(source)
-    kinds = {read_strategy_file(path).json for path in strategy_files_at(where)}
-    as_json = target.suffix == ".json"
-    if where.is_dir() and len(strategy.stages) > 1 and kinds == {as_json} and target.suffix:
-        merge_stage_files(where, target)
-        return [target]
+    with documents_at(source) as where:
+        kinds = {read_strategy_file(path).json for path in strategy_files_at(where)}
+        as_json = target.suffix == ".json"
+        if where.is_dir() and len(strategy.stages) > 1 and kinds == {as_json} and target.suffix:
+            merge_stage_files(str(where), str(target))
+            return [target]
     return save_strategy(fold_nested_maps(strategy, shapes), target)
 
 

@@ -41,6 +41,32 @@ def test_an_error_is_an_object_too(tmp_path, capfd):
     assert found["message"] in error.replace("\n", " ") or "no such checkpoint" in found["message"]
 
 
+OUTPUTS = [
+    ("merge", "A", "s3://b/m.ckpt"),
+    ("strategy", "convert", "A", "s3://b/m.json"),
+    ("strategy", "derive", "--from", "A", "--src-parallel", "dp=1,mp=2", "--dst-parallel",
+     "dp=1,mp=1", "-o", "s3://b/new"),
+    ("inspect", "SRC", "--page", "s3://b/page.html"),
+    ("plan", "SRC", "DST", "--src-strategy", "A", "--dst-strategy", "none", "--report",
+     "s3://b/page.html"),
+    ("launch", "--load", "SRC", "--src-strategy", "A", "--dst-strategy", "none", "--output",
+     "s3://b/out", "--", "true"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("words", OUTPUTS, ids=lambda words: words[0] + words[1])
+def test_a_file_that_is_written_beside_dst_has_no_address(words, tmp_path, monkeypatch, capfd):
+    """A path that looks like one were a folder here, with a success that nobody finds."""
+    monkeypatch.chdir(tmp_path)
+    folder = reference.write_stage_files(tmp_path / "a", STAGES)
+    src = reference.write_checkpoint(tmp_path / "src", STAGES, {"w": ((4, 4), "Float32")})
+    places = {"A": str(folder), "SRC": str(src), "DST": str(tmp_path / "dst")}
+    assert main([places.get(word, word) for word in words]) == UsageError.exit_code
+    error = capfd.readouterr().err
+    assert "expected a path to write to, found an address" in error, error
+    assert {path.name for path in tmp_path.iterdir()} <= {"a", "src"}
+
+
 def test_another_step_into_the_same_destination(tmp_path):
     params, strategy = {"w": ((4, 4), "Float32")}, reference.write_strategy(tmp_path / "a", STAGES)
     for step in ("1_100", "1_200"):
