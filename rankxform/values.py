@@ -134,9 +134,13 @@ class ScatteredCrc:
         """The sum, once every byte was added."""
         crc = 0
         for end, (start, part_crc) in sorted(self._parts.items()):
-            before = _polynomial_product(_power_of_x(8 * (end - start)), crc) if crc else 0
-            crc = before ^ part_crc
+            crc = crc_with(crc, part_crc, end - start)
         return crc
+
+
+def crc_with(crc: int, next_crc: int, nbytes: int) -> int:
+    """Return the CRC-32 of content and of so many bytes behind it, by the sums of both."""
+    return next_crc ^ (_polynomial_product(_power_of_x(8 * nbytes), crc) if crc else 0)
 
 
 def _polynomial_product(a: int, b: int) -> int:

@@ -20,6 +20,7 @@ from rankxform.formats.container import (
     Index,
     TensorSpec,
     content_bytes,
+    crc_of,
     item_size,
     spans_of_range,
 )
@@ -253,7 +254,8 @@ def add_checksum(
     """Write the checksum that MindSpore's ``crc_check=True`` expects into a complete part file."""
     fd = descriptors.get(output.part)
     fill = partial(read_into, fd, output.part)
-    offset, data = form.checksum(output.layout, blocks(fill, on_progress))
+    read = blocks(fill, on_progress)
+    offset, data = form.checksum(output.layout, partial(crc_of, read), read)
     write_from(fd, output.part, offset, memoryview(data))
 
 

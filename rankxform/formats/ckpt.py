@@ -14,11 +14,10 @@ dims [0]. A checksum, if any, stands behind the last Value: ``crc_num`` and ten 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from rankxform.errors import FormatError, RequestError
 from rankxform.geometry.box import Shape
-from rankxform.values import crc32
 
 from .container import (
     FILE_CHECKSUM,
@@ -27,6 +26,7 @@ from .container import (
     TEXT,
     Blocks,
     Container,
+    CrcOf,
     FileLayout,
     Index,
     ParsedEntry,
@@ -36,6 +36,7 @@ from .container import (
     TensorSpec,
     build_index,
     content_bytes,
+    crc_of,
 )
 from .protobuf import (
     BYTES,
@@ -281,9 +282,9 @@ class Ckpt(Container):
         trailer = CRC_BYTES if checksum else 0
         return FileLayout(tuple(headers), spans, offset + trailer, trailer)
 
-    def checksum(self, layout: FileLayout, blocks: Blocks) -> Patch:
+    def checksum(self, layout: FileLayout, crc_of_spans: CrcOf, blocks: Blocks) -> Patch:
         end = layout.size - layout.trailer
-        return end, crc_trailer(crc_of(blocks, [Span(0, end)]))
+        return end, crc_trailer(crc_of_spans([Span(0, end)], 0))
 
     def checksums(
         self, index: Index, read_at: ReadAt, blocks: Blocks
@@ -296,13 +297,6 @@ class Ckpt(Container):
             raise FormatError(f"byte {offset}: no parameter starts here; the file is damaged")
         declared_crc = stated_crc(trailer)
         return [(FILE_CHECKSUM, str(declared_crc), str(crc_of(blocks, [Span(0, offset)])))]
-
-
-def crc_of(blocks: Blocks, spans: Iterable[Span], crc: int = 0) -> int:
-    """Return the crc32 over `spans` of a file, continued from `crc`."""
-    for part in blocks(spans):
-        crc = crc32(part, crc)
-    return crc
 
 
 def crc_trailer(crc: int) -> bytes:

@@ -26,7 +26,7 @@ from typing import Any
 
 from rankxform.errors import FormatError
 from rankxform.geometry.box import Shape
-from rankxform.values import NamedTuple, Registry, blake2b, dataclass
+from rankxform.values import NamedTuple, Registry, blake2b, crc32, dataclass
 
 INT4, TEXT, BYTES = "Int4", "str", "bytes"
 
@@ -83,6 +83,9 @@ ReadAt = Callable[[int, int], bytes]
 
 Blocks = Callable[["Iterable[Span]"], Iterator[memoryview]]
 """The bytes of spans of one file, in order; a block is gone when the next is asked for."""
+
+CrcOf = Callable[["Iterable[Span]", int], int]
+"""The CRC-32 of spans of one file, continued from another."""
 
 Patch = tuple[int, bytes]
 """Bytes to be written into a file, and the offset at which."""
@@ -324,6 +327,13 @@ class FileLayout:
         return state.hexdigest()
 
 
+def crc_of(blocks: Blocks, spans: Iterable[Span], crc: int = 0) -> int:
+    """Return the crc32 over `spans` of a file, continued from `crc`."""
+    for part in blocks(spans):
+        crc = crc32(part, crc)
+    return crc
+
+
 class Container(ABC):
     """One container. Pure but for the functions it is given; it knows no paths.
 
@@ -363,8 +373,11 @@ class Container(ABC):
         container leaves a choice.
         """
 
-    def checksum(self, layout: FileLayout, blocks: Blocks) -> Patch:
-        """Return the checksum of a complete file that was laid out with one, and where it goes."""
+    def checksum(self, layout: FileLayout, crc_of_spans: CrcOf, blocks: Blocks) -> Patch:
+        """Return the checksum of a complete file that was laid out with one, and where it goes.
+
+        blocks: is asked for tensors without an axis alone.
+        """
         return 0, b""
 
     def checksums(

@@ -34,7 +34,6 @@ from rankxform.formats import safetensors
 from rankxform.geometry.box import Shape
 from rankxform.values import NamedTuple
 
-from .ckpt import crc_of
 from .container import (
     BLOCK,
     BYTES,
@@ -49,6 +48,7 @@ from .container import (
     Span,
     TensorSpec,
     content_bytes,
+    crc_of,
 )
 from .pickles import PERSISTENT, GlobalName, PickleWriter, UnbuiltObject, load_pickle
 

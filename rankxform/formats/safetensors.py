@@ -11,13 +11,13 @@ import json
 import re
 from array import array
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from rankxform.errors import FormatError, RequestError
 from rankxform.geometry.box import Shape
 from rankxform.values import crc32
 
-from .ckpt import crc_of
 from .container import (
     BLOCK,
     FILE_CHECKSUM,
@@ -28,6 +28,7 @@ from .container import (
     TO_SAFETENSORS,
     Blocks,
     Container,
+    CrcOf,
     FileLayout,
     Index,
     ParsedEntry,
@@ -37,6 +38,7 @@ from .container import (
     TensorSpec,
     build_index,
     content_bytes,
+    crc_of,
     item_size,
 )
 
@@ -220,7 +222,7 @@ class Safetensors(Container):
         spans = {spec.name: (Span(offset, n),) for spec, offset, n in zip(order, offsets, sizes)}
         return FileLayout(((0, head),), spans, len(head) + sum(sizes))
 
-    def checksum(self, layout: FileLayout, blocks: Blocks) -> Patch:
+    def checksum(self, layout: FileLayout, crc_of_spans: CrcOf, blocks: Blocks) -> Patch:
         """Return the header with MindSpore's checksum among its metadata."""
         head = layout.headers[0][1]
         document = json.loads(head[8:])
@@ -230,7 +232,7 @@ class Safetensors(Container):
             for name, item in document.items()
             if not item["shape"]
         }
-        crc = _crc_of_tensors(layout.spans, scalars, blocks)
+        crc = _crc_of_tensors(layout.spans, scalars, crc_of_spans, blocks)
         document = {METADATA_KEY: {**metadata, CRC_KEY: str(crc)}, **document}
         data = json.dumps(document, separators=(",", ":"), ensure_ascii=False).encode()
         assert len(data) <= len(head) - 8, "the reserve was too small"
@@ -246,12 +248,15 @@ class Safetensors(Container):
             n: d for n, d, shape in zip(schema.names, schema.dtypes, schema.shapes) if not shape
         }
         spans = {name: index.spans(name) for name in schema.names}
-        actual = _crc_of_tensors(spans, scalars, blocks)
+        actual = _crc_of_tensors(spans, scalars, partial(crc_of, blocks), blocks)
         return [(FILE_CHECKSUM, index.metadata[CRC_KEY], str(actual))]
 
 
 def _crc_of_tensors(
-    spans: Mapping[str, tuple[Span, ...]], scalars: Mapping[str, str], blocks: Blocks
+    spans: Mapping[str, tuple[Span, ...]],
+    scalars: Mapping[str, str],
+    crc_of_spans: CrcOf,
+    blocks: Blocks,
 ) -> int:
     """Return MindSpore's checksum: crc32 over each name and its bytes, in name order.
 
@@ -265,7 +270,7 @@ def _crc_of_tensors(
         if name in scalars:
             zeros = zeros_of(scalars[name], (), b"".join(map(bytes, blocks(spans[name]))))
         if zeros is None:
-            crc = crc_of(blocks, spans[name], crc)
+            crc = crc_of_spans(spans[name], crc)
         else:
             block = bytes(min(zeros, _BLOCK))
             for start in range(0, zeros, _BLOCK):

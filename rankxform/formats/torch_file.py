@@ -29,7 +29,6 @@ from rankxform.geometry.box import Shape
 from rankxform.layout.names import is_extra_state
 from rankxform.values import NamedTuple, crc32
 
-from .ckpt import crc_of
 from .container import (
     FIRST_BYTES,
     Blocks,
@@ -41,6 +40,7 @@ from .container import (
     Span,
     TensorSpec,
     build_index,
+    crc_of,
     file_signature,
     item_size,
 )

@@ -17,18 +17,21 @@ completed; process 0 writes companions and the manifest).
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
+from itertools import chain
 from pathlib import Path
+from posixpath import splitext
 from typing import Any
 
 from rankxform.checkpoints.base import FORMS
 from rankxform.engine.checksum import MODULUS, IntegrityChecker
 from rankxform.engine.pipeline import Traffic, WorkInputs, execute
-from rankxform.engine.sinks import FileSink
+from rankxform.engine.sinks import FileSink, FileWriter
 from rankxform.errors import DifferenceError, RankxformError, StoppedError, StorageError, UsageError
-from rankxform.formats.container import content_bytes
+from rankxform.formats.container import container_of, content_bytes
 from rankxform.planning.assign import Assignment, Writers, assignment_of, remaining
 from rankxform.planning.exchange import WorkPlan
 from rankxform.planning.upload_parts import MOST_PARTS, UploadMemory, UploadParts, divide
@@ -48,11 +51,12 @@ from rankxform.storage.identity import SAMPLE_BYTES, digest_of_samples, sample_s
 from rankxform.storage.objects.multipart import SentPart
 from rankxform.storage.objects.part_writer import PartBuffers, PartWriter
 from rankxform.storage.objects.places import version_of
+from rankxform.storage.objects.summed_writer import SpanSum, SummedWriter
 from rankxform.storage.objects.writing import WritablePrefix
 from rankxform.storage.store import address_of
 from rankxform.storage.user_files import encode_strategy
 from rankxform.transport import Team
-from rankxform.transport.team import OnProgress
+from rankxform.transport.team import OnProgress, show_nothing
 
 from .destination import Destination, FileLayoutCache, StoredFiles
 from .manifest import (
@@ -64,8 +68,8 @@ from .manifest import (
 )
 from .target import Conversion
 
-_FOLDERS_ALONE = "dst_placement", "writers", "crc"
-"""Options that say something of folders, or of a file that is read again before it is whole."""
+_FOLDERS_ALONE = "dst_placement", "writers"
+"""Options that say something of folders."""
 
 
 class ObjectDestination(Destination):
@@ -78,6 +82,10 @@ class ObjectDestination(Destination):
         self._present: dict[int, Mapping[int, SentPart]] = {}  # by file the parts that were there
         self._sums: Mapping[int, int] = {}  # fingerprints of what this process put, by file
         self._parts: Mapping[int, UploadParts] = {}
+        self._writers: Mapping[
+            int, SummedWriter
+        ] = {}  # of files that this process writes, by --crc
+        self._buffers: PartBuffers | None = None
 
     @property
     def records(self) -> ObjectRecords:
@@ -158,6 +166,8 @@ class ObjectDestination(Destination):
                     records.close(keep)
             raise
         finally:
+            if self._buffers is not None:
+                self._buffers.close()
             self._prefix.close()
 
     def _take_address(self) -> ObjectState:
@@ -186,12 +196,14 @@ class ObjectDestination(Destination):
     def _divide(self, team: Team) -> None:
         """Find out in which parts the files are sent. Collective; the same on all."""
         planner, request = self.target.planner, self.request
-        self._layouts = FileLayoutCache(planner, self.conversion.source.indexes, self.target, False)
+        indexes = self.conversion.source.indexes
+        self._layouts = FileLayoutCache(planner, indexes, self.target, request.crc)
         memory = UploadMemory.of(request.buffers, -(-len(self._files) // team.size))
         self.memory = memory._replace(part_bytes=self.state.part_bytes or memory.part_bytes)
         self._parts = team.agree(self._divided_files)
         largest = max((p.size for p in self._parts.values()), default=0) // MOST_PARTS
         largest = max(largest, self.memory.part_bytes)
+        largest *= 2 if request.crc else 1  # a file's part with its checksum stays until the end
         self.files_at_once = self.memory._replace(part_bytes=largest).files
 
     def _divided_files(self) -> dict[int, UploadParts]:
@@ -206,7 +218,8 @@ class ObjectDestination(Destination):
     def _ask_for_parts(self, team: Team) -> None:
         """Ask the store which parts of begun files it has. Collective.
 
-        Fingerprints of what was sent are not known any more: with them, files are begun anew.
+        Fingerprints and checksums of what was sent are not known any more: with them, files are
+        begun anew.
         """
 
         def ask() -> dict[int, Mapping[int, SentPart] | None]:
@@ -220,7 +233,7 @@ class ObjectDestination(Destination):
     def _parts_of(self, file: int) -> Mapping[int, SentPart] | None:
         """Return the parts that the store has of a begun file; None if it is begun anew."""
         upload, layout = self.state.uploads[file]
-        if self.request.verify or layout != self._layouts.of(file).digest:
+        if self.request.verify or self.request.crc or layout != self._layouts.of(file).digest:
             return None
         present = self._prefix.uploads.parts(self._key(file), upload)
         if present is None:
@@ -246,7 +259,10 @@ class ObjectDestination(Destination):
             return [remaining(planner, ranges, done) for ranges in assignment]
 
         self.left = team.agree(assign)
+        files = [{ranges.file for ranges in of_process} for of_process in self.left]
         self._own_files = [*dict.fromkeys(ranges.file for ranges in self.left[team.rank])]
+        counts = Counter(chain.from_iterable(files))
+        self._shared_files = {file for file, processes in counts.items() if processes > 1}
 
     def _files_here(self, files: Iterable[int]) -> list[int]:
         """Return those of `files` of which this process asks and tells the store."""
@@ -296,24 +312,28 @@ class ObjectDestination(Destination):
     def fill(self, work: WorkPlan, inputs: WorkInputs, on_progress: OnProgress) -> Traffic:
         """Carry out this process's work, and send what is full."""
         checker = IntegrityChecker(self.state.seed) if self.request.verify else None
-        buffers = PartBuffers(self.memory.nbytes, on_progress)
-        writers = {
-            file: PartWriter(
-                self._parts[file], buffers, partial(self._send, file), self._present.get(file, {})
-            )
-            for file in self._own_files
-        }
+        self._buffers = PartBuffers(self.memory.nbytes, on_progress)
+        writers = {file: self._writer_of(file, self._buffers) for file in self._own_files}
         sinks = {file: FileSink(self._layouts.of(file), w) for file, w in writers.items()}
-        try:
-            traffic = execute(work, inputs, sinks, on_progress, checker)
-            for file, parts in self._parts.items():
-                if not parts.size and file in writers:  # nothing was put, and a part is needed
-                    self._send(file, 1, memoryview(b""))
-            buffers.finish()
-        finally:
-            buffers.close()
+        traffic = execute(work, inputs, sinks, on_progress, checker)
+        for file, parts in self._parts.items():
+            if not parts.size and file in writers:  # nothing was put, and a part is needed
+                self._send(file, 1, memoryview(b""))
+        self._buffers.finish()
         self._sums = checker.take() if checker else {}
         return traffic
+
+    def _writer_of(self, file: int, buffers: PartBuffers) -> FileWriter:
+        parts, send = self._parts[file], partial(self._send, file)
+        if not self.request.crc:
+            return PartWriter(parts, buffers, send, self._present.get(file, {}))
+        container = container_of(splitext(self.target.arrangement.names[file])[1])
+        is_alone = file not in self._shared_files
+        writer = SummedWriter(
+            self._layouts.of(file), container, parts, buffers, send, is_alone=is_alone
+        )
+        self._writers = {**self._writers, file: writer}
+        return writer
 
     def _send(self, file: int, number: int, data: memoryview) -> None:
         self._prefix.uploads.send(self._key(file), self._uploads[file].upload, number, data)
@@ -322,6 +342,8 @@ class ObjectDestination(Destination):
 
     def publish(self, team: Team) -> None:
         """Complete the uploads, and write the manifest. Collective."""
+        if self.request.crc:
+            self._put_checksums(team)
         digests = {}
         if self.request.verify:
             sums = team.allgather(lambda: self._sums)
@@ -331,6 +353,23 @@ class ObjectDestination(Destination):
         files = self._files_here(self.target.files)
         published = team.allgather(lambda: {file: self._complete(file) for file in files})
         team.bcast(lambda: self._finish({f: e for part in published for f, e in part.items()}))
+
+    def _put_checksums(self, team: Team) -> None:
+        """Put the checksums of files to which several processes sent parts. Collective."""
+        shared = sorted(self._shared_files & {*self._writers})
+        noted = team.allgather(lambda: [(file, self._writers[file].sums) for file in shared])
+        sums: dict[int, dict[int, SpanSum]] = {file: {} for file in shared}
+        for file, sums_of_process in chain.from_iterable(noted):
+            sums.get(file, {}).update(sums_of_process)
+
+        def complete_files(_: OnProgress) -> None:
+            for file, sums_of_file in sums.items():
+                self._writers[file].complete(sums_of_file)
+                self._writers[file].flush()
+            if self._buffers is not None:
+                self._buffers.finish()
+
+        team.work(complete_files, show_nothing)
 
     def _make_way(self, digests: Mapping[int, str]) -> None:
         """Remove what leads readers to files that are replaced, on process 0."""

@@ -16,7 +16,7 @@ from .workers import Workers, await_future
 
 SENDERS = 8
 """Parts that a process sends at a time."""
-_NOTHING = memoryview(b"")
+NOTHING = memoryview(b"")
 
 Send = Callable[[int, memoryview], None]
 """Sends the part of a file with this number."""
@@ -74,16 +74,25 @@ class PartWriter:
     """
 
     def __init__(
-        self, parts: UploadParts, buffers: PartBuffers, send: Send, present: Collection[int] = ()
+        self,
+        parts: UploadParts,
+        buffers: PartBuffers,
+        send: Send,
+        present: Collection[int] = (),
+        put_again: int = 0,
     ) -> None:
-        """present: numbers of parts that the store has; they are not sent again."""
+        """present: numbers of parts that the store has; they are not sent again.
+
+        put_again: so many of the file's first bytes are put twice, and sent as put last.
+        """
         self._starts, self._ends = parts.starts, [*parts.starts[1:], parts.size]
         self._buffers, self._send, self._present = buffers, send, present
+        self._put_again = put_again
         self._heads: set[int] = set()  # places of heads that were put
         self._open: dict[int, tuple[bytearray, int]] = {}  # by number, with the bytes that it lacks
         self.written = 0
 
-    def put(self, offset: int, data: Buffer, head: Buffer = _NOTHING) -> None:
+    def put(self, offset: int, data: Buffer, head: Buffer = NOTHING) -> None:
         if head and offset not in self._heads:  # an empty tensor has that of the next one
             self._heads.add(offset)
             self._put_run(offset - len(head), memoryview(head))
@@ -97,7 +106,7 @@ class PartWriter:
             if number not in self._present:
                 room, lacking_bytes = self._open.get(number) or (
                     self._buffers.take(end - start),
-                    end - start,
+                    end - start + max(0, min(end, self._put_again) - start),
                 )
                 room[offset - start : offset - start + length] = data[:length]
                 self._open[number] = room, lacking_bytes - length
@@ -109,6 +118,15 @@ class PartWriter:
         room, _ = self._open.pop(number)
         self._buffers.send(partial(self._send, number, memoryview(room)), len(room))
         self.written += len(room)
+
+    @property
+    def open_bytes(self) -> int:
+        """Bytes of parts that were begun, and are not full."""
+        return sum(len(room) for room, _ in self._open.values())
+
+    def is_open(self, offset: int) -> bool:
+        """Return whether the part with this byte was begun, and is not full."""
+        return bisect_right(self._starts, offset) in self._open
 
     def share(self, offset: int, source: Position, nbytes: int) -> bool:
         return False

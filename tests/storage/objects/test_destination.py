@@ -172,6 +172,30 @@ def test_each_byte_is_sent_once_by_whoever_has_it(name, processes, memory, ranks
         assert report["bytes_read"] == CONTENT
 
 
+@pytest.mark.parametrize(
+    ("name", "kind", "processes"), [("whole", "ckpt", 4), ("whole", "safetensors", 4),
+    ("halves", "safetensors", 1)],
+)  # fmt: skip
+def test_files_carry_the_checksums_that_they_do_in_folders(
+    name, kind, processes, ranks, line, tmp_path
+):
+    """Although several processes send parts of a file, and a run was killed before."""
+    words = [*ranks.words[name], "--crc", "--format", kind, "--no-fsync"]
+    converted(ranks.src, tmp_path / "folder", *words)
+    expected, dst, running = files_below(tmp_path / "folder"), f"{line.prefix}/dst", [None]
+    killed_at(3, line, running)
+    running[0] = begin(ranks, dst, *words[4:], processes=processes, name=name)
+    assert ended(running[0]) != 0
+    line.before = lambda method, path: None
+    converted(ranks.src, dst, *words, processes=processes)
+    assert there(dst, tmp_path) == expected
+    assert look(dst)["begun"] == []
+    done = command("verify", ranks.src, dst, *words[:-1])
+    assert done.returncode == 0, done.stdout + done.stderr
+    without = [word for word in words if word != "--crc"]
+    assert "--overwrite" in command("transform", ranks.src, dst, *without).stderr
+
+
 def with_far_nodes(*words):
     """Run a command as three processes, of which two are of nodes without a way to the store."""
     line = [sys.executable, "-m", "rankxform", *map(str, words)]
@@ -241,12 +265,12 @@ def killed_at(number, line, running):
     line.before = before
 
 
-def begin(ranks, dst, *words, processes=1):
+def begin(ranks, dst, *words, processes=1, name="halves"):
     """Begin a conversion in a process group of its own; return it."""
     launch = ["-n", str(processes)] if processes > 1 else []
     line = [sys.executable, "-m", "rankxform", "transform", *launch, str(ranks.src), dst]
     return subprocess.Popen(
-        [*line, *map(str, ranks.words["halves"]), *words], start_new_session=True,
+        [*line, *map(str, ranks.words[name]), *words], start_new_session=True,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
     )  # fmt: skip
 
@@ -552,7 +576,6 @@ def test_an_upload_that_another_program_began_is_refused(ranks, bucket, tmp_path
 @pytest.mark.parametrize(
     ("words", "text"),
     [
-        (["--crc"], "--crc is for a folder"),
         (["--writers", "node"], "--writers is for a folder"),
         (["ftp"], "nothing writes ftp:// addresses"),
         (["inside"], "lies in the source"),
@@ -648,10 +671,13 @@ WRITTEN = {
     "torch_dist": (HF, ["--dst-strategy", "none", "--dst-form", "torch_dist", "--map", "qwen3",
                         "--transformer-impl", "transformer_engine", "--iteration", "5"]),
     "vllm": (HF, ["--dst-form", "vllm", "--tensor-parallel", "2"]),
+    "checkpoint2": (None, ["--dst-strategy", "B", "--dst-form", "checkpoint2", "--iteration", "5"]),
+    "hyperparallel": (None, ["--dst-strategy", "B", "--dst-form", "hyperparallel",
+                             "--iteration", "5"]),
 }  # fmt: skip
 
 
-IN_THE_NIGHT = () if AT_NIGHT else ("dcp", "unified", "torch_dist")
+IN_THE_NIGHT = () if AT_NIGHT else ("dcp", "unified", "torch_dist", "hyperparallel")
 
 
 @pytest.mark.parametrize("form", sorted({*WRITTEN}.difference(IN_THE_NIGHT)))
