@@ -26,12 +26,12 @@ settings.load_profile("patient")
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config, items):
-    """Where RANKXFORM_SHARE=third asks for it, keep one case in three of what is `sampled`.
+    """Where RANKXFORM_SHARE asks for it, keep one case in three of what is `sampled`.
 
     Of three the first, of the next three the second: else a list of three would be kept by its
     first value alone.
     """
-    if os.environ.get("RANKXFORM_SHARE") != "third" or "RANKXFORM_MPI_RESULTS" in os.environ:
+    if not os.environ.get("RANKXFORM_SHARE") or "RANKXFORM_MPI_RESULTS" in os.environ:
         return  # the processes under mpirun are told what to run
     cases_by_test = defaultdict(list)
     for item in items:

@@ -139,16 +139,15 @@ def _sizes(item, kind):
     """Return by how many processes a test is run; `kind` is "sizes" (local worlds) or "real".
 
     RANKXFORM_SHARE=third: by one number of processes, several where there is a choice, which
-    depends on the test's name. =most: two thirds of the cases of `sampled` tests by the fewest.
+    depends on the test's name.
     """
-    mark, share = item.get_closest_marker("world"), os.environ.get("RANKXFORM_SHARE")
+    mark = item.get_closest_marker("world")
     sizes = () if mark is None else tuple(mark.kwargs.get(kind, ()))
     number = crc32(item.nodeid.encode())
-    if share == "third" and sizes:
+    if os.environ.get("RANKXFORM_SHARE") == "third" and sizes:
         several = [size for size in sizes if size > 1] or sizes
         return (several[number % len(several)],)
-    is_reduced = share == "most" and item.get_closest_marker("sampled") and number % 3
-    return sizes[:1] if is_reduced else sizes
+    return sizes
 
 
 def _summary_of(report):
