@@ -368,6 +368,7 @@ def plan(
     dst_strategy: PathLike | Strategy | None = None,
     *,
     processes: int | None = None,
+    prove: bool = False,
     progress: Progress = True,
     comm: Any = None,
     **options: Unpack[Keywords],
@@ -375,7 +376,8 @@ def plan(
     """Return what `transform` would read, exchange and write by so many `processes`.
 
     Headers are read, and a few samples of tensors. `options` are those of `transform`, and
-    `shapes`: a JSON file of full shapes in place of `src`.
+    `shapes`: a JSON file of full shapes in place of `src`. prove: compare what all processes would
+    do with what files are to hold; raises RankxformError where that differs.
     """
 
     def ask() -> Request:
@@ -384,7 +386,7 @@ def plan(
         return _request(src, None, src_strategy, dst_strategy, options, _option_names())
 
     def run(request: Request, members: Team, begin: Begin) -> Plan:
-        return planning.plan(request, members, processes and index(processes))[1]
+        return planning.plan(request, members, processes and index(processes), proves=prove)[1]
 
     return _collective(comm, progress, ask, run)
 

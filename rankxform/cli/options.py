@@ -271,6 +271,10 @@ class Planning:
     verbose = option(
         False, GROUP_COMMAND, "print the names too", kind=TYPE_FLAG, flags=("-v", "--verbose")
     )
+    prove = option(
+        False, GROUP_COMMAND, "compare what all processes would do with what files are to hold, by "
+        "an arithmetic of its own", kind=TYPE_FLAG,
+    )  # fmt: skip
     simulate = option(
         None, GROUP_CLUSTER, "print what each of P processes would read, send and write, and how "
         "long it takes", kind=_COUNT, metavar="P",

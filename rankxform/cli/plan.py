@@ -27,7 +27,9 @@ def run(options: Parsed, team: Team) -> int:
     if getattr(options, "nodes", None) or getattr(options, "src_placement", None):
         raise UsageError("--nodes and --src-placement are for --simulate P")
     processes, is_dry_run = getattr(options, "processes", None), options.verb == "transform"
-    conversion, planned = plan(request, team, processes, timed=is_dry_run)
+    conversion, planned = plan(
+        request, team, processes, timed=is_dry_run, proves=getattr(options, "prove", False)
+    )
     screen.page(conversion, planned)
 
     def with_words() -> Plan:
@@ -53,7 +55,7 @@ def _simulate(request: Request, options: Parsed, team: Team, screen: Screen) -> 
     processes = options.simulate
     nodes = options.nodes or -(-processes // 8)
     cluster = Cluster(processes, nodes, options.src_placement or PLACEMENT_SHARED)
-    conversion, work, outcome = simulate(request, team, cluster)
+    conversion, work, outcome = simulate(request, team, cluster, proves=options.prove)
     if options.report:
         plan = team.bcast(lambda: summarize(conversion, work))
         screen.page(conversion, plan, simulated=outcome)

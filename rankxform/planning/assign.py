@@ -57,6 +57,14 @@ class Writers(NamedTuple):
         return cls(Reach.full(node, files))
 
 
+class Due(NamedTuple):
+    """What is to be written, whoever does it."""
+
+    files: Sequence[int]  # of the destination
+    complete_names: Done  # tensors that they have already
+    writers: Writers
+
+
 def assignment_of(
     planner: Planner,
     files: Sequence[int],

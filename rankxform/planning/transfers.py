@@ -49,6 +49,25 @@ class Exchange:
         """Bytes of the full parameter."""
         return content_bytes(self.parameter.src_dtype, self.parameter.shape)
 
+    @property
+    def parts(self) -> dict[int, Transfer]:
+        """What each process has to do with it."""
+        targets = dict[int, IdsByCell]()
+        readers = dict[int, dict[Cell, int]]()
+        for cell, files_by_process in self.receivers.items():
+            for process, files in files_by_process.items():
+                targets.setdefault(process, IdentityDict())[cell] = files
+        for cell, senders_by_process in self.senders.items():
+            for reader, file in senders_by_process.values():
+                readers.setdefault(reader, {})[cell] = file
+        return {
+            process: Transfer(
+                self.parameter, self.grid, targets.get(process, IdentityDict()),
+                readers.get(process, {}), self, process,
+            )
+            for process in {**targets, **readers}
+        }  # fmt: skip
+
     def part(self, process: int) -> Transfer | None:
         """Return what `process` has to do with it, if anything."""
         targets = {c: p[process] for c, p in self.receivers.items() if process in p}

@@ -240,7 +240,11 @@ def check_index_is_own(
         if status_of_name(path) is None:
             continue
         digest = companion_digests.get(name)
-        if not path.is_file() or digest is None or digest not in ("", _digest_of(path)):
+        if (
+            not path.is_file()
+            or digest is None
+            or digest not in ("", _digest_at(store_at(str(path)), ""))
+        ):
             raise StorageError(
                 "is already there, of other files than these",
                 "remove it",
@@ -328,10 +332,6 @@ def means(present_mark: bytes, mark: bytes, step_folder: str) -> bool:
 def _number(mark: bytes) -> int:
     text = mark.strip()
     return int(text) if text.isdigit() and len(text) < _MOST_DIGITS else -1
-
-
-def _digest_of(path: Path) -> str:
-    return _digest_at(store_at(str(path)), "")
 
 
 def _digest_at(store: Store, name: str) -> str:

@@ -148,6 +148,7 @@ class FolderRecords:
         if earlier.discarded is not None:
             self._discard(earlier.discarded)
         self._identity = with_recorded_sources(self._identity, earlier)
+        self._is_proved = self._identity["options"].get("verify") and earlier.is_proved(overwrite)
         names = {file: self._name(final) for file, final in self._finals.items()}
         mark = None if self._mark is None else self._mark[0]
         check_places(self._folder, self._form, list(names.values()), mark)
@@ -369,6 +370,7 @@ class FolderRecords:
             "stale": self._stale_files,
             "beside": self._copied,
             "copied": [*self._copied],
+            "proved": self._is_proved,
         }
         write_atomically(self._own / JOB_NAME, format_document(JOB, content), durable=self._durable)
 
@@ -420,6 +422,8 @@ class FolderRecords:
             "companions": self._companions,
             **contents,
         }
+        if not self._is_proved:
+            content.pop("proof", None)
         if "copied" in contents:  # what an earlier run copied is still its own
             content["copied"] = sorted({*self._copied, *contents["copied"]})
         if "stages" in contents:
@@ -477,6 +481,11 @@ class EarlierWork(NamedTuple):
     stale: Mapping[str, Any] = MappingProxyType({})
     copied: Mapping[str, str] = MappingProxyType({})  # a model's small files -> digests
     refusal: Finding | None = None  # why nothing may be done here
+
+    def is_proved(self, overwrite: bool) -> bool:
+        """Return whether the plan of each run whose work is kept was proved."""
+        kept_records = filter(None, (self.job, None if overwrite else self.manifest))
+        return all(record.get("proved") or "proof" in record for record in kept_records)
 
 
 def decide_earlier(

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from time import monotonic
+from typing import TYPE_CHECKING
 
 from rankxform.engine.checksum import MODULUS, IntegrityChecker
 from rankxform.engine.pipeline import Traffic, WorkInputs, execute
@@ -38,6 +39,9 @@ from .files import stat_file
 from .folder_records import FOLDER_NAME
 from .lock import boot_id
 from .records import FolderState, PartFile, format_moved, format_start
+
+if TYPE_CHECKING:
+    from rankxform.engine.coverage import Coverage
 
 # State is on the device and never in a signal's handler: what a journal says is synced before it is
 # said, and after a sync that failed nothing more is. Each line carries a digest of itself; from a
@@ -173,6 +177,7 @@ def write_parts(
     on_progress: OnProgress,
     journal: Journal | None = None,
     checker: IntegrityChecker | None = None,
+    coverage: Coverage | None = None,
 ) -> Traffic:
     """Carry out `work`; write into the existing part files of `outputs`, by destination file.
 
@@ -183,7 +188,8 @@ def write_parts(
     parts = part_descriptors()
     is_durable = journal is not None and journal.durable
     room = MemoryBudget.of(work.memory, exchanges=work.exchanges).file_buffer(len(outputs))
-    sinks = file_sinks(outputs, parts, room, is_durable)
+    file_writers = file_sinks(outputs, parts, room, is_durable)
+    sinks = coverage.over(file_writers) if coverage else file_writers
     if journal:
         journal.take_room(room * len(sinks))
 
@@ -205,6 +211,8 @@ def write_parts(
     try:
         traffic = execute(work, inputs, sinks, on_progress, checker, complete)
         commit()
+        if coverage:
+            coverage.check()
         traffic.seconds["fsync"] = journal.seconds if journal else 0.0
         return traffic
     except RankxformError:

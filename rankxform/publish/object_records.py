@@ -119,6 +119,7 @@ class ObjectRecords:
         if not records and not overwrite:
             self._refuse_foreign(present)
         self._identity = with_recorded_sources(self._identity, earlier)
+        self._is_proved = self._identity["options"].get("verify") and earlier.is_proved(overwrite)
         token = str((earlier.job or {}).get("token") or random_hex(8))
         for record in records:
             if record is not earlier.manifest and record is not earlier.job:
@@ -257,6 +258,7 @@ class ObjectRecords:
             "files": self._files,
             "companions": self._companions,
             "replaces": sorted(self._stale),
+            "proved": self._is_proved,
         }
         notes = {TOKEN_NOTE: self.state.token}
         self._prefix.put(JOB_KEY, format_document(JOB, content), notes)
@@ -323,6 +325,8 @@ class ObjectRecords:
             "companions": self._companions,
             **contents,
         }
+        if not self._is_proved:
+            content.pop("proof", None)
         if "stages" in contents:
             content["stages"] = {**old.get("stages", {}), **contents["stages"]}
         for key in ("stages", "parts", "stage size", "stage count", "undeclared"):

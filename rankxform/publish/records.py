@@ -93,6 +93,8 @@ def _check_stated(content: Mapping[str, Any]) -> None:
     for key in _MAPPINGS:
         if not isinstance(content.get(key, {}), dict):
             raise FormatError(f"damaged: its {key!r} is no object")
+    if not isinstance(content.get("proof", ""), str):
+        raise FormatError("damaged: its 'proof' is no text")
     identity = content["identity"]
     for key in ("source", "step"):
         if not isinstance(identity.get(key, ""), str | None):

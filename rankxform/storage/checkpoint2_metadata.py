@@ -211,7 +211,11 @@ class Checkpoint2Writer:
         for (rank, file), name in sorted(files.items()):
             by_rank.setdefault(rank, []).append((file, name))
         by_stage: dict[int, list[tuple[str, Written]]] = {}
-        once_only = _stores_once(planner, by_rank)
+        once_only = any(  # some rank's files lack what another's hold
+            sum(len(planner.layouts_of_file(file)) for file, _ in by_rank.get(r, ()))
+            < len(planner.layouts_of_rank(r))
+            for r in range(planner.dst.ranks)
+        )
         for rank in range(planner.dst.ranks):
             stage = planner.dst.stage_of(rank)
             if stage not in by_stage:
@@ -245,15 +249,6 @@ class Checkpoint2Writer:
             return same.setdefault(value, value)  # type: ignore[return-value]
 
         return cls(parameters, {key: once(key) for key in holders})
-
-
-def _stores_once(planner: Planner, by_rank: Mapping[int, list[tuple[int, str]]]) -> bool:
-    """Tell whether some rank's files lack what another's hold."""
-    return any(
-        sum(len(planner.layouts_of_file(file)) for file, _ in by_rank.get(r, ()))
-        < len(planner.layouts_of_rank(r))
-        for r in range(planner.dst.ranks)
-    )
 
 
 def _in_stage(planner: Planner, stage: int, rank: int) -> list[tuple[str, Written]]:

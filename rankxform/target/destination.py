@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from posixpath import splitext
 from types import MappingProxyType
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from rankxform.engine.copier import Operands
 from rankxform.engine.pipeline import Messenger, Traffic, WorkInputs, execute
@@ -23,7 +23,7 @@ from rankxform.formats.container import BLOCK, FileLayout, Index, TensorSpec, co
 from rankxform.layout.names import compile_regex
 from rankxform.layout.strategy import Strategy
 from rankxform.operations.base import BlockScale
-from rankxform.planning.assign import Assignment, runs_of
+from rankxform.planning.assign import Assignment, Due, runs_of
 from rankxform.planning.catalog import Parameter
 from rankxform.planning.exchange import WorkPlan
 from rankxform.planning.plan import Planner
@@ -47,6 +47,9 @@ from rankxform.transport.team import OnProgress
 from rankxform.values import NamedTuple
 
 from .target import Conversion, Target
+
+if TYPE_CHECKING:
+    from rankxform.planning.certificate import PlanProof
 
 
 class StoredFiles(NamedTuple):
@@ -78,6 +81,12 @@ class Destination(ABC):
 
     left: Assignment
     """By process the slices that are to be put; `claim` sets it."""
+
+    due: Due | None = None
+    """All that is to be put, whoever does it; `claim` sets it where plans are proved."""
+
+    proof: PlanProof | None = None
+    """What proves the plan, where it was proved."""
 
     def prepare(self, request: Request, team: Team) -> Request:
         """Return the request with what the destination itself declares, or other processes ask."""

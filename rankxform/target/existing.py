@@ -120,7 +120,9 @@ class ExistingDestination(Destination):
         by_process = team.allgather(lambda: self._differing)
         lacking, self._notices = team.bcast(lambda: _compare_companions(self._asked, self.existing))
         differences = [*self.differences, *lacking, *chain.from_iterable(by_process)]
-        once_each = {_order(difference): difference for difference in differences}
+        once_each = {
+            (d.file or "", d.elements.tensor if d.elements else "", d.text): d for d in differences
+        }
         self.differences = [once_each[key] for key in sorted(once_each)]
 
     def findings(self, team: Team) -> Sequence[Finding]:
@@ -130,12 +132,6 @@ class ExistingDestination(Destination):
         named = [*self.existing.paths.values(), *whole_files]
         foreign = foreign_files(self._asked.target, named, team)
         return [*map(as_notice, notices), *foreign]
-
-
-def _order(difference: Finding) -> tuple[str, str, str]:
-    """Return the file and the tensor that a difference is of, and what it is; each is told once."""
-    tensor = difference.elements.tensor if difference.elements else ""
-    return difference.file or "", tensor, difference.text
 
 
 def expected_of_file(planner: Planner, file: int) -> Mapping[str, ExpectedSlice]:

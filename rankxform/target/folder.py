@@ -37,7 +37,7 @@ from rankxform.engine.sinks import OutputFile, add_checksum, part_descriptors, p
 from rankxform.errors import DifferenceError, RankxformError, StoppedError, StorageError, UsageError
 from rankxform.formats.container import container_suffixes, content_bytes
 from rankxform.layout.names import first_texts
-from rankxform.planning.assign import Assignment, assignment_of, remaining
+from rankxform.planning.assign import Assignment, Due, assignment_of, remaining
 from rankxform.planning.exchange import WorkPlan
 from rankxform.planning.plan import Planner
 from rankxform.planning.transfers import SliceRange
@@ -304,10 +304,12 @@ class FolderDestination(Destination):
         done = self.state.completed.names_of_file
 
         def assign() -> tuple[Assignment, Assignment]:
-            assignment = assignment_of(planner, list(groups), placement.writers, done)
+            self.due = Due([*groups], done, placement.writers)
+            assignment = assignment_of(planner, self.due.files, placement.writers, done)
             return assignment, [remaining(planner, r, done) for r in assignment]
 
         assignment, self.left = team.agree(assign)
+        self._slices_here = self.left[team.rank]
         local_slices = assignment[team.rank]
         self.outputs = team.agree(
             lambda: plan_output_files(self.target, local_slices, groups, layouts)
@@ -360,7 +362,12 @@ class FolderDestination(Destination):
     def fill(self, work: WorkPlan, inputs: WorkInputs, on_progress: OnProgress) -> Traffic:
         """Carry out this process's work, and note what is complete."""
         checker = IntegrityChecker(self.state.seed) if self.request.verify else None
-        return write_parts(work, inputs, self.outputs, on_progress, self.journal, checker)
+        coverage = None
+        if checker:
+            from rankxform.engine.coverage import Coverage
+
+            coverage = Coverage.of(self.target.planner, self._slices_here)
+        return write_parts(work, inputs, self.outputs, on_progress, self.journal, checker, coverage)
 
     # -- published --------------------------------------------------------------------------------
 
@@ -514,7 +521,7 @@ class FolderDestination(Destination):
         target = self.target
         copied_names = write_companions_near(target)
         self.folder.finish(
-            manifest_statements(self.conversion, copied_names),
+            manifest_statements(self.conversion, copied_names, self.proof),
             target.arrangement.names.values(),
             lambda: target.form.companions(target.planner, target.arrangement, target.training),
             published,

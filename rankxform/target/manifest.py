@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from posixpath import basename, exists
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rankxform.errors import CheckpointError, RankxformError, StorageError, UsageError
 from rankxform.formats.container import Schema
@@ -48,6 +48,9 @@ from rankxform.values import blake2b
 
 from .target import Target
 
+if TYPE_CHECKING:
+    from rankxform.planning.certificate import PlanProof
+
 _FEW_FILES = 16
 
 # -- identity: two conversions are the same if their output is, byte for byte ---------------------
@@ -78,10 +81,12 @@ def conversion_identity(conversion: Conversion) -> dict[str, Any]:
     return identity
 
 
-def manifest_statements(conversion: Conversion, copied_names: Sequence[str]) -> dict[str, Any]:
+def manifest_statements(
+    conversion: Conversion, copied_names: Sequence[str], proof: PlanProof | None
+) -> dict[str, Any]:
     """Return what a manifest says of a conversion, beside its identity and its files.
 
-    copied_names: of the model's small files that were written.
+    copied_names: of the model's small files that were written. proof: of the plan, if it was.
     """
     request, target = conversion.request, conversion.target
     # an index or metadata says it of other forms, and its digest is kept
@@ -97,6 +102,7 @@ def manifest_statements(conversion: Conversion, copied_names: Sequence[str]) -> 
         "step": steps,
         "accepted": request.accept,
     }
+    fields |= {} if proof is None else {"proof": proof.digest}
     fields |= {"beside": companion_digests, "copied": copied_names} if companion_digests else {}
     source_manifest = conversion.source.manifest
     applied = [*source_manifest.applied] if source_manifest is not None else []

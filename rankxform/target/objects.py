@@ -32,7 +32,7 @@ from rankxform.engine.pipeline import Traffic, WorkInputs, execute
 from rankxform.engine.sinks import FileSink, FileWriter
 from rankxform.errors import DifferenceError, RankxformError, StoppedError, StorageError, UsageError
 from rankxform.formats.container import container_of, content_bytes
-from rankxform.planning.assign import Assignment, Writers, assignment_of, remaining
+from rankxform.planning.assign import Assignment, Due, Writers, assignment_of, remaining
 from rankxform.planning.exchange import WorkPlan
 from rankxform.planning.upload_parts import MOST_PARTS, UploadMemory, UploadParts, divide
 from rankxform.publish.folder_records import MANIFEST_NAME
@@ -255,7 +255,8 @@ class ObjectDestination(Destination):
             units[file] = [[positions[name] for name in unit.names] for unit in parts.units]
 
         def assign() -> Assignment:
-            assignment = assignment_of(planner, self._files, Writers(self._reach), done, units)
+            self.due = Due(self._files, done, Writers(self._reach))
+            assignment = assignment_of(planner, self._files, self.due.writers, done, units)
             return [remaining(planner, ranges, done) for ranges in assignment]
 
         self.left = team.agree(assign)
@@ -315,7 +316,15 @@ class ObjectDestination(Destination):
         self._buffers = PartBuffers(self.memory.nbytes, on_progress)
         writers = {file: self._writer_of(file, self._buffers) for file in self._own_files}
         sinks = {file: FileSink(self._layouts.of(file), w) for file, w in writers.items()}
-        traffic = execute(work, inputs, sinks, on_progress, checker)
+        coverage = None
+        if checker:
+            from rankxform.engine.coverage import Coverage
+
+            coverage = Coverage.of(self.target.planner, self.left[self._team.rank])
+        covered_sinks = coverage.over(sinks) if coverage else sinks
+        traffic = execute(work, inputs, covered_sinks, on_progress, checker)
+        if coverage:
+            coverage.check()
         for file, parts in self._parts.items():
             if not parts.size and file in writers:  # nothing was put, and a part is needed
                 self._send(file, 1, memoryview(b""))
@@ -427,7 +436,7 @@ class ObjectDestination(Destination):
             encoded = encode_strategy(target.derived.strategy, Path(file_name))
             WritablePrefix(folder).put(file_name, encoded[Path(file_name)])
         self.records.finish(
-            manifest_statements(self.conversion, [*target.companions]),
+            manifest_statements(self.conversion, [*target.companions], self.proof),
             published,
             target.arrangement.names.values(),
             lambda: target.form.companions(target.planner, target.arrangement, target.training),

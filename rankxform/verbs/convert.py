@@ -139,12 +139,23 @@ def convert(
 
 
 def plan_moves(conversion: Conversion, destination: Destination, team: Team) -> WorkPlan:
-    """Return what this process has to do for a destination that is claimed. Collective."""
+    """Return what this process has to do for a destination that is claimed. Collective.
+
+    With `--verify` the plan is proved, where all that is to be put is known.
+    """
     with adding_suggestions(conversion.resolved, conversion.source, team):
         at_once = 1 if destination.is_ascending else destination.files_at_once
-        return plan_work(
+        work = plan_work(
             conversion, destination.left, team, at_once, is_ascending=destination.is_ascending
         )
+    if conversion.request.verify and destination.due is not None:
+        from .proof import prove_plan
+
+        planner, reach = conversion.planner, conversion.source.reach
+        destination.proof = prove_plan(
+            planner, reach, destination.due, destination.left, work.transfers, team
+        )
+    return work
 
 
 def move(

@@ -145,8 +145,10 @@ class _Watcher:
     def look_for_steps(self) -> _Look:
         """Raises UsageError where there are no steps."""
         began = time.monotonic()
-        if self._settings.watch and self._is_ahead():
-            return _Look((), (), (), f"{self._where.path} is not there yet")
+        place = self._where.path
+        has_parent = not storage_of(place).has_folders or Path(place).parent.is_dir()
+        if self._settings.watch and has_parent and store_at(place).list("*").kind == NOTHING:
+            return _Look((), (), (), f"{place} is not there yet")
         try:
             steps, files_of = steps_at(self._where)
         except CheckpointError as error:
@@ -184,12 +186,6 @@ class _Watcher:
         if missing and not self._settings.watch:
             raise UsageError(f"--step {min(missing)}: expected some of {', '.join(steps)}")
         return [step for step in steps if not names[step].isdisjoint(self._wanted_steps)]
-
-    def _is_ahead(self) -> bool:
-        """Tell whether the training has not made its folder yet, in one that is there."""
-        place = self._where.path
-        has_parent = not storage_of(place).has_folders or Path(place).parent.is_dir()
-        return has_parent and store_at(place).list("*").kind == NOTHING
 
     def _is_done(self, step: str) -> bool:
         """Tell whether a conversion of a step is complete; at an address it stays so, which is

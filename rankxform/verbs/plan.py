@@ -23,9 +23,10 @@ from rankxform.errors import UsageError
 from rankxform.formats.container import content_bytes
 from rankxform.layout.names import layers_by_stage, patterns
 from rankxform.layout.states import state_of_name
-from rankxform.planning.assign import Assignment, Writers, assignment_of
+from rankxform.planning.assign import Assignment, Due, Writers, assignment_of
 from rankxform.planning.budget import MemoryBudget
 from rankxform.planning.catalog import Catalog
+from rankxform.planning.certificate import PlanProof
 from rankxform.planning.exchange import assign_readers, find_exchanges, operand_moves
 from rankxform.planning.plan import Planner, needed_bytes
 from rankxform.planning.reads import (
@@ -44,7 +45,7 @@ from rankxform.planning.reads import (
 from rankxform.planning.selection import OmittedParameters
 from rankxform.planning.simulate import MethodUse, NodeTraffic, Simulation, simulate_work, spread_of
 from rankxform.planning.store_requests import StoreRequests
-from rankxform.planning.transfers import Reach
+from rankxform.planning.transfers import Exchange, Reach
 from rankxform.planning.upload_parts import UploadMemory
 from rankxform.process import peak_memory
 from rankxform.publish.files import status_of_name
@@ -70,6 +71,7 @@ from rankxform.transport import Team
 from rankxform.values import NamedTuple, dataclass
 
 from .evidence import with_evidence
+from .proof import prove_all
 from .transform import omitted
 from .work import choose_policy
 
@@ -109,6 +111,14 @@ class PredictedWork(NamedTuple):
     groups: Mapping[int, Sequence[int]]  # by a file that is written those that are links to it
     simulation: Simulation  # what each reads, sends and writes
     policy: ReadPolicy  # how files are read
+    reach: Reach  # which process can read which source file
+    writers: Writers  # which process may write which destination file
+    exchanges: Sequence[Exchange]  # what processes would send each other
+
+    def prove(self, planner: Planner) -> PlanProof:
+        """Compare what processes would do with what files are to hold. Raises RankxformError."""
+        due = Due([*self.groups], {}, self.writers)
+        return prove_all(planner, self.reach, due, self.assignment, self.exchanges)
 
 
 def simulate_here(conversion: Conversion, processes: int, team: Team) -> PredictedWork:
@@ -135,8 +145,13 @@ def simulate_here(conversion: Conversion, processes: int, team: Team) -> Predict
     operand_source = target.adapter or source
     catalog = operand_source.require_catalog()
     operands = (catalog, operand_source.reach) if processes == team.size else None
-    simulation = team.agree(lambda: workloads_of(planner, assignment, reach, policy, operands))
-    return PredictedWork(assignment, groups, simulation, policy)
+    exchanges = team.agree(
+        lambda: assign_readers(find_exchanges(planner, assignment, reach, policy), reach)
+    )
+    simulation = team.agree(
+        lambda: workloads_of(planner, assignment, reach, policy, exchanges, operands)
+    )
+    return PredictedWork(assignment, groups, simulation, policy, reach, writers, exchanges)
 
 
 def linked_files(conversion: Conversion, writers: Writers) -> dict[int, list[int]]:
@@ -156,13 +171,13 @@ def workloads_of(
     assignment: Assignment,
     reach: Reach,
     policy: ReadPolicy,
+    exchanges: Sequence[Exchange],
     operands: tuple[Catalog, Reach] | None,
 ) -> Simulation:
     """Work out what the process of each assignment does, and which node sends what to which.
 
     operands: where the tensors are that are brought into memory first.
     """
-    exchanges = assign_readers(find_exchanges(planner, assignment, reach, policy), reach)
     moves = operand_moves(planner, assignment, *operands, policy.method) if operands else None
     costs = policy.costs or Costs()
     return simulate_work(planner, assignment, reach, exchanges, costs, policy.method, moves)
@@ -206,10 +221,11 @@ def simulate_cluster(conversion: Conversion, cluster: Cluster) -> PredictedWork:
         policy = ReadPolicy(method, costs, may_exchange=nodes > 1 and reach.is_full)
     # An adapter is taken to be where all nodes see it.
     operands = None if target.adapter else (source.require_catalog(), reach)
-    simulation = workloads_of(planner, assignment, reach, policy, operands)
+    exchanges = assign_readers(find_exchanges(planner, assignment, reach, policy), reach)
+    simulation = workloads_of(planner, assignment, reach, policy, exchanges, operands)
     planner.transfers(assignment[0])  # so that it counts in the peak memory
     simulation = replace(simulation, memory=peak_memory() + request.buffers)
-    return PredictedWork(assignment, groups, simulation, policy)
+    return PredictedWork(assignment, groups, simulation, policy, reach, writers, exchanges)
 
 
 @dataclass(frozen=True)
@@ -270,6 +286,8 @@ class Plan(Result):
     # Bandwidths of the process that takes longest, if they were measured.
     speeds: Costs | None = None
     next: tuple[str, ...] = ()  # the command that does it
+    # How many different boxes were compared to prove it; None: that was not asked for.
+    boxes_proved: int | None = None
 
     @property
     def reads_again(self) -> bool:
@@ -322,6 +340,8 @@ class Plan(Result):
         if weights:
             clauses.append(f"{format_count(len(weights), 'weight')} in no file")
         yield lines("NO ROOM" if self.is_short else "fits", ", ".join(clauses))
+        if self.boxes_proved is not None:
+            yield lines("proved", proof_in_words(self.boxes_proved))
         if self.written_by == WRITERS_NODE:
             yield lines("written", "each file by processes of one node")
         if level > QUIET:
@@ -399,6 +419,14 @@ class Plan(Result):
         return Table(titles, rows, noun)
 
 
+def proof_in_words(boxes: int) -> str:
+    """Say of a plan that was proved what that means."""
+    return (
+        f"each element of each file comes from its place, and once ({boxes:,} different boxes "
+        "were compared by sums)"
+    )
+
+
 def methods_table(methods: Iterable[MethodUse]) -> Table:
     """Return how source files are read."""
     rows = [
@@ -409,14 +437,21 @@ def methods_table(methods: Iterable[MethodUse]) -> Table:
 
 
 def plan(
-    request: Request, team: Team, processes: int | None = None, *, timed: bool = False
+    request: Request,
+    team: Team,
+    processes: int | None = None,
+    *,
+    timed: bool = False,
+    proves: bool = False,
 ) -> tuple[Conversion, Plan]:
     """Plan for so many processes (None: those of the team). Collective.
 
     Of the tensors a few samples are read, by which the source's strategy is believed.
-    timed: measure storage, and predict how long it takes.
+    timed: measure storage, and predict how long it takes. proves: compare what processes would do
+    with what files are to hold.
     """
-    return plan_target(with_evidence(resolve(request, team), team), team, processes, timed=timed)
+    conversion = with_evidence(resolve(request, team), team)
+    return plan_target(conversion, team, processes, timed=timed, proves=proves)
 
 
 def plan_target(
@@ -426,10 +461,12 @@ def plan_target(
     *,
     timed: bool = False,
     with_room: bool = True,
+    proves: bool = False,
 ) -> tuple[Conversion, Plan]:
     """Plan what is made of a source, as `plan` does. Collective.
 
-    with_room: say whether there is room for it, which is no question once it is made.
+    with_room: say whether there is room for it, which is no question once it is made. proves: prove
+    it.
     """
     work = simulate_here(conversion, processes or team.size, team)
     prediction = None
@@ -445,6 +482,9 @@ def plan_target(
     if room is not None:
         written = replace(written, bytes_stored=room.needed, bytes_free=room.free)
     written = _in_storage(written, work, conversion)
+    if proves:
+        proof = team.bcast(lambda: work.prove(conversion.planner))
+        written = replace(written, boxes_proved=proof.boxes)
     if prediction is not None:
         written = replace(written, predicted_seconds=prediction[0], speeds=prediction[1])
     return conversion, written
@@ -559,6 +599,8 @@ class SimulationResult(Result):
     requests: StoreRequests
     notices: tuple[str, ...]  # what was assumed
     warnings: tuple[str, ...]  # what may be wrong
+    # How many different boxes were compared to prove it; None: that was not asked for.
+    boxes_proved: int | None = None
 
     def in_short(self) -> str:
         nodes = format_count(self.nodes, "node")
@@ -572,6 +614,8 @@ class SimulationResult(Result):
             f"about {format_seconds(self.predicted_seconds)}: the busiest process "
             f"{format_seconds(busiest)}, the busiest node's network {format_seconds(network)}",
         )
+        if self.boxes_proved is not None:
+            yield lines("proved", proof_in_words(self.boxes_proved))
         if level > QUIET:
             places = f"source {self.src_placement}, destination {self.dst_placement}"
             yield lines("on", f"{format_count(self.nodes, 'node')}; {places}")
@@ -588,7 +632,11 @@ class SimulationResult(Result):
             if any(self.costs[name] for name in OF_STORES):
                 yield lines("requests", self.requests.in_words(Costs(**self.costs)))
             texts = {
-                name: f"{name} {_cost_text(name, value)}"
+                name: f"{name} {value:.0%}"
+                if name == SHARE
+                else f"{name} {format_seconds(value)}"
+                if name in LATENCIES
+                else f"{name} {format_size(value)}/s"
                 for name, value in self.costs.items()
                 if name not in OF_STORES
             }
@@ -623,21 +671,20 @@ _TITLES = {
 }
 
 
-def _cost_text(name: str, value: float) -> str:
-    if name == SHARE:
-        return f"{value:.0%}"
-    return format_seconds(value) if name in LATENCIES else f"{format_size(value)}/s"
-
-
 def simulate(
-    request: Request, team: Team, cluster: Cluster
+    request: Request, team: Team, cluster: Cluster, *, proves: bool = False
 ) -> tuple[Conversion, PredictedWork, SimulationResult]:
-    """Work out what a cluster that need not be there would do: of what, and in sum. Collective."""
+    """Work out what a cluster that need not be there would do: of what, and in sum. Collective.
+
+    proves: compare that with what files are to hold.
+    """
     conversion = resolve(request, team)
-    return conversion, *team.bcast(lambda: _simulated(conversion, cluster))
+    return conversion, *team.bcast(lambda: _simulated(conversion, cluster, proves))
 
 
-def _simulated(conversion: Conversion, cluster: Cluster) -> tuple[PredictedWork, SimulationResult]:
+def _simulated(
+    conversion: Conversion, cluster: Cluster, proves: bool
+) -> tuple[PredictedWork, SimulationResult]:
     work = simulate_cluster(conversion, cluster)
     simulation = work.simulation
     request, source, target = conversion.request, conversion.source, conversion.target
@@ -675,6 +722,7 @@ def _simulated(conversion: Conversion, cluster: Cluster) -> tuple[PredictedWork,
         requests=requests,
         notices=target.notices,
         warnings=target.warnings,
+        boxes_proved=work.prove(planner).boxes if proves else None,
     )
     return work, outcome
 
@@ -682,7 +730,7 @@ def _simulated(conversion: Conversion, cluster: Cluster) -> tuple[PredictedWork,
 def summarize(conversion: Conversion, work: PredictedWork) -> Plan:
     """Write out the plan of a conversion, of which `work` is what each process does."""
     request, source, target = conversion.request, conversion.source, conversion.target
-    assignment, groups, simulation, policy = work
+    assignment, groups, simulation, policy, *_ = work
     planner, arrangement = target.planner, target.arrangement
     selection, processes = planner.selection, len(simulation.workloads)
     strategy = planner.catalog.strategy

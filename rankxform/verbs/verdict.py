@@ -76,6 +76,8 @@ class Verdict(HasFindings, Comparison):
     # Samples of the source that were compared, with the reads and bytes that it took.
     evidence: Mapping[str, int | None] = field(default_factory=dict)
     fingerprints_kept: bool = False  # whether the manifest has got fingerprints of the files
+    # Digest of what proved the plan by which it was made; None: none was proved, or SRC was named.
+    proof: str | None = None
 
     unknown: ClassVar[tuple[str, ...]] = (
         "not every byte was compared, so it is not known whether it is the same",
@@ -151,6 +153,7 @@ class Verdict(HasFindings, Comparison):
             basis = f"; SRC's strategy stands on {stands}" if stands else ""
             if self.checked == FINGERPRINTS:
                 basis = "; with the fingerprints in its manifest"
+                basis += "; plan proved" if self.proof else ""
             yield lines("same", f"every byte compared, {compared}{basis}")
         if self.fingerprints_kept:
             command = shlex.join(["rankxform", "verify", shown_path(self.dst)])

@@ -166,6 +166,7 @@ def verify_folder(folder: str, team: Team, begin: Begin = begin_silently) -> Ver
         processes=team.size,
         command=f"{verify_command(merged, folder)} --keep-fingerprints" if has_source else None,
         repair=repair_command(where, merged, errors) if errors else None,
+        proof=merged.get("proof"),
     )
 
 

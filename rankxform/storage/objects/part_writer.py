@@ -111,13 +111,10 @@ class PartWriter:
                 room[offset - start : offset - start + length] = data[:length]
                 self._open[number] = room, lacking_bytes - length
                 if lacking_bytes == length:
-                    self._send_part(number)
+                    del self._open[number]
+                    self._buffers.send(partial(self._send, number, memoryview(room)), len(room))
+                    self.written += len(room)
             offset, data = offset + length, data[length:]
-
-    def _send_part(self, number: int) -> None:
-        room, _ = self._open.pop(number)
-        self._buffers.send(partial(self._send, number, memoryview(room)), len(room))
-        self.written += len(room)
 
     @property
     def open_bytes(self) -> int:
