@@ -40,7 +40,7 @@ from rankxform.verbs.load import HeldSlices, Parameters, ReshardPlan
 from rankxform.verbs.plan import Plan
 from rankxform.verbs.transform import Report
 from rankxform.verbs.verdict import Verdict
-from rankxform.verbs.verify_folder import verify_folder
+from rankxform.verbs.verify_folder import share_of_files, verify_folder
 
 from .errors import (
     Message,
@@ -338,6 +338,7 @@ def verify(
     src_strategy: PathLike | Strategy | None = None,
     dst_strategy: PathLike | Strategy | None = None,
     *,
+    subset: str | None = None,
     progress: Progress = True,
     comm: Any = None,
     **options: Unpack[Keywords],
@@ -345,7 +346,8 @@ def verify(
     """Compare every byte of `dst` with what `src` and the strategies make of it.
 
     Any tool may have written `dst`; the arguments are those of `transform`. A single folder is
-    compared with its own manifest. The verdict's `differences` are empty if everything matches, and
+    compared with its own manifest; subset: "3/10", to read the third of ten shares of its files.
+    The verdict's `differences` are empty if everything matches, and
     `same` is None if not every byte was compared.
     """
 
@@ -355,7 +357,10 @@ def verify(
         if dst is None:
             if src_strategy is not None or dst_strategy is not None or options:
                 raise UsageError("one folder is compared with its manifest, which has all options")
-            return verify_folder(request.src, processes, begin)
+            share = None if subset is None else share_of_files(subset)
+            return verify_folder(request.src, processes, begin, share)
+        if subset is not None:
+            raise UsageError("subset is for one folder")
         return verifying.verify(request, processes, lambda _, total: begin("compare", total))
 
     return _collective(comm, progress, ask, run)

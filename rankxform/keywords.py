@@ -112,6 +112,7 @@ class Keywords(LoadKeywords, total=False):
     fsync: bool
     crc: bool
     verify: bool
+    digests: str | None
     keep_fingerprints: bool
 
 

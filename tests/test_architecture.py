@@ -176,8 +176,8 @@ def test_there_is_one_way_in():
     assert found["PosixStore"] == {"storage/store.py"}
     # index, samples: one file, whose name is known; model_files: config.json; companions: what lies where a destination is to be written;
     # hints: which folders below a place are checkpoints, for a message; user_files, own_companions: small files of a model, or of the user; inspection: whether it is one file
-    # folder_records, checks, written, existing, folder, verify_folder: a manifest, and whether files that it lists are there
-    assert found["store_at"] == {"source/place.py", "source/hints.py", "publish/files.py",
+    # digests: whole files, and the document of their digests; folder_records, checks, written, existing, folder, verify_folder: a manifest, and whether files that it lists are there
+    assert found["store_at"] == {"source/place.py", "source/hints.py", "publish/files.py", "publish/digests.py",
                                  "storage/source_reader.py", "storage/user_files.py", "target/model_files.py", "inspection.py",
                                  "target/own_companions.py", "publish/folder_records.py", "source/checks.py", "source/written.py",
                                  "target/existing.py", "target/folder.py", "verbs/verify_folder.py",

@@ -245,6 +245,13 @@ class Follow:
     )  # fmt: skip
 
 
+class Verifying:
+    subset = option(
+        None, GROUP_COMMAND, "of one folder, read every byte of a share of its files alone: 3/10 "
+        "is the third of ten, and ten such runs read all", metavar="N/T",
+    )  # fmt: skip
+
+
 class Launch:
     src = option(
         None, GROUP_COMMAND, "what the program is to load", metavar="CKPT", flags=("--load",)

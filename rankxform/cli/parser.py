@@ -86,7 +86,7 @@ COMMANDS: dict[str, Command] = {
             f"rankxform verify -n 8 output/checkpoint new_ckpt \\\n      {_STRATEGIES}",
             (_SRC, Place("dst", "[DST]", "folder to verify; with one folder alone, it is compared "
                          "with its own manifest", False)),
-            "verify", (options.Folders, options.Work, options.Start),
+            "verify", (options.Folders, options.Verifying, options.Work, options.Start),
             ignored=("transform", options.Profile),
         ),
         Command(

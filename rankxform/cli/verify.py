@@ -11,12 +11,16 @@ from .screen import Screen
 
 def run(options: Parsed, team: Team) -> int:
     from rankxform.verbs.verify import verify
-    from rankxform.verbs.verify_folder import verify_folder
+    from rankxform.verbs.verify_folder import share_of_files, verify_folder
 
     screen = Screen(options, team)
     if team.bcast(lambda: _means_manifest(options)):
-        request, verdict = None, verify_folder(options.src, team, screen.progress)
+        subset = options.subset
+        share = None if subset is None else team.bcast(lambda: share_of_files(subset))
+        request, verdict = None, verify_folder(options.src, team, screen.progress, share)
     else:
+        if options.subset is not None:
+            raise UsageError("--subset is for one folder: verify DST")
         request = screen.request()
         verdict = verify(request, team, screen.begin)
     code = screen.show("verify", lambda: verdict)

@@ -33,7 +33,7 @@ from rankxform.storage.store import FOLDER, Store, address_of, store_at
 from rankxform.transport.team import Nodes
 from rankxform.values import blake2b
 
-from .options import LINK_HARD
+from .options import LINK_HARD, SUMS
 
 if TYPE_CHECKING:
     from .records import PartFile
@@ -237,21 +237,23 @@ def check_index_is_own(
     """
     for name in FORMS[form].companion_names(list(files)):
         path = folder / name
-        if status_of_name(path) is None:
-            continue
-        digest = companion_digests.get(name)
-        if (
-            not path.is_file()
-            or digest is None
-            or digest not in ("", _digest_at(store_at(str(path)), ""))
-        ):
-            raise StorageError(
-                "is already there, of other files than these",
-                "remove it",
-                "choose another folder",
-                "say --overwrite",
-                where=path,
-            )
+        if status_of_name(path) is not None:
+            check_own(path, companion_digests.get(name))
+
+
+def check_own(path: Path, digest: str | None) -> None:
+    """Refuse a companion file that is there, and is not what a destination's records state."""
+    is_file = path.is_file()
+    if is_file and digest in ("", _digest_at(store_at(str(path)), "")):
+        return
+    if is_file or status_of_name(path) is not None:
+        raise StorageError(
+            "is already there, of other files than these",
+            "remove it",
+            "choose another folder",
+            "say --overwrite",
+            where=path,
+        )
 
 
 def check_places(folder: Path, form: str, files: Iterable[str], mark: Path | None) -> None:
@@ -381,6 +383,7 @@ def wrong_companions(place: AnyPath, record: Mapping[str, Any]) -> dict[str, str
     """Return what is wrong with companion files that a manifest lists, by address."""
     digests_by_name, store = record.get("companions", {}), store_at(str(place))
     names = FORMS[record.get("form", DEFAULT_FORM)].companion_names(list(record["files"]))
+    names = (*names, *(name for name in SUMS.values() if name in digests_by_name))
     reasons = {}
     for name in names:
         path = address_of(str(place), name)

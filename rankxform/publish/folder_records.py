@@ -49,6 +49,7 @@ from .files import (
     FileStat,
     check_index_is_own,
     check_no_foreign_files,
+    check_own,
     check_places,
     copied,
     is_noted_part_file,
@@ -63,6 +64,7 @@ from .files import (
     write_companion,
 )
 from .lock import FolderLock, boot_id, is_held, is_of_lock
+from .options import SUMS
 from .records import (
     JOB,
     MANIFEST,
@@ -158,6 +160,7 @@ class FolderRecords:
             for record in filter(None, (earlier.manifest, earlier.job))
             for name, digest in record.get("companions", {}).items()
         }
+        self._own_sums = {n: d for n, d in companions.items() if n in SUMS.values()}
         if not overwrite:
             check_index_is_own(self._folder, self._form, list(names.values()), companions)
         ours = {*(manifest or {}).get("files", {}), *job_files, *self._stale_files}
@@ -212,6 +215,10 @@ class FolderRecords:
             tries = error.tries or ("choose another folder", "remove this file")
             problem = f"{error.what}; cannot tell what this folder contains"
             raise StorageError(problem, *tries, where=path) from error
+
+    def require_own(self, name: str) -> None:
+        """Refuse a document of digests that another program wrote. Raises StorageError."""
+        check_own(self._folder / name, self._own_sums.get(name))
 
     def _discard(self, job: Mapping[str, Any]) -> None:
         """Remove what a stopped run left that is not to be continued, but files with names."""
@@ -327,6 +334,9 @@ class FolderRecords:
             if self._mark is not None and remove_mark(*self._mark) and self._durable:
                 sync(self._mark[0].parent)  # nothing that it leads to is removed before
             remove_all(self._folder, self._form, map(self._name, stats_by_path))
+            for name in self._own_sums:  # of files that are replaced
+                remove_if_possible(self._folder / name)
+            self._own_sums = {}
         old = self._read(MANIFEST)
         if old is not None:
             replaced_names = {self._name(final) for final in stats_by_path}
@@ -412,6 +422,7 @@ class FolderRecords:
                 finished_names.append(name)
         if files.keys() >= set(complete):
             self._add_companions(make_companions())
+        self._companions = {**self._own_sums, **self._companions}
         command = self._identity.pop("continued_by", None)  # it is done
         content = {
             "form": self._form,

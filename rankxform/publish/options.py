@@ -16,6 +16,8 @@ from rankxform.options import (
 )
 from rankxform.values import dataclass
 
+SUMS = {"sha256": "SHA256SUMS", "xxh3": "XXH3SUMS"}
+"""Documents of digests that other programs check, by what `--digests` calls them."""
 LINK_NONE, LINK_REFLINK, LINK_HARD = "none", "reflink", "hard"
 WRITERS_NODE, WRITERS_ANY = "node", "any"
 """Whose processes may write one file."""
@@ -60,6 +62,10 @@ class PublishOptions:
     verify: bool = option(
         False, GROUP_RUN, "compare fingerprints of what is read with those of what is written, "
         "and keep the latter for `verify DST`", AFFECTS_BYTES, kind=TYPE_FLAG, verbs=("transform",),
+    )  # fmt: skip
+    digests: str | None = option(
+        None, GROUP_RUN, "write SHA256SUMS or XXH3SUMS beside the manifest, which sha256sum -c or "
+        "xxhsum -c check; reads files back", kind=choice_of(tuple(SUMS)), verbs=("transform",),
     )  # fmt: skip
     keep_fingerprints: bool = option(
         False, GROUP_RUN, "if every byte is the same, keep fingerprints in DST's manifest, as "

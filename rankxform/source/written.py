@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from itertools import chain
 from posixpath import dirname, relpath
 from typing import TYPE_CHECKING, Any
@@ -44,8 +45,8 @@ from .source import SourceManifest
 if TYPE_CHECKING:
     from .source import Source
 
-HEADERS_ALONE, SAMPLES_ALONE, FINGERPRINTS, BYTES = CHECKED = (
-    "headers", "samples", "fingerprints", "bytes",
+HEADERS_ALONE, SAMPLES_ALONE, FINGERPRINTS, DIGESTS, BYTES = CHECKED = (
+    "headers", "samples", "fingerprints", "digests", "bytes",
 )  # fmt: skip
 """What of files was compared, the weakest comparison first; "bytes" with a source."""
 _MOST_FILES = 1 << 24
@@ -66,6 +67,9 @@ class FileRead(NamedTuple):
     fault: str = ""  # why it is no checkpoint
     header: tuple[Finding, ...] = ()  # where types, shapes and names are others
     wrong_checksum: str = ""  # that the file carries
+    # Of what the document of digests states, and of what the file is.
+    digests: tuple[str, str] | None = None
+    is_sampled: bool = False  # whether its bytes were left for another run
 
     @property
     def compared(self) -> str:
@@ -73,6 +77,8 @@ class FileRead(NamedTuple):
         is_read = self.is_as_listed
         if self.fingerprint is not None or ("digest" in self.entry and not is_read):
             return FINGERPRINTS
+        if self.digests is not None:
+            return DIGESTS
         return SAMPLES_ALONE if self.samples is not None or not is_read else HEADERS_ALONE
 
     @property
@@ -85,7 +91,8 @@ class FileRead(NamedTuple):
         """Whether its content is not what was written, as far as it was read."""
         was, entry = (self.fingerprint, self.samples), self.entry
         compared = zip(was, (entry.get("digest"), entry.get("sample")))
-        return any(now is not None and now != then for now, then in compared)
+        has_other_digest = self.digests is not None and self.digests[0] != self.digests[1]
+        return has_other_digest or any(now is not None and now != then for now, then in compared)
 
 
 class WrittenRead(NamedTuple):
@@ -105,24 +112,36 @@ def read_listed_file(
     record: Mapping[str, Any],
     declared_files: Mapping[str, DeclaredFile] | None,
     on_progress: OnProgress,
+    stated_digest: tuple[str, str] | None = None,
+    *,
+    is_sampled: bool = False,
 ) -> FileRead:
     """Read all of a file that a manifest, `record`, has something to compare with.
 
     declared_files: what the form's own table says of the files; None: it cannot be used, and only
-    a file's size and samples are compared. Raises StorageError for a manifest that makes no sense.
+    a file's size and samples are compared. stated_digest: kind and digest that a document beside
+    the manifest states, for a file without fingerprint. is_sampled: its bytes are not read. Raises
+    StorageError for a manifest that makes no sense.
     """
     path, entry = address_of(str(place), name), record["files"][name]
     version = store_at(str(place)).version(name)
     size = None if version is None else version.size
     if size != entry["size"]:
         return FileRead(path, entry, size)
-    samples = sample_at(path) if "sample" in entry else None
+    samples, digests = sample_at(path) if "sample" in entry else None, None
+    if stated_digest is not None and "digest" not in entry and not is_sampled:
+        from rankxform.publish.digests import digest_at
+
+        digests = stated_digest[1], digest_at(stated_digest[0], path, on_progress)
+    file_read = partial(
+        FileRead, path, entry, size, samples, digests=digests, is_sampled=is_sampled
+    )
     if declared_files is None:
-        return FileRead(path, entry, size, samples)
+        return file_read()
     try:
         index = Indexer().index(path, declared_files.get(name) or DeclaredFile())
     except CheckpointError as error:
-        return FileRead(path, entry, size, samples, fault=str(error))
+        return file_read(fault=str(error))
     try:
         slices = expected_slices(record, entry["id"])
     except FormatError as error:
@@ -132,15 +151,15 @@ def read_listed_file(
             where=MANIFEST_NAME,
         ) from error
     if slices is None:  # a form that describes itself, without fingerprints
-        return FileRead(path, entry, size, samples)
+        return file_read()
     header = header_findings(index, path, {name: box for name, (_, box) in slices.items()})
-    if header or "digest" not in entry:
-        return FileRead(path, entry, size, samples, header=(*header,))
+    if header or "digest" not in entry or is_sampled:
+        return file_read(header=(*header,))
     with SourceReader({0: path}, {0: index}) as sources:
         prints = Fingerprint(record["seed"])
         fingerprint = f"{file_fingerprint(prints, sources, 0, slices, on_progress):016x}"
     wrong = describe_wrong_crc(path, index, on_progress) or ""
-    return FileRead(path, entry, size, samples, fingerprint, wrong_checksum=wrong)
+    return file_read(fingerprint=fingerprint, wrong_checksum=wrong)
 
 
 def declared_files_of(place: AnyPath, record: Mapping[str, Any]) -> dict[str, DeclaredFile] | None:

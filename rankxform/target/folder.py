@@ -27,10 +27,12 @@ import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from posixpath import relpath
 from typing import TypeVar
 
+from rankxform.display.text import format_size
 from rankxform.engine.checksum import MODULUS, IntegrityChecker
 from rankxform.engine.pipeline import Traffic, WorkInputs
 from rankxform.engine.sinks import OutputFile, add_checksum, part_descriptors, part_of
@@ -61,7 +63,7 @@ from rankxform.publish.folder_records import (
 )
 from rankxform.publish.journal import Journal, write_parts
 from rankxform.publish.lock import taking_turns
-from rankxform.publish.options import LINK_HARD, LINK_NONE, LINK_REFLINK
+from rankxform.publish.options import LINK_HARD, LINK_NONE, LINK_REFLINK, SUMS
 from rankxform.publish.records import FolderState
 from rankxform.request import Request
 from rankxform.source.place import listing_at
@@ -150,6 +152,8 @@ class FolderDestination(Destination):
         self.groups: Mapping[int, Sequence[int]] = {}
         self.outputs: Mapping[int, OutputFile] = {}  # destination files of this process
         self._compared_count = 0  # complete files that were compared with their fingerprints
+        self._digests: Mapping[Path, str] = {}  # of files in this folder, if they were asked for
+        self._bytes_digested = 0  # that this process read back for these
         self._journal: Journal | None = None
 
     @property
@@ -198,6 +202,10 @@ class FolderDestination(Destination):
             if step_folder and re.fullmatch(any_step, dst.name):
                 text = f"name the folder above it, {dst.parent}"
                 raise UsageError("is one iteration's folder", text, where=dst)
+            if request.digests is not None:
+                from rankxform.publish.digests import new_digest
+
+                new_digest(request.digests)
             if team.nodes.is_leader(team.rank):
                 _check_apart(request, source, target.paths.values())
 
@@ -224,6 +232,8 @@ class FolderDestination(Destination):
                 return None
             processes = team.size if team.nodes.count == 1 else 1  # or else hosts belong to it
             locked_folders.append(_lock_folder(conversion, root, processes))
+            if self.request.digests is not None and not self.request.overwrite:
+                locked_folders[0].require_own(SUMS[self.request.digests])
             return locked_folders[0].state
 
         try:
@@ -309,7 +319,7 @@ class FolderDestination(Destination):
             return assignment, [remaining(planner, r, done) for r in assignment]
 
         assignment, self.left = team.agree(assign)
-        self._slices_here = self.left[team.rank]
+        self._slices_here, self._rank = self.left[team.rank], team.rank
         local_slices = assignment[team.rank]
         self.outputs = team.agree(
             lambda: plan_output_files(self.target, local_slices, groups, layouts)
@@ -389,8 +399,46 @@ class FolderDestination(Destination):
         published = team.allgather(lambda: self._rename(noted_stats[team.rank], now))
         self._read_back(published, team)
         published_stats = self._in_root(published)
+        if self.request.digests is not None:
+            self._digests = self._in_root(team.allgather_work(self._sum_files))
         team.agree(lambda: self._finish(published_stats) if team.rank != 0 else None)
         team.bcast(lambda: self._finish(published_stats))
+
+    def _sum_files(self, on_progress: OnProgress) -> dict[Path, str]:
+        """Read files back, and return their digests: what this process made, and its share of what
+        was there before."""
+        from rankxform.publish.digests import digest_at
+
+        def count(nbytes: int) -> None:
+            self._bytes_digested += nbytes
+            on_progress(nbytes)
+
+        digests, paths = dict[Path, str](), self.target.paths
+        for output in self._files_created_here.values():
+            digest = digest_at(self.request.digests or "", output.final, count)
+            digests |= dict.fromkeys(output.output_paths, digest)
+        number = self.root.processes.index(self._rank)
+        kept_files = sorted(self.state.complete_files & {*self.root.files})
+        for file in kept_files[number :: len(self.root.processes)]:
+            digests[paths[file]] = digest_at(self.request.digests or "", paths[file], count)
+        return digests
+
+    def _with_digests(
+        self,
+        kind: str,
+        companions: Callable[[], Mapping[str, Iterable[bytes]]],
+        copied_names: Iterable[str],
+    ) -> Mapping[str, Iterable[bytes]]:
+        """Return a form's companions, and the document of the digests of all files."""
+        from rankxform.publish.digests import digest_at, digest_of, format_sums
+
+        place = self.target.folder
+        contents = {name: [b"".join(chunks)] for name, chunks in companions().items()}
+        digests = {str(path.relative_to(place)): d for path, d in self._digests.items()}
+        digests |= {name: digest_of(kind, content) for name, (content,) in contents.items()}
+        for name in copied_names:
+            digests[name] = digest_at(kind, place / name, lambda _: None)
+        return {**contents, SUMS[kind]: [format_sums(kind, digests)]}
 
     def _read_back(self, written: Sequence[Mapping[Path, FileStat]], team: Team) -> None:
         """See that other nodes have what each process has written. Collective.
@@ -519,11 +567,16 @@ class FolderDestination(Destination):
         if self.folder is None:
             return
         target = self.target
-        copied_names = write_companions_near(target)
+        copied_names, kind = write_companions_near(target), self.request.digests
+        companions: Callable[[], Mapping[str, Iterable[bytes]]] = partial(
+            target.form.companions, target.planner, target.arrangement, target.training
+        )
+        if kind is not None:
+            companions = partial(self._with_digests, kind, companions, copied_names)
         self.folder.finish(
             manifest_statements(self.conversion, copied_names, self.proof),
             target.arrangement.names.values(),
-            lambda: target.form.companions(target.planner, target.arrangement, target.training),
+            companions,
             published,
         )
 
@@ -554,7 +607,13 @@ class FolderDestination(Destination):
                 write_atomically(path, content)
 
     def findings(self, team: Team) -> Sequence[Finding]:
-        return foreign_files(self.target, self.target.paths.values(), team)
+        kind = self.request.digests
+        foreign = foreign_files(self.target, self.target.paths.values(), team)
+        if kind is None:
+            return foreign
+        nbytes = sum(team.allgather(lambda: self._bytes_digested))
+        text = f"{SUMS[kind]}: {format_size(nbytes)} were read back for it"
+        return [*foreign, as_notice(text)]
 
 
 def _lock_folder(conversion: Conversion, root: NodeFolder, processes: int) -> FolderRecords:

@@ -68,7 +68,7 @@ from .manifest import (
 )
 from .target import Conversion
 
-_FOLDERS_ALONE = "dst_placement", "writers"
+_FOLDERS_ALONE = "dst_placement", "writers", "digests"
 """Options that say something of folders."""
 
 

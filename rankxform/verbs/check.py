@@ -7,6 +7,7 @@ import time
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from itertools import chain
+from posixpath import relpath
 from typing import Any, ClassVar
 
 from rankxform.checkpoints.base import FORMS
@@ -37,6 +38,8 @@ from rankxform.planning.selection import (
     unusual_tensors,
 )
 from rankxform.planning.zeros import equal_matrices, find_stored_zeros, is_judged
+from rankxform.publish.digests import digest_at, stated_at
+from rankxform.publish.options import SUMS
 from rankxform.request import Request
 from rankxform.results import NORMAL, Result, Section, Table, lines, plain
 from rankxform.source.choose import a_strategy_is_given
@@ -50,6 +53,7 @@ from rankxform.statements import (
     SAMPLES,
     WARNING,
     Finding,
+    as_difference,
     as_warning,
     errors_of,
     rule,
@@ -199,8 +203,12 @@ def check(request: Request, full: bool, team: Team, begin: Begin = begin_silentl
         total = sum(source.indexes[file].size for file in files)
         findings += compare_fingerprints(source, files, team, begin("check", total))
         fingerprints = len(files)
+    digests = 0
+    if full and not source.errors:
+        wrong_files, digests = compare_digests(source, team, begin)
+        findings += wrong_files
     stated_model = team.bcast(lambda: None if source.errors else read_stated_model(source))
-    read = ContentRead(source, scans, full, compared, evidence, fingerprints, stated_model)
+    read = ContentRead(source, scans, full, compared, evidence, fingerprints, stated_model, digests)
     findings += [f for f in evidence.findings if f.severity != NOTICE] if evidence else []
     findings += team.bcast(lambda: [*run_rules(CONTENT, [sys.modules[__name__]], read)])
     return Check(
@@ -214,6 +222,30 @@ def check(request: Request, full: bool, team: Team, begin: Begin = begin_silentl
         (evidence.bytes_read if evidence else 0) + sum(s.nbytes for s in scans.values()),
         time.monotonic() - began,
     )
+
+
+def compare_digests(source: Source, team: Team, begin: Begin) -> tuple[list[Finding], int]:
+    """Compare files with a document of digests that lies beside them, whoever wrote it: what is
+    wrong, and how many files were compared. Collective."""
+    place = source.where.path
+    sums, unreadable = team.bcast(lambda: stated_at(place, SUMS.values()))
+    wrong_files = [as_difference(text, document) for document, text in unreadable.items()]
+    names = {file: relpath(path, place) for file, path in source.paths.items()}
+    files = [file for file, name in names.items() if name in sums]
+    show = begin("check", sum(source.indexes[file].size for file in files))
+
+    def compare(on_progress: OnProgress) -> list[Finding]:
+        findings = list[Finding]()
+        for file in source.reach.partition(files)[team.rank]:
+            kind, digest = sums[names[file]]
+            if digest_at(kind, source.paths[file], on_progress) != digest:
+                text = f"is not what {SUMS[kind]} states of it"
+                findings.append(as_difference(text, source.paths[file]))
+        return findings
+
+    local_findings = team.work(compare, show) if files else []
+    by_process = team.allgather(lambda: local_findings)
+    return [*wrong_files, *chain.from_iterable(by_process)], len(files)
 
 
 def scan_all(
@@ -313,6 +345,7 @@ class ContentRead(NamedTuple):
     evidence: Evidence | None  # None: the source has errors, and samples say nothing
     fingerprints: int  # files of which a fingerprint was compared with the manifest's
     stated_model: StatedModel | None  # what lies beside a Hugging Face folder's tensors
+    digests: int = 0  # files of which a digest was compared with a document's that lies there
 
     def totals(self, kind: str) -> dict[str, int]:
         """Return the number of such values, or bytes, by tensor: "nans", "infinite", "holes"."""
@@ -513,6 +546,9 @@ def _statements_passed(read: ContentRead) -> Iterator[Passed]:
     files = format_count(len(source.paths), "file")
     if source.form.described:
         yield Passed(_STATEMENTS, True, f"{files}: they hold what is said of them")
+    if read.digests:
+        count = format_count(read.digests, "file")
+        yield Passed(_STATEMENTS, True, f"{count}, as the digests beside them state")
     if source.manifest is None:
         return
     how = "by sizes, and by times or samples"

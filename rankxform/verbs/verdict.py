@@ -20,7 +20,7 @@ from rankxform.errors import DifferenceError
 from rankxform.layout.names import format_ranges, pattern_of
 from rankxform.planning.evidence import samples_text
 from rankxform.results import NORMAL, QUIET, VERBOSE, Result, Section, Table, lines
-from rankxform.source.written import BYTES, FINGERPRINTS, SAMPLES_ALONE
+from rankxform.source.written import BYTES, DIGESTS, FINGERPRINTS, SAMPLES_ALONE
 from rankxform.statements import Finding, HasFindings
 from rankxform.values import dataclass
 
@@ -78,6 +78,7 @@ class Verdict(HasFindings, Comparison):
     fingerprints_kept: bool = False  # whether the manifest has got fingerprints of the files
     # Digest of what proved the plan by which it was made; None: none was proved, or SRC was named.
     proof: str | None = None
+    subset: str | None = None  # the share of files of which bytes were compared; None: all
 
     unknown: ClassVar[tuple[str, ...]] = (
         "not every byte was compared, so it is not known whether it is the same",
@@ -97,7 +98,7 @@ class Verdict(HasFindings, Comparison):
         headers alone were compared."""
         if self.errors:
             return False
-        return True if self.checked in (BYTES, FINGERPRINTS) else None
+        return True if self.checked in (BYTES, FINGERPRINTS, DIGESTS) else None
 
     @property
     def _compared(self) -> str:
@@ -154,7 +155,11 @@ class Verdict(HasFindings, Comparison):
             if self.checked == FINGERPRINTS:
                 basis = "; with the fingerprints in its manifest"
                 basis += "; plan proved" if self.proof else ""
-            yield lines("same", f"every byte compared, {compared}{basis}")
+            if self.checked == DIGESTS:
+                basis = "; with the digests beside its manifest"
+            share = f" of share {self.subset}" if self.subset is not None else ""
+            basis += "; of the other files sizes and samples" if share else ""
+            yield lines("same", f"every byte{share} compared, {compared}{basis}")
         if self.fingerprints_kept:
             command = shlex.join(["rankxform", "verify", shown_path(self.dst)])
             yield lines("kept", f"fingerprints, by which SRC is not needed: {command}")

@@ -24,6 +24,7 @@ from rankxform.errors import CheckpointError, RankxformError, StorageError, Usag
 from rankxform.formats.container import DeclaredFile
 from rankxform.publish.files import changed_model_files, wrong_companions
 from rankxform.publish.folder_records import FOLDER_NAME, JOB_NAME, MANIFEST_NAME, read_manifest
+from rankxform.publish.options import SUMS
 from rankxform.source import written
 from rankxform.source.copies import reach_of_storage
 from rankxform.source.place import form_at, list_and_select, listing_at
@@ -97,11 +98,75 @@ def folder_with_manifest(folder: str) -> ManifestPlace:
     return place._replace(tracker=(*wrong.items(),))
 
 
-def verify_folder(folder: str, team: Team, begin: Begin = begin_silently) -> Verdict:
-    """Compare a destination with its own manifest: sizes, headers, samples, and fingerprints if it
-    has them. Collective.
+FileShare = tuple[int, int]
+"""Which of how many shares of files; the first is 1."""
 
-    Where nodes have folders of their own, each is compared with its own manifest.
+
+def share_of_files(text: str) -> FileShare:
+    """Return the share that "3/10" is. Raises UsageError."""
+    number, _, count = text.partition("/")
+    if not (number.isdecimal() and count.isdecimal() and 0 < int(number) <= int(count)):
+        raise UsageError(f"--subset {text}: expected a share from 1/N to N/N, such as 3/10")
+    return int(number), int(count)
+
+
+def files_of_share(entries: Mapping[str, Mapping[str, Any]], share: FileShare) -> set[str]:
+    """Return the names of the files of a share; shares are about as large, and each file is of
+    one."""
+    number, count = share
+    names_by_share: list[list[str]] = [[] for _ in range(count)]
+    sizes = [0] * count
+    for name in sorted(entries, key=lambda name: (-entries[name]["size"], name)):
+        smallest = min(range(count), key=sizes.__getitem__)
+        names_by_share[smallest].append(name)
+        sizes[smallest] += entries[name]["size"]
+    return {*names_by_share[number - 1]}
+
+
+def look_beside(
+    place: str, record: Mapping[str, Any] | None
+) -> tuple[Mapping[str, int], Mapping[str, str], Mapping[str, tuple[str, str]]]:
+    """Return what lies beside a manifest's files: checkpoint files that it does not list, by
+    address with their ranks; what is wrong with indexes and the like, by address; and the digests
+    that a document states, kind and digest by name. Nothing without a manifest."""
+    if record is None:
+        return {}, {}, {}
+    strays, documents = _find_strays(place, record), {*record.get("companions", {})}
+    digests: Mapping[str, tuple[str, str]] = {}
+    if not documents.isdisjoint(SUMS.values()):
+        from rankxform.publish.digests import stated_at
+
+        digests = stated_at(place, [name for name in SUMS.values() if name in documents]).by_name
+    return strays, wrong_companions(place, record), digests
+
+
+ListedFile = tuple[str, Mapping[str, Any]]
+"""A file's name, and the manifest that lists it."""
+
+
+def files_of_process(
+    manifests: Sequence[Mapping[str, Any]], leaders: Sequence[Sequence[int]], process: int
+) -> tuple[list[ListedFile], Mapping[str, Any] | None]:
+    """Return the files that a process reads, and the manifest of which it is the first process, if
+    any. leaders: by manifest the processes that have it."""
+    files, led = list[ListedFile](), None
+    for record, processes in zip(manifests, leaders):
+        names = sorted(record["files"], key=lambda name, r=record: r["files"][name]["id"])  # type: ignore[misc]
+        if process in processes:
+            files += [(n, record) for n in names[processes.index(process) :: len(processes)]]
+        if process == processes[0]:
+            led = record
+    return files, led
+
+
+def verify_folder(
+    folder: str, team: Team, begin: Begin = begin_silently, share: FileShare | None = None
+) -> Verdict:
+    """Compare a destination with its own manifest: sizes, headers, samples, and fingerprints, or
+    digests, if it has them. Collective.
+
+    Where nodes have folders of their own, each is compared with its own manifest. share: of which
+    files every byte is read; of others samples.
     """
     began = time.monotonic()
     place = team.bcast(lambda: folder_with_manifest(folder))
@@ -113,34 +178,32 @@ def verify_folder(folder: str, team: Team, begin: Begin = begin_silently) -> Ver
     declared_by_name: Mapping[str, DeclaredFile] | None = {}
     if form.has_table:  # others' files say all of themselves
         declared_by_name = team.bcast(lambda: declared_files_of(where, manifests[0]))
-    local_files: list[tuple[str, Mapping[str, Any]]] = []
-    led_manifest: Mapping[str, Any] | None = None  # of which this process is the first
-    for record, processes in zip(manifests, leaders):
-        names = sorted(record["files"], key=lambda name, r=record: r["files"][name]["id"])  # type: ignore[misc]
-        if team.rank in processes:
-            local_names = names[processes.index(team.rank) :: len(processes)]
-            local_files += [(name, record) for name in local_names]
-        if team.rank == processes[0]:
-            led_manifest = record
-
-    led = led_manifest  # what lies beside a manifest's files, the first process with it looks for
-    beside_files = team.allgather(
-        lambda: (_find_strays(where, led), wrong_companions(where, led)) if led else ({}, {})
-    )
+    local_files, led = files_of_process(manifests, leaders, team.rank)
+    beside_files = team.allgather(lambda: look_beside(where, led))
     merged = merge_manifests(manifests)
-    entries = [*merged["files"].values()]
-    bytes_to_read = sum(entry["size"] for entry in entries if "digest" in entry)
+    sums = {name: digest for *_, part in beside_files for name, digest in part.items()}
+    read_names = {*merged["files"]} if share is None else files_of_share(merged["files"], share)
+    entries = [entry for name, entry in merged["files"].items() if name in read_names]
+    bytes_to_read = sum(entry["size"] for entry in entries if "digest" in entry or sums)
     show = begin("compare", bytes_to_read) if team.rank == 0 else show_nothing
     local_reads = team.work(
         lambda on_progress: [
-            read_listed_file(where, name, record, declared_by_name, on_progress)
+            read_listed_file(
+                where,
+                name,
+                record,
+                declared_by_name,
+                on_progress,
+                sums.get(name),
+                is_sampled=name not in read_names,
+            )
             for name, record in local_files
         ],
         show,
     )
     reads = [*chain.from_iterable(team.allgather(lambda: local_reads))]
-    strays = {path: rank for part, _ in beside_files for path, rank in part.items()}
-    companions = {path: text for _, part in beside_files for path, text in part.items()}
+    strays = {path: rank for part, *_ in beside_files for path, rank in part.items()}
+    companions = {path: text for _, part, _ in beside_files for path, text in part.items()}
     model_files = team.bcast(lambda: changed_model_files(where, manifests[0]))
     read = WrittenRead(
         merged, sorted(reads, key=lambda r: r.path), sorted(strays), companions, place.tracker,
@@ -155,18 +218,19 @@ def verify_folder(folder: str, team: Team, begin: Begin = begin_silently) -> Ver
     return Verdict(
         None,
         where,
-        min((r.compared for r in reads), key=CHECKED.index, default=None),
+        min((r.compared for r in reads if not r.is_sampled), key=CHECKED.index, default=None),
         findings,
         ranks,
         files_compared=len(entries),
-        bytes_compared=sum(r.size or 0 for r in reads if r.fingerprint is not None),
+        bytes_compared=sum(r.size or 0 for r in reads if r.fingerprint or r.digests),
         bytes_sampled=sum(sampled_bytes(r.size or 0) for r in reads if r.samples is not None),
-        total_bytes=sum(entry["size"] for entry in entries),
+        total_bytes=sum(entry["size"] for entry in merged["files"].values()),
         seconds=time.monotonic() - began,
         processes=team.size,
         command=f"{verify_command(merged, folder)} --keep-fingerprints" if has_source else None,
         repair=repair_command(where, merged, errors) if errors else None,
         proof=merged.get("proof"),
+        subset=None if share is None else f"{share[0]}/{share[1]}",
     )
 
 

@@ -1,0 +1,111 @@
+"""Digests of whole files, as other programs check them: ``sha256sum -c``, ``xxhsum -c``.
+
+A document of them lies beside each manifest, which knows it as a companion. It lists the tensor
+files, and what was written beside them, but the manifest, which `verify --keep-fingerprints` may
+change.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from hashlib import sha256
+from typing import Any
+
+from rankxform.errors import FormatError, UsageError
+from rankxform.publish.options import SUMS
+from rankxform.storage.posix import AnyPath
+from rankxform.storage.store import address_of, store_at
+from rankxform.values import NamedTuple
+
+SHA256, XXH3 = SUMS
+_BLOCK = 4 << 20
+_DIGITS = {SHA256: 64, XXH3: 16}
+_LINE = re.compile(r"(?P<escaped>\\?)(?:XXH3_)?(?P<digest>[0-9a-fA-F]+) [ *](?:\./)?(?P<name>.+)")
+_TAGGED = re.compile(r"(?:XXH3|SHA256) \((?:\./)?(?P<name>.+)\) = (?P<digest>[0-9a-fA-F]+)")
+_ESCAPES = {"\\": "\\\\", "\n": "\\n", "\r": "\\r"}
+
+
+def new_digest(kind: str) -> Any:
+    """Return an empty digest. Raises UsageError where the library of its kind is not installed."""
+    if kind == SHA256:
+        return sha256()
+    try:
+        from xxhash import xxh3_64
+    except ImportError:
+        text = "--digests xxh3 needs the package xxhash, which is not installed"
+        raise UsageError(text, "pip install xxhash", "--digests sha256") from None
+    return xxh3_64()
+
+
+class StatedDigests(NamedTuple):
+    """What documents at a place state of its files, and which documents cannot be read, and why."""
+
+    by_name: dict[str, tuple[str, str]]  # kind and digest
+    unreadable: dict[str, str]  # by address
+
+
+def stated_at(place: AnyPath, documents: Iterable[str]) -> StatedDigests:
+    """Read those of some documents of digests that lie at a place."""
+    by_name, unreadable = dict[str, tuple[str, str]](), dict[str, str]()
+    store, kinds = store_at(str(place)), {document: kind for kind, document in SUMS.items()}
+    for document in filter(store.has, documents):
+        try:
+            sums = parse_sums(kinds[document], store.read(document))
+        except FormatError as error:
+            unreadable[address_of(str(place), document)] = str(error)
+        else:
+            by_name |= {name: (kinds[document], digest) for name, digest in sums.items()}
+    return StatedDigests(by_name, unreadable)
+
+
+def digest_of(kind: str, content: bytes) -> str:
+    """Return the digest of a small document."""
+    digest = new_digest(kind)
+    digest.update(content)
+    return str(digest.hexdigest())
+
+
+def digest_at(kind: str, path: AnyPath, on_progress: Callable[..., object]) -> str:
+    """Return the digest of a file, which is read from its first byte to its last."""
+    digest = new_digest(kind)
+    with store_at(str(path)).open("") as file:
+        for start in range(0, file.version.size, _BLOCK):
+            block = file.read_at(start, _BLOCK)
+            digest.update(block)
+            on_progress(len(block))
+    return str(digest.hexdigest())
+
+
+def format_sums(kind: str, digests: Mapping[str, str]) -> bytes:
+    """Return the document of the digests of files, by name.
+
+    >>> format_sums("xxh3", {"a.ckpt": "2d06800538d394c2"})
+    b'XXH3 (a.ckpt) = 2d06800538d394c2\\n'
+    """
+    lines = []
+    for name, digest in sorted(digests.items()):
+        escaped = "".join(_ESCAPES.get(character, character) for character in name)
+        if kind == XXH3:  # whose program escapes nothing
+            lines += [f"XXH3 ({name}) = {digest}\n"] if escaped == name else []
+        else:
+            lines.append(f"{'' if escaped == name else chr(92)}{digest}  {escaped}\n")
+    return "".join(lines).encode()
+
+
+def parse_sums(kind: str, data: bytes) -> dict[str, str]:
+    """Return the digests of a document, by name. Raises FormatError.
+
+    >>> parse_sums("xxh3", b"XXH3_2d06800538d394c2  ./a.ckpt\\n")
+    {'a.ckpt': '2d06800538d394c2'}
+    """
+    digests: dict[str, str] = {}
+    for number, line in enumerate(data.decode(errors="replace").splitlines(), 1):
+        match = _TAGGED.fullmatch(line) or _LINE.fullmatch(line)
+        if match is None or len(match["digest"]) != _DIGITS[kind]:
+            raise FormatError(f"line {number} states no {kind} of a file: {line[:80]!r}")
+        name = match["name"]
+        if match.groupdict().get("escaped"):
+            name = re.sub(r"\\(.)", lambda m: {"n": "\n", "r": "\r"}.get(m[1], m[1]), name)
+        digests[name] = match["digest"].lower()
+    return digests
