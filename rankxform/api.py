@@ -14,6 +14,7 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from dataclasses import replace
 from functools import partial
+from inspect import cleandoc
 from operator import index
 from typing import TYPE_CHECKING, Any, TypeVar, Union
 
@@ -88,8 +89,8 @@ def _with_options(names: Callable[[], frozenset[str]]) -> Callable[[F], F]:
     """Add the options to a function's docstring, by group."""
 
     def documented(function: F) -> F:
-        text = options_in_words(names()).replace("\n", "\n    ").replace("\n    \n", "\n\n")
-        function.__doc__ = f"{function.__doc__}\n    Options:\n\n    {text}\n    "
+        text = cleandoc(function.__doc__ or "")  # which Python 3.13 does by itself
+        function.__doc__ = f"{text}\n\nOptions:\n\n{options_in_words(names())}\n"
         return function
 
     return documented
