@@ -29,6 +29,7 @@ from rankxform.storage.posix import (
     create,
     make_folder,
     random_hex,
+    read_own_record,
     remove_if_possible,
     write_atomically,
 )
@@ -68,8 +69,11 @@ class RunLock(ABC):
         """
         self._mine = {**this_process(), "token": random_hex(8)}
         self._ended = threading.Event()
+        # A holder that was watched for as long as a dead one is silent, whatever clocks say.
+        self._silent: tuple[Any, float] | None = None
         _held.add(self._mine["token"])
         first: tuple[Any, float] | None = None
+        began = time.monotonic()
         while (lock_state := self._take_if_free()) is not None:
             holder, seconds, renewed = lock_state
             if seconds == FOREVER or (first is not None and first != (holder, renewed)):
@@ -80,6 +84,7 @@ class RunLock(ABC):
                     f"{DEAD_AFTER_SECONDS:.0f} s)",
                     where=place,
                 )
+            seconds = min(seconds, DEAD_AFTER_SECONDS - (time.monotonic() - began))
             if first is None:
                 say(
                     f"{place}: process {holder.get('pid')} on {holder.get('host')} "
@@ -87,7 +92,9 @@ class RunLock(ABC):
                     "run goes on there"
                 )
                 first = holder, renewed
-            time.sleep(min(_LOOK_SECONDS, seconds))
+            if seconds <= 0:
+                self._silent = first
+            time.sleep(max(0.0, min(_LOOK_SECONDS, seconds)))
         self._thread = threading.Thread(target=self._beat, daemon=True)
         self._thread.start()
 
@@ -137,7 +144,7 @@ class FolderLock(RunLock):
             holder, settled = _read(self._path), is_coherent(self._path)
             while holder is not None:
                 seconds, renewed = _life(holder, self._path)
-                if seconds > 0:
+                if seconds > 0 and (holder, renewed) != self._silent:
                     return holder, seconds, renewed
                 if settled:
                     break
@@ -201,7 +208,7 @@ def _start_time(pid: int) -> int | None:
 def _read(path: Path) -> dict[str, Any] | None:
     """Return what a lock says; None where there is none that can be read."""
     with suppress(OSError, ValueError):
-        holder = json.loads(path.read_bytes())
+        holder = json.loads(read_own_record(path))
         return holder if isinstance(holder, dict) else None
     return None
 

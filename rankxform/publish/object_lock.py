@@ -37,8 +37,10 @@ class ObjectLock(RunLock):
     def _take_if_free(self) -> tuple[Mapping[str, Any], float, float] | None:
         mine = json.dumps(self._mine).encode()
         state = _state_of(self._prefix)
-        if state is not None and state.holder != self._mine and state.seconds > 0:
-            return state.holder, state.seconds, state.written
+        if state is not None and state.holder != self._mine:
+            is_silent = state.seconds <= 0 or (state.holder, state.written) == self._silent
+            if not is_silent:
+                return state.holder, state.seconds, state.written
         if state is None:
             taken = self._prefix.put_new(LOCK_NAME, mine)
         else:

@@ -18,11 +18,11 @@ from rankxform.checkpoints.base import (
 )
 from rankxform.checkpoints.rank_folders import by_rank
 from rankxform.display.text import format_count
-from rankxform.errors import CheckpointError, Message, RankxformError, UsageError
+from rankxform.errors import CheckpointError, Message, RankxformError, StorageError, UsageError
 from rankxform.formats.container import container_suffixes, folder_signature
 from rankxform.layout.names import first_texts, natural_sort_key
 from rankxform.layout.strategy import Strategy
-from rankxform.storage.posix import suggest_similar_path
+from rankxform.storage.posix import read_bytes, suggest_similar_path
 from rankxform.storage.store import FOLDER, RANK, Listing, is_litter, store_at
 from rankxform.storage.user_files import load_readable, strategies_near
 from rankxform.values import pattern_on_use
@@ -203,8 +203,8 @@ def checkpoints_below(folder: Path) -> list[Path]:
     snapshots = cache / "snapshots"
     children = _folders_in(snapshots if snapshots.is_dir() else folder)
     main = ""
-    with suppress(OSError):
-        main = (cache / "refs" / "main").read_text().strip()
+    with suppress(StorageError):
+        main = read_bytes(cache / "refs" / "main").decode(errors="replace").strip()
     by_number = sorted(children, key=lambda child: natural_sort_key(child.name), reverse=True)
     ordered = children if snapshots.is_dir() else by_number
     return sorted(filter(_is_checkpoint, ordered), key=lambda child: child.name != main)

@@ -14,6 +14,7 @@ import errno
 import fcntl
 import os
 import resource
+import select
 import stat
 import struct
 from collections import OrderedDict
@@ -33,14 +34,29 @@ AnyPath = str | Path
 SYSCALL_BYTES = 1 << 20
 """Most bytes of one read or write call; larger ones are slow where memory is fragmented."""
 
+_PIPE_SECONDS, _PIPE_BYTES = 10.0, 1 << 20
+"""How long a pipe's writer may say nothing; bytes of one read."""
+
 _CACHED_SECONDS, _PAUSE_SECONDS = 3.0, 0.1
 """How long a node may know a folder by what it was before: JuiceFS does for a second."""
 
 
 def read_bytes(path: Path) -> bytes:
-    """Return all bytes of a small file, such as a strategy."""
-    with raising_storage_errors(path, "read"):
-        return path.read_bytes()
+    """Return all bytes of a small file, such as a strategy; of a pipe what its writers say, until
+    nothing is heard of them for a while."""
+    with (
+        raising_storage_errors(path, "read"),
+        open(_open_regular(path, takes_pipes=True), "rb", buffering=0) as file,
+    ):
+        if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            return file.readall()
+        parts = list[bytes]()
+        while select.select([file], [], [], _PIPE_SECONDS)[0]:
+            part = file.read(_PIPE_BYTES)
+            if not part:
+                return b"".join(parts)
+            parts.append(part)
+        raise TimeoutError(errno.ETIMEDOUT, "nobody writes to this pipe")
 
 
 Inode = tuple[int, int]
@@ -81,14 +97,16 @@ def read_own_record(path: Path) -> bytes:
         return file.read()
 
 
-def _open_regular(path: AnyPath, flags: int = 0) -> int:
-    """Open a regular file for reading, and wait for nobody who writes to a FIFO. Raises OSError."""
+def _open_regular(path: AnyPath, flags: int = 0, *, takes_pipes: bool = False) -> int:
+    """Open a regular file, or a pipe, for reading, and wait for nobody who writes to it. Raises
+    OSError."""
     flags |= os.O_RDONLY | os.O_CLOEXEC
     try:
         fd = os.open(path, flags | os.O_NONBLOCK)
     except BlockingIOError:  # another has a lease on it, as NFS servers have
         fd = os.open(path, flags)
-    if not stat.S_ISREG(os.fstat(fd).st_mode):
+    mode = os.fstat(fd).st_mode
+    if not stat.S_ISREG(mode) and not (takes_pipes and stat.S_ISFIFO(mode)):
         os.close(fd)
         raise OSError(errno.EINVAL, "is no regular file")
     return fd

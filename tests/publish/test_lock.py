@@ -227,3 +227,31 @@ def test_taken_and_let_go_at_a_run_no_two_are_ever_in(path):
     assert [process.returncode for process in crowd] == [0, 0, 0]
     assert all(int(taken) > 0 for taken in outputs)
     assert not path.parent.exists()
+
+
+@pytest.mark.parametrize("ahead", [30, 1e9])
+def test_a_dead_lock_dated_in_the_future_is_waited_for_as_long_as_any(
+    ahead, path, elsewhere, monkeypatch
+):
+    """By a host whose clock was wrong: by its age alone, it would be waited for until then."""
+    monkeypatch.setattr(lock, "DEAD_AFTER_SECONDS", 1.0)
+    monkeypatch.setattr(lock, "_LOOK_SECONDS", 0.1)
+    elsewhere(-ahead)
+    told = []
+    FolderLock(path, told.append).release()
+    assert len(told) == 1 and "in 1 s" in told[0]
+
+
+def test_a_live_run_whose_clock_is_ahead_is_not_disturbed(path, elsewhere, monkeypatch):
+    monkeypatch.setattr(lock, "DEAD_AFTER_SECONDS", 2.0)
+    monkeypatch.setattr(lock, "_LOOK_SECONDS", 0.1)
+    elsewhere(-1000)
+    renewals = iter(range(-1001, -2000, -1))
+    with pytest.raises(rankxform.StorageError, match="works on this folder"):
+        FolderLock(path, lambda line: elsewhere(next(renewals)))
+
+
+def test_a_pipe_in_the_place_of_a_lock_is_no_lock(path):
+    path.parent.mkdir()
+    os.mkfifo(path)
+    FolderLock(path).release()

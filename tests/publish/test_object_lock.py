@@ -133,3 +133,15 @@ def test_a_run_whose_lock_was_replaced_stops(place, monkeypatch):
         taken.check()
     taken.release()
     assert json.loads(place.read(LOCK_NAME)) == ELSEWHERE
+
+
+def test_a_dead_lock_dated_in_the_future_is_waited_for_as_long_as_any(monkeypatch):
+    monkeypatch.setattr(lock, "DEAD_AFTER_SECONDS", 0.5)
+    monkeypatch.setattr(object_lock, "DEAD_AFTER_SECONDS", 0.5)
+    monkeypatch.setattr(lock, "_LOOK_SECONDS", 0.1)
+    place = Place()
+    place.objects[LOCK_NAME], place.age = json.dumps(ELSEWHERE).encode(), -1e9
+    told = []
+    ObjectLock(place, told.append)._ended.set()
+    assert len(told) == 1
+    assert json.loads(place.objects[LOCK_NAME]) != ELSEWHERE
