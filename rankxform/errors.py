@@ -82,7 +82,8 @@ class Message(NamedTuple):
     @property
     def line(self) -> str:
         """The first line of the message."""
-        return f"{self.where}: {self.what}" if self.where else self.what
+        where = self.where.replace("\n", "\\n")  # a name may have any character
+        return f"{where}: {self.what}" if where else self.what
 
     def __str__(self) -> str:
         tries = f"; {', or '.join(self.tries)}" if self.tries else ""

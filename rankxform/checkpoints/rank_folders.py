@@ -37,7 +37,7 @@ from .base import (
 
 DEFAULT_PREFIX = "checkpoint_"
 LATEST = "latest"
-_STEP = pattern_on_use(r"(?P<family>.*?)-(?P<epoch>\d+)_(?P<step>\d+)")
+_STEP = pattern_on_use(r"(?s)(?P<family>.*?)-(?P<epoch>\d+)_(?P<step>\d+)")
 _AFTER_RANK = pattern_on_use(r"(rank_?)(\d+)")
 _AT_THE_END = pattern_on_use(r"\d+$")
 _NUMBER = pattern_on_use(r"\d+")

@@ -379,7 +379,7 @@ def expression_of(part: str) -> re.Pattern[str] | None:
     if part == "..":
         return None
     literal = re.escape(part).replace(re.escape(RANK), r"(\d{1,9})").replace(r"\*", ".*")
-    return re.compile(literal)
+    return re.compile(literal, re.DOTALL)
 
 
 ANY_FOLDER = "**/"

@@ -6,9 +6,11 @@ import os
 
 import pytest
 
+import rankxform
 from rankxform.checkpoints.base import DEFAULT_PATTERN, FORMS, CheckpointRef, RankFilter
 from rankxform.errors import CheckpointError, UsageError
 from rankxform.storage.store import PosixStore
+from tests import reference
 
 
 def find(folder, ranks, pattern=DEFAULT_PATTERN, step=None, suffix=None):
@@ -184,3 +186,19 @@ def test_ranks_that_are_not_needed_do_not_decide_the_step(tmp_path):
 def test_a_folder_without_checkpoints(tmp_path):
     with pytest.raises(CheckpointError, match="holds no checkpoint at.*--src-pattern"):
         find(tmp_path, [0])
+
+
+@pytest.mark.parametrize("text", ["a\nb", "\n", "a b", "größe", "it's"])
+def test_a_name_of_any_characters(text, tmp_path):
+    """A file's name may have an end of line, which a message shows as a sign."""
+    params, stage = {"w": ((8, 4), "Float32")}, [{"w": ([2], [0, -1], 0, 0)}]
+    strategy = reference.write_strategy(tmp_path / "a.ckpt", stage)
+    src = reference.write_checkpoint(tmp_path / text, stage, params, name=f"net{text}-3_70")
+    found = rankxform.load(src, strategy, None)["w"]
+    assert found.tobytes() == reference.full_tensor("w", *params["w"]).tobytes()
+    path = next((tmp_path / text / "rank_1").iterdir())
+    path.write_bytes(path.read_bytes()[:-3])
+    with pytest.raises(CheckpointError) as error:
+        rankxform.load(src, strategy, None)
+    line = str(error.value).splitlines()[0]
+    assert str(path).replace("\n", "\\n") in line and "cut off" in line
