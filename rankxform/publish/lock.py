@@ -29,7 +29,6 @@ from rankxform.storage.posix import (
     create,
     make_folder,
     random_hex,
-    read_own_record,
     remove_if_possible,
     write_atomically,
 )
@@ -207,8 +206,9 @@ def _start_time(pid: int) -> int | None:
 
 def _read(path: Path) -> dict[str, Any] | None:
     """Return what a lock says; None where there is none that can be read."""
-    with suppress(OSError, ValueError):
-        holder = json.loads(read_own_record(path))
+    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK  # it may be a pipe
+    with suppress(OSError, ValueError), open(os.open(path, flags), "rb") as file:
+        holder = json.loads(file.read() or b"")
         return holder if isinstance(holder, dict) else None
     return None
 

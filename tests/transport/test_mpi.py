@@ -1,7 +1,7 @@
 """All schedules of a team: whoever fails, stops or raises, wherever, nobody waits for ever, and
 all end alike.
 
-The numbers of schedules are stated by `python -m tests.transport.test_model`.
+The numbers of schedules are stated by `python -m tests.transport.test_mpi`.
 """
 
 from __future__ import annotations
