@@ -375,19 +375,24 @@ def test_all_processes_are_proved_on_one_as_each_is_by_itself(seed, tmp_path):
     assert at_once.boxes == by_each.boxes  # the sums are under other seeds
 
 
-SLICES = [(0, "a", 1000), (0, "b", 0), (3, "a", 1 << 40)]
+SLICES = [(0, [("a", 1000), ("b", 0), ("c", 10)]), (3, [("a", 1 << 40)])]
 
 
 def put_all(coverage, rng):
     """Put everything, in pieces, in any order; return the pieces."""
     puts = []
-    for file, name, nbytes in SLICES:
-        cuts = sorted({0, nbytes, *(rng.randrange(nbytes) for _ in range(5) if nbytes)})
-        puts += [(file, name, a, b - a) for a, b in pairwise(cuts)]
+    for file, contents in SLICES:
+        for name, nbytes in contents:
+            cuts = sorted({0, nbytes, *(rng.randrange(nbytes) for _ in range(5) if nbytes)})
+            puts += [(file, name, a, b - a) for a, b in pairwise(cuts)]
     rng.shuffle(puts)
     for put in puts:
-        coverage.add(*put)
+        add(coverage, *put)
     return puts
+
+
+def add(coverage, file, *put):
+    coverage.add(coverage._files[file], *put)
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -401,15 +406,20 @@ def test_what_is_put_twice_or_never_or_elsewhere_is_found(seed):
         [(file, name, start, nbytes)],
         [(file, name, start, nbytes - 1)] if nbytes > 1 else [(3, "a", 0, 1)],
         [(3, "a", start + 1, 1)],
+        [(1, "a", 0, 10)],
+        [(0, "unknown", 0, 10)],
+        [(0, "a", 0, 10), (0, "a", 10, -10 + 5)],
     ):
         coverage = Coverage(SLICES)
         put_all(coverage, rng)
         for put in wrong:
-            coverage.add(*put)
+            add(coverage, *put)
         with pytest.raises(RankxformError, match="put twice, or never"):
             coverage.check()
-    coverage = Coverage(SLICES)
     with pytest.raises(RankxformError, match="put twice, or never"):
-        coverage.check()
-    with pytest.raises(RankxformError, match="not to get it"):
-        coverage.add(1, "a", 0, 10)
+        Coverage(SLICES).check()
+    moved = Coverage(SLICES)
+    for put_file, *put in puts:
+        add(moved, 3 - put_file if put[0] == "c" else put_file, *put)
+    with pytest.raises(RankxformError, match="into another file"):
+        moved.check()
