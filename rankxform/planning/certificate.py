@@ -84,6 +84,7 @@ class Certificate:
         self._weight = lru_cache(None)(self._new_weight)
         self._sums: dict[object, SumsBySource] = {}
         self._stated: dict[str, object] = {}  # by tensor what states where it lies
+        self._boxes: dict[str, dict[int, list[Box]]] = {}  # by tensor and file
         # Cells with what makes them, and reads that files are stated to hold; each with what is
         # kept because its identity is in the key.
         self._proved: dict[object, tuple[SumsBySource, object]] = {}
@@ -243,7 +244,7 @@ class Certificate:
         box = tiling.source_box(cell)
         stated_boxes = self._stated_boxes(name, shape, file)
         if stated_boxes is None:  # headers alone say how rows are divided
-            stated_boxes = [box] if file in parameter.sharding.files[cell] else []
+            stated_boxes = [box] if file in parameter.sharding.files[cell] else ()
         if box not in stated_boxes:
             raise wrong(f"file {file} is not stated to hold {box} of {name}")
 
@@ -252,7 +253,11 @@ class Certificate:
         slices are of other sizes than the strategy's, as those of torch.chunk are."""
         description, strategy = self._catalog.description, self._catalog.strategy
         if name in description.boxes:
-            return [box for holder, box, _ in description.boxes[name] if holder == file]
+            if name not in self._boxes:
+                boxes = self._boxes[name] = {}
+                for holder, box, _ in description.boxes[name]:
+                    boxes.setdefault(holder, []).append(box)
+            return self._boxes[name].get(file, ())
         stage = None if strategy is None else strategy.stages[self._catalog.stage_of(file)]
         if strategy is None or stage is None or name not in stage:
             return [Box.whole(shape)]

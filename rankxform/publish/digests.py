@@ -22,7 +22,9 @@ SHA256, XXH3 = SUMS
 _BLOCK = 4 << 20
 _DIGITS = {SHA256: 64, XXH3: 16}
 _LINE = re.compile(r"(?P<escaped>\\?)(?:XXH3_)?(?P<digest>[0-9a-fA-F]+) [ *](?:\./)?(?P<name>.+)")
-_TAGGED = re.compile(r"(?:XXH3|SHA256) \((?:\./)?(?P<name>.+)\) = (?P<digest>[0-9a-fA-F]+)")
+_TAGGED = re.compile(
+    r"(?P<escaped>\\?)(?:XXH3|SHA256) \((?:\./)?(?P<name>.+)\) = (?P<digest>[0-9a-fA-F]+)"
+)
 _ESCAPES = {"\\": "\\\\", "\n": "\\n", "\r": "\\r"}
 
 
@@ -100,12 +102,15 @@ def parse_sums(kind: str, data: bytes) -> dict[str, str]:
     {'a.ckpt': '2d06800538d394c2'}
     """
     digests: dict[str, str] = {}
-    for number, line in enumerate(data.decode(errors="replace").splitlines(), 1):
+    for number, line in enumerate(data.decode(errors="replace").split("\n"), 1):
+        line = line.rstrip("\r")
+        if not line or line.startswith("#"):
+            continue
         match = _TAGGED.fullmatch(line) or _LINE.fullmatch(line)
         if match is None or len(match["digest"]) != _DIGITS[kind]:
             raise FormatError(f"line {number} states no {kind} of a file: {line[:80]!r}")
         name = match["name"]
-        if match.groupdict().get("escaped"):
+        if match["escaped"]:
             name = re.sub(r"\\(.)", lambda m: {"n": "\n", "r": "\r"}.get(m[1], m[1]), name)
         digests[name] = match["digest"].lower()
     return digests

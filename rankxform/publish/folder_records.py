@@ -225,7 +225,7 @@ class FolderRecords:
         for name in job["files"]:
             remove_if_possible(part_of(self._folder / name))
         names = FORMS[job.get("form", DEFAULT_FORM)].companion_names(list(job["files"]))
-        for name in set(names).intersection(job.get("companions", {})):
+        for name in {*names, *SUMS.values()}.intersection(job.get("companions", {})):
             remove_if_possible(self._folder / name)
         for path in self._journals():
             remove_if_possible(path)
@@ -396,13 +396,15 @@ class FolderRecords:
         complete: Collection[str] = (),
         make_companions: Callable[[], Mapping[str, Iterable[bytes]]] = dict,
         published: Mapping[Path, FileStat] = MappingProxyType({}),
+        make_sums: Callable[[Collection[str]], Mapping[str, Iterable[bytes]]] | None = None,
     ) -> None:
         """Write the manifest: the files of this run are done. `contents` is recorded as it is.
 
         published: facts of files as those have them who wrote them, perhaps on other nodes.
 
         What `make_companions` returns is written before it, by name, if the files with `complete`
-        names are all there.
+        names are all there. make_sums: returns the document of digests of some files, if any is
+        to be written.
         """
         own_names = set(map(self._name, self._finals.values()))
         old_manifest = self._read(MANIFEST) or {}
@@ -422,7 +424,10 @@ class FolderRecords:
                 finished_names.append(name)
         if files.keys() >= set(complete):
             self._add_companions(make_companions())
-        self._companions = {**self._own_sums, **self._companions}
+        if make_sums is not None:
+            self._add_companions(make_sums([*files, *self._companions]))
+        elif self._own_sums:
+            self._keep_sums(old_manifest, contents)
         command = self._identity.pop("continued_by", None)  # it is done
         content = {
             "form": self._form,
@@ -448,12 +453,22 @@ class FolderRecords:
 
     def _add_companions(self, contents: Mapping[str, Iterable[bytes]]) -> None:
         """Write companion files; the job knows them first, so that a stopped run is continued."""
-        self._companions = dict.fromkeys(contents, "")
+        self._companions |= dict.fromkeys(contents, "")
         if contents:
             self._write_job()
         for name, data in contents.items():
             path = self._folder / name
             self._companions[name] = write_companion(path, data, durable=self._durable)
+
+    def _keep_sums(self, old: Mapping[str, Any], contents: Mapping[str, Any]) -> None:
+        """Keep an earlier run's document of digests, if all that it lists is as it was."""
+        was = {n: d for n, d in old.get("companions", {}).items() if n not in self._own_sums}
+        is_same = not contents.get("copied") and was == self._companions
+        for name, digest in self._own_sums.items():
+            if is_same and digest and (self._folder / name).is_file():
+                self._companions[name] = digest
+            else:
+                remove_if_possible(self._folder / name)
 
     def close(self, keep: bool) -> None:
         """Release the folder; with `keep`, what is needed to continue stays.

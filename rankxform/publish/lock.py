@@ -83,14 +83,15 @@ class RunLock(ABC):
                     f"{DEAD_AFTER_SECONDS:.0f} s)",
                     where=place,
                 )
-            seconds = min(seconds, DEAD_AFTER_SECONDS - (time.monotonic() - began))
             if first is None:
+                began, seconds = time.monotonic(), min(seconds, DEAD_AFTER_SECONDS)
                 say(
                     f"{place}: process {holder.get('pid')} on {holder.get('host')} "
                     f"worked on this {kind}; if nothing is heard of it in {seconds:.0f} s, this "
                     "run goes on there"
                 )
                 first = holder, renewed
+            seconds = min(seconds, DEAD_AFTER_SECONDS - (time.monotonic() - began))
             if seconds <= 0:
                 self._silent = first
             time.sleep(max(0.0, min(_LOOK_SECONDS, seconds)))
@@ -206,9 +207,14 @@ def _start_time(pid: int) -> int | None:
 
 def _read(path: Path) -> dict[str, Any] | None:
     """Return what a lock says; None where there is none that can be read."""
-    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK  # it may be a pipe
-    with suppress(OSError, ValueError), open(os.open(path, flags), "rb") as file:
-        holder = json.loads(file.read() or b"")
+    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
+    with suppress(OSError, ValueError):
+        try:
+            fd = os.open(path, flags | os.O_NONBLOCK)  # it may be a pipe
+        except BlockingIOError:  # another has a lease on it, as NFS servers have
+            fd = os.open(path, flags)
+        with open(fd, "rb") as file:
+            holder = json.loads(file.read() or b"")
         return holder if isinstance(holder, dict) else None
     return None
 

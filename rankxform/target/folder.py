@@ -423,22 +423,19 @@ class FolderDestination(Destination):
             digests[paths[file]] = digest_at(self.request.digests or "", paths[file], count)
         return digests
 
-    def _with_digests(
-        self,
-        kind: str,
-        companions: Callable[[], Mapping[str, Iterable[bytes]]],
-        copied_names: Iterable[str],
+    def _digests_of(
+        self, copied_names: Iterable[str], names: Iterable[str]
     ) -> Mapping[str, Iterable[bytes]]:
-        """Return a form's companions, and the document of the digests of all files."""
-        from rankxform.publish.digests import digest_at, digest_of, format_sums
+        """Return the document of the digests of all files that a manifest lists; those of other
+        runs are read here."""
+        from rankxform.publish.digests import digest_at, format_sums
 
-        place = self.target.folder
-        contents = {name: [b"".join(chunks)] for name, chunks in companions().items()}
+        kind, place = self.request.digests or "", self.target.folder
         digests = {str(path.relative_to(place)): d for path, d in self._digests.items()}
-        digests |= {name: digest_of(kind, content) for name, (content,) in contents.items()}
-        for name in copied_names:
-            digests[name] = digest_at(kind, place / name, lambda _: None)
-        return {**contents, SUMS[kind]: [format_sums(kind, digests)]}
+        for name in (*names, *copied_names):
+            if name not in digests:
+                digests[name] = digest_at(kind, place / name, lambda _: None)
+        return {SUMS[kind]: [format_sums(kind, digests)]}
 
     def _read_back(self, written: Sequence[Mapping[Path, FileStat]], team: Team) -> None:
         """See that other nodes have what each process has written. Collective.
@@ -567,17 +564,14 @@ class FolderDestination(Destination):
         if self.folder is None:
             return
         target = self.target
-        copied_names, kind = write_companions_near(target), self.request.digests
-        companions: Callable[[], Mapping[str, Iterable[bytes]]] = partial(
-            target.form.companions, target.planner, target.arrangement, target.training
-        )
-        if kind is not None:
-            companions = partial(self._with_digests, kind, companions, copied_names)
+        copied_names = write_companions_near(target)
+        has_digests = self.request.digests is not None
         self.folder.finish(
             manifest_statements(self.conversion, copied_names, self.proof),
             target.arrangement.names.values(),
-            companions,
+            lambda: target.form.companions(target.planner, target.arrangement, target.training),
             published,
+            partial(self._digests_of, copied_names) if has_digests else None,
         )
 
     def remove_unfinished(self, dst: str) -> Sequence[str]:

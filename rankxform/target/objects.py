@@ -371,7 +371,9 @@ class ObjectDestination(Destination):
         for file, sums_of_process in chain.from_iterable(noted):
             sums.get(file, {}).update(sums_of_process)
 
-        def complete_files(_: OnProgress) -> None:
+        def complete_files(on_progress: OnProgress) -> None:
+            if self._buffers is not None:  # whose progress was that of `fill`
+                self._buffers.on_progress = on_progress
             for file, sums_of_file in sums.items():
                 self._writers[file].complete(sums_of_file)
                 self._writers[file].flush()

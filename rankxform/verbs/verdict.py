@@ -98,7 +98,18 @@ class Verdict(HasFindings, Comparison):
         headers alone were compared."""
         if self.errors:
             return False
-        return True if self.checked in (BYTES, FINGERPRINTS, DIGESTS) else None
+        return True if self._is_read and self.subset is None else None
+
+    @property
+    def _is_read(self) -> bool:
+        """Whether every byte was compared of the files that were to be read."""
+        return self.checked in (BYTES, FINGERPRINTS, DIGESTS)
+
+    @property
+    def exit_code(self) -> int:
+        """Exit code of the command: 0 for a share of the files too, if nothing in it differs."""
+        is_right_share = self.subset is not None and self._is_read and not self.errors
+        return 0 if is_right_share else super().exit_code
 
     @property
     def _compared(self) -> str:
@@ -141,7 +152,13 @@ class Verdict(HasFindings, Comparison):
         """Yield whether both sides hold the same, and where they do not; at `VERBOSE` a row for
         each slice."""
         compared = f"{self._compared}, {format_seconds(self.seconds)}"
-        if self.same is None:
+        is_right_share = self.same is None and self._is_read
+        if is_right_share:
+            text = (
+                f"the same: every byte compared, {compared}; of the other files sizes and samples"
+            )
+            yield lines(f"share {self.subset}", text)
+        elif self.same is None:
             yield lines("NOT VERIFIED:", self._not_compared())
             text = "its source is not there any more, without which not every byte can be compared"
             yield lines("", f"to compare every byte: {self.command}" if self.command else text)
@@ -157,9 +174,7 @@ class Verdict(HasFindings, Comparison):
                 basis += "; plan proved" if self.proof else ""
             if self.checked == DIGESTS:
                 basis = "; with the digests beside its manifest"
-            share = f" of share {self.subset}" if self.subset is not None else ""
-            basis += "; of the other files sizes and samples" if share else ""
-            yield lines("same", f"every byte{share} compared, {compared}{basis}")
+            yield lines("same", f"every byte compared, {compared}{basis}")
         if self.fingerprints_kept:
             command = shlex.join(["rankxform", "verify", shown_path(self.dst)])
             yield lines("kept", f"fingerprints, by which SRC is not needed: {command}")

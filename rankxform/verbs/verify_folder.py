@@ -12,6 +12,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from heapq import heappop, heappush
 from itertools import chain
 from pathlib import Path
 from posixpath import dirname
@@ -28,7 +29,13 @@ from rankxform.publish.options import SUMS
 from rankxform.source import written
 from rankxform.source.copies import reach_of_storage
 from rankxform.source.place import form_at, list_and_select, listing_at
-from rankxform.source.written import CHECKED, WrittenRead, declared_files_of, read_listed_file
+from rankxform.source.written import (
+    CHECKED,
+    FINGERPRINTS,
+    WrittenRead,
+    declared_files_of,
+    read_listed_file,
+)
 from rankxform.statements import ERROR, WARNING, WRITTEN, Finding, run_rules
 from rankxform.storage.identity import sampled_bytes
 from rankxform.storage.store import (
@@ -98,6 +105,8 @@ def folder_with_manifest(folder: str) -> ManifestPlace:
     return place._replace(tracker=(*wrong.items(),))
 
 
+_MOST_DIGITS = 10
+
 FileShare = tuple[int, int]
 """Which of how many shares of files; the first is 1."""
 
@@ -105,7 +114,8 @@ FileShare = tuple[int, int]
 def share_of_files(text: str) -> FileShare:
     """Return the share that "3/10" is. Raises UsageError."""
     number, _, count = text.partition("/")
-    if not (number.isdecimal() and count.isdecimal() and 0 < int(number) <= int(count)):
+    is_number = all(part.isdecimal() and len(part) < _MOST_DIGITS for part in (number, count))
+    if not is_number or not 0 < int(number) <= int(count):
         raise UsageError(f"--subset {text}: expected a share from 1/N to N/N, such as 3/10")
     return int(number), int(count)
 
@@ -114,13 +124,13 @@ def files_of_share(entries: Mapping[str, Mapping[str, Any]], share: FileShare) -
     """Return the names of the files of a share; shares are about as large, and each file is of
     one."""
     number, count = share
-    names_by_share: list[list[str]] = [[] for _ in range(count)]
-    sizes = [0] * count
+    sizes, names = [(0, n) for n in range(1, min(count, len(entries)) + 1)], set[str]()
     for name in sorted(entries, key=lambda name: (-entries[name]["size"], name)):
-        smallest = min(range(count), key=sizes.__getitem__)
-        names_by_share[smallest].append(name)
-        sizes[smallest] += entries[name]["size"]
-    return {*names_by_share[number - 1]}
+        size, smallest = heappop(sizes)
+        heappush(sizes, (size + entries[name]["size"], smallest))
+        if smallest == number:
+            names.add(name)
+    return names
 
 
 def look_beside(
@@ -218,7 +228,11 @@ def verify_folder(
     return Verdict(
         None,
         where,
-        min((r.compared for r in reads if not r.is_sampled), key=CHECKED.index, default=None),
+        min(
+            (r.compared for r in reads if not r.is_sampled),
+            key=CHECKED.index,
+            default=None if share is None else FINGERPRINTS,
+        ),
         findings,
         ranks,
         files_compared=len(entries),

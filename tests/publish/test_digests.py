@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -96,6 +97,35 @@ def test_files_that_share_their_bytes_and_files_that_were_there_are_listed_too(j
     assert agrees(dst, "sha256") == (True, 4) and rankxform.verify(dst).same
 
 
+def test_ranks_of_other_runs_are_listed_too(job):
+    """Each manifest has one, which lists what it lists."""
+    dst = job[1]
+    rankxform.transform(*job, ranks=[0, 1], digests="sha256", fsync=False)
+    assert agrees(dst, "sha256") == (True, 2)
+    rankxform.transform(*job, ranks=[2, 3, 4, 5], digests="sha256", fsync=False)
+    assert agrees(dst, "sha256") == (True, 6)
+    (dst / "rank_3/checkpoint_3.safetensors").unlink()
+    rankxform.transform(*job, ranks=[3], digests="sha256", fsync=False)
+    assert agrees(dst, "sha256") == (True, 6)
+    verdict = rankxform.verify(dst)
+    assert verdict.same and verdict.checked == "digests"
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_a_document_that_a_killed_run_was_about_to_write_is_not_listed(is_there, job):
+    """Its job knew the name before; a run without --digests goes on."""
+    dst = job[1]
+    rankxform.transform(*job, fsync=False)
+    manifest = json.loads((dst / "rankxform.json").read_text())
+    manifest["companions"] = {"SHA256SUMS": ""}
+    (dst / "rankxform.json").write_text(json.dumps(manifest))
+    if is_there:
+        (dst / "SHA256SUMS").write_text("some of it")
+    rankxform.transform(*job, fsync=False)
+    assert rankxform.verify(dst).differences == ()
+    assert not (dst / "SHA256SUMS").exists()
+
+
 def test_a_document_goes_with_the_files_that_it_lists(job):
     dst = job[1]
     rankxform.transform(*job, digests="sha256", fsync=False)
@@ -138,15 +168,23 @@ def test_shares_read_every_byte_once(job):
     for count in (1, 2, 4, 9):
         verdicts = [rankxform.verify(dst, subset=f"{n}/{count}") for n in range(1, count + 1)]
         assert sum(verdict.files_compared for verdict in verdicts) == 6
-        assert all(verdict.same for verdict in verdicts if verdict.files_compared)
+        assert {verdict.same for verdict in verdicts} == {None}  # not all was read
+        assert {verdict.exit_code for verdict in verdicts} == {0}
         assert sum(v.bytes_compared for v in verdicts) == rankxform.verify(dst).bytes_compared
     path = dst / "rank_4/checkpoint_4.safetensors"
     flip(path)
     # Samples of a file so small are all of it, which the other shares compare too.
     assert [rankxform.verify(dst, subset=f"{n}/3").same for n in (1, 2, 3)] == [False] * 3
     flip(path)
-    assert "every byte of share 2/6 compared" in as_text(rankxform.verify(dst, subset="2/6"))
-    for text in ("0/3", "4/3", "3", "a/b", "-1/3"):
+    text = as_text(rankxform.verify(dst, subset="2/6"))
+    assert "share 2/6" in text and "the same: every byte compared" in text
+    (dst / "rankxform.json").write_text(
+        re.sub(r',"digest":"[0-9a-f]+"', "", (dst / "rankxform.json").read_text())
+    )
+    unknown = rankxform.verify(dst, subset="2/6")
+    assert unknown.exit_code == 6 and "NOT VERIFIED" in as_text(unknown)
+    assert rankxform.verify(dst, subset="1000/999999").exit_code == 0  # of no file
+    for text in ("0/3", "4/3", "3", "a/b", "-1/3", f"1/{'9' * 5000}"):
         with pytest.raises(UsageError, match="expected a share"):
             rankxform.verify(dst, subset=text)
     with pytest.raises(UsageError, match="one folder"):
@@ -177,7 +215,21 @@ def checked(src):
     return subprocess.run(line, capture_output=True, text=True).stdout
 
 
-NAMES = ["a.ckpt", "rank_0/a b.ckpt", "back\\slash", "new\nline", "größe", " leading"]
+def test_remarks_and_tagged_lines_are_read_as_programs_do():
+    digest = "0" * 64
+    text = f"# a remark\n\nSHA256 (a) = {digest}\n\\SHA256 (b\\nc) = {digest}\r\n{digest} *./d\n"
+    assert parse_sums("sha256", text.encode()) == dict.fromkeys(("a", "b\nc", "d"), digest)
+
+
+NAMES = [
+    "a\x85b\u2028",
+    "a.ckpt",
+    "rank_0/a b.ckpt",
+    "back\\slash",
+    "new\nline",
+    "größe",
+    " leading",
+]
 
 
 def test_names_of_any_characters_are_read_as_they_were_written():

@@ -251,6 +251,20 @@ def test_a_live_run_whose_clock_is_ahead_is_not_disturbed(path, elsewhere, monke
         FolderLock(path, lambda line: elsewhere(next(renewals)))
 
 
+def test_a_lock_with_a_lease_on_it_is_read_and_waited_for(path, other, monkeypatch):
+    """As an NFS server has, which lets nobody open it who does not wait."""
+    real = os.open
+
+    def with_lease(name, flags, *mode, **options):
+        if str(name) == str(path) and flags & os.O_NONBLOCK:
+            raise BlockingIOError(11, "a lease")
+        return real(name, flags, *mode, **options)
+
+    monkeypatch.setattr(os, "open", with_lease)
+    with pytest.raises(rankxform.StorageError, match="works on this folder"):
+        FolderLock(path)
+
+
 def test_a_pipe_in_the_place_of_a_lock_is_no_lock(path):
     path.parent.mkdir()
     os.mkfifo(path)

@@ -31,7 +31,7 @@ class PartBuffers:
 
     def __init__(self, nbytes: int, on_progress: OnProgress) -> None:
         """nbytes: of memory. on_progress: is called while parts are waited for, and may raise."""
-        self._limit, self._on_progress = nbytes, on_progress
+        self._limit, self.on_progress = nbytes, on_progress
         self._taken = 0
         self._workers = Workers(SENDERS)
         self._sending: deque[tuple[Future[None], int]] = deque()
@@ -62,7 +62,7 @@ class PartBuffers:
 
     def _end_oldest(self) -> None:
         future, nbytes = self._sending[0]
-        await_future(future, self._on_progress)
+        await_future(future, self.on_progress)
         self._sending.popleft()
         self._taken -= nbytes
 

@@ -79,20 +79,22 @@ class SummedWriter:
         """Put the checksum, if its part is this process's. sums: of all spans."""
         if self._is_complete:
             return
-        self._is_complete = True
         offset, patch = self._container.checksum(
             self._layout,
             partial(self._crc_of, sums),
             lambda spans: (memoryview(sums[span.offset].scalar) for span in spans),
         )
-        if self._writer.is_open(offset):
+        is_open = self._writer.is_open(offset)
+        if is_open:
             self._writer.put(offset, memoryview(patch))
+        # The last part of a file may begin with what an empty tensor has before it, put later.
+        self._is_complete = is_open or not self._is_alone
 
     def flush(self) -> None:
         """See that all was sent, if others need not put theirs before."""
         if self._is_alone:
             self.complete(self.sums)
-        if self._is_complete:
+        if self._is_complete or self._is_alone:
             self._writer.flush()
 
     def _crc_of(self, sums: Mapping[int, SpanSum], spans: Iterable[Span], crc: int) -> int:
