@@ -23,7 +23,7 @@ from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
-from rankxform.errors import StorageError
+from rankxform.errors import StorageError, raising_storage_errors
 from rankxform.storage.identity import is_coherent
 from rankxform.storage.posix import (
     create,
@@ -41,6 +41,7 @@ _CACHED_SECONDS = 2.0
 _LOOK_SECONDS = 1.0
 _CLOCK, _TURN = "clock-", "lock.turn"
 FOREVER = float("inf")
+_NO_LOCK = FileNotFoundError, NotADirectoryError, IsADirectoryError
 
 _held: set[str] = set()
 """Tokens of the locks that this process holds, or waits for: one that could not be removed is not
@@ -167,7 +168,7 @@ class FolderLock(RunLock):
         """Remove the lock's folder too, where nothing else is in it."""
         for turn in (taking_turns(self._path), nullcontext()):  # without, rather than not at all
             with suppress(StorageError), turn:
-                if _read(self._path) in (self._mine, None):  # one that cannot be read is no other's
+                if _read(self._path) in (self._mine, None):
                     remove_if_possible(self._path)
                 return
 
@@ -206,9 +207,10 @@ def _start_time(pid: int) -> int | None:
 
 
 def _read(path: Path) -> dict[str, Any] | None:
-    """Return what a lock says; None where there is none that can be read."""
+    """Return what a lock says; None where there is none, or something else. Raises StorageError
+    where it cannot be read, which does not say that nobody has it."""
     flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
-    with suppress(OSError, ValueError):
+    with raising_storage_errors(path, "read"), suppress(*_NO_LOCK, ValueError):
         try:
             fd = os.open(path, flags | os.O_NONBLOCK)  # it may be a pipe
         except BlockingIOError:  # another has a lease on it, as NFS servers have
