@@ -19,8 +19,6 @@ def run(options: Parsed, team: Team) -> int:
         share = None if subset is None else team.bcast(lambda: share_of_files(subset))
         request, verdict = None, verify_folder(options.src, team, screen.progress, share)
     else:
-        if options.subset is not None:
-            raise UsageError("--subset is for one folder: verify DST")
         request = screen.request()
         verdict = verify(request, team, screen.begin)
     code = screen.show("verify", lambda: verdict)
@@ -32,6 +30,8 @@ def run(options: Parsed, team: Team) -> int:
 def _means_manifest(options: Parsed) -> bool:
     """Whether one folder was given, to be compared with its own manifest."""
     if options.dst or options.dst_option or options.src_option or not options.src:
+        if options.subset is not None:
+            raise UsageError("--subset is for one folder: verify DST")
         return False
     if options.src_strategy or options.dst_strategy:
         raise UsageError("one folder and a strategy: verify SRC DST, or verify DST by its manifest")

@@ -27,12 +27,12 @@ from .catalog import Catalog, Parameter
 from .transfers import Reach, Transfer
 
 PRIME = (1 << 61) - 1
-_MOST_AXES = 16
+_MOST_AXES = 64  # numpy's
 
 SumsBySource = Mapping[int, int]
 """Of each source tensor that a tensor is made of, by its number, the sum of what comes of it."""
 
-Hop = tuple[str, "int | None", "int | None", Cell, Cell]
+Hop = tuple[str, int, int, Cell, Cell]
 """A piece in a message: how it travels, from which process, to which; its source and destination
 cell."""
 

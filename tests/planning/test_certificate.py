@@ -31,7 +31,7 @@ from rankxform.verbs.proof import (
     share_of,
 )
 from tests.checkpoints import DATA
-from tests.planning.test_exchange import AUTO, TWO_PHASE, exchanges_of, random_work
+from tests.planning.test_exchange import AUTO, TWO_PHASE, exchanges_of, of, random_work
 
 PLANS = int(os.environ.get("RANKXFORM_MUTATIONS", "300")) // 5
 """For each, a change of each kind; 10,000 changes at night."""
@@ -373,6 +373,22 @@ def test_all_processes_are_proved_on_one_as_each_is_by_itself(seed, tmp_path):
     by_each = case.prove()
     at_once = prove_all(case.plan, case.reach, case.due, case.assignment, case.exchanges)
     assert at_once.boxes == by_each.boxes  # the sums are under other seeds
+
+
+@pytest.mark.parametrize("axes", [2, 17, 40])
+def test_a_shift_along_the_last_of_many_axes_is_refused(axes, tmp_path):
+    tensor_map = [*(-1 for _ in range(axes - 1)), 0]
+    plan = of(tmp_path, ([4], tensor_map), ([2], tensor_map), shape=(*(1,) * (axes - 1), 24))
+    (transfer,) = plan.transfers([plan.whole_file(0)])
+    (cell,) = transfer.targets
+    (src_cell, box), *others = transfer.copies(cell)
+    certificate = Certificate(plan.catalog, Reach.full((0,), range(4)), 7)
+    assert share_of(certificate, 0, transfer, {}).sums
+    start, stop = [*box.start], [*box.stop]
+    start[-1], stop[-1] = start[-1] + 1, stop[-1]
+    wrong = with_pieces(transfer, cell, [(src_cell, Box((*start,), (*stop,))), *others])
+    with pytest.raises(RankxformError, match="do not make"):
+        share_of(certificate, 0, wrong, {})
 
 
 SLICES = [(0, [("a", 1000), ("b", 0), ("c", 10)]), (3, [("a", 1 << 40)])]
