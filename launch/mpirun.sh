@@ -23,6 +23,6 @@ case ${1:-} in
     --*) verb=transform ;;
     *) echo "$0: transform or verify, please; follow takes -n itself, and launch is started by mpirun or srun" >&2; exit 2 ;;
 esac
-if [ -n "${HOSTFILE:-}" ]; then set -- --hostfile "$HOSTFILE" "$@"; else : "${PROCESSES:=$(nproc)}"; fi
+if [ -n "${HOSTFILE:-}" ]; then set -- "--hostfile=$HOSTFILE" "$@"; else : "${PROCESSES:=$(nproc)}"; fi
 if [ -n "${PROCESSES:-}" ]; then set -- -n "$PROCESSES" "$@"; fi
 exec "$python" -m rankxform "$verb" "$@"

@@ -20,9 +20,12 @@ here=$(cd "$(dirname "$0")" && pwd)
 : "${MSRUN:=msrun --worker_num=$WORKERS --local_worker_num=${LOCAL_WORKERS:-$WORKERS} --join=True}"
 checkpoint=$OUTPUT/transformed_checkpoint
 if [ "${CONVERT:-yes}" = yes ]; then
+    case $SRC in -*) SRC=./$SRC ;; esac
+    case $checkpoint in -*) checkpoint=./$checkpoint ;; esac
     "$here/mpirun.sh" transform "$SRC" "$checkpoint" \
-        --src-strategy "$SRC_STRATEGY" --dst-strategy "$DST_STRATEGY"
+        "--src-strategy=$SRC_STRATEGY" "--dst-strategy=$DST_STRATEGY"
 fi
 [ -e "$checkpoint/rankxform.json" ] || { echo "$0: $checkpoint is not complete" >&2; exit 4; }
+set -f  # no names are put in the place of patterns
 # shellcheck disable=SC2086  # MSRUN is a command with options
 exec $MSRUN "$@" "$checkpoint"

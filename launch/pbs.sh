@@ -22,5 +22,6 @@ if "${MPIRUN:-mpirun}" --version 2>&1 | grep -q -i -e "open mpi" -e prrte; then 
 sort "$PBS_NODEFILE" | uniq -c | while read -r count host; do echo "$host$form$count"; done >"$HOSTFILE"
 PROCESSES=$(wc -l <"$PBS_NODEFILE")
 export PROCESSES
+set -f  # no names are put in the place of patterns
 # shellcheck disable=SC2086  # its words are arguments
 "$launch/mpirun.sh" $ARGUMENTS

@@ -87,6 +87,48 @@ def test_pbs(place):
     assert not list(place.glob("rankxform-hosts*"))
 
 
+NAME = 'it\'s "a" $(touch pwned) `touch pwned`;*[1]\n{rank} %d -e'
+
+
+def renamed(place, start=""):
+    """Give all that is there hard names; return the words of a transform."""
+    names = [f"{start}{name} {NAME}" for name in ("src", "a.ckpt", "b.ckpt")]
+    for old, new in zip(("src", "a.ckpt", "b.ckpt"), names):
+        (place / old).rename(place / new)
+    return names
+
+
+def test_mpirun_with_hard_names(place):
+    src, a, b = renamed(place)
+    words = ["transform", src, f"dst {NAME}", "--src-strategy", a, "--dst-strategy", b]
+    code, output = script(place, "mpirun.sh", *words, PROCESSES="2")
+    assert code == 0 and converted(place, f"dst {NAME}"), output
+    assert not (place / "pwned").exists()
+
+
+def test_msrun_with_hard_names(place):
+    src, a, b = renamed(place, "-")
+    code, output = script(
+        place, "msrun.sh", "train 1.py", "--load", SRC=src, SRC_STRATEGY=a, DST_STRATEGY=b,
+        OUTPUT=f"-out {NAME}", MSRUN="printf [%s]", PROCESSES="1",
+    )  # fmt: skip
+    folder = f"-out {NAME}/transformed_checkpoint"
+    assert code == 0 and converted(place, folder), output
+    assert f"[train 1.py][--load][./{folder}]" in output and not (place / "pwned").exists()
+
+
+def test_pbs_puts_no_names_in_the_place_of_patterns(place):
+    (place / "nodes").write_text("localhost\n")
+    (place / "src").rename(place / "src[1]")
+    (place / "src1").mkdir()
+    code, output = script(
+        place, "pbs.sh", PBS_NODEFILE=str(place / "nodes"), PBS_O_WORKDIR=str(place),
+        LAUNCH=str(LAUNCH), ARGUMENTS=" ".join(["transform", "src[1]", *TRANSFORM[2:]]),
+        MPIRUN=str(BIN / "mpirun"), TMPDIR=str(place),
+    )  # fmt: skip
+    assert code == 0 and converted(place), output
+
+
 @pytest.mark.parametrize("text", ["# one\nlocalhost:3\n\n", "localhost slots=3\n"])
 def test_hosts(place, text):
     """A hostfile may be of either mpirun's form."""
