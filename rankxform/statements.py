@@ -15,6 +15,7 @@ definitions.
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from math import prod
 from operator import eq
@@ -336,3 +337,37 @@ def _value_text(value: Any) -> str:
     if isinstance(value, frozenset):
         return " or ".join(map(_value_text, sorted(value)))
     return str(list(value) if isinstance(value, tuple) else value)
+
+
+# -- words as a shell reads them, of commands that are printed and pasted --------------------------
+
+
+def join(words: Iterable[str]) -> str:
+    r"""Return a command of these words, of which nothing is hidden or changed when it is printed.
+
+    Control characters, and bytes that are no text, are written as bash, ksh, zsh and POSIX.1-2024
+    read them.
+
+    >>> print(join(["a b", "two\nlines", "it's\udcff"]))
+    'a b' $'two\nlines' $'it\'s\377'
+    """
+    quoted = list[str]()
+    for word in words:
+        if word.isprintable():
+            quoted.append(shlex.quote(word))
+            continue
+        escaped = ""
+        for character in word:
+            data = character.encode(errors="surrogateescape")
+            plain = character if character.isprintable() else "".join(f"\\{b:03o}" for b in data)
+            escaped += _ESCAPES.get(character, plain)
+        quoted.append(f"$'{escaped}'")
+    return " ".join(quoted)
+
+
+def quote(word: str) -> str:
+    """Return one word of a command."""
+    return join([word])
+
+
+_ESCAPES = {"\n": "\\n", "\t": "\\t", "\r": "\\r", "\\": "\\\\", "'": "\\'"}

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import ast
 import json
+import os
 import shutil
+import subprocess
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import rankxform
-from rankxform.statements import STATEMENT_KINDS, Statement, contradictions
+from rankxform.display.text import from_here, printable
+from rankxform.statements import STATEMENT_KINDS, Statement, contradictions, join
 from tests import reference, reference_forms
 from tests.reference_maps import Model
 from tests.reference_values import words
@@ -359,3 +362,26 @@ def test_a_stage_of_a_pipeline_alone(tmp_path):
 
 
 # -- every rule speaks ------------------------------------------------------------------------------
+
+
+WORDS = [
+    "plain", "", "two words", "it's", 'say "x"', "$(touch pwned)", "`x`", "a\\nb", "line\nfeed", "\ttab",
+    "\r", "\x1b[31m", "\u202egnp", "\udcff\udcfe", "*?[a]", "~", "!x", "-dash", "#", "{rank}", "%d", "ü\n1",
+    "\udcff0", "'\n'",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("word", WORDS)
+def test_a_word_of_a_printed_command_is_what_a_shell_reads(word, tmp_path):
+    """As it is printed: with nothing that a terminal hides, so that printing changes nothing."""
+    text = join(["printf", "%s", word, word])
+    assert printable(text) == text
+    done = subprocess.run(["bash", "-c", text], cwd=tmp_path, capture_output=True, check=True)
+    assert done.stdout == os.fsencode(word) * 2 and not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", ["-n", "--report", "a b"])
+def test_a_name_below_the_working_folder_is_never_like_an_option(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    short = from_here(str(tmp_path / name))
+    assert not short.startswith("-") and Path(short).absolute() == tmp_path / name

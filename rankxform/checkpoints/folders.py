@@ -9,7 +9,6 @@ from contextlib import suppress
 from dataclasses import replace
 from math import prod
 from posixpath import isabs, normpath, splitext
-from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 from rankxform.errors import CheckpointError, FormatError, RankxformError, UsageError
@@ -43,6 +42,7 @@ from rankxform.statements import (
     Statement,
     as_notice,
     as_warning,
+    quote,
 )
 from rankxform.storage.store import FILE, FOLDER, Listing, Store
 from rankxform.values import NamedTuple, dataclass, no_garbage_collection

@@ -13,7 +13,6 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from posixpath import basename, dirname, normpath, splitext
-from shlex import quote
 from types import MappingProxyType
 from typing import Any
 
@@ -21,6 +20,7 @@ from rankxform.errors import CheckpointError, UsageError
 from rankxform.formats.container import container_suffixes
 from rankxform.layout.names import and_more, first_texts, format_ranges
 from rankxform.planning.plan import Planner
+from rankxform.statements import quote
 from rankxform.storage.store import FILE, FOLDER, RANK, Listing, Store, expression_of
 from rankxform.values import dataclass, pattern_on_use
 

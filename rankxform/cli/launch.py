@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 import re
 import resource
-import shlex
 import shutil
 import signal
 import sys
@@ -24,6 +23,7 @@ from rankxform.display.text import as_text, format_count, warn, warning_lines
 from rankxform.errors import UsageError, did_you_mean
 from rankxform.request import Request
 from rankxform.results import QUIET, DictResult
+from rankxform.statements import join
 from rankxform.storage.posix import FILE_LIMITS
 from rankxform.storage.store import absolute
 from rankxform.transport import Team
@@ -83,7 +83,7 @@ def _announce(
             launcher = "srun" if "SLURM_STEP_ID" in os.environ else "mpirun"
             raise UsageError(
                 text,
-                f"{launcher} -n {ranks} {program} {shlex.join(sys.argv[1:])}",
+                f"{launcher} -n {ranks} {program} {join(sys.argv[1:])}",
                 "--any-world-size, if the program starts others itself",
             )
         if team.rank == 0 and team.size > 1:

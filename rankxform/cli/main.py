@@ -193,7 +193,7 @@ def _in_lines(error: BaseException, argv: Sequence[str] = ()) -> str:
         lines.append(wrap_text(text if text.startswith("  ") else f"  {text}", columns, 4))
     text = "\n".join(lines) + "\n"
     is_given = any(word.startswith(cwd_prefix) or f"={cwd_prefix}" in word for word in sys.argv)
-    cwd_pattern = rf"(?<![\w/.~-]){re.escape(cwd_prefix)}"  # not in the middle of another path
+    cwd_pattern = rf"(?<![\w/.~-]){re.escape(cwd_prefix)}(?!-)"  # not in the middle of another path
     return text if is_given or len(cwd_prefix) < 3 else re.sub(cwd_pattern, "", text)
 
 

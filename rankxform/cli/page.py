@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import platform
-import shlex
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -22,7 +21,9 @@ from rankxform.display.text import (
 from rankxform.errors import RankxformError, UsageError
 from rankxform.request import Request
 from rankxform.results import as_document, stage_layers
-from rankxform.storage.posix import is_below, open_for_reading, range_reader, write_atomically
+from rankxform.statements import join
+from rankxform.storage.identity import inodes_of, is_below_any
+from rankxform.storage.posix import open_for_reading, range_reader, write_atomically
 from rankxform.storage.user_files import output_path
 from rankxform.transport import Team
 from rankxform.values import NamedTuple
@@ -195,7 +196,7 @@ def _describe_conversion(
             ["destination strategy", f"{dst.label} ({dst.extent}), digest {strategy_digest(dst)}"],
             ["made", f"{when}, {versions}"],
         ],
-        "command": shlex.join(["rankxform", *command]),
+        "command": join(["rankxform", *command]),
     }
 
 
@@ -216,7 +217,7 @@ def check_page_path(path: str | None, request: Request, flag: str = "--report") 
         wrong = "name a file that ends in .html"
     elif not target.parent.is_dir() and (dst is None or target.parent != Path(dst).absolute()):
         wrong = "name a file in a folder that is there"
-    elif src and is_below(target, Path(src)):
+    elif src and is_below_any(target, inodes_of(Path(src), with_folders=True)):
         wrong = "lies in SRC, which is never written to; name a file elsewhere"
     elif target.exists() and not _is_page(target):
         wrong = "is there already, and is no page; name another file"

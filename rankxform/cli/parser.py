@@ -14,6 +14,7 @@ from rankxform.derivation.options import DeriveOptions
 from rankxform.errors import UsageError, did_you_mean
 from rankxform.options import CONVERSIONS, GROUPS, flag_of, flags_of, option_info
 from rankxform.request import all_options
+from rankxform.statements import join, quote
 from rankxform.values import NamedTuple
 
 from . import options
@@ -380,8 +381,8 @@ def _place_words(command: Command, values: dict[str, Any], words: Sequence[str])
         text = " ".join(extra_words)
         if command.name == "launch":
             is_loaded = "load" not in values and Path(words[0]).is_dir()
-            program = " ".join(words[is_loaded:])
-            loads = (f"--load {words[0]}",) if is_loaded else ()
+            program = join(words[is_loaded:])
+            loads = (f"--load {quote(words[0])}",) if is_loaded else ()
             raise UsageError(
                 "the program stands behind --" if program else "a checkpoint is given by --load",
                 " ".join(["launch ...", *loads, *(["--", program] if program else ())]),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -25,6 +24,7 @@ from rankxform.errors import StorageError
 from rankxform.planning.catalog import catalog_text, strategy_text
 from rankxform.request import Request
 from rankxform.results import NORMAL, QUIET, Result
+from rankxform.statements import join
 from rankxform.storage.posix import free_bytes
 from rankxform.transport import Team
 from rankxform.transport.team import show_nothing
@@ -190,7 +190,7 @@ class Screen:
     def command(self, verb: str, without: Collection[str] = ()) -> str:
         """Return this command with another verb, and without some words, as it can be pasted."""
         words = [word for word in self._options.words[1:] if word not in without]
-        return shlex.join(["rankxform", verb, *words])
+        return join(["rankxform", verb, *words])
 
     def defaults(self) -> list[str]:
         """Say which options come from a file or the environment."""

@@ -152,10 +152,16 @@ def warn(text: str) -> None:
     os.write(STDERR, line.encode(errors="backslashreplace"))
 
 
-def shown_path(path: str) -> str:
-    """Return a path relative to the working folder, if it is below it."""
+def from_here(path: str) -> str:
+    """Return a path relative to the working folder, if it is below it; never like an option."""
     here = os.getcwd() + os.sep
-    return printable(path[len(here) :] if path.startswith(here) and here != "//" else path)
+    short = path[len(here) :] if path.startswith(here) and here != "//" else path
+    return f"./{short}" if short.startswith("-") else short
+
+
+def shown_path(path: str) -> str:
+    """Return a path as people read it: relative to the working folder, if it is below it."""
+    return printable(from_here(path))
 
 
 _UNITS = ("B", "kB", "MB", "GB", "TB", "PB")

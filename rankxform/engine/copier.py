@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
-from shlex import quote
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +24,7 @@ from rankxform.operations.base import (
     VectorUpdate,
 )
 from rankxform.planning.catalog import Parameter
+from rankxform.statements import quote
 from rankxform.storage.source_reader import SourceReader
 from rankxform.values import NamedTuple
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from shlex import quote
 
 from rankxform.errors import UsageError
+from rankxform.statements import quote
 from rankxform.values import pattern_on_use
 
 STEPS = ("global_step", "step_num", "epoch_num")

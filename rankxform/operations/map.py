@@ -10,7 +10,6 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import prod
-from shlex import quote
 from typing import Any
 
 from rankxform.errors import CheckpointError, RequestError, UsageError
@@ -54,6 +53,7 @@ from rankxform.statements import (
     as_notice,
     as_warning,
     contradictions,
+    quote,
     require,
 )
 from rankxform.values import dataclass, pattern_on_use

@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from shlex import quote
 from typing import Any
 
 from rankxform.errors import RequestError, UsageError
@@ -18,7 +17,7 @@ from rankxform.geometry.pieces import BROADCAST_AXIS, Assembly, Piece
 from rankxform.layout.names import compile_regex
 from rankxform.layout.states import MASTER, MODEL, OPTIMIZER, State, States, is_below_root
 from rankxform.layout.strategy import Strategy
-from rankxform.statements import Finding, as_warning
+from rankxform.statements import Finding, as_warning, quote
 
 from .base import ModelOperation, Tensor, TensorOperation
 from .select import NOT_CHOSEN

@@ -12,7 +12,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from shlex import quote
 from struct import pack, unpack
 from typing import Any
 
@@ -21,7 +20,7 @@ from rankxform.formats.container import BYTES
 from rankxform.geometry.pieces import Assembly
 from rankxform.layout.names import TRAINING_FACTS, compile_regex, summarize_names
 from rankxform.layout.states import MASTER, MODEL, State, state_of_name
-from rankxform.statements import Finding, as_warning
+from rankxform.statements import Finding, as_warning, quote
 
 from .base import ModelOperation, Tensor, TensorOperation
 

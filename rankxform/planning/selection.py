@@ -15,7 +15,6 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import field, replace
 from math import lcm, prod
-from shlex import quote
 
 from rankxform.display.text import format_size
 from rankxform.errors import CheckpointError, RequestError, UsageError
@@ -26,6 +25,7 @@ from rankxform.layout.layout import Layout, whole_layout
 from rankxform.layout.names import is_extra_state, pattern_of, patterns, summarize_names
 from rankxform.layout.strategy import PatternStrategy, Strategy, WholeStrategy
 from rankxform.operations.base import OperationChain, Tensor
+from rankxform.statements import quote
 from rankxform.values import dataclass, pattern_on_use
 
 from .build_catalog import add_followers, layout_with_uneven_rows

@@ -24,10 +24,14 @@ from rankxform.storage.posix import (
     AnyPath,
     create,
     make_folder,
+    name_in_folder,
+    nameless_file,
+    open_for_reading,
+    open_for_writing,
     read_bytes,
     remove_if_possible,
-    unique_name,
     write_atomically,
+    write_from,
 )
 from rankxform.storage.store import FOLDER, Store, address_of, store_at
 from rankxform.transport.team import Nodes
@@ -41,17 +45,6 @@ if TYPE_CHECKING:
 FileStat = dict[str, Any]
 """Of a file: its inode, its size in bytes, when it was modified, and when anything of it was
 changed, in nanoseconds; of a complete one a digest of samples, too."""
-
-
-def refuse_link(path: Path) -> None:
-    """Raise StorageError where a folder of a destination is a link: what is there is another's."""
-    if path.is_symlink():
-        raise StorageError(
-            "is a link, and inside a destination none is followed",
-            "remove it",
-            "choose another folder",
-            where=path,
-        )
 
 
 def stat_file(part: Path) -> FileStat:
@@ -118,25 +111,18 @@ _FICLONE = 0x40049409
 def can_reflink(folder: Path) -> bool:
     """Tell by trying whether files below `folder` can share their blocks, copy on write."""
     make_folder(folder)
-    a, b = (unique_name(folder / f".rankxform-{n}") for n in "ab")
+    with nameless_file(folder) as old, nameless_file(folder) as new:
+        write_from(old, folder, 0, memoryview(bytes(4096)))
+        return _clone(old, new, folder)
+
+
+def _clone(source: int, target: int, path: Path) -> bool:
     try:
-        create(a)
-        create(b)
-        a.write_bytes(bytes(4096))
-        return _clone(a, b)
-    finally:
-        remove_if_possible(a)
-        remove_if_possible(b)
-
-
-def _clone(source: Path, target: Path) -> bool:
-    with source.open("rb") as old, target.open("r+b") as new:
-        try:
-            fcntl.ioctl(new.fileno(), _FICLONE, old.fileno())
-        except OSError as error:
-            if error.errno in CANNOT:
-                return False
-            raise StorageError.of(error, target, f"clone {source}") from error
+        fcntl.ioctl(target, _FICLONE, source)
+    except OSError as error:
+        if error.errno in CANNOT:
+            return False
+        raise StorageError.of(error, path, "share blocks in") from error
     return True
 
 
@@ -146,15 +132,17 @@ def link(part: Path, target: Path, kind: str) -> None:
     remove_if_possible(target)
     try:
         if kind == LINK_HARD:
-            os.link(part, target)
+            with name_in_folder(part) as (old, old_folder), name_in_folder(target) as (new, folder):
+                os.link(old, new, src_dir_fd=old_folder, dst_dir_fd=folder)
             return
         create(target)
-        if not _clone(part, target):
-            raise StorageError(
-                "this file system cannot share blocks",
-                "say --link none or --link hard",
-                where=target,
-            )
+        with open_for_reading(part) as (old_fd, _), open_for_writing(target) as new_fd:
+            if not _clone(old_fd, new_fd, target):
+                raise StorageError(
+                    "this file system cannot share blocks",
+                    "say --link none or --link hard",
+                    where=target,
+                )
     except OSError as error:
         raise StorageError.of(error, target, f"link {part}") from error
 

@@ -34,6 +34,7 @@ from rankxform.errors import (
 from rankxform.statements import FILE_IDENTITY, PLAN, UNFIT, Finding, require
 from rankxform.storage.posix import (
     AnyPath,
+    claim_folders,
     free_bytes,
     random_hex,
     read_bytes,
@@ -55,7 +56,6 @@ from .files import (
     is_noted_part_file,
     is_unchanged,
     matches_entry,
-    refuse_link,
     remove_all,
     remove_mark,
     set_mark,
@@ -124,10 +124,7 @@ class FolderRecords:
         self._identity = dict(identity)
         self._files: dict[str, dict[str, Any]] = {}
         self._made = [path for path in (folder, *folder.parents) if not path.exists()]
-        for inside in dict.fromkeys(
-            (self._own, *(final.parent for final in output_paths.values()))
-        ):
-            refuse_link(inside)
+        claim_folders(folder, [self._own, *(final.parent for final in output_paths.values())])
         self._lock = FolderLock(self._own / "lock")
         try:
             self._open(overwrite)
@@ -208,8 +205,7 @@ class FolderRecords:
             return None
         try:
             record = parse_document(kind, _read_record(path))
-            for name in record["files"]:
-                refuse_link((self._folder / name).parent)
+            claim_folders(self._folder, [(self._folder / n).parent for n in record["files"]])
             return record
         except FormatError as error:
             tries = error.tries or ("choose another folder", "remove this file")
@@ -264,26 +260,16 @@ class FolderRecords:
         for path in old:
             remove_if_possible(path)
 
-    def forget_all_but(self, files: Iterable[int]) -> None:
-        """Drop from the journals what they say of other files than `files`: those start over.
-
-        Call this before any part file is created: a new one may get the inode of an old one that
-        the journals list.
-        """
-        completed = self.state.completed.limited_to(files)
-        if completed.names_of_file.keys() != self.state.completed.names_of_file.keys():
-            self.state = replace(self.state, completed=completed)
-            self._consolidate(completed, self._journals())
-
     def _name(self, final: Path) -> str:
         return str(final.relative_to(self._folder))
 
     # -- while the work goes on -------------------------------------------------------------
 
-    def check_room(self, sizes: Mapping[Path, int]) -> int:
-        """Return how many bytes are free beyond `sizes`, of part files.
+    def make_room(self, sizes: Mapping[Path, int], continued_files: Iterable[int]) -> int:
+        """Return how many bytes are free beyond `sizes`, of part files; all but `continued_files`
+        start over.
 
-        Raises StorageError where these will not fit.
+        Raises StorageError where they will not fit.
         """
         present_bytes = sum(
             status.st_blocks * 512 for part in sizes if (status := status_of_name(part))
@@ -301,6 +287,12 @@ class FolderRecords:
                 details=details if present_bytes else "",
             )
         self.begun = True
+        # Before any part file is created: a new one may get the inode of an old one that the
+        # journals list.
+        completed = self.state.completed.limited_to(continued_files)
+        if completed.names_of_file.keys() != self.state.completed.names_of_file.keys():
+            self.state = replace(self.state, completed=completed)
+            self._consolidate(completed, self._journals())
         return free - needed_bytes
 
     def complete(
@@ -354,13 +346,8 @@ class FolderRecords:
                 self._write_manifest({**old, "files": remaining_files})
         if self._durable:  # no reader may find the index of files that are gone
             sync(self._folder)
-        self._remove_stale()
-
-    def _remove_stale(self) -> None:
-        """Remove what other conversions made here, and nobody has changed since.
-
-        Its ranks beyond this one's would be taken for ranks of this one.
-        """
+        # What other conversions made here, and nobody has changed since: their ranks beyond this
+        # one's would be taken for ranks of it.
         for name, file_entry in self._stale_files.items():
             path = self._folder / name
             if name not in self._files and matches_entry(
@@ -397,8 +384,11 @@ class FolderRecords:
         make_companions: Callable[[], Mapping[str, Iterable[bytes]]] = dict,
         published: Mapping[Path, FileStat] = MappingProxyType({}),
         make_sums: Callable[[Collection[str]], Mapping[str, Iterable[bytes]]] | None = None,
-    ) -> None:
+    ) -> list[str]:
         """Write the manifest: the files of this run are done. `contents` is recorded as it is.
+
+        Returns the names of files that the document of digests does not list: other runs' that
+        are gone, or were changed since.
 
         published: facts of files as those have them who wrote them, perhaps on other nodes.
 
@@ -424,8 +414,15 @@ class FolderRecords:
                 finished_names.append(name)
         if files.keys() >= set(complete):
             self._add_companions(make_companions())
+        changed_names = list[str]()
         if make_sums is not None:
-            self._add_companions(make_sums([*files, *self._companions]))
+            others = {name: files[name] for name in files if name not in finished_names}
+            for name, entry in others.items():
+                file_stat = stat_or_none(self._folder / name)
+                if file_stat is None or not is_unchanged(self._folder / name, entry, file_stat):
+                    changed_names.append(name)
+            listed_names = [name for name in files if name not in changed_names]
+            self._add_companions(make_sums([*listed_names, *self._companions]))
         elif self._own_sums:
             self._keep_sums(old_manifest, contents)
         command = self._identity.pop("continued_by", None)  # it is done
@@ -450,6 +447,7 @@ class FolderRecords:
         if self._mark is not None and self._companions:
             set_mark(*self._mark, durable=self._durable)
         self.close(keep=False)
+        return changed_names
 
     def _add_companions(self, contents: Mapping[str, Iterable[bytes]]) -> None:
         """Write companion files; the job knows them first, so that a stopped run is continued."""
@@ -483,8 +481,9 @@ class FolderRecords:
             if self._files:
                 self._write_job()
             else:
-                for path in filterfalse(is_of_lock, self._own.iterdir()):
-                    remove_if_possible(path)
+                with suppress(FileNotFoundError):  # somebody has removed it
+                    for path in filterfalse(is_of_lock, self._own.iterdir()):
+                        remove_if_possible(path)
         self._let_go()
 
     def _let_go(self) -> None:
@@ -614,6 +613,17 @@ def read_manifest(place: AnyPath) -> dict[str, Any]:
     except FormatError as error:
         tries = error.tries or ("compare with the source instead (verify SRC DST)",)
         raise StorageError.of_parts(error.at(path)._replace(tries=tries)) from error
+
+
+def recorded_names(folder: Path) -> set[str]:
+    """Return the names of all files that a folder's records list, which runs may remove there."""
+    names = set[str]()
+    for kind, path in ((MANIFEST, folder / MANIFEST_NAME), (JOB, folder / FOLDER_NAME / JOB_NAME)):
+        with suppress(FormatError, OSError):
+            record = parse_document(kind, read_own_record(path))
+            beside = {name for name in record.get("companions", {}) if Path(name).name == name}
+            names |= {*record["files"], *record["stale"], *beside}
+    return names
 
 
 def copied_files(place: AnyPath) -> frozenset[str]:

@@ -26,8 +26,11 @@ from typing import Any
 from rankxform.errors import StorageError, raising_storage_errors
 from rankxform.storage.identity import is_coherent
 from rankxform.storage.posix import (
-    create,
+    PROBE,
+    claim_folders,
     make_folder,
+    name_in_folder,
+    nameless_file,
     random_hex,
     remove_if_possible,
     write_atomically,
@@ -39,7 +42,7 @@ _GUARD_SECONDS = 10.0
 _CACHED_SECONDS = 2.0
 """How long a node may see a file that another one has replaced: JuiceFS shows it for one."""
 _LOOK_SECONDS = 1.0
-_CLOCK, _TURN = "clock-", "lock.turn"
+_TURN = "lock.turn"
 FOREVER = float("inf")
 _NO_LOCK = FileNotFoundError, NotADirectoryError, IsADirectoryError
 
@@ -74,28 +77,32 @@ class RunLock(ABC):
         _held.add(self._mine["token"])
         first: tuple[Any, float] | None = None
         began = time.monotonic()
-        while (lock_state := self._take_if_free()) is not None:
-            holder, seconds, renewed = lock_state
-            if seconds == FOREVER or (first is not None and first != (holder, renewed)):
-                raise StorageError(
-                    f"process {holder.get('pid')} on {holder.get('host')} {_WORKS[kind]}",
-                    "wait for it",
-                    f"choose another {kind} (if that run is gone, {path} is let go after "
-                    f"{DEAD_AFTER_SECONDS:.0f} s)",
-                    where=place,
-                )
-            if first is None:
-                began, seconds = time.monotonic(), min(seconds, DEAD_AFTER_SECONDS)
-                say(
-                    f"{place}: process {holder.get('pid')} on {holder.get('host')} "
-                    f"worked on this {kind}; if nothing is heard of it in {seconds:.0f} s, this "
-                    "run goes on there"
-                )
-                first = holder, renewed
-            seconds = min(seconds, DEAD_AFTER_SECONDS - (time.monotonic() - began))
-            if seconds <= 0:
-                self._silent = first
-            time.sleep(max(0.0, min(_LOOK_SECONDS, seconds)))
+        try:
+            while (lock_state := self._take_if_free()) is not None:
+                holder, seconds, renewed = lock_state
+                if seconds == FOREVER or (first is not None and first != (holder, renewed)):
+                    raise StorageError(
+                        f"process {holder.get('pid')} on {holder.get('host')} {_WORKS[kind]}",
+                        "wait for it",
+                        f"choose another {kind} (if that run is gone, {path} is let go after "
+                        f"{DEAD_AFTER_SECONDS:.0f} s)",
+                        where=place,
+                    )
+                if first is None:
+                    began, seconds = time.monotonic(), min(seconds, DEAD_AFTER_SECONDS)
+                    say(
+                        f"{place}: process {holder.get('pid')} on {holder.get('host')} "
+                        f"worked on this {kind}; if nothing is heard of it in {seconds:.0f} s, "
+                        "this run goes on there"
+                    )
+                    first = holder, renewed
+                seconds = min(seconds, DEAD_AFTER_SECONDS - (time.monotonic() - began))
+                if seconds <= 0:
+                    self._silent = first
+                time.sleep(max(0.0, min(_LOOK_SECONDS, seconds)))
+        except BaseException:  # what was written of it is nobody's
+            _held.discard(self._mine["token"])
+            raise
         self._thread = threading.Thread(target=self._beat, daemon=True)
         self._thread.start()
 
@@ -156,7 +163,8 @@ class FolderLock(RunLock):
             return None
 
     def _renew(self) -> None:
-        os.utime(self._path)
+        with name_in_folder(self._path) as (name, folder):
+            os.utime(name, dir_fd=folder)
 
     def check(self) -> None:
         if _read(self._path) != self._mine:
@@ -211,10 +219,11 @@ def _read(path: Path) -> dict[str, Any] | None:
     where it cannot be read, which does not say that nobody has it."""
     flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
     with raising_storage_errors(path, "read"), suppress(*_NO_LOCK, ValueError):
-        try:
-            fd = os.open(path, flags | os.O_NONBLOCK)  # it may be a pipe
-        except BlockingIOError:  # another has a lease on it, as NFS servers have
-            fd = os.open(path, flags)
+        with name_in_folder(path) as (name, folder):
+            try:
+                fd = os.open(name, flags | os.O_NONBLOCK, dir_fd=folder)  # it may be a pipe
+            except BlockingIOError:  # another has a lease on it, as NFS servers have
+                fd = os.open(name, flags, dir_fd=folder)
         with open(fd, "rb") as file:
             holder = json.loads(file.read() or b"")
         return holder if isinstance(holder, dict) else None
@@ -255,19 +264,14 @@ def _life(
 
 def _now(folder: Path) -> float:
     """Return the time by the clock that stamps the folder's files."""
-    probe = folder / f"{_CLOCK}{os.uname().nodename}-{os.getpid()}"
-    try:
-        create(probe)
-        return probe.stat().st_mtime
-    except (OSError, StorageError):
-        return time.time()
-    finally:
-        remove_if_possible(probe)
+    with suppress(OSError, StorageError), nameless_file(folder) as fd:
+        return os.fstat(fd).st_mtime
+    return time.time()
 
 
 def is_of_lock(path: Path) -> bool:
     """Tell whether a file in a lock's folder belongs to the lock."""
-    return path.name in ("lock", "lock.guard", _TURN) or path.name.startswith(_CLOCK)
+    return path.name in ("lock", "lock.guard", _TURN) or path.name.startswith(PROBE)
 
 
 @contextmanager
@@ -276,6 +280,7 @@ def taking_turns(path: Path) -> Iterator[None]:
 
     Makes the lock's folder; on leaving removes it again where nothing is in it.
     """
+    claim_folders(path.parent.parent, [path.parent])
     guard = path.with_name(path.name + ".guard")
     deadline = time.monotonic() + _GUARD_SECONDS
     fd = _hold(guard, deadline)
@@ -294,6 +299,8 @@ def taking_turns(path: Path) -> Iterator[None]:
             guard.parent.rmdir()  # unless there is something in it
         with suppress(OSError):
             os.close(fd)
+        with suppress(OSError):  # file systems that keep what is open keep its folder, too
+            guard.parent.rmdir()
 
 
 def _hold(guard: Path, deadline: float) -> int:
@@ -301,7 +308,9 @@ def _hold(guard: Path, deadline: float) -> int:
     while True:
         make_folder(guard.parent)
         try:
-            fd = os.open(guard, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+            with name_in_folder(guard) as (name, folder):
+                flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+                fd = os.open(name, flags, 0o666, dir_fd=folder)
         except FileNotFoundError as error:  # the folder was removed in between
             if time.monotonic() > deadline:
                 raise StorageError.of(error, guard, "open") from error

@@ -6,12 +6,13 @@ from pathlib import Path
 
 from rankxform.checkpoints.base import DEFAULT_FORM, FORMS
 from rankxform.engine.sinks import part_of
-from rankxform.errors import FormatError, RankxformError, StorageError
-from rankxform.storage.posix import read_bytes, remove_if_possible
+from rankxform.errors import FormatError, RankxformError
+from rankxform.storage.posix import claim_folders, read_own_record, remove_if_possible
 
 from .files import copied, matches_entry, stat_or_none
 from .folder_records import FOLDER_NAME, JOB_NAME, MANIFEST_NAME, read_manifest
 from .lock import FolderLock
+from .options import SUMS
 from .records import JOB, parse_document
 
 
@@ -21,10 +22,12 @@ def remove_unfinished(folder: Path) -> bool:
     Raises StorageError where a run is at work.
     """
     records = folder / FOLDER_NAME
+    claim_folders(folder, [records])
     try:
-        job = parse_document(JOB, read_bytes(records / JOB_NAME))
-    except (FormatError, StorageError):
+        job = parse_document(JOB, read_own_record(records / JOB_NAME))
+    except (FormatError, OSError):
         return False
+    claim_folders(folder, [records, *((folder / name).parent for name in job["files"])])
     lock = FolderLock(records / "lock")
     try:
         for name, file_entry in job["files"].items():
@@ -46,7 +49,8 @@ def remove_conversion(folder: Path) -> bool:
     """
     if folder.is_symlink():  # it was moved, and is another's now
         return False
-    places = [folder, *folder.glob("*/")]  # an iteration has a folder of its own
+    # An iteration has a folder of its own.
+    places = [folder, *(place for place in folder.glob("*/") if not place.is_symlink())]
     unfinished = [remove_unfinished(place) for place in places if (place / FOLDER_NAME).is_dir()]
     place = next((place for place in places if (place / MANIFEST_NAME).exists()), None)
     if place is None:
@@ -56,11 +60,15 @@ def remove_conversion(folder: Path) -> bool:
         record = read_manifest(place)
     except RankxformError:  # it is no conversion any more
         return False
-    names = {*record["files"], *record.get("companions", {}), *copied(place, record)}
+    form = FORMS[record.get("form", DEFAULT_FORM)]
+    companion_names = {*form.companion_names([*record["files"]]), *SUMS.values()}
+    names = {*record["files"], *companion_names.intersection(record.get("companions", {}))}
+    names |= copied(place, record)
+    claim_folders(place, [(place / name).parent for name in names])
     for name in (*names, MANIFEST_NAME):
         remove_if_possible(place / name)
     _remove_empty(folder)
-    tracker = FORMS[record.get("form", DEFAULT_FORM)].tracker
+    tracker = form.tracker
     if tracker is not None and folder.is_dir() and [*folder.iterdir()] == [folder / tracker]:
         remove_if_possible(folder / tracker)  # it names the iteration that was there
         _remove_empty(folder)

@@ -23,7 +23,6 @@ from contextlib import suppress
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
-from shlex import quote
 from types import MappingProxyType
 
 from rankxform.checkpoints.base import CheckpointRef, SelectedFiles
@@ -33,7 +32,7 @@ from rankxform.formats.container import DeclaredFile, Index, Schema
 from rankxform.layout.names import format_ranges
 from rankxform.layout.states import may_relate
 from rankxform.planning.transfers import Reach
-from rankxform.statements import FILE_IDENTITY, HEADERS, Finding, as_notice, as_warning
+from rankxform.statements import FILE_IDENTITY, HEADERS, Finding, as_notice, as_warning, quote
 from rankxform.storage import identity
 from rankxform.storage.identity import FileIdentity
 from rankxform.storage.source_reader import Indexer, find_holes, wait_for_newer_mtime

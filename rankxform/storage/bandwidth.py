@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from contextlib import suppress
 from math import inf
@@ -12,16 +11,7 @@ from time import perf_counter
 from rankxform.errors import StorageError
 from rankxform.planning.reads import Costs
 
-from .posix import (
-    SYSCALL_BYTES,
-    create,
-    fsync,
-    nearest_existing,
-    open_for_writing,
-    remove_if_possible,
-    start_writing,
-    write_from,
-)
+from .posix import SYSCALL_BYTES, fsync, nameless_file, nearest_existing, start_writing, write_from
 from .store import storage_of
 
 MEASURED_BYTES = 64 << 20
@@ -147,19 +137,14 @@ def measure_storage(source: str | None, folder: Path, *, durable: bool) -> Costs
     """
     block = memoryview(bytearray(SYSCALL_BYTES))
     read = reading(source) if source else inf
-    beside = nearest_existing(folder) / f".rankxform-{os.uname().nodename}-{os.getpid()}.part"
-    try:
-        create(beside)
-        with open_for_writing(beside) as fd:
-            remove_if_possible(beside)  # whatever happens, nothing stays
-            began = perf_counter()
-            for start in range(0, MEASURED_BYTES, SYSCALL_BYTES):
-                write_from(fd, beside, start, block)
-                if durable:
-                    start_writing(fd, start, SYSCALL_BYTES)
+    folder = nearest_existing(folder)
+    with nameless_file(folder) as fd:
+        began = perf_counter()
+        for start in range(0, MEASURED_BYTES, SYSCALL_BYTES):
+            write_from(fd, folder, start, block)
             if durable:
-                fsync(fd, beside)
-            write = MEASURED_BYTES / (perf_counter() - began)
-    finally:
-        remove_if_possible(beside)
+                start_writing(fd, start, SYSCALL_BYTES)
+        if durable:
+            fsync(fd, folder)
+        write = MEASURED_BYTES / (perf_counter() - began)
     return Costs(read, write)

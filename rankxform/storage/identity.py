@@ -1,18 +1,26 @@
-"""What tells files and folders of several nodes apart, or that they are the same."""
+"""What tells files and folders apart, or that they are the same; this module alone decides.
 
-# Device and inode, never names, say that two paths are one file: a bind mount or a hard link of the
-# source is the source. Between hosts device numbers differ, and on a node's own disk inode numbers
-# mean nothing, and two files may be written within one tick of the clock: so bytes are sampled too.
+On one node a file or folder is known by its device and inode, never by its name: links, letters'
+case and mounts give it more names. What lies above a folder is found from the folder itself, by
+``..``, as the kernel sees it. Above a mount there are other folders than above what it shows: those
+of its place; so the same folder in its other mounts is looked at too, and of an overlay the folder
+that gets what is written. What a file system in user space mirrors is known to nobody else.
+
+Between hosts device numbers differ, and on a node's own disk inode numbers mean nothing, and two
+files may be written within one tick of the clock: so bytes are sampled too.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping, Set
 from contextlib import suppress
 from functools import cache, partial
 from itertools import pairwise
 from pathlib import Path
 from time import monotonic, sleep
+from typing import TypeAlias
 
 from rankxform.formats.container import ReadAt, Span
 from rankxform.transport.team import OnProgress
@@ -42,13 +50,123 @@ _COHERENT = frozenset(
 """Types of file systems on which what one node writes is what another reads at once: local ones,
 and those that lock what their nodes cache."""
 
+Inode = tuple[int, int]
+"""Device and inode number."""
+
 _MOUNTS = Path("/proc/self/mountinfo")
+_FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
 _SAMPLES, SAMPLE_BYTES = 64, 4096
 _FEWEST, _EACH = 12, 512 << 10
 """Samples of a small file, and of how many bytes there is one more. Between neighbours lies less
 than a tenth of a file, so that a tenth that was changed in a row is met."""
 _STALE_SECONDS = 3600
 _SEEN_SECONDS, _PAUSE_SECONDS = 3.0, 0.1
+
+
+def inode(path: Path) -> Inode | None:
+    """Return device and inode of what is there, links followed; None if nothing is."""
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
+
+
+def is_same_file(a: Path, b: Path) -> bool:
+    """Tell whether two paths lead to one file or folder that is there."""
+    return inode(a) is not None and inode(a) == inode(b)
+
+
+def inodes_of(place: Path, *, with_folders: bool = False) -> set[Inode]:
+    """Return what a folder is, and what it is under its other names; nothing if it is not there.
+
+    with_folders: and what each folder in it is, through links too.
+    """
+    folders = [place]
+    if with_folders and place.is_dir():
+        folders += [Path(entry.path) for entry in os.scandir(place) if entry.is_dir()]
+    names = (name for f in folders for name in (str(f), *_other_names(os.path.realpath(f))))
+    return {number for name in names if (number := inode(Path(name))) is not None}
+
+
+def is_below_any(path: Path, folders: Set[Inode]) -> bool:
+    """Tell whether `path`, which need not be there, is one of some folders, or below one."""
+    waiting, seen = [str(path), os.path.realpath(path)], set[str]()
+    while waiting:
+        name = waiting.pop()
+        while not os.path.isdir(name or "."):
+            name = os.path.dirname(name)
+        if name in seen:
+            continue
+        seen.add(name)
+        with suppress(OSError):  # it is gone, or those above cannot be searched
+            fd, last = os.open(name or ".", _FOLDER), None
+            try:
+                while (here := os.fstat(fd)[1:3][::-1]) != last:  # the root is above itself
+                    if here in folders:
+                        return True
+                    below, fd = fd, os.open("..", _FOLDER, dir_fd=fd)
+                    os.close(below)
+                    last = here
+            finally:
+                os.close(fd)
+        real = os.path.realpath(name)
+        waiting += _other_names(real)
+        mount = _mount_of(real)
+        if mount is not None and mount[_POINT] != "/":
+            waiting.append(os.path.dirname(mount[_POINT][:-1]))
+    return False
+
+
+_Mount: TypeAlias = "tuple[str, str, str, str, str]"
+"""A mounted file system: its device, the folder of it that is shown, where, both ending in "/", its
+type, and of an overlay the folder that is written to."""
+_POINT, _TYPE = 2, 3
+
+
+@cache
+def _mounts() -> tuple[_Mount, ...]:
+    """Return what is mounted, in this order; () where /proc does not tell."""
+    mounts = []
+    with suppress(OSError):
+        for line in _MOUNTS.read_bytes().splitlines():
+            fields, _, about = line.partition(b" - ")
+            fstype, *_, options = about.split()
+            uppers = [o[9:] for o in options.split(b",") if o.startswith(b"upperdir=")]
+            # Blanks and ends of lines are octal.
+            device, root, point, *others = (
+                os.fsdecode(re.sub(rb"\\([0-7]{3})", lambda n: bytes([int(n[1], 8)]), field))
+                for field in (*fields.split()[2:5], fstype, b"".join(uppers))
+            )
+            kind, upper = others
+            mounts.append((device, f"{root.rstrip('/')}/", f"{point.rstrip('/')}/", kind, upper))
+    return tuple(mounts)
+
+
+def _mount_of(path: str) -> _Mount | None:
+    """Return the mount that a real path is in; None if it is not known."""
+    best = None
+    for mount in _mounts():
+        is_better = best is None or len(mount[_POINT]) >= len(best[_POINT])  # a later one hides
+        if is_better and f"{path.rstrip('/')}/".startswith(mount[_POINT]):
+            best = mount
+    return best
+
+
+def _other_names(path: str) -> Iterator[str]:
+    """Yield the names that a real path has in other mounts, where they lead to the same."""
+    mount = _mount_of(path)
+    if mount is None:
+        return
+    device, root, point, _, upper = mount
+    below = f"{path.rstrip('/')}/".removeprefix(point)
+    if upper:
+        yield os.path.join(upper, below)
+    for other_device, other_root, other_point, *_ in _mounts():
+        if other_device == device and (root + below).startswith(other_root):
+            name = other_point + (root + below).removeprefix(other_root)
+            if is_same_file(Path(name), Path(path)):
+                yield name
 
 
 @dataclass(frozen=True)
@@ -86,34 +204,14 @@ def network_folder(path: Path) -> FileIdentity | None:
 
 def _is_network(path: Path) -> bool:
     """Tell whether other hosts may have mounted the file system that `path` is on."""
-    return _kind_of(path).startswith(_NETWORK)
+    mount = _mount_of(os.path.realpath(path))
+    return mount is None or mount[_TYPE].startswith(_NETWORK)
 
 
 def is_coherent(path: Path) -> bool:
     """Tell whether nodes that have mounted the file system see at once what others write."""
-    return _kind_of(path) in _COHERENT
-
-
-def _kind_of(path: Path) -> str:
-    """Return the type of the file system that `path` is on, or will be."""
-    place, longest, kind = os.path.realpath(path), -1, "nfs"  # without /proc nothing is known
-    for point, mounted in _mounts():
-        inside = place == point or place.startswith(point.rstrip("/") + "/")
-        if inside and len(point) >= longest:  # of two mounted in one place, the later counts
-            longest, kind = len(point), mounted
-    return kind
-
-
-@cache
-def _mounts() -> tuple[tuple[str, str], ...]:
-    """Return where file systems are mounted, and of which type they are."""
-    mounts = []
-    with suppress(OSError):
-        for line in _MOUNTS.read_text().splitlines():
-            before, _, after = line.partition(" - ")
-            point = before.split()[4].encode().decode("unicode_escape")
-            mounts.append((point, after.split()[0]))
-    return tuple(mounts)
+    mount = _mount_of(os.path.realpath(path))
+    return mount is not None and mount[_TYPE] in _COHERENT
 
 
 def sample_digest(path: Path, most: int = _SAMPLES) -> str:

@@ -18,7 +18,7 @@ import select
 import stat
 import struct
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from time import monotonic, sleep
@@ -57,38 +57,6 @@ def read_bytes(path: Path) -> bytes:
                 return b"".join(parts)
             parts.append(part)
         raise TimeoutError(errno.ETIMEDOUT, "nobody writes to this pipe")
-
-
-Inode = tuple[int, int]
-
-
-def inode(path: Path) -> Inode | None:
-    """Return device and inode, which identify a file or folder of this host; None if it is missing.
-
-    Paths are compared by these, never by name: links and bind mounts give a file more names.
-    """
-    try:
-        status = path.stat()
-    except OSError:
-        return None
-    return status.st_dev, status.st_ino
-
-
-def is_same_file(a: Path, b: Path) -> bool:
-    """Tell whether two paths lead to one file or folder that is there."""
-    return inode(a) is not None and inode(a) == inode(b)
-
-
-def is_below(path: Path, folder: Path) -> bool:
-    """Tell whether `path`, which need not exist, is the existing `folder` or lies below it."""
-    return is_below_any(path, {inode(folder)})
-
-
-def is_below_any(path: Path, folders: Collection[Inode | None]) -> bool:
-    """Tell whether `path`, which need not be there, is one of some folders, or below one."""
-    real = Path(os.path.realpath(path))
-    inodes = {folder for folder in folders if folder is not None}
-    return any(inode(parent) in inodes for parent in (real, *real.parents))
 
 
 def read_own_record(path: Path) -> bytes:
@@ -133,8 +101,8 @@ def status_of(fd: int, path: AnyPath) -> os.stat_result:
 @contextmanager
 def open_for_writing(path: Path) -> Iterator[int]:
     """Open a file that is there for writing; yield its descriptor."""
-    with raising_storage_errors(path, "open"):
-        fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    with raising_storage_errors(path, "open"), name_in_folder(path) as (name, folder):
+        fd = os.open(name, os.O_WRONLY | os.O_CLOEXEC, dir_fd=folder)
     try:
         yield fd
     except BaseException:
@@ -192,8 +160,8 @@ class Descriptors:
         while len(self._open) >= self._most:
             oldest, fd = self._open.popitem(last=False)
             close(fd, oldest)
-        with raising_storage_errors(path, "open"):
-            fd = os.open(path, self._flags)
+        with raising_storage_errors(path, "open"), name_in_folder(path) as (name, folder):
+            fd = os.open(name, self._flags, dir_fd=folder)
         if self._advice:
             advise(fd, self._advice)
         self._open[path] = fd
@@ -314,8 +282,11 @@ def create(path: Path) -> None:
     until = monotonic() + _CACHED_SECONDS
     while True:
         try:
-            path.unlink(missing_ok=True)
-            fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+            with name_in_folder(path) as (name, folder):
+                with suppress(FileNotFoundError):
+                    os.unlink(name, dir_fd=folder)
+                flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+                fd = os.open(name, flags, 0o666, dir_fd=folder)
             break
         except FileNotFoundError as error:
             if not path.parent.is_dir() or monotonic() > until:
@@ -326,10 +297,86 @@ def create(path: Path) -> None:
     close(fd, path)
 
 
+PROBE = ".rankxform-"
+"""How files begin that are made to learn something of a folder."""
+
+
+@contextmanager
+def nameless_file(folder: Path) -> Iterator[int]:
+    """Open a file in a folder that nothing is left of, and that has no name where that can be.
+
+    Raises StorageError.
+    """
+    path = folder / f"{PROBE}{os.uname().nodename}-{os.getpid()}.part"
+    try:
+        fd = os.open(folder, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    except OSError:  # not every file system has them
+        create(path)
+        with raising_storage_errors(path, "open"):
+            fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        remove_if_possible(path)
+    try:
+        yield fd
+    finally:
+        _let_go(fd)
+
+
+_FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
+_IS_LINK = "is a link, and inside a destination none is followed"
+
+_ROOTS: dict[str, str] = {}
+"""The destination of each folder inside one that was claimed, by their paths."""
+
+# Somebody may put a link in the place of such a folder while a run is at work. What is opened,
+# made, renamed or removed there is named relative to its folder, which is opened from the
+# destination's own one on, name by name. The destination itself may be a link: its user named it.
+
+
+def claim_folders(root: Path, folders: Iterable[Path]) -> None:
+    """Let no call follow a link on the way from `root` to what lies in some folders of it.
+
+    Raises StorageError for one that is a link.
+    """
+    _ROOTS.pop(str(root), None)
+    seen = {root}
+    for folder in folders:
+        while folder not in seen and root in folder.parents:
+            if folder.is_symlink():
+                raise StorageError(_IS_LINK, "remove it", "choose another folder", where=folder)
+            _ROOTS[str(folder)] = str(root)
+            seen.add(folder)
+            folder = folder.parent
+
+
+@contextmanager
+def name_in_folder(path: AnyPath) -> Iterator[tuple[AnyPath, int | None]]:
+    """Yield a name of `path`, and the descriptor of the folder that it is relative to, or None.
+
+    Raises OSError where its folder is gone, or has become a link.
+    """
+    folder, name = os.path.split(path)
+    root = _ROOTS.get(folder)
+    if root is None:
+        yield path, None
+        return
+    fd = os.open(root, _FOLDER)
+    try:
+        for part in os.path.relpath(folder, root).split(os.sep):
+            try:
+                below = os.open(part, _FOLDER | os.O_NOFOLLOW, dir_fd=fd)
+            except NotADirectoryError as error:
+                raise OSError(errno.ELOOP, f"its folder {_IS_LINK}", folder) from error
+            above, fd = fd, below
+            _let_go(above)
+        yield name, fd
+    finally:
+        _let_go(fd)
+
+
 def remove_if_possible(path: Path) -> None:
     """Remove an unfinished file, if it is there and can be removed."""
-    with suppress(OSError):
-        path.unlink()
+    with suppress(OSError), name_in_folder(path) as (name, folder):
+        os.unlink(name, dir_fd=folder)
 
 
 def nearest_existing(folder: Path) -> Path:
@@ -393,14 +440,15 @@ def preallocate(path: Path, nbytes: int) -> None:
 
 def truncate(path: Path, nbytes: int) -> None:
     """Let a file end after so many bytes."""
-    with raising_storage_errors(path, "truncate"):
-        os.truncate(path, nbytes)
+    with raising_storage_errors(path, "truncate"), open_for_writing(path) as fd:
+        os.ftruncate(fd, nbytes)
 
 
 def sync(path: Path) -> None:
     """Wait until a file's, or a folder's, contents are on the device."""
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        with name_in_folder(path) as (name, folder):
+            fd = os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=folder)
         try:
             os.fsync(fd)
         finally:
@@ -411,8 +459,12 @@ def sync(path: Path) -> None:
 
 def publish_file(part: Path, final: Path, *, durable: bool) -> None:
     """Give a complete file its final name, in one step."""
-    with raising_storage_errors(final, "rename the finished file to this name"):
-        os.replace(part, final)
+    with (
+        raising_storage_errors(final, "rename the finished file to this name"),
+        name_in_folder(part) as (old, old_folder),
+        name_in_folder(final) as (new, folder),
+    ):
+        os.replace(old, new, src_dir_fd=old_folder, dst_dir_fd=folder)
     if durable:
         sync(final.parent)
 

@@ -38,9 +38,10 @@ from rankxform.layout.strategy import (
     WholeStrategy,
     merge_records,
 )
+from rankxform.statements import quote
 
+from .identity import is_same_file
 from .posix import (
-    is_same_file,
     open_for_reading,
     range_reader,
     read_bytes,
@@ -210,7 +211,8 @@ def read_strategy_file(path: Path) -> StrategyRecord:
     parse = strategy_files.parse_strategy_json if as_json else parse_strategy_proto
     if not as_json and (first := first_byte(path)) not in _FIRST_BYTES:
         kind = "a checkpoint file, not a strategy file" if first == b"\n" else "no strategy file"
-        configs = f"--src-config {path}, or --dst-config, for what a job's YAML file says"
+        option = f"--src-config {quote(str(path))}"
+        configs = f"{option}, or --dst-config, for what a job's YAML file says"
         tries = (configs,) if path.suffix in (".yaml", ".yml") else ()
         raise StrategyError(f"is {kind}", *tries, where=path)
     try:
@@ -267,6 +269,8 @@ def merge_stage_files(stages: str, merged: str, *, overwrite: bool = False) -> S
     target = output_path(merged)
     if target.exists() and not overwrite:
         raise StorageError("is already there", "remove it", "say --overwrite", where=target)
+    if target.exists() and not is_strategy(target):
+        raise StorageError("is there, and is no strategy", "name another file", where=target)
     with documents_at(stages) as folder:
         if not folder.is_dir():
             raise UsageError("not a folder of strategy files", where=stages)
@@ -278,6 +282,8 @@ def merge_stage_files(stages: str, merged: str, *, overwrite: bool = False) -> S
 def merge_in_memory(folder: Path, target: Path) -> tuple[Strategy, bytes]:
     """Return the merged strategy of the stage files in `folder`, and the content of `target`."""
     paths = [path for path in strategy_files_at(folder) if not is_same_file(path, target)]
+    if not paths:
+        raise UsageError("holds no stage files beside that one", "name another file", where=target)
     records = {path: read_strategy_file(path) for path in paths}
     strategy = merge_records(list(records.values()), str(folder))
     parts = {path: record for path, record in records.items() if not record.merged}

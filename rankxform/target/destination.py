@@ -31,9 +31,9 @@ from rankxform.planning.transfers import SliceRange
 from rankxform.publish.journal import write_parts
 from rankxform.request import Request
 from rankxform.statements import Finding
+from rankxform.storage.identity import is_same_file
 from rankxform.storage.posix import (
     create,
-    is_same_file,
     make_folder,
     publish_file,
     remove_if_possible,

@@ -48,7 +48,7 @@ from rankxform.statements import (
     run_rules,
 )
 from rankxform.storage.checkpoint2_metadata import is_in_metadata
-from rankxform.storage.posix import inode, is_same_file
+from rankxform.storage.identity import inode, is_same_file
 from rankxform.storage.source_reader import SourceReader, container_of_path, describe_wrong_crc
 from rankxform.storage.store import absolute, address_of, store_at
 from rankxform.storage.user_files import CONFIG

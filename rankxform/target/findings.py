@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from shlex import quote
 
 from rankxform.checkpoints.base import DEFAULT_FORM, FORMS
+from rankxform.display.text import from_here
 from rankxform.errors import (
     CheckpointError,
     Message,
@@ -53,6 +53,7 @@ from rankxform.statements import (
     as_notice,
     as_warning,
     contradictions,
+    quote,
     rule,
 )
 from rankxform.storage.source_reader import index_file
@@ -593,9 +594,9 @@ def _other_numbers(request: Request, src: Strategy) -> _Suggestion | None:
         return None
     tries = ["the strategy of the whole job, if these are a part of it"]
     if all(len(files) == 1 for files in files_by_rank.values()):
-        folder, suffix = quote(str(Path(request.src))), Path(files_by_rank[ranks[0]][0]).suffix
-        target = quote(absolute(request.src))  # a link is looked up where it lies
-        link = f"ln -s {target}/rank_$((n + {ranks[0]}))/*{suffix} {folder}-0/rank_$n/net{suffix}"
+        folder = quote(from_here(absolute(request.src)))
+        suffix = Path(files_by_rank[ranks[0]][0]).suffix
+        link = f"ln -sr {folder}/rank_$((n + {ranks[0]}))/*{suffix} {folder}-0/rank_$n/net{suffix}"
         loop = f"for n in $(seq 0 {src.ranks - 1}); do mkdir -p {folder}-0/rank_$n && {link}; done"
         tries.insert(0, f"{loop} and name {folder}-0")
     return _Suggestion(

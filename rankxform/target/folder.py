@@ -59,6 +59,7 @@ from rankxform.publish.folder_records import (
     MANIFEST_NAME,
     FolderRecords,
     read_manifest,
+    recorded_names,
     refused_file,
 )
 from rankxform.publish.journal import Journal, write_parts
@@ -69,13 +70,10 @@ from rankxform.request import Request
 from rankxform.source.place import listing_at
 from rankxform.source.source import Source
 from rankxform.statements import PLAN, Finding, as_notice, as_warning, require
-from rankxform.storage.identity import sample_digest
+from rankxform.storage.identity import inode, inodes_of, is_below_any, is_same_file, sample_digest
 from rankxform.storage.posix import (
+    claim_folders,
     create,
-    inode,
-    is_below,
-    is_below_any,
-    is_same_file,
     make_folder,
     publish_file,
     remove_if_possible,
@@ -153,6 +151,7 @@ class FolderDestination(Destination):
         self.outputs: Mapping[int, OutputFile] = {}  # destination files of this process
         self._compared_count = 0  # complete files that were compared with their fingerprints
         self._digests: Mapping[Path, str] = {}  # of files in this folder, if they were asked for
+        self._undigested: Sequence[str] = ()  # names of other runs' files that have none
         self._bytes_digested = 0  # that this process read back for these
         self._journal: Journal | None = None
 
@@ -207,7 +206,7 @@ class FolderDestination(Destination):
 
                 new_digest(request.digests)
             if team.nodes.is_leader(team.rank):
-                _check_apart(request, source, target.paths.values())
+                check_apart(request, source, target.paths.values())
 
         team.agree(check)
         _check_foreign_files(request, target, team)
@@ -344,19 +343,17 @@ class FolderDestination(Destination):
         sizes = team.allgather(
             lambda: {o.part: o.layout.size for o in self._files_created_here.values()}
         )
-        spare = team.allgather(lambda: self._make_room(self._in_root(sizes)))
+        folder, continued_files = self.folder, self.state.completed.names_of_file
+        spare = team.allgather(
+            lambda: folder.make_room(self._in_root(sizes), continued_files) if folder else 0
+        )
         journal_spare = spare[self.root.processes[0]] // (2 * len(self.root.processes))
         self._journal = team.agree(lambda: self._create_parts(team.rank, journal_spare))
 
-    def _make_room(self, sizes: Mapping[Path, int]) -> int:
-        if self.folder is None:
-            return 0
-        spare = self.folder.check_room(sizes)
-        self.folder.forget_all_but(self.state.completed.names_of_file)
-        return spare
-
     def _create_parts(self, process: int, spare: int) -> Journal:
         """Create the part files that are not there yet, and a journal of all."""
+        folder, paths = self.target.folder, self.target.paths.values()
+        claim_folders(folder, [folder / FOLDER_NAME, *{path.parent for path in paths}])
         for file, output in self._files_created_here.items():
             if file not in self.state.completed.names_of_file:
                 make_folder(output.final.parent)
@@ -543,7 +540,7 @@ class FolderDestination(Destination):
         published, replaced = dict[Path, FileStat](), set[Path]()
         for file, output in self._files_created_here.items():
             for final in output.output_paths:
-                part_stat = self._part_stat(output, final, part_stats[file])
+                part_stat = self._part_stat(output, final, part_stats.get(file, {}))
                 noted_stat = noted_stats[final]
                 _check_part(part_of(final), part_stat, noted_stat["inode"], noted_stat["size"])
                 if stat_or_none(final) is not None:  # what another node may still see
@@ -566,7 +563,7 @@ class FolderDestination(Destination):
         target = self.target
         copied_names = write_companions_near(target)
         has_digests = self.request.digests is not None
-        self.folder.finish(
+        self._undigested = self.folder.finish(
             manifest_statements(self.conversion, copied_names, self.proof),
             target.arrangement.names.values(),
             lambda: target.form.companions(target.planner, target.arrangement, target.training),
@@ -577,7 +574,8 @@ class FolderDestination(Destination):
     def remove_unfinished(self, dst: str) -> Sequence[str]:
         from rankxform.publish.removal import remove_unfinished
 
-        places = [Path(dst), *(path.parent for path in Path(dst).glob(f"*/{FOLDER_NAME}"))]
+        below = [path.parent for path in Path(dst).glob(f"*/{FOLDER_NAME}")]
+        places = [Path(dst), *(place for place in below if not place.is_symlink())]
         return [
             f"{place}: part files and journals of a stopped run were removed"
             for place in places
@@ -607,7 +605,14 @@ class FolderDestination(Destination):
             return foreign
         nbytes = sum(team.allgather(lambda: self._bytes_digested))
         text = f"{SUMS[kind]}: {format_size(nbytes)} were read back for it"
-        return [*foreign, as_notice(text)]
+        changed_names = [
+            name for names in team.allgather(lambda: self._undigested) for name in names
+        ]
+        changed = as_warning(
+            f"{SUMS[kind]} does not list {first_texts(changed_names)}: an earlier run made it, and "
+            "it was changed since or is gone; run with all ranks and --overwrite to make it anew"
+        )
+        return [*foreign, as_notice(text), *([changed] if changed_names else [])]
 
 
 def _lock_folder(conversion: Conversion, root: NodeFolder, processes: int) -> FolderRecords:
@@ -670,58 +675,44 @@ def _check_foreign_files(request: Request, target: Target, team: Team) -> None:
         )
 
 
-def _check_apart(request: Request, source: Source, output_paths: Iterable[Path]) -> None:
-    """Refuse destination files that are, or lie among, source files, whatever their paths."""
+def check_apart(request: Request, source: Source, output_paths: Iterable[Path]) -> None:
+    """Refuse destination files that are, or lie among, source files, whatever their paths.
+
+    Raises UsageError, or StorageError where something else is in the way.
+    """
     src, dst = Path(request.src), Path(request.dst or "")
     if dst.exists() and not dst.is_dir():
         raise StorageError("is a file, and DST must be a folder", "name another", where=dst)
     if dst.suffix in container_suffixes() and not dst.is_dir():
         folder_try = f"name a folder: {dst.with_suffix('')}"
         raise UsageError("is named like a file, and DST is a folder", folder_try, where=dst)
-    for place in source.where.places if source.where.fallbacks else ():
-        if dst == Path(place) or is_same_file(dst, Path(place)) or is_below(dst, Path(place)):
-            raise UsageError(
-                f"lies in {place}, a place of the source, which is never written to",
-                "choose another destination",
-                where=dst,
-            )
     sources = [*map(Path, source.paths.values())]
-    files = {inode(path): path for path in sources}
-    folders = {inode(path.parent) for path in sources} - {None}
-    inside = src.is_dir() and (is_below(dst, src) or is_below_any(dst, folders))
+    files = {number: path for path in sources if (number := inode(path)) is not None}
+    folders = {folder for path in sources if (folder := inode(path.parent)) is not None}
+    places = [*map(Path, source.where.places if source.where.fallbacks else ())]
+    problems = {}
+    for place in [*places, *([src] if src.is_dir() else [])]:
+        if dst == place or is_below_any(dst, inodes_of(place) | folders):
+            problems[dst] = f"lies in the source folder {place}, which is never written to"
     for option in ("lora", "like"):
         option_path = getattr(request, option)
-        if option_path is not None and (
-            is_same_file(Path(option_path), dst) or is_below(dst, Path(option_path))
-        ):
-            raise UsageError(
-                f"is the folder of --{option}, which is never written to",
-                "choose another destination",
-                where=dst,
-            )
+        if option_path is not None and is_below_any(dst, inodes_of(Path(option_path))):
+            problems[dst] = f"is the folder of --{option}, which is never written to"
     for final in output_paths:
-        final_inode, folder = inode(final), inode(final.parent)
-        if inside or (folder is not None and folder in folders):
-            raise UsageError(
-                f"lies in the source folder {src}, which is never written to",
-                "choose another destination",
-                where=final,
-            )
-        if final_inode is not None and final_inode in files:
-            raise UsageError(
-                f"is the source file {files[final_inode]} under another name, which is never "
-                "replaced",
-                "choose another destination",
-                where=final,
-            )
+        if inode(final.parent) in folders:
+            problems[final] = f"lies in the source folder {src}, which is never written to"
+        elif (number := inode(final)) in files:
+            source_file = files[number]
+            text = f"is the source file {source_file} under another name, which is never replaced"
+            problems[final] = text
         if final.is_dir():
             raise StorageError("is a folder, where a checkpoint file is to be written", where=final)
-    if any(is_same_file(path.parent.parent, dst) for path in sources if path.parent != src):
-        raise UsageError(
-            "holds the source in its rank folders, which are never written to",
-            "choose another destination",
-            where=dst,
-        )
+    is_nested = any(is_same_file(path.parent.parent, dst) for path in sources if path.parent != src)
+    recorded_files = recorded_names(dst) if dst.is_dir() else ()
+    if is_nested or any(inode(dst / name) in files for name in recorded_files):
+        problems.setdefault(dst, "holds the source in its rank folders, which are never written to")
+    for path, text in problems.items():
+        raise UsageError(text, "choose another destination", where=path)
 
 
 def foreign_files(target: Target, dst_paths: Iterable[Path | str], team: Team) -> list[Finding]:

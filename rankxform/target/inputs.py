@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import field, replace
 from pathlib import Path
-from shlex import join, quote
 from typing import TYPE_CHECKING, Any
 
 from rankxform.checkpoints.base import CheckpointRef
@@ -20,7 +19,7 @@ from rankxform.operations.base import read_inputs
 from rankxform.publish.folder_records import FOLDER_NAME, MANIFEST_NAME
 from rankxform.request import Request
 from rankxform.source.hints import holds_checkpoint
-from rankxform.statements import Finding, as_warning
+from rankxform.statements import Finding, as_warning, join, quote
 from rankxform.storage.posix import read_bytes, suggest_similar_path
 from rankxform.storage.source_reader import index_file
 from rankxform.storage.store import absolute, scheme_of, storage_of

@@ -7,7 +7,6 @@ another destination never stays there unnoticed.
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -33,8 +32,9 @@ from rankxform.publish.files import digest_of
 from rankxform.publish.records import manifest_contents
 from rankxform.request import Request, all_options, options_affecting
 from rankxform.source.source import Source
-from rankxform.storage.identity import sample_at
-from rankxform.storage.posix import is_same_file, read_bytes, remove_if_possible, write_atomically
+from rankxform.statements import join
+from rankxform.storage.identity import is_same_file, sample_at
+from rankxform.storage.posix import read_bytes, remove_if_possible, write_atomically
 from rankxform.storage.store import absolute, address_of, scheme_of, store_at
 from rankxform.storage.user_files import (
     encode_strategy,
@@ -326,7 +326,7 @@ def verify_command(manifest: Mapping[str, Any], folder: str) -> str:
     if isinstance(total, int) and total != len(ranks):
         options = [*options, "--ranks", format_ranges(ranks).replace(" ", "")]
     source = manifest["identity"].get("source")
-    return shlex.join(["rankxform", "verify", str(source or "SRC"), folder, *options])
+    return join(["rankxform", "verify", str(source or "SRC"), folder, *options])
 
 
 _SUFFIX = "_strategy.ckpt"

@@ -11,7 +11,6 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import takewhile
-from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 from rankxform.checkpoints.base import DEFAULT_FORM, FORMS
@@ -28,7 +27,7 @@ from rankxform.options import flag_of
 from rankxform.planning.catalog import Catalog, Parameter
 from rankxform.planning.selection import ParameterFactory, apply_operations
 from rankxform.request import Request
-from rankxform.statements import ACCEPT_CONTRADICTIONS
+from rankxform.statements import ACCEPT_CONTRADICTIONS, quote
 from rankxform.storage.source_reader import SourceReader
 from rankxform.transport import Team
 

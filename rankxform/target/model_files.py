@@ -26,7 +26,8 @@ from rankxform.request import Request
 from rankxform.source.place import form_at, list_and_select
 from rankxform.statements import ACCEPT_CONTRADICTIONS, as_notice, as_warning
 from rankxform.storage import user_files
-from rankxform.storage.posix import AnyPath, is_same_file
+from rankxform.storage.identity import is_same_file
+from rankxform.storage.posix import AnyPath
 from rankxform.storage.store import FILE, FOLDER, NOTHING, absolute, address_of, store_at
 from rankxform.storage.user_files import CONFIG, META_SIZES, companion_names, parse_config
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterator, Mapping
 from math import isfinite
-from shlex import quote
 from struct import unpack
 from typing import Any
 
@@ -18,7 +17,7 @@ from rankxform.formats.container import Index, item_size
 from rankxform.layout.names import CONSUMED, STEPS, TRAINING_FACTS
 from rankxform.request import Request
 from rankxform.source.source import Source
-from rankxform.statements import ITERATION, Finding, Statement, contradictions
+from rankxform.statements import ITERATION, Finding, Statement, contradictions, quote
 from rankxform.storage.source_reader import SourceReader
 from rankxform.transport import Team
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import json
 import re
-from shlex import quote
 from typing import Any
 
 from rankxform.errors import UsageError
+from rankxform.statements import quote
 from rankxform.values import dataclass
 
 

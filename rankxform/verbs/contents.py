@@ -7,7 +7,6 @@ are laid out alike a layout, so that thousands of ranks take no more room than a
 
 from __future__ import annotations
 
-import shlex
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -28,6 +27,7 @@ from rankxform.results import NORMAL, VERBOSE, Drawing, Result, Section, Table, 
 from rankxform.source.choose import a_strategy_is_given
 from rankxform.source.open import open_source
 from rankxform.source.source import Source
+from rankxform.statements import join
 from rankxform.target.inputs import source_ref_with_strategy
 from rankxform.transport import Team
 from rankxform.values import dataclass
@@ -362,7 +362,7 @@ class Inspection(dict[str, Any], Result):
                 )
             yield lines("written", f"by rankxform, {when}")
             yield lines("from", self["src"])
-            yield lines("options", shlex.join(self["options"]) or "-")
+            yield lines("options", join(self["options"]) or "-")
             yield lines("checks", checks)
         elif kind == "described":
             ranks = f" of {format_count(self['ranks'], 'rank')}" if self.get("ranks") else ""
@@ -389,7 +389,7 @@ class Inspection(dict[str, Any], Result):
             yield lines("at work", "a run, on this folder now")
             return
         words = self["continued_by"]
-        command = shlex.join(words) if words else "the same command continues it"
+        command = join(words) if words else "the same command continues it"
         yield lines("stopped", "no run is at work on it")
         yield lines("next", command)
 

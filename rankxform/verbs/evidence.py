@@ -14,7 +14,6 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from posixpath import basename
-from shlex import quote
 from typing import Any
 
 from rankxform.display.text import format_count
@@ -66,6 +65,7 @@ from rankxform.statements import (
     as_notice,
     as_warning,
     contradictions,
+    quote,
     require,
     rule,
     run_rules,

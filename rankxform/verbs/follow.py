@@ -27,6 +27,7 @@ from rankxform.request import Request
 from rankxform.results import NORMAL, QUIET, Result, Section, lines
 from rankxform.source.place import steps_at
 from rankxform.statements import FILE_IDENTITY
+from rankxform.storage.identity import inodes_of, is_below_any
 from rankxform.storage.store import (
     FILE,
     NOTHING,
@@ -430,6 +431,12 @@ def _watcher(request: Request, settings: FollowSettings) -> _Watcher:
     check_scheme(request.dst or "")
     if store_at(absolute(request.dst or "")).list("*").kind == FILE:
         raise UsageError("is a file, and DST must be a folder", where=request.dst)
+    places = absolute(request.src), absolute(request.dst or "")
+    if all(storage_of(place).has_folders for place in places):
+        src, dst = map(Path, places)
+        if is_below_any(dst, inodes_of(src, with_folders=True)):
+            text = f"lies in the source folder {src}, which is never written to"
+            raise UsageError(text, "choose another destination", where=dst)
     keep, settle = settings.keep, settings.settle
     if keep is not None and (type(keep) is not int or keep < 1):
         raise UsageError(f"--keep {keep}: expected a number, at least 1", "leave out --keep")

@@ -8,19 +8,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rankxform.checkpoints.rank_folders import LATEST
-from rankxform.errors import StorageError
+from rankxform.errors import StorageError, UsageError
 from rankxform.layout.strategy import Strategy
 from rankxform.options import AFFECTS_FIT, GROUP_DERIVATION, is_default
 from rankxform.planning.catalog import Sharding
 from rankxform.planning.plan import Planner
 from rankxform.request import Request, default_of, options_affecting, options_in_group
-from rankxform.storage.posix import (
-    inode,
-    is_same_file,
-    read_bytes,
-    remove_if_possible,
-    write_atomically,
-)
+from rankxform.statements import quote
+from rankxform.storage.identity import inode, inodes_of, is_below_any, is_same_file
+from rankxform.storage.posix import read_bytes, remove_if_possible, write_atomically
 from rankxform.storage.source_reader import container_of_path
 from rankxform.storage.user_files import (
     encode_strategy,
@@ -211,15 +207,23 @@ class StrategyFolder:
 
     def check_source(self, request: Request) -> None:
         """Refuse a folder in which the source's own strategy would be replaced by another."""
+        if not self.files:
+            return
+        if is_below_any(self.folder, inodes_of(Path(request.src), with_folders=True)):
+            raise UsageError(
+                f"lies in the source folder {request.src}, which is never written to",
+                "choose another --output",
+                where=self.folder,
+            )
         strategy_path = path_of(request.src_strategy)
-        if not self.files or strategy_path is None:
+        if strategy_path is None:
             return
         src_inodes = {inode(path) for path in strategy_files_at(strategy_path)}
         for old in self._other_strategy_files():
             if inode(old) in src_inodes:
                 raise StorageError(
                     f"is the source's strategy, and another belongs in {self.folder} now",
-                    f"choose another folder, such as --output {self.folder.parent}_new",
+                    f"choose another folder, such as --output {quote(f'{self.folder.parent}_new')}",
                     where=old,
                 )
 

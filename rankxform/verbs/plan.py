@@ -57,7 +57,7 @@ from rankxform.statements import as_warning
 from rankxform.storage.bandwidth import MEASURED_BYTES, measure_storage
 from rankxform.storage.posix import free_bytes
 from rankxform.storage.store import storage_of
-from rankxform.target.folder import equal_files
+from rankxform.target.folder import check_apart, equal_files
 from rankxform.target.node_folders import (
     PLACEMENT_NODE,
     PLACEMENT_SHARED,
@@ -468,6 +468,10 @@ def plan_target(
     with_room: say whether there is room for it, which is no question once it is made. proves: prove
     it.
     """
+    target = conversion.target
+    if with_room and target.in_folder and target.dst is not None:
+        paths = target.paths.values()
+        team.agree(lambda: check_apart(conversion.request, conversion.source, paths))
     work = simulate_here(conversion, processes or team.size, team)
     prediction = None
     has_many_nodes = team.nodes.count > 1  # each node may have a folder of its own

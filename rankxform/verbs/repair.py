@@ -7,7 +7,6 @@ has links, through which a conversion does not write, or where something that it
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,8 +14,8 @@ from typing import Any
 from rankxform.checkpoints.base import DEFAULT_FORM, FORMS
 from rankxform.layout.names import format_ranges
 from rankxform.publish.folder_records import words_of
-from rankxform.statements import WARNING, Finding, HasFindings
-from rankxform.storage.posix import is_same_file
+from rankxform.statements import WARNING, Finding, HasFindings, join
+from rankxform.storage.identity import is_same_file
 
 _FEW_FILES = 4
 _RANKS, _STRAYS = "--ranks", "nothing_else_is_there"
@@ -57,7 +56,7 @@ def repair_command(
     # What differs may be the best that is left, where it cannot be made again.
     if any(word.startswith("/") and not Path(word).exists() for word in command):
         return None
-    return " && ".join(map(shlex.join, filter(None, [present and ["rm", *present], command])))
+    return " && ".join(map(join, filter(None, [present and ["rm", *present], command])))
 
 
 def _is_made_anew(folder: Path, record: Mapping[str, Any], command: Sequence[str]) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import field
@@ -15,6 +14,7 @@ from rankxform.display.text import (
     format_count,
     format_seconds,
     format_size,
+    from_here,
     read_and_needed,
     shown_path,
 )
@@ -26,6 +26,7 @@ from rankxform.process import usable_cores
 from rankxform.request import Request
 from rankxform.results import NORMAL, QUIET, VERBOSE, Lines, Result, Section, lines, stage_layers
 from rankxform.source.source import PlaceUse
+from rankxform.statements import join
 from rankxform.target.destination import OneFileDestination, destination_at
 from rankxform.target.manifest import verify_options
 from rankxform.target.target import Conversion
@@ -168,8 +169,8 @@ class Report(Result):
             load = f"in the job's YAML, load_checkpoint: {self.dst}, auto_trans_ckpt: False"
             load += f", load_ckpt_format: {container}" if container != "ckpt" else ""
         yield lines("load", load)
-        words = [shown_path(word) if word.startswith("/") else word for word in self.next]
-        yield lines("next", shlex.join(words))
+        words = [from_here(word) if word.startswith("/") else word for word in self.next]
+        yield lines("next", join(words))
         is_slow = self.processes == 1 and self.seconds > _LONG_SECONDS
         if is_slow and (core_count := usable_cores()) > 1:
             faster = f"rankxform transform -n {core_count} ... would use all {core_count} cores"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import field
@@ -14,14 +13,14 @@ from rankxform.display.text import (
     format_count,
     format_seconds,
     format_size,
-    shown_path,
+    from_here,
 )
 from rankxform.errors import DifferenceError
 from rankxform.layout.names import format_ranges, pattern_of
 from rankxform.planning.evidence import samples_text
 from rankxform.results import NORMAL, QUIET, VERBOSE, Result, Section, Table, lines
 from rankxform.source.written import BYTES, DIGESTS, FINGERPRINTS, SAMPLES_ALONE
-from rankxform.statements import Finding, HasFindings
+from rankxform.statements import Finding, HasFindings, join
 from rankxform.values import dataclass
 
 
@@ -176,7 +175,7 @@ class Verdict(HasFindings, Comparison):
                 basis = "; with the digests beside its manifest"
             yield lines("same", f"every byte compared, {compared}{basis}")
         if self.fingerprints_kept:
-            command = shlex.join(["rankxform", "verify", shown_path(self.dst)])
+            command = join(["rankxform", "verify", from_here(self.dst)])
             yield lines("kept", f"fingerprints, by which SRC is not needed: {command}")
         if self.same is False:
             yield lines("DIFFERENT:", f"{self._where()}; compared {compared}")

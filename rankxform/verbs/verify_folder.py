@@ -16,7 +16,6 @@ from heapq import heappop, heappush
 from itertools import chain
 from pathlib import Path
 from posixpath import dirname
-from shlex import quote
 from typing import Any
 
 from rankxform.checkpoints.base import DEFAULT_FORM, DEFAULT_PATTERN, FORMS, CheckpointRef
@@ -36,7 +35,7 @@ from rankxform.source.written import (
     declared_files_of,
     read_listed_file,
 )
-from rankxform.statements import ERROR, WARNING, WRITTEN, Finding, run_rules
+from rankxform.statements import ERROR, WARNING, WRITTEN, Finding, quote, run_rules
 from rankxform.storage.identity import sampled_bytes
 from rankxform.storage.store import (
     FILE,

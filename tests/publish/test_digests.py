@@ -111,6 +111,21 @@ def test_ranks_of_other_runs_are_listed_too(job):
     assert verdict.same and verdict.checked == "digests"
 
 
+@pytest.mark.parametrize("is_gone", [True, False])
+def test_a_changed_file_of_an_earlier_run_is_not_vouched_for(is_gone, job):
+    dst = job[1]
+    rankxform.transform(*job, digests="sha256", fsync=False)
+    path = dst / "rank_3/checkpoint_3.safetensors"
+    data = path.read_bytes()
+    path.unlink()
+    if not is_gone:
+        path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    with pytest.warns(rankxform.RankxformWarning, match="does not list rank_3/checkpoint_3"):
+        rankxform.transform(*job, ranks=[0, 1], digests="sha256", overwrite=True, fsync=False)
+    assert agrees(dst, "sha256") == (True, 5)
+    assert "rank_3" in str(rankxform.verify(dst).differences)
+
+
 @pytest.mark.parametrize("is_there", [True, False])
 def test_a_document_that_a_killed_run_was_about_to_write_is_not_listed(is_there, job):
     """Its job knew the name before; a run without --digests goes on."""

@@ -1,4 +1,4 @@
-"""Blocks that files share: where they may, and what happens where they cannot."""
+"""Blocks that files share, where they may; and links inside a destination, which are not followed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,14 @@ import pytest
 
 from rankxform.errors import StorageError
 from rankxform.formats.container import BLOCK
-from rankxform.storage.posix import make_folder, share_blocks, shareable_blocks
+from rankxform.storage import posix
+from rankxform.storage.posix import (
+    claim_folders,
+    make_folder,
+    name_in_folder,
+    share_blocks,
+    shareable_blocks,
+)
 
 
 @pytest.mark.parametrize("start", [0, 8, 4088, 5000])
@@ -55,3 +62,64 @@ def test_a_file_where_a_folder_is_to_be_is_an_error(tmp_path):
     (tmp_path / "dst").write_bytes(b"")
     with pytest.raises(StorageError, match="cannot make the folder: File exists"):
         make_folder(tmp_path / "dst")
+
+
+@pytest.fixture
+def root(tmp_path):
+    root = tmp_path / "dst"
+    (root / "a/b").mkdir(parents=True)
+    claim_folders(root, [root / "a/b"])
+    return root
+
+
+def names(folder):
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
+
+
+@pytest.mark.parametrize("name", ["a", "a/b"])
+def test_a_folder_that_becomes_a_link_is_not_followed(name, root, tmp_path):
+    file = root / "a/b/f"
+    posix.create(file)
+    moved = tmp_path / "moved"
+    (root / name).rename(moved)
+    (root / name).symlink_to(moved)
+    before = names(moved)
+    calls = (
+        lambda: posix.create(file),
+        lambda: posix.publish_file(file, file.with_name("g"), durable=False),
+        lambda: posix.truncate(file, 7),
+        lambda: posix.sync(file),
+        lambda: posix.write_atomically(file.with_name("h"), b"x"),
+        lambda: posix.Descriptors(os.O_RDWR).get(file),
+    )
+    for call in calls:
+        with pytest.raises(StorageError, match="its folder is a link, and inside a destination"):
+            call()
+    posix.remove_if_possible(file)
+    assert names(moved) == before
+
+
+def test_the_destination_itself_may_be_a_link(root, tmp_path):
+    (tmp_path / "link").symlink_to(root)
+    named = tmp_path / "link"
+    claim_folders(named, [named / "a/b"])
+    posix.create(named / "a/b/f")
+    posix.create(named / "top")
+    assert names(root) == ["a", "a/b", "a/b/f", "top"]
+
+
+def test_a_folder_that_is_a_link_is_refused_by_its_name(root, tmp_path):
+    (root / "c").symlink_to(tmp_path)
+    with pytest.raises(StorageError, match="c: is a link, and inside a destination none is"):
+        claim_folders(root, [root / "c/d"])
+
+
+def test_no_descriptor_stays_open(root):
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(3):
+        with name_in_folder(root / "a/b/f") as (name, folder):
+            assert name == "f" and folder is not None
+    (root / "a/b").rmdir()
+    with pytest.raises(FileNotFoundError), name_in_folder(root / "a/b/f"):
+        pass
+    assert len(os.listdir("/proc/self/fd")) == before

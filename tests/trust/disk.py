@@ -108,9 +108,9 @@ class _Log:
         elif os.path.isfile(path) and os.lstat(path).st_nlink == 1:
             self._link(path, place)
 
-    def name_of(self, path, dir_fd=None):
+    def name_of(self, path):
         """Return a path relative to the folder; None if it is elsewhere."""
-        if isinstance(path, int) or dir_fd is not None:
+        if isinstance(path, int):
             return None
         path = os.path.join(os.path.realpath(os.path.dirname(path)), os.path.basename(path))
         if path == self.folder:
@@ -121,6 +121,13 @@ class _Log:
         return (
             self.name_of(os.readlink(f"/proc/self/fd/{fd}").removesuffix(" (deleted)")) is not None
         )
+
+
+def whole_path(path, dir_fd=None):
+    """Return a path that a call names relative to an open folder."""
+    if isinstance(path, int) or dir_fd is None:
+        return path
+    return os.path.join(os.readlink(f"/proc/self/fd/{dir_fd}"), os.fspath(path))
 
 
 def _times(status):
@@ -155,8 +162,9 @@ def recording(folder, log_path):
 
         @patched(stack, "open")
         def open_(path, flags, mode=0o777, **options):
-            name = log.name_of(os.fspath(path), **options)
-            is_new = bool(name) and flags & os.O_CREAT and not os.path.lexists(path)
+            whole = whole_path(path, options.get("dir_fd"))
+            name = log.name_of(os.fspath(whole))
+            is_new = bool(name) and flags & os.O_CREAT and not os.path.lexists(whole)
             fd = real["open"](path, flags, mode, **options)
             if is_new:
                 of_file("create", fd, path=name)
@@ -206,7 +214,8 @@ def recording(folder, log_path):
                 of_file("sync", fd)
 
         @patched(stack, "replace")
-        def replace(old, new):
+        def replace(old, new, src_dir_fd=None, dst_dir_fd=None):
+            old, new = whole_path(old, src_dir_fd), whole_path(new, dst_dir_fd)
             a, b = log.name_of(os.fspath(old)), log.name_of(os.fspath(new))
             if b is not None:
                 log.keep(new)
@@ -216,7 +225,8 @@ def recording(folder, log_path):
                 log.add("replace", path=a, other=b, inode=status.st_ino, times=_times(status))
 
         @patched(stack, "link")
-        def link(old, new, **options):
+        def link(old, new, src_dir_fd=None, dst_dir_fd=None, **options):
+            old, new = whole_path(old, src_dir_fd), whole_path(new, dst_dir_fd)
             a, b = log.name_of(os.fspath(old)), log.name_of(os.fspath(new))
             real["link"](old, new, **options)
             if b is not None:
@@ -224,7 +234,8 @@ def recording(folder, log_path):
                 log.add("link", path=a, other=b, inode=status.st_ino, times=_times(status))
 
         def named(name):
-            def call(path, *args, **options):
+            def call(path, *args, dir_fd=None, **options):
+                path = whole_path(path, dir_fd)
                 relative = log.name_of(os.fspath(path))
                 if relative is not None and name != "mkdir":
                     log.keep(path)
@@ -483,7 +494,8 @@ def as_recorded(nodes):
         return lambda *args, **options: shown(real[name](*args, **options))
 
     def open_(path, flags, *args, **options):
-        is_new = flags & os.O_CREAT and not os.path.lexists(path)
+        whole = whole_path(path, options.get("dir_fd"))
+        is_new = flags & os.O_CREAT and not os.path.lexists(whole)
         fd = real["open"](path, flags, *args, **options)
         if is_new:  # it may have the number of one that was removed
             status = real["fstat"](fd)
