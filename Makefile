@@ -138,6 +138,7 @@ night: export RANKXFORM_LIES = 2000
 night: export RANKXFORM_CHAINS = 200
 night: export RANKXFORM_FORM_KILLS = 20
 night: export RANKXFORM_HISTORIES = 500
+night: export RANKXFORM_DOCUMENTS = 20000
 night: export RANKXFORM_KILLS = 8
 night: export RANKXFORM_CRASHES = all
 night: export RANKXFORM_SIGNALS = 200
@@ -149,7 +150,7 @@ night: $(VENV)/test-installed $(TORCH_VENV)/installed $(MEGATRON_VENV)/installed
 	    $(addprefix tests/verbs/test_,check.py follow.py) tests/source/test_copies.py \
 	    $(addprefix tests/oracle/test_,healthy.py transform.py) \
 	    $(addprefix tests/mpi/test_,maps.py reshard.py) \
-	    $(addprefix tests/trust/test_,lies.py chains.py crashes.py faults.py kills.py resume_machine.py)
+	    $(addprefix tests/trust/test_,lies.py chains.py crashes.py documents.py faults.py kills.py resume_machine.py)
 	RANKXFORM_OBJECTS=required $(VENV)/bin/python -m pytest -q tests/storage/objects
 	$(VENV)/bin/python -m pytest -q -rs tests/frameworks $(addprefix tests/trust/test_,random_signals.py writer.py)
 	$(MAKE) pythons

@@ -35,8 +35,12 @@ _QUOTED = 200
 """Most characters of a document that a message quotes."""
 _LIKENESS = 0.75
 """Words that are less alike than this are not meant for each other."""
-_LONG = rf"""(?<!\w)'[^'\n]*'(?!\w)|"[^"\n]*"|[^\s/]{{{_QUOTED},}}"""
-"""Texts in quotes, and words that are no path; compiled where there is an error."""
+_LONG = rf"""(?<!\w)'(?:[^'\\\n]|\\.)*'(?!\w)|"(?:[^"\\\n]|\\.)*"|[^\s]{{{_QUOTED},}}"""
+"""Texts in quotes, and words; compiled where there is an error."""
+_BRACKET = r"[\[\]{}]|\((?=[\d'\"])|(?<=[\d'\",])\)"
+"""Of a list, a table or a tuple."""
+_NAME, _PATH, _TEXT = 255, 4096, 1000
+"""Most bytes of a file's name and path, and characters of what was found."""
 
 
 def _shorten_quotations(text: str) -> str:
@@ -53,7 +57,8 @@ def _shorten_quotations(text: str) -> str:
 
 
 def _cut(text: str) -> str:
-    if len(text) <= _QUOTED or ("/" in text and not re.search(r"\s", text)):  # a path
+    is_path = "/" in text and not re.search(r"\s", text) and len(text) < _PATH
+    if len(text) <= _QUOTED or (is_path and max(map(len, text.split("/"))) <= _NAME):
         return text
     return f"{text[: _QUOTED // 2]} ... {text[-_QUOTED // 10 :]}"
 
@@ -61,8 +66,8 @@ def _cut(text: str) -> str:
 def _lists(text: str) -> Iterator[tuple[int, int]]:
     """Yield (start, end) of each outermost list or table of a text."""
     depth = start = 0
-    for bracket in re.finditer(r"[\[\]{}]", text):
-        if bracket[0] in "[{":
+    for bracket in re.finditer(_BRACKET, text):
+        if bracket[0] in "[{(":
             start = start if depth else bracket.start()
             depth += 1
         elif depth:
@@ -100,6 +105,7 @@ class _MessageError(Exception):
     def say(self, parts: Message) -> None:
         """Replace the message."""
         what, details = _shorten_quotations(parts.what), _shorten_quotations(parts.details)
+        what = what if len(what) <= _TEXT else f"{what[: _TEXT // 2]} ... {what[-_TEXT // 2 :]}"
         # What is to be pasted is left whole.
         tries = tuple(t if t.startswith("--") else _shorten_quotations(t) for t in parts.tries)
         self.parts = Message(what, tries, _shorten_quotations(parts.where), details)

@@ -4,13 +4,17 @@ For every class the standard library writes and compiles methods anew, at each s
 millisecond a dataclass, and half of what rankxform's import takes; a quarter for a named tuple.
 Here the methods of dataclasses are closures over the names of the fields, and `__new__` of named
 tuples is compiled when the first one is made. `fields`, `replace` and `asdict` work as ever.
+
+`decode_json` is how a JSON document becomes values, whoever wrote it.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import gc
+import json
 import re
+from codecs import BOM_UTF8
 from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from functools import cache, lru_cache
@@ -18,6 +22,8 @@ from importlib import import_module
 from operator import attrgetter
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+
+from .errors import FormatError
 
 if TYPE_CHECKING:
     from dataclasses import dataclass as dataclass
@@ -324,3 +330,80 @@ def _set_frozen(self: Any, name: str, value: object) -> None:
 
 def _delete_frozen(self: Any, name: str) -> None:
     raise dataclasses.FrozenInstanceError(f"cannot delete field {name!r}")
+
+
+# -- values of documents -------------------------------------------------------------------------
+
+
+def without_duplicate_names(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Make a dictionary of the members of a JSON object. Raises FormatError for a name twice."""
+    members = dict(pairs)
+    if len(members) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise FormatError(f"names {twice!r} twice in one object")
+    return members
+
+
+_MOST_INTEGER, _MOST_VALUES, _MOST_DEPTH = 10**20, 1 << 20, 100
+_DIGITS = bytes(48 if 48 <= byte < 58 else 32 for byte in range(256))
+_NO_BRACKETS = bytes(byte for byte in range(256) if byte not in b"[]{}")
+_LONG_NUMBER, _ESCAPED = b"0" * 21, re.compile(rb"\\u[dD][89a-fA-F]")
+_SURROGATE = re.compile("[\ud800-\udfff]")
+_SHALLOW, _FEW = 8, 180
+
+
+def decode_json(data: bytes | str) -> Any:
+    """Decode a small document, whoever wrote it: of a JSON document no other way leads to values.
+
+    Integers have at most 20 digits, texts are Unicode, no object names a member twice, and nothing
+    is nested more than 100 times. Raises FormatError.
+    """
+    content = data.encode(errors="surrogatepass") if isinstance(data, str) else data
+    content = content.removeprefix(BOM_UTF8)
+    try:
+        text = content.decode(json.detect_encoding(content))
+        value = json.loads(text, object_pairs_hook=without_duplicate_names)
+        brackets = content.translate(None, _NO_BRACKETS)
+        for _ in range(_SHALLOW):  # what is nested no deeper goes
+            brackets = brackets.replace(b"[]", b"").replace(b"{}", b"")
+        has_escapes = b"\\u" in content and _ESCAPED.search(content)
+        if len(brackets) > _FEW or has_escapes or _LONG_NUMBER in content.translate(_DIGITS):
+            check_plain(value)
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise FormatError(f"is not JSON: {error}") from None
+    except RecursionError:
+        raise FormatError("is nested too deeply") from None
+    except ValueError as error:  # of too long a number it speaks of Python's own limit
+        is_own = not str(error).startswith("Exceeds")
+        raise FormatError(str(error) if is_own else "has a number of over 20 digits") from None
+    return value
+
+
+def check_plain(value: Any) -> None:
+    """Raise ValueError for a document with a number of over 20 digits, a text that is no Unicode,
+    values that are nested more than 100 times, or over a million once all references are put in."""
+    sizes: dict[int, tuple[int, int]] = {}  # of a list or table: values in it, and how deep
+    todo = [value]
+    while todo:
+        here = todo[-1]
+        parts = [*here, *here.values()] if type(here) is dict else here
+        if type(here) not in (dict, list) or id(here) in sizes:
+            todo.pop()
+            if type(here) is int and abs(here) > _MOST_INTEGER:
+                raise ValueError("has a number of over 20 digits")
+            if type(here) is str and _SURROGATE.search(here):
+                raise ValueError(f"has a text that is no Unicode: {here[:80]!a}")
+        elif all(id(part) in sizes for part in parts if type(part) in (dict, list)):
+            todo.pop()
+            below = [sizes.get(id(part), (1, 0)) for part in parts]
+            size, depth = 1 + sum(n for n, _ in below), 1 + max((d for _, d in below), default=0)
+            sizes[id(here)] = size, depth
+            if size > _MOST_VALUES or depth > _MOST_DEPTH:
+                text = "is too large once what it refers to is put in"
+                raise ValueError("is nested too deeply" if depth > _MOST_DEPTH else text)
+            todo += [part for part in parts if type(part) in (int, str)]
+        elif len(todo) > _MOST_VALUES:
+            raise ValueError("is in itself")
+        else:
+            todo += [part for part in parts if type(part) in (dict, list) and id(part) not in sizes]

@@ -268,7 +268,6 @@ WITHIN_ONE = {
     "target/inputs.py": "stages of one strategy",
     "target/objects.py": "an object against what was sent of it; an option against its default",
     "target/map_choices.py": "a tensor of another checkpoint, whose values are compared next",
-    "target/model_files.py": "what the destination becomes against what it was",
     "target/manifest.py": "a file's bytes against those to be written",
 }
 """Files that compare two values and refuse, and why these are no two statements of one fact."""

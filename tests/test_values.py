@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import sys
 import zlib
@@ -9,6 +10,8 @@ import zlib
 import pytest
 
 from rankxform import values
+from rankxform.errors import FormatError
+from rankxform.values import check_plain, decode_json
 
 
 def bit_by_bit(content, crc=0):
@@ -54,3 +57,44 @@ def test_parts_may_come_in_any_order(seed):
     for start, stop in parts:
         crc.add(start, memoryview(content)[start:stop])
     assert (crc.nbytes, crc.whole) == (len(content), zlib.crc32(content))
+
+
+@pytest.mark.parametrize(
+    ("data", "text"),
+    [
+        (b"[" * 101 + b"]" * 101, "is nested too deeply"),
+        (b'{"a": [1], "b": ' * 120 + b"1" + b"}" * 120, "is nested too deeply"),
+        (b"[" * 100_000, "is nested too deeply"),
+        (b'{"a": 1, "a": 2}', "names 'a' twice"),
+        (b"[" + b"9" * 21 + b"]", "has a number of over 20 digits"),
+        (b"[" + b"9" * 5000 + b"]", "has a number of over 20 digits"),
+        (b'"\\ud800"', "has a text that is no Unicode"),
+        (b'{"\\udfff": 1}', "has a text that is no Unicode"),
+        (b'"\xed\xa0\x80"', "can't decode byte"),
+        (b"", "is not JSON"),
+    ],
+)
+def test_a_document_that_nobody_means_is_refused(data, text):
+    with pytest.raises(FormatError, match=text):
+        decode_json(data)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [[[]] * 3000, {"x": 2**63, "y": -(10**20)}, "\U0001f600", ["[[[{{{"] * 300, 1e308, {"": None}],
+)
+def test_what_may_be_meant_is_read(value):
+    assert decode_json(json.dumps(value).encode()) == value
+
+
+def test_values_that_refer_to_each_other():
+    small = ["x"] * 10
+    large = small
+    for _ in range(9):
+        large = [large] * 10
+    loop = []
+    loop.append(loop)
+    check_plain([small, small])
+    for value in (large, loop):
+        with pytest.raises(ValueError, match="is too large once|is in itself"):
+            check_plain(value)

@@ -42,7 +42,6 @@ from rankxform.formats.dcp_metadata import (
     format_dcp_metadata,
     parse_dcp_metadata,
 )
-from rankxform.formats.documents import decode_json
 from rankxform.formats.safetensors import read_index
 from rankxform.geometry.box import Box, Shape
 from rankxform.layout.names import format_ranges
@@ -50,7 +49,7 @@ from rankxform.planning.catalog import Description
 from rankxform.planning.plan import FileContent, Planner
 from rankxform.statements import SHAPE, TYPE, Statement, as_notice, as_warning
 from rankxform.storage.store import FOLDER, Listing, Store
-from rankxform.values import pattern_on_use
+from rankxform.values import decode_json, pattern_on_use
 
 from .base import CheckpointRef, DestinationFiles, Form, RankFilter, SelectedFiles
 from .folders import (

@@ -28,7 +28,6 @@ from rankxform.formats.container import (
     item_size,
 )
 from rankxform.formats.container import container_suffixes as suffixes_of_files
-from rankxform.formats.documents import decode_json
 from rankxform.geometry.box import Box, Shape
 from rankxform.layout.layout import Layout
 from rankxform.layout.names import STEPS, and_more, format_ranges, natural_sort_key
@@ -45,7 +44,7 @@ from rankxform.statements import (
     quote,
 )
 from rankxform.storage.store import FILE, FOLDER, Listing, Store
-from rankxform.values import NamedTuple, dataclass, no_garbage_collection
+from rankxform.values import NamedTuple, dataclass, decode_json, no_garbage_collection
 
 from .base import CheckpointRef, DestinationFiles, SelectedFiles
 from .rank_folders import LATEST

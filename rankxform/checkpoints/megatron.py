@@ -26,6 +26,7 @@ from rankxform.errors import CheckpointError, UsageError
 from rankxform.formats.container import Index
 from rankxform.formats.torch_file import DEGREES, TRAINING
 from rankxform.geometry.box import Box, Shape
+from rankxform.layout.layout import MOST_RANKS
 from rankxform.layout.names import natural_sort_key
 from rankxform.planning.catalog import Description
 from rankxform.storage.store import FOLDER, Listing, Store
@@ -223,6 +224,9 @@ def _parallel(ranks: Mapping[int, _Rank], training: Mapping[str, Any], source: s
     )
     tensor, stages = (training.get(name) or 1 for name in DEGREES[:2])
     parallel = _Parallel(tensor, stages, experts)
+    if tensor * stages * experts > MOST_RANKS:
+        text = f"its training states {tensor} x {stages} x {experts} ranks"
+        raise CheckpointError(text, "copy the files again", where=source)
     all_ranks = {
         _Rank(tensor, stage, expert)
         for tensor in range(parallel.tensor)

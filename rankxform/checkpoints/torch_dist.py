@@ -28,7 +28,6 @@ from rankxform.formats.dcp_metadata import (
     StoredItem,
     format_dcp_metadata,
 )
-from rankxform.formats.documents import decode_json
 from rankxform.formats.torch_file import read_training
 from rankxform.geometry.box import Box
 from rankxform.layout.names import format_ranges
@@ -36,7 +35,7 @@ from rankxform.planning.catalog import Description
 from rankxform.planning.plan import FileContent, Planner
 from rankxform.statements import Finding, as_notice
 from rankxform.storage.store import FOLDER, Listing, Store
-from rankxform.values import pattern_on_use
+from rankxform.values import decode_json, pattern_on_use
 
 from .base import CheckpointRef, DestinationFiles, Form, RankFilter, SelectedFiles
 from .dcp import BACKEND, DISTCP_SUFFIX, entry_of, file_number, is_megatrons, read_table

@@ -24,7 +24,7 @@ from rankxform.layout.strategy import Strategy, WholeStrategy
 from rankxform.options import flag_of, is_default
 from rankxform.storage.posix import read_bytes
 from rankxform.storage.user_files import check_folded, fold_nested_maps
-from rankxform.values import dataclass
+from rankxform.values import check_plain, dataclass
 
 from .derive import derive
 from .mesh import DST_SIZES, SRC_SIZES, Parallel, override_sizes, parse_parallel
@@ -146,7 +146,15 @@ def _document(data: bytes, label: str) -> dict[str, Any]:
         ) from None
     try:
         document = yaml.safe_load(data)
-    except (yaml.YAMLError, RecursionError, ValueError, LookupError, AttributeError) as error:
+        check_plain(document)
+    except (
+        yaml.YAMLError,
+        RecursionError,
+        ValueError,
+        ArithmeticError,
+        LookupError,
+        AttributeError,
+    ) as error:
         raise UsageError(f"not YAML: {error}", where=label) from None
     if not isinstance(document, dict) or "parallel_config" not in document:
         raise UsageError(

@@ -25,10 +25,10 @@ from rankxform.errors import FormatError, StrategyError
 from rankxform.geometry.box import Shape
 from rankxform.layout.layout import MOST_RANKS, Layout
 from rankxform.layout.names import CONSUMED, TRAINING_FACTS
-from rankxform.values import dataclass, pattern_on_use
+from rankxform.values import dataclass, decode_json, pattern_on_use
 
 from .container import ITEM_SIZE, TEXT, ReadAt
-from .documents import decode_json, read_members
+from .documents import read_members
 
 MOST_STEPS = 10**17
 PARAMETERS, STORAGE = "state_dict_metadata", "storage_data"

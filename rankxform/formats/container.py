@@ -460,6 +460,9 @@ def _check(entry: ParsedEntry) -> None:
         raise FormatError(f"{entry.name!r} has an axis of over 2**48; the file is damaged")
     have = sum(span.nbytes for span in entry.spans)
     want = content_bytes(entry.dtype, entry.shape)
+    if want >> 63:
+        text = f"{entry.name!r} has a shape of {len(entry.shape)} axes, of over 2**63 bytes"
+        raise FormatError(text, "copy or save the file again")
     if have != want:
         raise FormatError(
             f"{entry.name!r} is {entry.dtype} {list(entry.shape)}, which takes {want} "

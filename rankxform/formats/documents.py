@@ -11,38 +11,21 @@ from __future__ import annotations
 
 import json
 import sys
-from codecs import BOM_UTF8, getincrementaldecoder
+from codecs import getincrementaldecoder
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from rankxform.errors import FormatError, RankxformError, UsageError
 from rankxform.geometry.box import Shape
+from rankxform.values import check_plain, decode_json, without_duplicate_names
 
-from .container import ReadAt, item_size
+from .container import ReadAt, content_bytes
 
 _BLOCK, _BATCH = 1 << 22, 1 << 18
 MOST_BYTES, MOST_OF_ONE = 1 << 32, 1 << 26
 """Of a whole document, and of one member."""
 
 _BLANKS = " \t\n\r"
-
-
-def without_duplicate_names(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Make a dictionary of the members of a JSON object. Raises FormatError for a name twice."""
-    members = dict(pairs)
-    if len(members) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise FormatError(f"names {twice!r} twice in one object")
-    return members
-
-
-def decode_json(data: bytes) -> Any:
-    """Decode a small document. Raises FormatError."""
-    try:
-        return json.loads(data.removeprefix(BOM_UTF8), object_pairs_hook=without_duplicate_names)
-    except (ValueError, RecursionError) as error:
-        raise FormatError(f"is not JSON: {error}") from None
 
 
 _KIND_TITLES = {
@@ -180,8 +163,8 @@ class _Text:
             return []
         text = self._buffer[self._at : end + len(mark) - 1]
         try:
-            members = json.loads("{" + text + "}", object_pairs_hook=without_duplicate_names)
-        except (ValueError, RecursionError):
+            members = decode_json("{" + text + "}")
+        except FormatError:
             return []
         self._at = end + len(mark) - 1
         return list(members.items())
@@ -222,14 +205,14 @@ def read_members(
 def parse_shapes(data: bytes) -> dict[str, tuple[Shape, str]]:
     """Return (full shape, type) by name. Raises FormatError."""
     try:
-        document = json.loads(data)
+        document = decode_json(data)
         if not isinstance(document, dict) or document.get("shards"):
             raise ValueError("neither shapes by name nor what `inspect` says of one complete file")
         if isinstance(document.get("entries"), list):
             entries = [item for item in document["entries"] if isinstance(item, dict)]
             document = {str(item.get("name")): item for item in entries}
         return {name: _entry(name, item) for name, item in document.items()}
-    except (ValueError, RecursionError) as error:
+    except (ValueError, FormatError) as error:
         raise FormatError(
             f'not {{name: {{"shape": [...], "dtype": "Float32"}}}}: {error}'
         ) from None
@@ -239,11 +222,12 @@ def _entry(name: str, item: object) -> tuple[Shape, str]:
     if not isinstance(item, dict) or "shape" not in item:
         raise ValueError(f"{name!r} has no shape")
     shape, dtype = item["shape"], item.get("dtype", "Float32")
-    if not isinstance(shape, list) or not all(isinstance(n, int) and n >= 0 for n in shape):
+    if not isinstance(shape, list) or not all(type(n) is int and 0 <= n < 1 << 48 for n in shape):
         raise ValueError(f"shape {shape!r}")
     if not isinstance(dtype, str):
         raise ValueError(f"dtype {dtype!r}")
-    item_size(dtype)
+    if content_bytes(dtype, tuple(shape)) >= 1 << 63:
+        raise ValueError(f"shape {shape!r}, of over 2**63 bytes")
     return tuple(shape), dtype
 
 
@@ -255,6 +239,7 @@ def parse_toml(data: bytes, label: str) -> dict[str, Any]:
         import tomli as tomllib
     try:
         document: dict[str, Any] = tomllib.loads(data.decode())
+        check_plain(document)
     except (ValueError, RecursionError) as error:
         raise UsageError(f"not TOML: {error}", where=label) from None
     return document

@@ -16,7 +16,7 @@ from typing import Any
 
 from rankxform.errors import FormatError, RequestError
 from rankxform.geometry.box import Shape
-from rankxform.values import crc32
+from rankxform.values import crc32, decode_json
 
 from .container import (
     BLOCK,
@@ -95,22 +95,12 @@ def read_index(read_at: ReadAt, size: int) -> Index:
 
 
 def _header(data: bytes) -> dict[str, Any]:
-    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        members = dict(pairs)
-        if len(members) < len(pairs):
-            raise FormatError("the header names one parameter twice")
-        return members
-
     try:
-        header = json.loads(data, object_pairs_hook=unique)
-    except (ValueError, RecursionError) as error:
-        raise FormatError(f"the header is not JSON: {error}") from None
+        header = decode_json(data)
+    except FormatError as error:
+        raise FormatError(f"the header {error.what}") from None
     if not isinstance(header, dict):
         raise FormatError("the header is not a JSON object")
-    try:
-        "".join(header).encode()
-    except UnicodeEncodeError:
-        raise FormatError("the name of a parameter is not UTF-8") from None
     return header
 
 
@@ -122,7 +112,7 @@ def _entry(name: str, item: Any, metadata: Mapping[str, str], base: int) -> Pars
         raise FormatError("expected dtype, shape and two data_offsets", where=f"{name!r}") from None
     if not all(isinstance(n, int) and n >= 0 for n in numbers) or begin > end:
         raise FormatError(
-            f"shape {shape} or data_offsets {[begin, end]} is impossible", where=f"{name!r}"
+            f"shape {shape!r} or data_offsets {[begin, end]} is impossible", where=f"{name!r}"
         )
     if not isinstance(dtype, str) or dtype not in FROM_SAFETENSORS:
         raise FormatError(

@@ -30,6 +30,7 @@ from typing import Any
 from rankxform.errors import FormatError, StrategyError
 from rankxform.layout.layout import Layout
 from rankxform.layout.strategy import DERIVED, StrategyRecord
+from rankxform.values import decode_json
 
 from .protobuf import (
     VARINT,
@@ -79,10 +80,7 @@ def is_strategy(data: bytes) -> bool:
 
 
 def _document(data: bytes) -> dict[str, Any]:
-    try:
-        document = json.loads(data)
-    except (ValueError, RecursionError) as error:
-        raise FormatError(f"not JSON: {error}") from None
+    document = decode_json(data)
     if not isinstance(document, dict):
         raise FormatError("not a JSON object")
     return document

@@ -26,6 +26,7 @@ from typing import Any
 
 from rankxform.errors import FormatError, RequestError
 from rankxform.geometry.box import Shape
+from rankxform.layout.layout import MOST_RANKS
 from rankxform.layout.names import is_extra_state
 from rankxform.values import NamedTuple, crc32
 
@@ -270,7 +271,7 @@ def _read_stream(read_at: ReadAt, size: int) -> _SavedFile:
     items = _item_sizes(saved)
     places: dict[str, Span] = {}
     for key in keys:
-        if key not in items or key in places:
+        if type(key) is not str or key not in items or key in places:
             raise FormatError(f"lists a storage {key!r} that no tensor is of, or twice", _AGAIN)
         count = int.from_bytes(read_at(end, 8), "little", signed=True)
         places[key] = Span(end + 8, count * items[key])
@@ -390,10 +391,14 @@ def _training_of(saved: Any) -> dict[str, Any]:
         return {}
     state = arguments.state if type(arguments.state) is dict else {}
     plain = (bool, int, float, str, type(None))
-    training = {name: value for name, value in state.items() if type(value) in plain}
+    training = {n: value for n, value in state.items() if type(n) is str and type(value) in plain}
     for name in ("checkpoint_version", "iteration"):
-        if type(saved.get(name)) in plain:
+        if name in saved and type(saved[name]) in plain:
             training[name] = saved[name]
+    for name in (*DEGREES, "expert_tensor_parallel_size"):
+        degree = training.get(name)
+        if degree is not None and (type(degree) is not int or not 0 < degree <= MOST_RANKS):
+            raise FormatError(f"args: {name} is {degree!r}, and expected is a number of ranks")
     training["optimizer"] = "optimizer" in saved
     return training
 

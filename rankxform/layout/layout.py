@@ -61,7 +61,10 @@ class Layout:
             raise StrategyError(
                 f"device matrix {_few(self.device_matrix)} must be one or more positive sizes"
             )
-        if len(self.device_matrix) > _MOST_AXES or self.ranks > MOST_RANKS:
+        if len(self.device_matrix) > _MOST_AXES:
+            text = f"{len(self.device_matrix):,} axes, more than {_MOST_AXES}"
+            raise StrategyError(f"device matrix {_few(self.device_matrix)} has {text}")
+        if self.ranks > MOST_RANKS:
             raise StrategyError(
                 f"device matrix {_few(self.device_matrix)} is of more than {MOST_RANKS:,} ranks; "
                 "the file is damaged"

@@ -52,7 +52,7 @@ a product."""
 
 _CONFIG = "adapter_config.json"
 """PEFT's."""
-_MOST = 1e9
+_MOST, _MOST_REPETITIONS = 1e9, 3
 _REFUSED: dict[str, tuple[object, ...]] = {
     "use_dora": (False, None, True),
     "use_qalora": (False, None),
@@ -105,6 +105,10 @@ class LoraScaling:
         for patterns in (alphas, ranks):
             if not isinstance(patterns, dict) or not all(map(_positive, patterns.values())):
                 raise UsageError("alpha_pattern and rank_pattern: expected numbers", where=label)
+            for text in patterns:
+                _check_expression(str(text), label)
+        if not all(type(number) is int for number in ranks.values()):
+            raise UsageError("rank_pattern: expected whole numbers", where=label)
         root, transposed = config.get("use_rslora"), config.get("fan_in_fan_out")
         if root not in (True, False, None) or transposed not in (True, False, None):
             raise UsageError("use_rslora and fan_in_fan_out: expected true or false", where=label)
@@ -147,6 +151,21 @@ class LoraScaling:
 
     def rank_of(self, module: str) -> int:
         return int(_match(self.ranks, module, self.rank))
+
+
+def _check_expression(text: str, label: str) -> None:
+    """Refuse an expression of a downloaded file that may take longer than anybody waits: with
+    repetitions or alternatives in a repeated group, or many repetitions. Raises UsageError."""
+    plain = re.sub(r"\\.|\[[^\]]*\]", "x", text)
+    repetitions = len(re.findall(r"[*+{]", plain))
+    while (group := re.search(r"\(([^()]*)\)", plain)) and repetitions <= _MOST_REPETITIONS:
+        is_repeated = plain[group.end() : group.end() + 1] in ("*", "+", "{")
+        if is_repeated and re.search(r"[*+{|]", group[1]):
+            repetitions = _MOST_REPETITIONS + 1
+        plain = plain[: group.start()] + group[1].replace("|", "x") + plain[group.end() :]
+    if repetitions > _MOST_REPETITIONS:
+        text = f"the expression {text!r} may take too long"
+        raise UsageError(text, "merge this adapter with PEFT", where=label)
 
 
 def _positive(value: Any) -> bool:

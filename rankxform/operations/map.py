@@ -63,6 +63,8 @@ from .experts import shapes_apart
 from .prefixes import Prefixes, language_name, text_sizes, treat_towers, whole_name
 from .vocabulary import is_padding
 
+_MOST_GROUPS = 1 << 16
+
 
 class ModelSizes:
     """The sizes of a model: what its config.json states, and what a table makes of that."""
@@ -467,7 +469,7 @@ class NameMap(ModelOperation):
     def _groups(self, rule: MapRule, argument: str, rows: Sequence[int], of: int = 1) -> int:
         """Return the number of groups, each of a multiple of `of` rows. Raises UsageError."""
         groups = self.sizes.number(parse_size_expression(argument, self.table.label), {})
-        if not groups or any(n % (groups * of) for n in rows):
+        if not 0 < groups <= _MOST_GROUPS or any(n % (groups * of) for n in rows):
             sizes_text = self.sizes.stated([parse_size_expression(argument, self.table.label)])
             raise UsageError(
                 f"{sizes_text}: parts of {rule.whole!r} with {rows} rows do not make {groups} "
@@ -480,6 +482,8 @@ class NameMap(ModelOperation):
         """Return of each group of rows a row of its first half and one of its second in turn."""
         rows = part.shape[0]
         half = rows // self._groups(rule, argument, [rows], 2) // 2
+        if not half:
+            raise UsageError(f"{rule.whole!r} has no rows", where=self.sizes.label)
         starts = range(0, rows, 2 * half)
         halves = ([part.rows(a, a + half), part.rows(a + half, a + 2 * half)] for a in starts)
         return concatenate([interleave_rows(pair) for pair in halves])

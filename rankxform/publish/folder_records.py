@@ -44,7 +44,7 @@ from rankxform.storage.posix import (
     write_atomically,
 )
 from rankxform.storage.store import address_of, store_at
-from rankxform.values import NamedTuple
+from rankxform.values import NamedTuple, decode_json
 
 from .files import (
     FileStat,
@@ -70,12 +70,12 @@ from .records import (
     MANIFEST,
     CompletedSlices,
     FolderState,
+    check_record,
     format_document,
     format_moved,
     format_start,
     identity_differences,
     merge_journals,
-    parse_document,
 )
 
 MANIFEST_NAME = "rankxform.json"
@@ -204,7 +204,7 @@ class FolderRecords:
         if status_of_name(path) is None:
             return None
         try:
-            record = parse_document(kind, _read_record(path))
+            record = check_record(kind, decode_json(_read_record(path)))
             claim_folders(self._folder, [(self._folder / n).parent for n in record["files"]])
             return record
         except FormatError as error:
@@ -605,13 +605,14 @@ def _read_record(path: Path) -> bytes:
 
 def read_manifest(place: AnyPath) -> dict[str, Any]:
     """Return a place's manifest. Raises StorageError where there is none that can be read."""
-    path, store = address_of(str(place), MANIFEST_NAME), store_at(str(place))
+    store = store_at(str(place))
     if not store.has(MANIFEST_NAME):
-        raise StorageError("is not there", where=path)
+        raise StorageError("is not there", where=address_of(str(place), MANIFEST_NAME))
     try:
-        return parse_document(MANIFEST, store.read(MANIFEST_NAME))
+        return check_record(MANIFEST, decode_json(store.read(MANIFEST_NAME)))
     except FormatError as error:
         tries = error.tries or ("compare with the source instead (verify SRC DST)",)
+        path = address_of(str(place), MANIFEST_NAME)
         raise StorageError.of_parts(error.at(path)._replace(tries=tries)) from error
 
 
@@ -620,7 +621,7 @@ def recorded_names(folder: Path) -> set[str]:
     names = set[str]()
     for kind, path in ((MANIFEST, folder / MANIFEST_NAME), (JOB, folder / FOLDER_NAME / JOB_NAME)):
         with suppress(FormatError, OSError):
-            record = parse_document(kind, read_own_record(path))
+            record = check_record(kind, decode_json(read_own_record(path)))
             beside = {name for name in record.get("companions", {}) if Path(name).name == name}
             names |= {*record["files"], *record["stale"], *beside}
     return names
@@ -631,7 +632,7 @@ def copied_files(place: AnyPath) -> frozenset[str]:
     names, store = frozenset[str](), store_at(str(place))
     for kind, name in ((MANIFEST, MANIFEST_NAME), (JOB, f"{FOLDER_NAME}/{JOB_NAME}")):
         with suppress(FormatError, StorageError, CheckpointError):
-            names |= copied(place, parse_document(kind, store.read(name)))
+            names |= copied(place, check_record(kind, decode_json(store.read(name))))
     return names
 
 
@@ -685,7 +686,7 @@ def begun_job(folder: Path) -> BegunJob:
     """Return what was begun in a folder. Raises StorageError for a job that cannot be read."""
     path = folder / FOLDER_NAME / JOB_NAME
     try:
-        job = parse_document(JOB, read_bytes(path))
+        job = check_record(JOB, decode_json(read_bytes(path)))
     except FormatError as error:
         raise StorageError.of_parts(error.at(path)) from error
     complete_names = frozenset(

@@ -23,7 +23,7 @@ from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
-from rankxform.errors import StorageError, raising_storage_errors
+from rankxform.errors import FormatError, StorageError, raising_storage_errors
 from rankxform.storage.identity import is_coherent
 from rankxform.storage.posix import (
     PROBE,
@@ -35,6 +35,7 @@ from rankxform.storage.posix import (
     remove_if_possible,
     write_atomically,
 )
+from rankxform.values import decode_json
 
 HEARTBEAT_SECONDS = 10.0
 DEAD_AFTER_SECONDS = 60.0
@@ -42,7 +43,7 @@ _GUARD_SECONDS = 10.0
 _CACHED_SECONDS = 2.0
 """How long a node may see a file that another one has replaced: JuiceFS shows it for one."""
 _LOOK_SECONDS = 1.0
-_TURN = "lock.turn"
+_TURN, _MOST_NAME = "lock.turn", 120
 FOREVER = float("inf")
 _NO_LOCK = FileNotFoundError, NotADirectoryError, IsADirectoryError
 
@@ -80,9 +81,10 @@ class RunLock(ABC):
         try:
             while (lock_state := self._take_if_free()) is not None:
                 holder, seconds, renewed = lock_state
+                name = f"process {holder.get('pid')} on {holder.get('host')}"[:_MOST_NAME]
                 if seconds == FOREVER or (first is not None and first != (holder, renewed)):
                     raise StorageError(
-                        f"process {holder.get('pid')} on {holder.get('host')} {_WORKS[kind]}",
+                        f"{name} {_WORKS[kind]}",
                         "wait for it",
                         f"choose another {kind} (if that run is gone, {path} is let go after "
                         f"{DEAD_AFTER_SECONDS:.0f} s)",
@@ -91,9 +93,8 @@ class RunLock(ABC):
                 if first is None:
                     began, seconds = time.monotonic(), min(seconds, DEAD_AFTER_SECONDS)
                     say(
-                        f"{place}: process {holder.get('pid')} on {holder.get('host')} "
-                        f"worked on this {kind}; if nothing is heard of it in {seconds:.0f} s, "
-                        "this run goes on there"
+                        f"{place}: {name} worked on this {kind}; if nothing is heard of it in "
+                        f"{seconds:.0f} s, this run goes on there"
                     )
                     first = holder, renewed
                 seconds = min(seconds, DEAD_AFTER_SECONDS - (time.monotonic() - began))
@@ -218,14 +219,14 @@ def _read(path: Path) -> dict[str, Any] | None:
     """Return what a lock says; None where there is none, or something else. Raises StorageError
     where it cannot be read, which does not say that nobody has it."""
     flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
-    with raising_storage_errors(path, "read"), suppress(*_NO_LOCK, ValueError):
+    with raising_storage_errors(path, "read"), suppress(*_NO_LOCK, FormatError):
         with name_in_folder(path) as (name, folder):
             try:
                 fd = os.open(name, flags | os.O_NONBLOCK, dir_fd=folder)  # it may be a pipe
             except BlockingIOError:  # another has a lease on it, as NFS servers have
                 fd = os.open(name, flags, dir_fd=folder)
         with open(fd, "rb") as file:
-            holder = json.loads(file.read() or b"")
+            holder = decode_json(file.read() or b"")
         return holder if isinstance(holder, dict) else None
     return None
 
@@ -243,7 +244,7 @@ def is_alive_here(holder: Mapping[str, Any]) -> bool | None:
         return None
     pid, start = holder.get("pid"), holder.get("start")
     if (pid, start) == (me["pid"], me["start"]):
-        return holder.get("token") in _held
+        return str(holder.get("token")) in _held
     return isinstance(pid, int) and start is not None and _start_time(pid) == start
 
 

@@ -14,9 +14,10 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
-from rankxform.errors import StorageError
+from rankxform.errors import FormatError, StorageError
 from rankxform.storage.objects.multipart import ObjectHead
 from rankxform.storage.objects.writing import WritablePrefix
+from rankxform.values import decode_json
 
 from .lock import DEAD_AFTER_SECONDS, FOREVER, RunLock, is_alive_here, say_line
 
@@ -100,7 +101,7 @@ def _state_of(prefix: WritablePrefix) -> _LockState | None:
 
 def _holder(data: bytes | None) -> dict[str, Any] | None:
     try:
-        holder = json.loads(data or b"")
-    except ValueError:
+        holder = decode_json(data or b"")
+    except FormatError:
         return None
     return holder if isinstance(holder, dict) else None

@@ -25,7 +25,7 @@ from rankxform.storage.objects.places import ObjectMeta
 from rankxform.storage.objects.writing import WritablePrefix
 from rankxform.storage.posix import random_hex
 from rankxform.storage.store import FOLDER, Listing
-from rankxform.values import NamedTuple
+from rankxform.values import NamedTuple, decode_json
 
 from .files import copied, digest_of
 from .folder_records import (
@@ -36,7 +36,7 @@ from .folder_records import (
     with_recorded_sources,
 )
 from .object_lock import ObjectLock
-from .records import JOB, MANIFEST, format_document, parse_document
+from .records import JOB, MANIFEST, check_record, format_document
 
 JOB_KEY = f".rankxform/{JOB_NAME}"
 TOKEN_NOTE = "rankxform"
@@ -410,7 +410,7 @@ def remove_conversion(prefix: WritablePrefix) -> bool:
 def _record(prefix: WritablePrefix, kind: str, name: str) -> dict[str, Any] | None:
     data = prefix.read(name)
     try:
-        return None if data is None else parse_document(kind, data)
+        return None if data is None else check_record(kind, decode_json(data))
     except FormatError as error:
         tries = error.tries or ("choose another address", "remove this object")
         problem = f"{error.what}; cannot tell what lies here"

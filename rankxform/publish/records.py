@@ -17,10 +17,10 @@ from rankxform.engine.checksum import MODULUS
 from rankxform.engine.sinks import ExpectedSlice
 from rankxform.errors import FormatError
 from rankxform.geometry.box import Shape
-from rankxform.layout.layout import Layout
+from rankxform.layout.layout import MOST_RANKS, Layout
 from rankxform.layout.strategy import Strategy
 from rankxform.planning.plan import Planner
-from rankxform.values import NamedTuple, blake2b, dataclass
+from rankxform.values import NamedTuple, blake2b, dataclass, decode_json
 
 VERSION = 4
 MANIFEST, JOB = "rankxform manifest", "rankxform job"
@@ -42,12 +42,8 @@ def _short(value: Any) -> str:
     return json.dumps(value, separators=(",", ":"))
 
 
-def parse_document(kind: str, data: bytes) -> dict[str, Any]:
-    """Read a document of `kind`. Raises FormatError."""
-    try:
-        content = json.loads(data)
-    except (ValueError, RecursionError) as error:
-        raise FormatError(f"not JSON ({error})") from error
+def check_record(kind: str, content: Any) -> dict[str, Any]:
+    """Return what a document holds, if it is a record of `kind`. Raises FormatError."""
     if not isinstance(content, dict) or content.get("kind") != kind:
         raise FormatError(f"not a {kind}")
     if content.get("version") != VERSION:
@@ -74,12 +70,14 @@ def parse_document(kind: str, data: bytes) -> dict[str, Any]:
         if not isinstance(file_entry, dict):
             raise FormatError(f"damaged: {name!r} is no file of this folder")
         _check(file_entry, key_types, repr(name))
+        if not isinstance(file_entry.get("upload", ""), str):
+            raise FormatError(f"damaged: the 'upload' of {name!r} is no text")
         if not form.owns(name, file_entry["id"]):
             raise FormatError(f"damaged: {name!r} is no file of rank {file_entry['id']}'s folder")
     return content
 
 
-_LISTS = ("command", "verify", "copied", "applied", "accepted", "undeclared")
+_LISTS = ("command", "verify", "copied", "applied", "accepted", "undeclared", "replaces")
 _MAPPINGS = ("beside", "stages", "parts", "step", "later")
 _FILES_READ = ("source files", "adapter files")
 
@@ -93,8 +91,11 @@ def _check_stated(content: Mapping[str, Any]) -> None:
     for key in _MAPPINGS:
         if not isinstance(content.get(key, {}), dict):
             raise FormatError(f"damaged: its {key!r} is no object")
-    if not isinstance(content.get("proof", ""), str):
-        raise FormatError("damaged: its 'proof' is no text")
+    for key in ("proof", "token"):
+        if not isinstance(content.get(key, ""), str):
+            raise FormatError(f"damaged: its {key!r} is no text")
+    if not isinstance(content.get("part bytes", 1), int | None):
+        raise FormatError("damaged: its 'part bytes' are no number")
     identity = content["identity"]
     for key in ("source", "step"):
         if not isinstance(identity.get(key, ""), str | None):
@@ -293,7 +294,7 @@ def _journal(data: bytes) -> tuple[str, list[str], CompletedSlices] | None:
         if digest != _digest(text):
             break
         try:
-            fields = json.loads(text)
+            fields = decode_json(text)
             if journal is None:
                 parts = {int(r): PartFile(int(i), str(d)) for r, (i, d) in fields["parts"].items()}
                 first = CompletedSlices(parts, durable=bool(fields["durable"]))
@@ -306,7 +307,7 @@ def _journal(data: bytes) -> tuple[str, list[str], CompletedSlices] | None:
             for files, names in fields["done"]:
                 for file in files:
                     line_slices.names_of_file.setdefault(int(file), set()).update(map(str, names))
-        except (ValueError, TypeError, KeyError, AttributeError):
+        except (*_WRONG, FormatError):
             break
         journal[2].add(line_slices)
     return journal
@@ -415,6 +416,8 @@ def manifest_sharding(manifest: Mapping[str, Any], label: str) -> ManifestShardi
     """Return how the ranks that a manifest speaks of shard. Raises FormatError."""
     try:
         size, count = int(manifest["stage size"]), int(manifest["stage count"])
+        if not (0 < size <= MOST_RANKS and 0 < count <= MOST_RANKS):
+            raise ValueError(f"{count} stages of {size} ranks")
         stages = [
             _stated_sharding(manifest["stages"].get(str(number), _NOTHING))
             for number in range(count)

@@ -8,12 +8,13 @@ from rankxform.checkpoints.base import DEFAULT_FORM, FORMS
 from rankxform.engine.sinks import part_of
 from rankxform.errors import FormatError, RankxformError
 from rankxform.storage.posix import claim_folders, read_own_record, remove_if_possible
+from rankxform.values import decode_json
 
 from .files import copied, matches_entry, stat_or_none
 from .folder_records import FOLDER_NAME, JOB_NAME, MANIFEST_NAME, read_manifest
 from .lock import FolderLock
 from .options import SUMS
-from .records import JOB, parse_document
+from .records import JOB, check_record
 
 
 def remove_unfinished(folder: Path) -> bool:
@@ -24,7 +25,7 @@ def remove_unfinished(folder: Path) -> bool:
     records = folder / FOLDER_NAME
     claim_folders(folder, [records])
     try:
-        job = parse_document(JOB, read_own_record(records / JOB_NAME))
+        job = check_record(JOB, decode_json(read_own_record(records / JOB_NAME)))
     except (FormatError, OSError):
         return False
     claim_folders(folder, [records, *((folder / name).parent for name in job["files"])])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -39,6 +38,7 @@ from rankxform.layout.strategy import (
     merge_records,
 )
 from rankxform.statements import quote
+from rankxform.values import decode_json
 
 from .identity import is_same_file
 from .posix import (
@@ -107,16 +107,13 @@ def documents_at(where: str) -> Iterator[Path]:
 
 def metadata_at(where: Path) -> Path | None:
     """Return the metadata.json of a Checkpoint 2.0 that `where` is, or that lies in it."""
-    candidates = where, where / "metadata.json"
-    return next((path for path in candidates if _is_metadata(path)), None)
+    for path in (where, where / "metadata.json"):
+        if path.suffix == ".json" and path.is_file():
+            from .checkpoint2_metadata import is_metadata
 
-
-def _is_metadata(path: Path) -> bool:
-    if path.suffix != ".json" or not path.is_file():
-        return False
-    from .checkpoint2_metadata import is_metadata
-
-    return is_metadata(path)
+            if is_metadata(path):
+                return path
+    return None
 
 
 def is_none(where: str | Strategy | None) -> bool:
@@ -240,7 +237,7 @@ def first_byte(path: Path) -> bytes:
 def is_strategy(path: Path) -> bool:
     """Tell a strategy file from a checkpoint by its name and first byte, and from other JSON."""
     if path.suffix == ".json":
-        if _is_metadata(path):
+        if metadata_at(path) is not None:
             return True
         with open_for_reading(path) as (fd, status):
             read_at = range_reader(fd, path)
@@ -494,9 +491,9 @@ def read_config(place: str | Path) -> dict[str, Any]:
 def parse_config(data: bytes, path: str) -> dict[str, Any]:
     """Return a model's configuration, which `path` holds. Raises UsageError."""
     try:
-        document = json.loads(data)
-    except (ValueError, RecursionError) as error:
-        raise UsageError(f"not JSON: {error}", where=path) from None
+        document = decode_json(data)
+    except FormatError as error:
+        raise UsageError(error.what, where=path) from None
     if not isinstance(document, dict):
         raise UsageError("expected an object, as in a model's config.json", where=path)
     return document

@@ -248,7 +248,8 @@ def configuration_doubts(draft: TargetDraft) -> Iterator[Finding]:
             f"has {request.vocab} rows; change the configuration that goes with it"
         )
     dtype = config.get("torch_dtype", config.get("dtype", request.dtype))
-    if resolved.companions and request.dtype and WRITTEN_OUT.get(dtype, dtype) != request.dtype:
+    has_dtype = isinstance(dtype, str) and WRITTEN_OUT.get(dtype, dtype) == request.dtype
+    if resolved.companions and request.dtype and not has_dtype:
         yield as_notice(
             f"{label}: states torch_dtype {dtype}, and the destination's tensors are "
             f"{request.dtype}; change DST/config.json"

@@ -7,13 +7,12 @@ version 0 of ModelArts and Kubernetes (``group_list`` with ``instance_list``).
 
 from __future__ import annotations
 
-import json
 import re
 from typing import Any
 
-from rankxform.errors import UsageError
+from rankxform.errors import FormatError, UsageError
 from rankxform.statements import quote
-from rankxform.values import dataclass
+from rankxform.values import dataclass, decode_json
 
 
 @dataclass(frozen=True)
@@ -27,9 +26,9 @@ class Host:
 def parse_rank_table(data: bytes, label: str) -> list[Host]:
     """Return the hosts of a rank table, in rank order. Raises UsageError that names `label`."""
     try:
-        document = json.loads(data)
-    except (ValueError, RecursionError) as error:
-        raise UsageError(f"not JSON: {error}", where=label) from None
+        document = decode_json(data)
+    except FormatError as error:
+        raise UsageError(error.what, where=label) from None
     if not isinstance(document, dict):
         raise UsageError("not a rank table; expected a JSON object", where=label)
     status = document.get("status", "completed")
@@ -43,7 +42,7 @@ def parse_rank_table(data: bytes, label: str) -> list[Host]:
         hosts = _version_0(document) if "group_list" in document else _version_1(document)
     except UsageError:
         raise
-    except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
         reason = f"{error} is missing" if isinstance(error, KeyError) else error
         raise UsageError(f"not a rank table: {reason}", where=label) from None
     return _check_hosts(hosts, label)
@@ -127,7 +126,7 @@ def parse_hostfile(data: bytes, label: str) -> list[Host]:
         match = re.fullmatch(r"(\[[^\]]+\]|[^:=]+)(?::(\d+))?", words[0])
         slots = [word[6:] for word in words[1:] if word.lower().startswith("slots=")]
         counts = [*slots, match[2] or "1"] if match else []
-        if not match or not all(count.isdecimal() and int(count) for count in counts):
+        if not match or not all(re.fullmatch("0*[1-9][0-9]{,8}", count) for count in counts):
             raise UsageError(f"{label}:{number}: no host of a hostfile: {line.strip()!r}")
         hosts.append(Host(match[1].strip("[]"), int((slots or [match[2] or "1"])[0])))
     return _check_hosts(hosts, label)

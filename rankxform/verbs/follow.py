@@ -20,7 +20,7 @@ from pathlib import Path
 
 from rankxform.checkpoints.base import SelectedFiles
 from rankxform.display.text import format_count, format_seconds, format_size
-from rankxform.errors import CheckpointError, StoppedError, StorageError, UsageError
+from rankxform.errors import CheckpointError, FormatError, StoppedError, StorageError, UsageError
 from rankxform.publish.folder_records import FOLDER_NAME, JOB_NAME, MANIFEST_NAME, read_manifest
 from rankxform.publish.records import identity_differences
 from rankxform.request import Request
@@ -43,7 +43,7 @@ from rankxform.target.manifest import conversion_identity
 from rankxform.target.resolve import resolve
 from rankxform.transport import Team
 from rankxform.transport.team import StopSource
-from rankxform.values import NamedTuple, dataclass, pattern_on_use
+from rankxform.values import NamedTuple, dataclass, decode_json, pattern_on_use
 
 from .convert import OnStart, start_silently
 from .transform import Report, transform
@@ -461,9 +461,9 @@ def _places_with(place: str, name: str) -> list[str]:
 def _noted_steps(content: bytes | None) -> dict[str, str | None]:
     """Return the steps that are noted, with the names of their strategies' files."""
     try:
-        noted = json.loads(content or b"")
+        noted = decode_json(content or b"")
         strategies = noted.get("strategies", {})
         names = [step for step in map(str, noted["steps"]) if _STEP().fullmatch(step)]
         return {step: Path(strategies[step]).name if step in strategies else None for step in names}
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (FormatError, KeyError, TypeError, AttributeError):
         return {}

@@ -15,7 +15,7 @@ from posixpath import relpath
 from typing import Any
 
 from rankxform.engine.checksum import MODULUS, IntegrityChecker
-from rankxform.errors import StorageError, UsageError
+from rankxform.errors import FormatError, StorageError, UsageError
 from rankxform.publish.folder_records import FOLDER_NAME, MANIFEST_NAME, with_fingerprints
 from rankxform.publish.lock import FolderLock, RunLock
 from rankxform.publish.records import expected_slices, manifest_contents
@@ -63,7 +63,11 @@ class FingerprintedDestination(ExistingDestination):
         for name in self._local_names:
             boxes = expected_of_file(self._planner, self._file_of[name])
             slices = {n: (self._planner.parameter(n).shape, box) for n, box in boxes.items()}
-            manifest_slices = expected_slices(self._manifest, self._manifest["files"][name]["id"])
+            try:
+                file = self._manifest["files"][name]["id"]
+                manifest_slices = expected_slices(self._manifest, file)
+            except FormatError as error:
+                raise StorageError.of_parts(error.at(path)) from error
             if manifest_slices not in (None, slices):
                 raise UsageError(
                     f"states other slices of {name} than the strategies make",

@@ -281,3 +281,31 @@ def test_norms_that_differ_between_ranks_are_refused(tmp_path):
     with pytest.raises(RankxformError, match="final_layernorm.weight' is not the same") as raised:
         rankxform.transform(write(tmp_path / "src", models), tmp_path / "dst")
     assert raised.value.tries and not (tmp_path / "dst").exists()
+
+
+@pytest.mark.parametrize("value", ["x", 2.0, float("inf"), -1, 0, 2**31, 2**70, True])
+@pytest.mark.parametrize("name", ["tensor_model_parallel_size", "pipeline_model_parallel_size"])
+def test_a_degree_that_is_no_number_of_ranks(name, value, tmp_path):
+    write(tmp_path / "src", {(0, 0, 0): {"w": words(2, 2)}}, **{name: value})
+    with pytest.raises(RankxformError, match=f"{name} is .*, and expected is a number of ranks"):
+        rankxform.transform(tmp_path / "src", tmp_path / "dst", dst_form="huggingface")
+
+
+def test_degrees_whose_product_is_no_number_of_ranks(tmp_path):
+    sizes = {f"{n}_model_parallel_size": 1 << 15 for n in ("tensor", "pipeline", "expert")}
+    write(tmp_path / "src", {(0, 0, 0): {"w": words(2, 2)}}, **sizes)
+    with pytest.raises(RankxformError, match="its training states 32768 x 32768 x 32768 ranks"):
+        rankxform.transform(tmp_path / "src", tmp_path / "dst", dst_form="huggingface")
+
+
+@pytest.mark.parametrize("gone", ["iteration", "checkpoint_version"])
+def test_what_need_not_be_said(gone, tmp_path, monkeypatch):
+    real = torch.archive
+
+    def archive(path, saved, storages):
+        saved["args"].__dict__[(1,)] = 2
+        real(path, {name: value for name, value in saved.items() if name != gone}, storages)
+
+    monkeypatch.setattr(torch, "archive", archive)
+    write(tmp_path / "src", {(0, 0, 0): {"w": words(2, 2)}})
+    assert rankxform.inspect(tmp_path / "src")

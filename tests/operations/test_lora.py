@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -105,3 +106,24 @@ def test_what_changes_the_formula_is_obeyed(stated, tmp_path):
     want = values(array, "Float32") + (product.T if turned else product)
     have = values(whole(tmp_path / "dst")["m.weight"][1], "Float32")
     assert np.allclose(have, want, rtol=2**-23, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("text", "is_quick"),
+    [
+        ("q_proj", True), (r"layers\.\d+\.(q|v)_proj", True), (r".*\.(0|1)\..*", True), ("[a-z(+)]+", True),
+        (r"((\w+\.?)+)+#", False), ("(a|a)*b", False), ("(a*)*", False), ("(a{1,9}){1,9}", False),
+        (".*.*.*.*x", False),
+    ],
+)  # fmt: skip
+def test_an_expression_of_a_download_is_quick(text, is_quick, tmp_path):
+    src = write_pair(tmp_path)
+    path = tmp_path / "lora/adapter_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "alpha_pattern": {text: 4}}))
+    met = (
+        pytest.warns(rankxform.RankxformWarning, match="no pair")
+        if text != "[a-z(+)]+"
+        else nullcontext()
+    )
+    with met if is_quick else pytest.raises(RankxformError, match="may take too long"):
+        rankxform.transform(src, tmp_path / "dst", lora=str(tmp_path / "lora"), fsync=False)

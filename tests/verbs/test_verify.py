@@ -362,9 +362,12 @@ def test_what_was_not_compared_does_not_count(place):
     assert found.same is False and whole.bytes_compared == found.bytes_compared + size
     os.rename(place.tmp / "away", place.final(1))
     manifest = place.manifest
-    for damaged in ("x", None, [1], 10**30):
+    for damaged in ("x", None, [1], 10**18):
         (place.dst / "rankxform.json").write_text(json.dumps({**manifest, "ranks": damaged}))
         assert rankxform.verify(place.dst).same
+    (place.dst / "rankxform.json").write_text(json.dumps({**manifest, "ranks": 10**30}))
+    with pytest.raises(rankxform.StorageError, match="has a number of over 20 digits"):
+        rankxform.verify(place.dst)
     del next(iter(manifest["files"].values()))["digest"]
     (place.dst / "rankxform.json").write_text(json.dumps(manifest))
     assert rankxform.verify(place.dst).same is None

@@ -14,7 +14,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import Any
 
+from rankxform.errors import FormatError, StorageError
 from rankxform.storage.posix import random_hex
+from rankxform.values import decode_json
 
 from .access import Bucket, library
 from .errors import translated
@@ -48,7 +50,7 @@ class PartObjects:
 
     def complete(self, key: str, upload: str, parts: Mapping[int, SentPart]) -> None:
         below = _below(key, upload)
-        notes = json.loads(self._read(key, f"{below}/{_BEGUN}"))
+        notes = self._notes(key, f"{below}/{_BEGUN}")
         nbytes = sum(part.nbytes for part in parts.values())
         options = {"attributes": notes, "buffer_size": max(_CHUNK, -(-nbytes // _MOST_CHUNKS))}
         writing, where = library().open_writer, f"{self._label}/{key}"
@@ -56,6 +58,16 @@ class PartObjects:
             for number in sorted(parts):
                 writer.write(self._read(key, f"{below}/{number:05}"))
         self.abort(key, upload)
+
+    def _notes(self, key: str, path: str) -> dict[str, str]:
+        """Return what was noted of an upload when it was begun. Raises StorageError."""
+        with suppress(FormatError):
+            notes = decode_json(self._read(key, path))
+            if isinstance(notes, dict) and all(isinstance(text, str) for text in notes.values()):
+                return notes
+        raise StorageError(
+            "is no note of an upload", "remove it, and run again", where=f"{self._label}/{path}"
+        )
 
     def abort(self, key: str, upload: str) -> None:
         paths = sorted(self._listed(key, f"{_below(key, upload)}/"))
@@ -72,7 +84,7 @@ class PartObjects:
         return {
             int(name): SentPart(meta["e_tag"] or "", meta["size"])
             for name, meta in names.items()
-            if name != _BEGUN
+            if name.isdecimal()
         }
 
     def begun(self, prefix: str) -> Iterator[tuple[str, str]]:
