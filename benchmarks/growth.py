@@ -1,8 +1,7 @@
 """How time and memory grow with what a document may state: ``python -m benchmarks.growth``.
 
 Each case is planned, or read, at n, 2n and 4n on one process. A line says the seconds of each, the
-exponent of the growth from the first to the last (1: linear), and bytes of memory for each byte of
-the document that is read.
+exponent of the growth from the first to the last (1: linear), and how much memory it took at most.
 """
 
 from __future__ import annotations
@@ -11,6 +10,7 @@ import json
 import math
 import os
 import resource
+import subprocess
 import sys
 import tempfile
 import time
@@ -139,17 +139,24 @@ def measure(case: str) -> Iterator[tuple[int, float, str]]:
             yield size, time.perf_counter() - began, text
 
 
-def main(wanted: list[str]) -> None:
+def report(case: str) -> None:
+    """Print a line of one case."""
     run(["plan", "--help"])  # imports
-    for case in wanted or CASES:
-        measured = [*measure(case)]
-        seconds = [passed for _, passed, _ in measured]
-        growth = math.log(seconds[-1] / seconds[0], 2 ** (SIZES - 1))
-        texts = [f"{size:,}: {s:.2f} s{', refused' * bool(why)}" for size, s, why in measured]
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-        print(f"{case:24} {'; '.join(texts)}; exponent {growth:.2f}; peak {peak:.0f} MB so far")
-        print("".join(f"    {why}\n" for *_, why in measured[-1:] if why), end="")
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    measured = [*measure(case)]
+    seconds = [passed for _, passed, _ in measured]
+    growth = math.log(seconds[-1] / seconds[0], 2 ** (SIZES - 1))
+    texts = [f"{size:,}: {s:.2f} s{', refused' * bool(why)}" for size, s, why in measured]
+    peak = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+    print(f"{case:24} {'; '.join(texts)}; exponent {growth:.2f}; {peak:.0f} MB", flush=True)
+    for *_, why in measured[-1:]:
+        print(f"    {why}" if why else "", end="\n" if why else "", flush=True)
+
+
+def main(wanted: list[str]) -> None:
+    for case in wanted or CASES:  # each in a process of its own, whose memory is the case's
+        subprocess.run([sys.executable, "-m", "benchmarks.growth", "--one", case], check=True)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    report(sys.argv[2]) if sys.argv[1:2] == ["--one"] else main(sys.argv[1:])

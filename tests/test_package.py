@@ -26,6 +26,9 @@ OF_A_BUILD = (
 GENERATED = runpy.run_path(str(ROOT / "packaging" / "generate.py"))["FILES"]
 
 
+DATE = {"SOURCE_DATE_EPOCH": "1700000000"}
+
+
 @pytest.fixture(scope="module")
 def built(tmp_path_factory):
     """An sdist, and the wheel that is built of it."""
@@ -33,9 +36,22 @@ def built(tmp_path_factory):
     for name in OF_A_BUILD:
         copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
         copy(ROOT / name, here / name)
-    line = [sys.executable, "-m", "build", "--outdir", here / "dist", here]
-    subprocess.run(line, check=True, capture_output=True)
+    line = [sys.executable, "-m", "build", "--no-isolation", "--outdir", here / "dist", here]
+    subprocess.run(line, check=True, capture_output=True, env={**os.environ, **DATE})
     return {path.suffix: path for path in (here / "dist").iterdir()}
+
+
+def test_two_builds_are_equal(built, tmp_path):
+    """Of other folders, at another time: by the archive of the first, and the time of its commit."""
+    with tarfile.open(built[".gz"]) as archive:
+        archive.extractall(tmp_path, filter="data")
+    (source,) = tmp_path.iterdir()
+    for path in source.rglob("*"):
+        os.utime(path)
+    line = [sys.executable, "-m", "build", "--no-isolation", "--outdir", tmp_path / "dist", source]
+    subprocess.run(line, check=True, capture_output=True, env={**os.environ, **DATE})
+    for path in (tmp_path / "dist").iterdir():
+        assert path.read_bytes() == built[path.suffix].read_bytes(), path.name
 
 
 def test_versions_agree():

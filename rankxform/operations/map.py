@@ -63,7 +63,7 @@ from .experts import shapes_apart
 from .prefixes import Prefixes, language_name, text_sizes, treat_towers, whole_name
 from .vocabulary import is_padding
 
-_MOST_GROUPS = 1 << 16
+_MOST_GROUPS = 1 << 14
 
 
 class ModelSizes:
