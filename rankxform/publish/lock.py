@@ -179,7 +179,8 @@ class FolderLock(RunLock):
             with suppress(StorageError), turn:
                 if _read(self._path) in (self._mine, None):
                     remove_if_possible(self._path)
-                return
+                break
+        claim_folders(self._path.parent.parent, None)
 
 
 def this_process() -> dict[str, Any]:

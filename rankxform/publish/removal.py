@@ -68,6 +68,7 @@ def remove_conversion(folder: Path) -> bool:
     claim_folders(place, [(place / name).parent for name in names])
     for name in (*names, MANIFEST_NAME):
         remove_if_possible(place / name)
+    claim_folders(place, None)
     _remove_empty(folder)
     tracker = form.tracker
     if tracker is not None and folder.is_dir() and [*folder.iterdir()] == [folder / tracker]:

@@ -160,7 +160,7 @@ def _other_names(path: str) -> Iterator[str]:
         return
     device, root, point, _, upper = mount
     below = f"{path.rstrip('/')}/".removeprefix(point)
-    if upper:
+    if upper and os.path.isdir(upper):  # a container's lies outside of it
         yield os.path.join(upper, below)
     for other_device, other_root, other_point, *_ in _mounts():
         if other_device == device and (root + below).startswith(other_root):

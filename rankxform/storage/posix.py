@@ -324,26 +324,33 @@ def nameless_file(folder: Path) -> Iterator[int]:
 _FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
 _IS_LINK = "is a link, and inside a destination none is followed"
 
-_ROOTS: dict[str, str] = {}
-"""The destination of each folder inside one that was claimed, by their paths."""
+_ROOTS: dict[str, tuple[str, list[tuple[int, int]]]] = {}
+"""Of each folder that was claimed, by its path: its destination, and which folder that was."""
 
-# Somebody may put a link in the place of such a folder while a run is at work. What is opened,
-# made, renamed or removed there is named relative to its folder, which is opened from the
-# destination's own one on, name by name. The destination itself may be a link: its user named it.
+# Somebody may put a link in the place of such a folder while a run is at work, or another folder in
+# that of the destination. What is opened, made, renamed or removed there is named relative to its
+# folder, which is opened from the destination on, name by name. The destination itself may be a
+# link: its user named it.
 
 
-def claim_folders(root: Path, folders: Iterable[Path]) -> None:
-    """Let no call follow a link on the way from `root` to what lies in some folders of it.
+def claim_folders(root: Path, folders: Iterable[Path] | None) -> None:
+    """Let no call follow a link on the way from `root` to what lies in it, and in some folders of
+    it; None: from now on as ever.
 
-    Raises StorageError for one that is a link.
+    Raises StorageError for a folder that is a link.
     """
-    _ROOTS.pop(str(root), None)
-    seen = {root}
+    if folders is None:
+        for name in [name for name, (claimed, _) in _ROOTS.items() if claimed == str(root)]:
+            del _ROOTS[name]
+        return
+    seen, before = {root}, _ROOTS.get(str(root))
+    root_inode = before[1] if before is not None and before[0] == str(root) else []
+    _ROOTS[str(root)] = str(root), root_inode
     for folder in folders:
         while folder not in seen and root in folder.parents:
             if folder.is_symlink():
                 raise StorageError(_IS_LINK, "remove it", "choose another folder", where=folder)
-            _ROOTS[str(folder)] = str(root)
+            _ROOTS[str(folder)] = str(root), root_inode
             seen.add(folder)
             folder = folder.parent
 
@@ -352,21 +359,25 @@ def claim_folders(root: Path, folders: Iterable[Path]) -> None:
 def name_in_folder(path: AnyPath) -> Iterator[tuple[AnyPath, int | None]]:
     """Yield a name of `path`, and the descriptor of the folder that it is relative to, or None.
 
-    Raises OSError where its folder is gone, or has become a link.
+    Raises OSError where its folder is gone, or another now.
     """
     folder, name = os.path.split(path)
-    root = _ROOTS.get(folder)
-    if root is None:
+    if folder not in _ROOTS:
         yield path, None
         return
+    root, root_inode = _ROOTS[folder]
     fd = os.open(root, _FOLDER)
     try:
-        for part in os.path.relpath(folder, root).split(os.sep):
+        status = os.fstat(fd)
+        root_inode[:] = root_inode or [(status.st_dev, status.st_ino)]
+        if root_inode != [(status.st_dev, status.st_ino)]:
+            raise OSError(errno.ESTALE, f"{root} is another folder now", folder)
+        below = os.path.relpath(folder, root)
+        for part in below.split(os.sep) if below != "." else ():
             try:
-                below = os.open(part, _FOLDER | os.O_NOFOLLOW, dir_fd=fd)
+                above, fd = fd, os.open(part, _FOLDER | os.O_NOFOLLOW, dir_fd=fd)
             except NotADirectoryError as error:
                 raise OSError(errno.ELOOP, f"its folder {_IS_LINK}", folder) from error
-            above, fd = fd, below
             _let_go(above)
         yield name, fd
     finally:

@@ -255,6 +255,8 @@ class FolderDestination(Destination):
                 if keep and locked_folder.begun and isinstance(error, RankxformError):
                     error.resumable = True
             raise
+        finally:
+            claim_folders(self.target.folder, None)
 
     def _compare_complete_files(self, team: Team) -> None:
         """Compare files that are complete already with the fingerprints of their manifest: all if
@@ -352,8 +354,9 @@ class FolderDestination(Destination):
 
     def _create_parts(self, process: int, spare: int) -> Journal:
         """Create the part files that are not there yet, and a journal of all."""
-        folder, paths = self.target.folder, self.target.paths.values()
-        claim_folders(folder, [folder / FOLDER_NAME, *{path.parent for path in paths}])
+        folder, outputs = self.target.folder, self.outputs.values()
+        parents = {path.parent for output in outputs for path in output.output_paths}
+        claim_folders(folder, [folder / FOLDER_NAME, *parents])
         for file, output in self._files_created_here.items():
             if file not in self.state.completed.names_of_file:
                 make_folder(output.final.parent)
@@ -591,12 +594,15 @@ class FolderDestination(Destination):
         self, place: str, name: str, change: Callable[[bytes | None], bytes | None]
     ) -> None:
         path = Path(place, name)
-        with taking_turns(path.parent / FOLDER_NAME / "lock"):
-            content = change(path.read_bytes() if path.is_file() else None)
-            if content is None:
-                remove_if_possible(path)
-            else:
-                write_atomically(path, content)
+        try:
+            with taking_turns(path.parent / FOLDER_NAME / "lock"):
+                content = change(path.read_bytes() if path.is_file() else None)
+                if content is None:
+                    remove_if_possible(path)
+                else:
+                    write_atomically(path, content)
+        finally:
+            claim_folders(path.parent, None)
 
     def findings(self, team: Team) -> Sequence[Finding]:
         kind = self.request.digests

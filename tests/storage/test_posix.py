@@ -123,3 +123,17 @@ def test_no_descriptor_stays_open(root):
     with pytest.raises(FileNotFoundError), name_in_folder(root / "a/b/f"):
         pass
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_destination_that_another_folder_replaces_is_not_written_to(root, tmp_path):
+    file = root / "a/b/f"
+    posix.create(file)
+    root.rename(tmp_path / "moved")
+    (tmp_path / "other/a/b").mkdir(parents=True)
+    root.symlink_to(tmp_path / "other")
+    for path in (file, root / "top"):
+        with pytest.raises(StorageError, match="dst is another folder now"):
+            posix.create(path)
+    claim_folders(root, None)
+    posix.create(file)
+    assert names(tmp_path / "other") == ["a", "a/b", "a/b/f"]

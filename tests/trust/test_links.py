@@ -326,7 +326,7 @@ def test_records_behind_a_link_are_not_taken(place):
 
 
 @pytest.mark.parametrize("when", ["_create_parts", "fill", "_link", "_rename", "_finish"])
-@pytest.mark.parametrize("name", ["rank_1", ".rankxform"])
+@pytest.mark.parametrize("name", ["rank_1", ".rankxform", ""])
 def test_a_folder_that_becomes_a_link_while_a_run_is_at_work(name, when, place, monkeypatch):
     """Nothing changes where the link leads, here to the source; the run fails if it is met again."""
     real, before = getattr(FolderDestination, when), contents(place.tmp / "src")
@@ -336,11 +336,12 @@ def test_a_folder_that_becomes_a_link_while_a_run_is_at_work(name, when, place, 
         if folder.exists() and not folder.is_symlink():
             folder.rename(place.tmp / "aside")
         if not folder.is_symlink():
-            folder.symlink_to(place.src / "rank_1")
+            folder.symlink_to(place.src / "rank_1" if name else place.src)
         return real(self, *args, **options)
 
     monkeypatch.setattr(FolderDestination, when, swapped)
-    is_met = when in ("_create_parts", "fill", "_link") or (name, when) == ("rank_1", "_rename")
+    is_met = when in ("_create_parts", "fill", "_link") or not name
+    is_met = is_met or (name, when) == ("rank_1", "_rename")
     with pytest.raises(rankxform.StorageError) if is_met else nullcontext():
         place.transform(overwrite=True)
     assert contents(place.tmp / "src") == before
