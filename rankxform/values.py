@@ -348,8 +348,8 @@ def without_duplicate_names(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 _MOST_INTEGER, _MOST_VALUES, _MOST_DEPTH = 10**20, 1 << 20, 100
 _DIGITS = bytes(48 if 48 <= byte < 58 else 32 for byte in range(256))
 _NO_BRACKETS = bytes(byte for byte in range(256) if byte not in b"[]{}")
-_LONG_NUMBER, _ESCAPED = b"0" * 21, re.compile(rb"\\u[dD][89a-fA-F]")
-_SURROGATE = re.compile("[\ud800-\udfff]")
+_LONG_NUMBER, _ESCAPED = b"0" * 21, pattern_on_use(rb"\\u[dD][89a-fA-F]")
+_SURROGATE = pattern_on_use("[\ud800-\udfff]")
 _SHALLOW, _FEW = 8, 180
 
 
@@ -367,7 +367,7 @@ def decode_json(data: bytes | str) -> Any:
         brackets = content.translate(None, _NO_BRACKETS)
         for _ in range(_SHALLOW):  # what is nested no deeper goes
             brackets = brackets.replace(b"[]", b"").replace(b"{}", b"")
-        has_escapes = b"\\u" in content and _ESCAPED.search(content)
+        has_escapes = b"\\u" in content and _ESCAPED().search(content)
         if len(brackets) > _FEW or has_escapes or _LONG_NUMBER in content.translate(_DIGITS):
             check_plain(value)
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
@@ -392,7 +392,7 @@ def check_plain(value: Any) -> None:
             todo.pop()
             if type(here) is int and abs(here) > _MOST_INTEGER:
                 raise ValueError("has a number of over 20 digits")
-            if type(here) is str and _SURROGATE.search(here):
+            if type(here) is str and _SURROGATE().search(here):
                 raise ValueError(f"has a text that is no Unicode: {here[:80]!a}")
         elif all(id(part) in sizes for part in parts if type(part) in (dict, list)):
             todo.pop()
