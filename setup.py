@@ -35,6 +35,7 @@ def with_time(data, time):
         for member in sorted(old.getmembers(), key=lambda member: member.name):
             member.mtime, member.uid, member.gid = time, 0, 0
             member.uname = member.gname = ""
+            member.mode = 0o755 if member.isdir() or member.mode & 0o100 else 0o644
             member.pax_headers = {}
             new.addfile(member, old.extractfile(member) if member.isfile() else None)
     return gzip.compress(rewritten.getvalue(), mtime=time)

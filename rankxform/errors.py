@@ -37,7 +37,7 @@ _LIKENESS = 0.75
 """Words that are less alike than this are not meant for each other."""
 _LONG = rf"""(?<!\w)'(?:[^'\\\n]|\\.)*'(?!\w)|"(?:[^"\\\n]|\\.)*"|[^\s]{{{_QUOTED},}}"""
 """Texts in quotes, and words; compiled where there is an error."""
-_BRACKET = r"[\[\]{}]|\((?=[\d'\"])|(?<=[\d'\",])\)"
+_BRACKET = r"[\[\]{})]|\((?=[\d'\"])"
 """Of a list, a table or a tuple."""
 _NAME, _PATH, _TEXT = 255, 4096, 1000
 """Most bytes of a file's name and path, and characters of what was found."""
@@ -57,22 +57,23 @@ def _shorten_quotations(text: str) -> str:
 
 
 def _cut(text: str) -> str:
-    is_path = "/" in text and not re.search(r"\s", text) and len(text) < _PATH
-    if len(text) <= _QUOTED or (is_path and max(map(len, text.split("/"))) <= _NAME):
+    path = text.partition("?")[0]  # an address may have words behind it
+    is_path = "/" in path and not re.search(r"\s", text) and len(text) < _PATH
+    if len(text) <= _QUOTED or (is_path and max(map(len, path.split("/"))) <= _NAME):
         return text
     return f"{text[: _QUOTED // 2]} ... {text[-_QUOTED // 10 :]}"
 
 
 def _lists(text: str) -> Iterator[tuple[int, int]]:
     """Yield (start, end) of each outermost list or table of a text."""
-    depth = start = 0
+    opened, start = list[str](), 0
     for bracket in re.finditer(_BRACKET, text):
         if bracket[0] in "[{(":
-            start = start if depth else bracket.start()
-            depth += 1
-        elif depth:
-            depth -= 1
-            if not depth:
+            start = start if opened else bracket.start()
+            opened.append(bracket[0])
+        elif opened and (bracket[0] != ")" or opened[-1] == "("):
+            opened.pop()
+            if not opened:
                 yield start, bracket.end()
 
 

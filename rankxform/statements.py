@@ -358,7 +358,8 @@ def join(words: Iterable[str]) -> str:
             continue
         escaped = ""
         for character in word:
-            data = character.encode(errors="surrogateescape")
+            is_byte = "\udc80" <= character <= "\udcff"
+            data = character.encode(errors="surrogateescape" if is_byte else "surrogatepass")
             plain = character if character.isprintable() else "".join(f"\\{b:03o}" for b in data)
             escaped += _ESCAPES.get(character, plain)
         quoted.append(f"$'{escaped}'")

@@ -19,6 +19,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapp
 from contextlib import contextmanager
 from functools import cache, lru_cache
 from importlib import import_module
+from math import inf
 from operator import attrgetter
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
@@ -339,18 +340,20 @@ def without_duplicate_names(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Make a dictionary of the members of a JSON object. Raises FormatError for a name twice."""
     members = dict(pairs)
     if len(members) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise FormatError(f"names {twice!r} twice in one object")
+        names = set[str]()
+        for name, _ in pairs:
+            if name in names:
+                raise FormatError(f"names {name!r} twice in one object")
+            names.add(name)
     return members
 
 
-_MOST_INTEGER, _MOST_VALUES, _MOST_DEPTH = 10**20, 1 << 20, 100
+_MOST_INTEGER, MOST_VALUES, _MOST_DEPTH = 10**20, 1 << 20, 100
 _DIGITS = bytes(48 if 48 <= byte < 58 else 32 for byte in range(256))
 _NO_BRACKETS = bytes(byte for byte in range(256) if byte not in b"[]{}")
 _LONG_NUMBER, _ESCAPED = b"0" * 21, pattern_on_use(rb"\\u[dD][89a-fA-F]")
 _SURROGATE = pattern_on_use("[\ud800-\udfff]")
-_SHALLOW, _FEW = 8, 180
+_SHALLOW, _FEW, _SMALL = 8, 180, 1 << 14
 
 
 def decode_json(data: bytes | str) -> Any:
@@ -362,13 +365,16 @@ def decode_json(data: bytes | str) -> Any:
     content = data.encode(errors="surrogatepass") if isinstance(data, str) else data
     content = content.removeprefix(BOM_UTF8)
     try:
-        text = content.decode(json.detect_encoding(content))
+        encoding = json.detect_encoding(content)
+        text = content.decode(encoding)
         value = json.loads(text, object_pairs_hook=without_duplicate_names)
+        content = content if encoding == "utf-8" else text.encode()
         brackets = content.translate(None, _NO_BRACKETS)
         for _ in range(_SHALLOW):  # what is nested no deeper goes
             brackets = brackets.replace(b"[]", b"").replace(b"{}", b"")
         has_escapes = b"\\u" in content and _ESCAPED().search(content)
-        if len(brackets) > _FEW or has_escapes or _LONG_NUMBER in content.translate(_DIGITS):
+        is_odd = len(brackets) > _FEW or has_escapes or _LONG_NUMBER in content.translate(_DIGITS)
+        if is_odd or len(content) < _SMALL:
             check_plain(value)
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise FormatError(f"is not JSON: {error}") from None
@@ -380,30 +386,34 @@ def decode_json(data: bytes | str) -> Any:
     return value
 
 
-def check_plain(value: Any) -> None:
+def check_plain(value: Any, most: float = inf) -> None:
     """Raise ValueError for a document with a number of over 20 digits, a text that is no Unicode,
-    values that are nested more than 100 times, or over a million once all references are put in."""
+    values that are nested more than 100 times, or more than `most` once all references are put in.
+    """
     sizes: dict[int, tuple[int, int]] = {}  # of a list or table: values in it, and how deep
-    todo = [value]
+    todo, entered = [value], set[int]()
     while todo:
         here = todo[-1]
-        parts = [*here, *here.values()] if type(here) is dict else here
         if type(here) not in (dict, list) or id(here) in sizes:
             todo.pop()
             if type(here) is int and abs(here) > _MOST_INTEGER:
                 raise ValueError("has a number of over 20 digits")
             if type(here) is str and _SURROGATE().search(here):
                 raise ValueError(f"has a text that is no Unicode: {here[:80]!a}")
-        elif all(id(part) in sizes for part in parts if type(part) in (dict, list)):
+            continue
+        parts = [*here, *here.values()] if type(here) is dict else here
+        waiting = [p for p in parts if type(p) in (dict, list) and id(p) not in sizes]
+        if not waiting:
             todo.pop()
             below = [sizes.get(id(part), (1, 0)) for part in parts]
             size, depth = 1 + sum(n for n, _ in below), 1 + max((d for _, d in below), default=0)
             sizes[id(here)] = size, depth
-            if size > _MOST_VALUES or depth > _MOST_DEPTH:
+            if size > most or depth > _MOST_DEPTH:
                 text = "is too large once what it refers to is put in"
                 raise ValueError("is nested too deeply" if depth > _MOST_DEPTH else text)
             todo += [part for part in parts if type(part) in (int, str)]
-        elif len(todo) > _MOST_VALUES:
+        elif id(here) in entered:  # what is in it waits for it
             raise ValueError("is in itself")
         else:
-            todo += [part for part in parts if type(part) in (dict, list) and id(part) not in sizes]
+            entered.add(id(here))
+            todo += waiting

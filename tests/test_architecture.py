@@ -264,7 +264,6 @@ WITHIN_ONE = {
     "storage/checkpoint2_metadata.py": "entries of one metadata.json",
     "storage/objects/places.py": "an object against what the same store said of it",
     "storage/identity.py": "mounts of one host",
-    "storage/posix.py": "a folder against what it was when it was opened first",
     "storage/source_reader.py": "a sample against a later one of the same file",
     "target/inputs.py": "stages of one strategy",
     "target/objects.py": "an object against what was sent of it; an option against its default",

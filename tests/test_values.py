@@ -6,12 +6,13 @@ import json
 import random
 import sys
 import zlib
+from contextlib import suppress
 
 import pytest
 
 from rankxform import values
 from rankxform.errors import FormatError
-from rankxform.values import check_plain, decode_json
+from rankxform.values import MOST_VALUES, check_plain, decode_json
 
 
 def bit_by_bit(content, crc=0):
@@ -72,11 +73,25 @@ def test_parts_may_come_in_any_order(seed):
         (b'{"\\udfff": 1}', "has a text that is no Unicode"),
         (b'"\xed\xa0\x80"', "can't decode byte"),
         (b"", "is not JSON"),
+        ("[" + "9" * 30 + "]", "has a number of over 20 digits"),
+        (b'["]",' * 300 + b"1" + b',"["]' * 300, "is nested too deeply"),
+        (
+            json.dumps({f"n{i}": 1 for i in range(20_000)}).encode()[:-1] + b', "n19999": 1}',
+            "names 'n19999' twice",
+        ),
     ],
 )
 def test_a_document_that_nobody_means_is_refused(data, text):
     with pytest.raises(FormatError, match=text):
         decode_json(data)
+    encoded = data.encode() if isinstance(data, str) else data
+    with suppress(UnicodeDecodeError), pytest.raises(FormatError):
+        decode_json(encoded.decode().encode("utf-16"))
+
+
+def test_a_large_document_may_have_all_characters():
+    document = {"x": "\U0001f600", "y": "1" * 30, "many": [[n, n] for n in range(400_000)]}
+    assert decode_json(json.dumps(document)) == document
 
 
 @pytest.mark.parametrize(
@@ -95,6 +110,6 @@ def test_values_that_refer_to_each_other():
     loop = []
     loop.append(loop)
     check_plain([small, small])
-    for value in (large, loop):
+    for value in (large, loop, [1, *loop], [[1] * 1000 + [loop]]):
         with pytest.raises(ValueError, match="is too large once|is in itself"):
-            check_plain(value)
+            check_plain(value, MOST_VALUES)

@@ -24,7 +24,7 @@ from rankxform.layout.strategy import Strategy, WholeStrategy
 from rankxform.options import flag_of, is_default
 from rankxform.storage.posix import read_bytes
 from rankxform.storage.user_files import check_folded, fold_nested_maps
-from rankxform.values import check_plain, dataclass
+from rankxform.values import MOST_VALUES, check_plain, dataclass
 
 from .derive import derive
 from .mesh import DST_SIZES, SRC_SIZES, Parallel, override_sizes, parse_parallel
@@ -146,7 +146,7 @@ def _document(data: bytes, label: str) -> dict[str, Any]:
         ) from None
     try:
         document = yaml.safe_load(data)
-        check_plain(document)
+        check_plain(document, MOST_VALUES)
     except (
         yaml.YAMLError,
         RecursionError,

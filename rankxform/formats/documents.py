@@ -17,7 +17,7 @@ from typing import Any
 
 from rankxform.errors import FormatError, RankxformError, UsageError
 from rankxform.geometry.box import Shape
-from rankxform.values import check_plain, decode_json, without_duplicate_names
+from rankxform.values import MOST_VALUES, check_plain, decode_json, without_duplicate_names
 
 from .container import ReadAt, content_bytes
 
@@ -121,6 +121,10 @@ class _Text:
                 raise FormatError("is not JSON: nested too deeply") from None
             if end < len(self._buffer) or self._ended or not self._read_on():
                 self._at = end
+                try:
+                    check_plain(decoded)
+                except ValueError as error:
+                    raise FormatError(str(error)) from None
                 return decoded
 
     def members(self) -> Iterator[str]:
@@ -164,7 +168,9 @@ class _Text:
         text = self._buffer[self._at : end + len(mark) - 1]
         try:
             members = decode_json("{" + text + "}")
-        except FormatError:
+        except FormatError as error:
+            if not error.what.startswith("is not JSON"):
+                raise
             return []
         self._at = end + len(mark) - 1
         return list(members.items())
@@ -239,7 +245,7 @@ def parse_toml(data: bytes, label: str) -> dict[str, Any]:
         import tomli as tomllib
     try:
         document: dict[str, Any] = tomllib.loads(data.decode())
-        check_plain(document)
+        check_plain(document, MOST_VALUES)
     except (ValueError, RecursionError) as error:
         raise UsageError(f"not TOML: {error}", where=label) from None
     return document

@@ -52,7 +52,10 @@ a product."""
 
 _CONFIG = "adapter_config.json"
 """PEFT's."""
-_MOST, _MOST_REPETITIONS = 1e9, 3
+_MOST = 1e9
+_MOST_SIGNS = {r"[*+{]": 4, r"\?": 8, r"\|": 16}
+"""How many repetitions, optional parts and alternatives an expression may have: each may multiply
+the ways in which it can match."""
 _REFUSED: dict[str, tuple[object, ...]] = {
     "use_dora": (False, None, True),
     "use_qalora": (False, None),
@@ -156,14 +159,15 @@ class LoraScaling:
 def _check_expression(text: str, label: str) -> None:
     """Refuse an expression of a downloaded file that may take longer than anybody waits: with
     repetitions or alternatives in a repeated group, or many repetitions. Raises UsageError."""
-    plain = re.sub(r"\\.|\[[^\]]*\]", "x", text)
-    repetitions = len(re.findall(r"[*+{]", plain))
-    while (group := re.search(r"\(([^()]*)\)", plain)) and repetitions <= _MOST_REPETITIONS:
+    plain = re.sub(r"(\\d|\[0-9\])[*+]", "x", text)  # it ends where digits do
+    plain = re.sub(r"\\.|\[[^\]]*\]", "x", plain).replace("(?:", "(")
+    counts = {sign: len(re.findall(sign, plain)) for sign in _MOST_SIGNS}
+    is_slow = any(counts[sign] > most for sign, most in _MOST_SIGNS.items())
+    while not is_slow and (group := re.search(r"\(([^()]*)\)", plain)):
         is_repeated = plain[group.end() : group.end() + 1] in ("*", "+", "{")
-        if is_repeated and re.search(r"[*+{|]", group[1]):
-            repetitions = _MOST_REPETITIONS + 1
-        plain = plain[: group.start()] + group[1].replace("|", "x") + plain[group.end() :]
-    if repetitions > _MOST_REPETITIONS:
+        is_slow = is_repeated and re.search(r"[*+?{|]", group[1]) is not None
+        plain = plain[: group.start()] + group[1] + plain[group.end() :]
+    if is_slow:
         text = f"the expression {text!r} may take too long"
         raise UsageError(text, "merge this adapter with PEFT", where=label)
 

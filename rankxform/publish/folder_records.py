@@ -127,6 +127,7 @@ class FolderRecords:
         claim_folders(folder, [self._own, *(final.parent for final in output_paths.values())])
         self._lock = FolderLock(self._own / "lock")
         try:
+            claim_folders(folder, [self._own], keeps_root=True)
             self._open(overwrite)
         except BaseException:
             self._let_go()

@@ -146,7 +146,11 @@ class FolderLock(RunLock):
     def __init__(self, path: Path, say: Callable[[str], None] = say_line) -> None:
         """Take the lock `path`. Raises StorageError where a live run has it."""
         self._path = path
-        super().__init__(str(path), str(path.parent.parent), say)
+        try:
+            super().__init__(str(path), str(path.parent.parent), say)
+        except BaseException:
+            claim_folders(path.parent.parent, None)
+            raise
 
     def _take_if_free(self) -> tuple[dict[str, Any], float, float] | None:
         with taking_turns(self._path):

@@ -23,24 +23,27 @@ def remove_unfinished(folder: Path) -> bool:
     Raises StorageError where a run is at work.
     """
     records = folder / FOLDER_NAME
-    claim_folders(folder, [records])
     try:
-        job = check_record(JOB, decode_json(read_own_record(records / JOB_NAME)))
-    except (FormatError, OSError):
-        return False
-    claim_folders(folder, [records, *((folder / name).parent for name in job["files"])])
-    lock = FolderLock(records / "lock")
-    try:
-        for name, file_entry in job["files"].items():
-            path = folder / name
-            remove_if_possible(part_of(path))
-            if matches_entry(file_entry, stat_or_none(path), "inode", "size", "modified"):
+        claim_folders(folder, [records])
+        try:
+            job = check_record(JOB, decode_json(read_own_record(records / JOB_NAME)))
+        except (FormatError, OSError):
+            return False
+        claim_folders(folder, [(folder / name).parent for name in job["files"]])
+        lock = FolderLock(records / "lock")
+        try:
+            for name, file_entry in job["files"].items():
+                path = folder / name
+                remove_if_possible(part_of(path))
+                if matches_entry(file_entry, stat_or_none(path), "inode", "size", "modified"):
+                    remove_if_possible(path)
+            for path in (*records.glob("journal-*.jsonl"), records / JOB_NAME):
                 remove_if_possible(path)
-        for path in (*records.glob("journal-*.jsonl"), records / JOB_NAME):
-            remove_if_possible(path)
+        finally:
+            lock.release()
+        return True
     finally:
-        lock.release()
-    return True
+        claim_folders(folder, None)
 
 
 def remove_conversion(folder: Path) -> bool:
@@ -65,10 +68,12 @@ def remove_conversion(folder: Path) -> bool:
     companion_names = {*form.companion_names([*record["files"]]), *SUMS.values()}
     names = {*record["files"], *companion_names.intersection(record.get("companions", {}))}
     names |= copied(place, record)
-    claim_folders(place, [(place / name).parent for name in names])
-    for name in (*names, MANIFEST_NAME):
-        remove_if_possible(place / name)
-    claim_folders(place, None)
+    try:
+        claim_folders(place, [(place / name).parent for name in names])
+        for name in (*names, MANIFEST_NAME):
+            remove_if_possible(place / name)
+    finally:
+        claim_folders(place, None)
     _remove_empty(folder)
     tracker = form.tracker
     if tracker is not None and folder.is_dir() and [*folder.iterdir()] == [folder / tracker]:

@@ -145,7 +145,7 @@ def what_lies_at(folder: Path) -> Message | None:
     tool's files. None if that is not known.
     """
     children = checkpoints_below(folder) or [
-        path for child in _inodes_of(folder)[-_MOST_DEEPER:] for path in checkpoints_below(child)
+        path for child in _folders_in(folder)[-_MOST_DEEPER:] for path in checkpoints_below(child)
     ]
     if children:
         inside = "a checkpoint" if len(children) == 1 else f"{len(children)} checkpoints"
@@ -158,7 +158,7 @@ def what_lies_at(folder: Path) -> Message | None:
             where=str(folder),
             details=f"{first_texts([c.name for c in torn])}: was not saved whole" if torn else "",
         )
-    for place in (folder, *_inodes_of(folder)):
+    for place in (folder, *_folders_in(folder)):
         with suppress(OSError):
             match = folder_signature([entry.name for entry in place.iterdir()])
             if match is not None:
@@ -196,12 +196,12 @@ def checkpoints_below(folder: Path) -> list[Path]:
 
     Numbered ones the newest first; of a Hugging Face cache first the one that ``refs/main`` names.
     """
-    caches = [child for child in _inodes_of(folder) if (child / "snapshots").is_dir()]
+    caches = [child for child in _folders_in(folder) if (child / "snapshots").is_dir()]
     if caches:
         return [child for cache in caches for child in checkpoints_below(cache)]
     cache = folder.parent if folder.name == "snapshots" else folder
     snapshots = cache / "snapshots"
-    children = _inodes_of(snapshots if snapshots.is_dir() else folder)
+    children = _folders_in(snapshots if snapshots.is_dir() else folder)
     main = ""
     with suppress(StorageError):
         main = read_bytes(cache / "refs" / "main").decode(errors="replace").strip()
@@ -210,7 +210,7 @@ def checkpoints_below(folder: Path) -> list[Path]:
     return sorted(filter(_is_checkpoint, ordered), key=lambda child: child.name != main)
 
 
-def _inodes_of(folder: Path) -> list[Path]:
+def _folders_in(folder: Path) -> list[Path]:
     """Return the folders in a folder, by name; a few hundred at most."""
     with suppress(OSError):
         return sorted(

@@ -80,11 +80,13 @@ def is_same_file(a: Path, b: Path) -> bool:
 def inodes_of(place: Path, *, with_folders: bool = False) -> set[Inode]:
     """Return what a folder is, and what it is under its other names; nothing if it is not there.
 
-    with_folders: and what each folder in it is, through links too.
+    with_folders: and what each folder in it is that is named by a number, as ranks and steps are,
+    through links too.
     """
     folders = [place]
-    if with_folders and place.is_dir():
-        folders += [Path(entry.path) for entry in os.scandir(place) if entry.is_dir()]
+    if with_folders:
+        with suppress(OSError), os.scandir(place) as entries:
+            folders += [Path(e.path) for e in entries if e.is_dir() and re.search(r"\d", e.name)]
     names = (name for f in folders for name in (str(f), *_other_names(os.path.realpath(f))))
     return {number for name in names if (number := inode(Path(name))) is not None}
 

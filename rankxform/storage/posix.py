@@ -86,16 +86,11 @@ def open_for_reading(path: AnyPath) -> Iterator[tuple[int, os.stat_result]]:
     with raising_storage_errors(path, "open"):
         fd = _open_regular(path)
     try:
-        yield fd, status_of(fd, path)
+        with raising_storage_errors(path, "look at"):
+            status = os.fstat(fd)
+        yield fd, status
     finally:
         _let_go(fd)
-
-
-def status_of(fd: int, path: AnyPath) -> os.stat_result:
-    try:
-        return os.fstat(fd)
-    except OSError as error:
-        raise StorageError.of(error, path, "look at") from error
 
 
 @contextmanager
@@ -307,7 +302,7 @@ def nameless_file(folder: Path) -> Iterator[int]:
 
     Raises StorageError.
     """
-    path = folder / f"{PROBE}{os.uname().nodename}-{os.getpid()}.part"
+    path = folder / f"{PROBE}{os.uname().nodename}-{os.getpid()}-{random_hex(2)}.part"
     try:
         fd = os.open(folder, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
     except OSError:  # not every file system has them
@@ -319,38 +314,46 @@ def nameless_file(folder: Path) -> Iterator[int]:
         yield fd
     finally:
         _let_go(fd)
+        remove_if_possible(path)  # where what is open cannot be removed
 
 
 _FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
 _IS_LINK = "is a link, and inside a destination none is followed"
 
-_ROOTS: dict[str, tuple[str, list[tuple[int, int]]]] = {}
-"""Of each folder that was claimed, by its path: its destination, and which folder that was."""
+_ROOTS: dict[str, tuple[str, list[int]]] = {}
+"""Of each folder that was claimed, by its path: its destination; then whether that is to stay the
+folder that it is, and if so a descriptor of it, once something was done there."""
 
 # Somebody may put a link in the place of such a folder while a run is at work, or another folder in
 # that of the destination. What is opened, made, renamed or removed there is named relative to its
 # folder, which is opened from the destination on, name by name. The destination itself may be a
-# link: its user named it.
+# link: its user named it. Before a run has its lock, others may remove the destination and make it
+# anew, and a node may see an old one for a moment.
 
 
-def claim_folders(root: Path, folders: Iterable[Path] | None) -> None:
+def claim_folders(root: Path, folders: Iterable[Path] | None, *, keeps_root: bool = False) -> None:
     """Let no call follow a link on the way from `root` to what lies in it, and in some folders of
     it; None: from now on as ever.
 
-    Raises StorageError for a folder that is a link.
+    keeps_root: whether the folder that `root` is then is the only one from now on. Raises
+    StorageError for a folder that is a link.
     """
+    claimed = _ROOTS.get(str(root), ("", []))
+    kept = claimed[1] if claimed[0] == str(root) else []
     if folders is None:
-        for name in [name for name, (claimed, _) in _ROOTS.items() if claimed == str(root)]:
-            del _ROOTS[name]
+        for name in [name for name, (place, _) in list(_ROOTS.items()) if place == str(root)]:
+            _ROOTS.pop(name, None)
+        for fd in kept[1:]:
+            _let_go(fd)
         return
-    seen, before = {root}, _ROOTS.get(str(root))
-    root_inode = before[1] if before is not None and before[0] == str(root) else []
-    _ROOTS[str(root)] = str(root), root_inode
+    kept[:1] = [int(keeps_root or bool(kept and kept[0]))]
+    seen = {root}
+    _ROOTS[str(root)] = str(root), kept
     for folder in folders:
         while folder not in seen and root in folder.parents:
             if folder.is_symlink():
                 raise StorageError(_IS_LINK, "remove it", "choose another folder", where=folder)
-            _ROOTS[str(folder)] = str(root), root_inode
+            _ROOTS[str(folder)] = str(root), kept
             seen.add(folder)
             folder = folder.parent
 
@@ -362,26 +365,28 @@ def name_in_folder(path: AnyPath) -> Iterator[tuple[AnyPath, int | None]]:
     Raises OSError where its folder is gone, or another now.
     """
     folder, name = os.path.split(path)
-    if folder not in _ROOTS:
+    claimed = _ROOTS.get(folder)
+    if claimed is None:
         yield path, None
         return
-    root, root_inode = _ROOTS[folder]
-    fd = os.open(root, _FOLDER)
+    root, kept = claimed
+    fds = [os.open(root, _FOLDER)]
     try:
-        status = os.fstat(fd)
-        root_inode[:] = root_inode or [(status.st_dev, status.st_ino)]
-        if root_inode != [(status.st_dev, status.st_ino)]:
+        if len(kept) > 1 and not os.path.samestat(os.fstat(fds[0]), os.fstat(kept[1])):
             raise OSError(errno.ESTALE, f"{root} is another folder now", folder)
         below = os.path.relpath(folder, root)
         for part in below.split(os.sep) if below != "." else ():
             try:
-                above, fd = fd, os.open(part, _FOLDER | os.O_NOFOLLOW, dir_fd=fd)
+                fds.append(os.open(part, _FOLDER | os.O_NOFOLLOW, dir_fd=fds[-1]))
             except NotADirectoryError as error:
-                raise OSError(errno.ELOOP, f"its folder {_IS_LINK}", folder) from error
-            _let_go(above)
-        yield name, fd
+                text = f"its folder {_IS_LINK}, or it is no folder"
+                raise OSError(errno.ELOOP, text, folder) from error
+        yield name, fds[-1]
+        if kept == [1]:
+            kept.append(os.dup(fds[0]))
     finally:
-        _let_go(fd)
+        for fd in fds:
+            _let_go(fd)
 
 
 def remove_if_possible(path: Path) -> None:

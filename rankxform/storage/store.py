@@ -18,7 +18,7 @@ from pathlib import Path
 from posixpath import join
 from typing import Any, Protocol
 
-from rankxform.errors import CheckpointError, StorageError, UsageError
+from rankxform.errors import CheckpointError, StorageError, UsageError, raising_storage_errors
 from rankxform.formats.container import ReadAt, Span
 from rankxform.transport.team import OnProgress
 from rankxform.values import NamedTuple, Registry, dataclass
@@ -31,7 +31,6 @@ from .posix import (
     range_reader,
     read_bytes,
     read_into,
-    status_of,
 )
 
 NOTHING, FILE, FOLDER = "nothing", "file", "folder"
@@ -417,7 +416,8 @@ class PosixRangeReader(RangeReader):
         self._sparse = Descriptors(os.O_RDONLY, os.POSIX_FADV_RANDOM)
 
     def version(self, path: str, sparse: bool = False) -> FileVersion:
-        return _version(status_of(self._descriptor(path, sparse), path))
+        with raising_storage_errors(path, "look at"):
+            return _version(os.fstat(self._descriptor(path, sparse)))
 
     def version_now(self, path: str) -> FileVersion | None:
         try:

@@ -206,7 +206,7 @@ class FolderDestination(Destination):
 
                 new_digest(request.digests)
             if team.nodes.is_leader(team.rank):
-                check_apart(request, source, target.paths.values())
+                check_apart(request, source, target)
 
         team.agree(check)
         _check_foreign_files(request, target, team)
@@ -356,7 +356,7 @@ class FolderDestination(Destination):
         """Create the part files that are not there yet, and a journal of all."""
         folder, outputs = self.target.folder, self.outputs.values()
         parents = {path.parent for output in outputs for path in output.output_paths}
-        claim_folders(folder, [folder / FOLDER_NAME, *parents])
+        claim_folders(folder, [folder / FOLDER_NAME, *parents], keeps_root=True)
         for file, output in self._files_created_here.items():
             if file not in self.state.completed.names_of_file:
                 make_folder(output.final.parent)
@@ -681,7 +681,7 @@ def _check_foreign_files(request: Request, target: Target, team: Team) -> None:
         )
 
 
-def check_apart(request: Request, source: Source, output_paths: Iterable[Path]) -> None:
+def check_apart(request: Request, source: Source, target: Target) -> None:
     """Refuse destination files that are, or lie among, source files, whatever their paths.
 
     Raises UsageError, or StorageError where something else is in the way.
@@ -704,7 +704,7 @@ def check_apart(request: Request, source: Source, output_paths: Iterable[Path]) 
         option_path = getattr(request, option)
         if option_path is not None and is_below_any(dst, inodes_of(Path(option_path))):
             problems[dst] = f"is the folder of --{option}, which is never written to"
-    for final in output_paths:
+    for final in target.paths.values():
         if inode(final.parent) in folders:
             problems[final] = f"lies in the source folder {src}, which is never written to"
         elif (number := inode(final)) in files:
@@ -714,8 +714,9 @@ def check_apart(request: Request, source: Source, output_paths: Iterable[Path]) 
         if final.is_dir():
             raise StorageError("is a folder, where a checkpoint file is to be written", where=final)
     is_nested = any(is_same_file(path.parent.parent, dst) for path in sources if path.parent != src)
-    recorded_files = recorded_names(dst) if dst.is_dir() else ()
-    if is_nested or any(inode(dst / name) in files for name in recorded_files):
+    place = target.folder  # an iteration has one of its own
+    recorded_files = recorded_names(place) if place.is_dir() else ()
+    if is_nested or any(inode(place / name) in files for name in recorded_files):
         problems.setdefault(dst, "holds the source in its rank folders, which are never written to")
     for path, text in problems.items():
         raise UsageError(text, "choose another destination", where=path)

@@ -470,8 +470,8 @@ def plan_target(
     """
     target = conversion.target
     if with_room and target.in_folder and target.dst is not None:
-        paths = target.paths.values()
-        team.agree(lambda: check_apart(conversion.request, conversion.source, paths))
+        request, leads = conversion.request, team.nodes.is_leader(team.rank)
+        team.agree(lambda: check_apart(request, conversion.source, target) if leads else None)
     work = simulate_here(conversion, processes or team.size, team)
     prediction = None
     has_many_nodes = team.nodes.count > 1  # each node may have a folder of its own

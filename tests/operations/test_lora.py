@@ -113,7 +113,8 @@ def test_what_changes_the_formula_is_obeyed(stated, tmp_path):
     [
         ("q_proj", True), (r"layers\.\d+\.(q|v)_proj", True), (r".*\.(0|1)\..*", True), ("[a-z(+)]+", True),
         (r"((\w+\.?)+)+#", False), ("(a|a)*b", False), ("(a*)*", False), ("(a{1,9}){1,9}", False),
-        (".*.*.*.*x", False),
+        (".*.*.*.*.*x", False), ("((a|a))*b", False), ("(a?){30}b", False), ("a?" * 30 + "a" * 30, False),
+        (r".*\.layers\.\d+\.mlp\.experts\.\d+\..*", True),
     ],
 )  # fmt: skip
 def test_an_expression_of_a_download_is_quick(text, is_quick, tmp_path):

@@ -68,8 +68,9 @@ def test_a_file_where_a_folder_is_to_be_is_an_error(tmp_path):
 def root(tmp_path):
     root = tmp_path / "dst"
     (root / "a/b").mkdir(parents=True)
-    claim_folders(root, [root / "a/b"])
-    return root
+    claim_folders(root, [root / "a/b"], keeps_root=True)
+    yield root
+    claim_folders(root, None)
 
 
 def names(folder):
@@ -116,12 +117,16 @@ def test_a_folder_that_is_a_link_is_refused_by_its_name(root, tmp_path):
 
 def test_no_descriptor_stays_open(root):
     before = len(os.listdir("/proc/self/fd"))
+    posix.create(root / "a/b/g")
+    posix.remove_if_possible(root / "a/b/g")
     for _ in range(3):
         with name_in_folder(root / "a/b/f") as (name, folder):
             assert name == "f" and folder is not None
     (root / "a/b").rmdir()
     with pytest.raises(FileNotFoundError), name_in_folder(root / "a/b/f"):
         pass
+    assert len(os.listdir("/proc/self/fd")) == before + 1  # the destination's
+    claim_folders(root, None)
     assert len(os.listdir("/proc/self/fd")) == before
 
 
@@ -137,3 +142,20 @@ def test_a_destination_that_another_folder_replaces_is_not_written_to(root, tmp_
     claim_folders(root, None)
     posix.create(file)
     assert names(tmp_path / "other") == ["a", "a/b", "a/b/f"]
+
+
+def test_a_destination_that_is_made_anew_before_something_was_done_there(tmp_path):
+    """Others remove it while a run waits for its lock; a node may see the old one for a moment."""
+    root = tmp_path / "dst"
+    (root / "a").mkdir(parents=True)
+    claim_folders(root, [root / "a"])
+    posix.create(root / "a/f")
+    root.rename(tmp_path / "old")
+    (root / "a").mkdir(parents=True)
+    posix.create(root / "a/f")
+    claim_folders(root, [], keeps_root=True)
+    with pytest.raises(StorageError):
+        posix.create(root / "b/f")
+    posix.create(root / "a/g")
+    claim_folders(root, None)
+    assert names(root) == ["a", "a/f", "a/g"]
