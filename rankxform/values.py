@@ -356,11 +356,12 @@ _SURROGATE = pattern_on_use("[\ud800-\udfff]")
 _SHALLOW, _FEW, _SMALL = 8, 180, 1 << 14
 
 
-def decode_json(data: bytes | str) -> Any:
+def decode_json(data: bytes | str, *, any_texts: bool = False) -> Any:
     """Decode a small document, whoever wrote it: of a JSON document no other way leads to values.
 
     Integers have at most 20 digits, texts are Unicode, no object names a member twice, and nothing
-    is nested more than 100 times. Raises FormatError.
+    is nested more than 100 times. any_texts: they may have halves of characters too, as escapes
+    can state them. Raises FormatError.
     """
     content = data.encode(errors="surrogatepass") if isinstance(data, str) else data
     content = content.removeprefix(BOM_UTF8)
@@ -375,7 +376,7 @@ def decode_json(data: bytes | str) -> Any:
         has_escapes = b"\\u" in content and _ESCAPED().search(content)
         is_odd = len(brackets) > _FEW or has_escapes or _LONG_NUMBER in content.translate(_DIGITS)
         if is_odd or len(content) < _SMALL:
-            check_plain(value)
+            check_plain(value, any_texts=any_texts)
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise FormatError(f"is not JSON: {error}") from None
     except RecursionError:
@@ -386,7 +387,7 @@ def decode_json(data: bytes | str) -> Any:
     return value
 
 
-def check_plain(value: Any, most: float = inf) -> None:
+def check_plain(value: Any, most: float = inf, *, any_texts: bool = False) -> None:
     """Raise ValueError for a document with a number of over 20 digits, a text that is no Unicode,
     values that are nested more than 100 times, or more than `most` once all references are put in.
     """
@@ -398,7 +399,7 @@ def check_plain(value: Any, most: float = inf) -> None:
             todo.pop()
             if type(here) is int and abs(here) > _MOST_INTEGER:
                 raise ValueError("has a number of over 20 digits")
-            if type(here) is str and _SURROGATE().search(here):
+            if type(here) is str and not any_texts and _SURROGATE().search(here):
                 raise ValueError(f"has a text that is no Unicode: {here[:80]!a}")
             continue
         parts = [*here, *here.values()] if type(here) is dict else here

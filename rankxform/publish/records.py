@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, field, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -447,4 +448,10 @@ def _stated_sharding(stage: Mapping[str, Any]) -> dict[str, tuple[str, Shape, La
 def _layout(fields: Mapping[str, Any]) -> Layout:
     plain: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()}
     plain["tensor_map"] = tuple(map(tuple, fields["tensor_map"]))
+    for key, value in plain.items():
+        numbers: Iterable[Any] = value if isinstance(value, tuple) else (value,)
+        if key == "tensor_map":
+            numbers = chain.from_iterable(numbers)
+        if not all(isinstance(number, int | None) for number in numbers):
+            raise TypeError(f"{key} is {fields[key]!r}")
     return Layout(**plain)

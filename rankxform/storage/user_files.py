@@ -411,7 +411,8 @@ def map_names(naming: Collection[str] = ()) -> list[str]:
     """
     paths = [path for path in FOLDER.glob("*.toml") if not path.name.startswith("_")]
     if naming:
-        quoted = "|".join(re.escape(f'"{word}"') for word in naming).encode()
+        words = "|".join(re.escape(f'"{word}"') for word in naming)
+        quoted = words.encode(errors="surrogatepass")
         paths = [path for path in paths if re.search(quoted, path.read_bytes())]
     return sorted(path.stem for path in paths)
 
@@ -491,7 +492,7 @@ def read_config(place: str | Path) -> dict[str, Any]:
 def parse_config(data: bytes, path: str) -> dict[str, Any]:
     """Return a model's configuration, which `path` holds. Raises UsageError."""
     try:
-        document = decode_json(data)
+        document = decode_json(data, any_texts=True)
     except FormatError as error:
         raise UsageError(error.what, where=path) from None
     if not isinstance(document, dict):

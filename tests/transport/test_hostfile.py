@@ -156,5 +156,5 @@ def test_tables_that_do_not_tell_the_hosts(document, words):
 
 
 def test_what_is_not_json():
-    with pytest.raises(UsageError, match="table.json: not JSON"):
+    with pytest.raises(UsageError, match="table.json: is not JSON"):
         parse_rank_table(b"\xff{", "table.json")

@@ -1,7 +1,7 @@
 """The system refuses one call, each in turn: a clean error or success, never a wrong file.
 
 Every way of failing is tried at every fifth call, each from another one on; with RANKXFORM_CRASHES=third
-an error of the device at every second call, of the two conversions at others; with =all all of them at
+an error of the device at every third call, of the two conversions at others; with =all all of them at
 every call.
 """
 
@@ -83,7 +83,7 @@ def test_every_call_refused_in_turn(link, kind, names, how, tmp_path, monkeypatc
     share = os.environ.get("RANKXFORM_CRASHES", "sixth")
     first, step = 1 + WAYS.index((names, how)) % 5, 5
     if share == "third" and how == errno.EIO:
-        first, step = 1 + (link == "hard"), 2
+        first, step = 1 + (link == "hard"), 3
     if share == "all":
         first, step = 1, 1
     for at in range(first, counter.calls + 1, step):

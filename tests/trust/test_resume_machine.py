@@ -32,6 +32,7 @@ from tests.local_world import Failed, run_world
 from tests.trust.victim import count_calls
 
 HISTORIES = int(os.environ.get("RANKXFORM_HISTORIES", "40"))
+STEPS = 12 if HISTORIES > 40 else 8
 STEP, KIND = "1_7", "safetensors"
 NAMES = [f"w{i}" for i in range(5)]
 PARAMS = {n: ((24, 16 + 8 * (i % 2)), "Float32") for i, n in enumerate(NAMES)}
@@ -397,7 +398,7 @@ def test_random_histories(tmp_path, monkeypatch):
     monkeypatch.setattr(History, "sources", Sources(tmp_path), raising=False)
     TestCase = History.TestCase
     TestCase.settings = settings(
-        max_examples=HISTORIES, stateful_step_count=12, deadline=None, database=None,
+        max_examples=HISTORIES, stateful_step_count=STEPS, deadline=None, database=None,
         derandomize=HISTORIES <= 40, suppress_health_check=[*HealthCheck],
         phases=[Phase.generate],  # a history is short, and takes seconds
     )  # fmt: skip
