@@ -35,7 +35,7 @@ _QUOTED = 200
 """Most characters of a document that a message quotes."""
 _LIKENESS = 0.75
 """Words that are less alike than this are not meant for each other."""
-_LONG = rf"""(?<!\w)'(?:[^'\\\n]|\\.)*'(?!\w)|"(?:[^"\\\n]|\\.)*"|[^\s]{{{_QUOTED},}}"""
+_LONG = rf"""(?<!\w)'(?:[^'\\\n]|\\.)*'(?!\w)|"(?:[^"\\\n]|\\.)*"|\S{{{_QUOTED},}}"""
 """Texts in quotes, and words; compiled where there is an error."""
 _BRACKET = r"[\[\]{})]|\((?=[\d'\"])"
 """Of a list, a table or a tuple."""

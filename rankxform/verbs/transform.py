@@ -227,7 +227,6 @@ def compare_words(conversion: Conversion, processes: int) -> tuple[str, ...]:
     words.append("--keep-fingerprints")
     if request.verify:
         number, words = [], [str(target.dst)]
-    words[:2] = [f"./{word}" if word.startswith("-") else word for word in words[:2]]
     return ("rankxform", "verify", *number, *words)
 
 
