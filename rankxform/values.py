@@ -263,13 +263,21 @@ def _init(cls: type, fields: tuple[dataclasses.Field[Any], ...]) -> Any:
     defaults = {field.name: field.default for field in fields if field.default is not missing}
     factories = {f.name: f.default_factory for f in fields if f.default_factory is not missing}
     has_post_init, all_names = hasattr(cls, "__post_init__"), frozenset(names)
+    # By number of arguments the defaults of all others, where there are any.
+    tails = {
+        number: {name: defaults[name] for name in names if name not in positional[:number]}
+        for number in range(count + 1)
+        if all(name in defaults for name in names if name not in positional[:number])
+    }
 
     def __init__(self: Any, *args: Any, **keywords: Any) -> None:
         values = self.__dict__
         values.update(zip(positional, args))
-        if not args and keywords.keys() == all_names:  # as `replace` calls it
+        if not keywords and len(args) in tails:
+            values.update(tails[len(args)])
+        elif not args and keywords.keys() == all_names:  # as `replace` calls it
             values.update(keywords)
-        elif keywords or len(args) != len(names) or count != len(names):
+        else:
             if len(args) > count:
                 raise TypeError(f"{cls.__name__}() takes {count} positional arguments")
             for name in names[len(args) :] if count == len(names) else names:

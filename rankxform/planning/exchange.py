@@ -593,6 +593,7 @@ class OperandPlan(NamedTuple):
     planner: Planner
     assignment: Assignment
     exchanges: Sequence[Exchange]
+    reach: Reach
 
 
 def operand_moves(
@@ -622,4 +623,4 @@ def operand_moves(
     positions = {name: position for position, name in enumerate(operand_planner.layouts_of_file(0))}
     runs = [runs_of(0, sorted(positions[name] for name in names)) for names in names_by_process]
     requests = find_exchanges(operand_planner, runs, reach, ReadPolicy(method))
-    return OperandPlan(operand_planner, runs, assign_readers(requests, reach))
+    return OperandPlan(operand_planner, runs, assign_readers(requests, reach), reach)

@@ -127,7 +127,7 @@ def simulate_work(
     }
     crossing: dict[tuple[int, int], int] = {}
     counter = ReadCounter(method)
-    moved = OperandPlan(planner, assignment, exchanges)
+    moved = OperandPlan(planner, assignment, exchanges, reach)
     for moves in (moved,) if first is None else (first, moved):
         _add_exchanges(moves.exchanges, workloads, crossing, bytes_by_method[TWO_PHASE], counter)
         exchanged = ExchangeCoverage(moves.exchanges)

@@ -151,10 +151,7 @@ def plan_moves(conversion: Conversion, destination: Destination, team: Team) -> 
     if conversion.request.verify and destination.due is not None:
         from .proof import prove_plan
 
-        planner, reach = conversion.planner, conversion.source.reach
-        destination.proof = prove_plan(
-            planner, reach, destination.due, destination.left, work.transfers, team
-        )
+        destination.proof = prove_plan(conversion, destination.due, destination.left, work, team)
     return work
 
 

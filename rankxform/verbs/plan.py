@@ -27,7 +27,7 @@ from rankxform.planning.assign import Assignment, Due, Writers, assignment_of
 from rankxform.planning.budget import MemoryBudget
 from rankxform.planning.catalog import Catalog
 from rankxform.planning.certificate import PlanProof
-from rankxform.planning.exchange import assign_readers, find_exchanges, operand_moves
+from rankxform.planning.exchange import OperandPlan, assign_readers, find_exchanges, operand_moves
 from rankxform.planning.plan import Planner, needed_bytes
 from rankxform.planning.reads import (
     AUTO,
@@ -68,7 +68,7 @@ from rankxform.target.node_folders import (
 from rankxform.target.resolve import resolve
 from rankxform.target.target import Conversion
 from rankxform.transport import Team
-from rankxform.values import NamedTuple, dataclass
+from rankxform.values import NamedTuple, dataclass, no_garbage_collection
 
 from .evidence import with_evidence
 from .proof import prove_all
@@ -114,11 +114,12 @@ class PredictedWork(NamedTuple):
     reach: Reach  # which process can read which source file
     writers: Writers  # which process may write which destination file
     exchanges: Sequence[Exchange]  # what processes would send each other
+    moves: OperandPlan | None  # what brings them their operands first
 
     def prove(self, planner: Planner) -> PlanProof:
         """Compare what processes would do with what files are to hold. Raises RankxformError."""
         due = Due([*self.groups], {}, self.writers)
-        return prove_all(planner, self.reach, due, self.assignment, self.exchanges)
+        return prove_all(planner, self.reach, due, self.assignment, self.exchanges, self.moves)
 
 
 def simulate_here(conversion: Conversion, processes: int, team: Team) -> PredictedWork:
@@ -143,15 +144,17 @@ def simulate_here(conversion: Conversion, processes: int, team: Team) -> Predict
     separate = team.agree(lambda: planner.transfers(local_ranges, visible_files))
     policy, _ = choose_policy(conversion, assignment, separate, team)
     operand_source = target.adapter or source
-    catalog = operand_source.require_catalog()
-    operands = (catalog, operand_source.reach) if processes == team.size else None
     exchanges = team.agree(
         lambda: assign_readers(find_exchanges(planner, assignment, reach, policy), reach)
     )
-    simulation = team.agree(
-        lambda: workloads_of(planner, assignment, reach, policy, exchanges, operands)
-    )
-    return PredictedWork(assignment, groups, simulation, policy, reach, writers, exchanges)
+
+    def simulate() -> tuple[OperandPlan | None, Simulation]:
+        catalog = operand_source.require_catalog()
+        operands = (catalog, operand_source.reach) if processes == team.size else None
+        return workloads_of(planner, assignment, reach, policy, exchanges, operands)
+
+    moves, simulation = team.agree(simulate)
+    return PredictedWork(assignment, groups, simulation, policy, reach, writers, exchanges, moves)
 
 
 def linked_files(conversion: Conversion, writers: Writers) -> dict[int, list[int]]:
@@ -173,14 +176,16 @@ def workloads_of(
     policy: ReadPolicy,
     exchanges: Sequence[Exchange],
     operands: tuple[Catalog, Reach] | None,
-) -> Simulation:
-    """Work out what the process of each assignment does, and which node sends what to which.
+) -> tuple[OperandPlan | None, Simulation]:
+    """Work out what the process of each assignment does, and which node sends what to which; and
+    what brings it its operands first.
 
     operands: where the tensors are that are brought into memory first.
     """
     moves = operand_moves(planner, assignment, *operands, policy.method) if operands else None
     costs = policy.costs or Costs()
-    return simulate_work(planner, assignment, reach, exchanges, costs, policy.method, moves)
+    method = policy.method
+    return moves, simulate_work(planner, assignment, reach, exchanges, costs, method, moves)
 
 
 class Cluster(NamedTuple):
@@ -195,6 +200,7 @@ class Cluster(NamedTuple):
     src_placement: str = PLACEMENT_SHARED
 
 
+@no_garbage_collection()
 def simulate_cluster(conversion: Conversion, cluster: Cluster) -> PredictedWork:
     """Work out what the processes of a cluster would do.
 
@@ -222,10 +228,10 @@ def simulate_cluster(conversion: Conversion, cluster: Cluster) -> PredictedWork:
     # An adapter is taken to be where all nodes see it.
     operands = None if target.adapter else (source.require_catalog(), reach)
     exchanges = assign_readers(find_exchanges(planner, assignment, reach, policy), reach)
-    simulation = workloads_of(planner, assignment, reach, policy, exchanges, operands)
+    moves, simulation = workloads_of(planner, assignment, reach, policy, exchanges, operands)
     planner.transfers(assignment[0])  # so that it counts in the peak memory
     simulation = replace(simulation, memory=peak_memory() + request.buffers)
-    return PredictedWork(assignment, groups, simulation, policy, reach, writers, exchanges)
+    return PredictedWork(assignment, groups, simulation, policy, reach, writers, exchanges, moves)
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from itertools import chain
 from random import SystemRandom
 
+from rankxform.formats.container import content_bytes
+from rankxform.layout.layout import whole_layout
 from rankxform.planning.assign import Assignment, Due
+from rankxform.planning.catalog import Catalog, Parameter
 from rankxform.planning.certificate import (
     PRIME,
     Certificate,
@@ -21,39 +24,64 @@ from rankxform.planning.certificate import (
     Totals,
     wrong,
 )
-from rankxform.planning.exchange import ExchangeCoverage, Peers, Routes, routes_of
+from rankxform.planning.exchange import (
+    ExchangeCoverage,
+    OperandPlan,
+    Peers,
+    Routes,
+    WorkPlan,
+    order_transfers,
+    routes_of,
+)
 from rankxform.planning.plan import Planner
-from rankxform.planning.transfers import Exchange, Reach, Transfer
+from rankxform.planning.transfers import Exchange, Reach, SliceRange, Transfer
+from rankxform.target.target import Conversion
 from rankxform.transport import Team
-from rankxform.values import blake2b
+from rankxform.values import blake2b, no_garbage_collection
 
 
 def prove_plan(
-    planner: Planner, reach: Reach, due: Due, assignment: Assignment,
-    transfers: Sequence[Transfer], team: Team,
-) -> PlanProof:  # fmt: skip
+    conversion: Conversion, due: Due, assignment: Assignment, work: WorkPlan, team: Team
+) -> PlanProof:
     """Compare what all processes do with what files are to hold. Collective.
 
-    transfers: of this process. Raises RankxformError, on all processes, where the plan is wrong.
+    work: of this process. Raises RankxformError, on all processes, where the plan is wrong.
     """
     seed = team.bcast(lambda: SystemRandom().getrandbits(61))
+    planner, source = conversion.planner, conversion.source
+    operand_source, memory = conversion.target.adapter or source, conversion.request.buffers
 
-    def of_process() -> Totals:
+    def of_process() -> list[Totals]:
         check_writers(assignment, due)
-        certificate, shares = Certificate(planner.catalog, reach, seed), Shares()
-        for transfer in transfers:
+        certificate, shares = Certificate(planner.catalog, source.reach, seed), Shares()
+        for transfer in work.transfers:
             share = share_of(certificate, team.rank, transfer, shares)
             certificate.add(transfer.parameter, share)
         add_files(certificate, planner, due, due.files[team.rank :: team.size])
-        return certificate.totals
+        if operand_source.reach.is_full:  # files are read where an operand is needed
+            return [certificate.totals]
+        catalog, brought = operand_source.require_catalog(), work.operands
+        operands = needed_operands(planner, assignment[team.rank], catalog)
+        nbytes = sum(content_bytes(p.dtype, p.shape) for p in operands)
+        if operands and nbytes + work.memory > memory:
+            raise wrong(f"process {team.rank} would hold {nbytes:,} bytes beside {work.memory:,}")
+        transfers = brought.transfers if brought is not None else ()
+        certificate_of_operands = Certificate(catalog, operand_source.reach, seed)
+        totals = operand_totals(certificate_of_operands, team.rank, operands, transfers)
+        return [certificate.totals, totals]
 
-    return proof_of(team.allgather(of_process))
+    return proof_of([*chain.from_iterable(team.allgather(of_process))])
 
 
+@no_garbage_collection()
 def prove_all(
-    planner: Planner, reach: Reach, due: Due, assignment: Assignment, exchanges: Sequence[Exchange]
-) -> PlanProof:
-    """Compare what all processes of a plan would do, on this one. Raises RankxformError."""
+    planner: Planner, reach: Reach, due: Due, assignment: Assignment,
+    exchanges: Sequence[Exchange], moves: OperandPlan | None = None,
+) -> PlanProof:  # fmt: skip
+    """Compare what all processes of a plan would do, on this one. Raises RankxformError.
+
+    moves: what brings them their operands first, if anything does.
+    """
     check_writers(assignment, due)
     certificate = Certificate(planner.catalog, reach, SystemRandom().getrandbits(61))
     covered, all_shares = ExchangeCoverage(exchanges), dict[object, list[Share]]()
@@ -74,7 +102,20 @@ def prove_all(
         for share in all_shares[key]:
             certificate.add(exchange.parameter, share)
     add_files(certificate, planner, due, due.files)
-    return proof_of([certificate.totals])
+    of_moves = () if moves is None else _totals_of_moves(planner, assignment, moves)
+    return proof_of([certificate.totals, *of_moves])
+
+
+def _totals_of_moves(
+    planner: Planner, assignment: Assignment, moves: OperandPlan
+) -> Iterator[Totals]:
+    """Yield by process the sums of what brings it its operands."""
+    seed, catalog, reach = SystemRandom().getrandbits(61), moves.planner.catalog, moves.reach
+    for process, slice_ranges in enumerate(assignment):
+        operands = needed_operands(planner, slice_ranges, catalog)
+        separate = moves.planner.transfers(moves.assignment[process], reach.of(process))
+        transfers = order_transfers(process, separate, moves.exchanges)
+        yield operand_totals(Certificate(catalog, reach, seed), process, operands, transfers)
 
 
 AllRoutes = Mapping[int, Routes]
@@ -160,6 +201,44 @@ def add_files(certificate: Certificate, planner: Planner, due: Due, files: Itera
             groups[key] = certificate.groups_of({planner.parameter(n): names[n] for n in lacking})
         place = planner.content_of_file(file).rank % planner.dst.stage_size
         certificate.add_expected(groups[key], file, place)
+
+
+def needed_operands(
+    planner: Planner, slice_ranges: Iterable[SliceRange], catalog: Catalog
+) -> list[Parameter]:
+    """Return the tensors that the steps of some slices take, such as an adapter's factors.
+
+    catalog: of the checkpoint that holds them. Raises RankxformError where it does not.
+    """
+    names = set[str]()
+    for slice_range in slice_ranges:
+        layouts = [*planner.layouts_of_file(slice_range.file)]
+        for name in layouts[slice_range.first : slice_range.stop]:
+            for step in planner.parameter(name).steps:
+                names.update(step.operands if step is not None else ())
+    operands = [parameter for parameter in catalog.parameters if parameter.src_name in names]
+    if len(operands) < len(names):
+        raise wrong(f"{sorted(names)[0]}, or another of {len(names):,} factors, is in no file")
+    return operands
+
+
+def operand_totals(
+    certificate: Certificate, process: int, operands: Iterable[Parameter],
+    transfers: Iterable[Transfer],
+) -> Totals:  # fmt: skip
+    """Compare what a process is brought first with the `operands` that it needs, whole.
+
+    certificate: of nothing yet. Raises RankxformError where they differ.
+    """
+    shares = Shares()
+    for transfer in transfers:
+        certificate.add(transfer.parameter, share_of(certificate, process, transfer, shares))
+    layouts = {operand: whole_layout(len(operand.shape)) for operand in operands}
+    certificate.add_expected(certificate.groups_of(layouts), 0, 0)
+    assembled, expected, messages, boxes = certificate.totals
+    if (assembled - expected) % PRIME:
+        raise wrong(f"process {process} is not brought the factors that its slices need")
+    return Totals(0, 0, messages, boxes)
 
 
 def proof_of(totals: Sequence[Totals]) -> PlanProof:

@@ -36,7 +36,6 @@ from rankxform.planning.reads import (
 )
 from rankxform.planning.transfers import SliceRange, Transfer, bytes_to_write
 from rankxform.source.source import Source
-from rankxform.storage.store import storage_of
 from rankxform.target.target import Conversion
 from rankxform.transport import Team
 from rankxform.transport.team import OnProgress
@@ -85,8 +84,7 @@ def plan_work(
 
     first, separate = team.agree(plan_transfers)
     request = conversion.request
-    places = request.src, request.dst or ""
-    memory = request.memory or max(storage_of(place).buffers for place in places)
+    memory = request.buffers
     if first is not None:
         # The tiles of an exchange follow from memory, and must be the same on all of its processes.
         operand_bytes = first.nbytes
@@ -111,7 +109,8 @@ def plan_work(
         if at_once:
             transfers = _few_files_at_once(conversion, assignment[team.rank], at_once)
             return WorkPlan(transfers, policy, False, memory, ascending=True)
-        exchanges = assign_readers(requests, reach, _significant(speeds), order)
+        significant = _significant(speeds) if speeds else ()
+        exchanges = assign_readers(requests, reach, significant, order)
         transfers = order_transfers(team.rank, separate, exchanges, order)
         # What fills parts is put in their order, or more of them were open at a time.
         is_in_order = files_at_once is not None and not exchanges

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 import rankxform
 from rankxform.errors import RankxformError, UsageError
+from rankxform.verbs import work
 from tests import reference, reference_forms
 from tests.mpi.conftest import as_nodes
 from tests.mpi_launch import world
@@ -134,12 +136,13 @@ def test_an_adapter_is_added_within_half_an_ulp(family, dtype, nodes, tmp, monke
     a = tmp / "strategy"
     if nodes <= world().size:
         as_nodes(monkeypatch, nodes, family + dtype)
-    planned = rankxform.plan(tmp / "src", a, dst_form="huggingface", **options)
+    planned = rankxform.plan(tmp / "src", a, dst_form="huggingface", prove=True, **options)
+    verify = nodes == 1 or dtype == "Float16"  # checksums are sent too
     report = rankxform.transform(
-        tmp / "src", tmp / "dst", a, dst_form="huggingface", verify=nodes == 1, fsync=False,
+        tmp / "src", tmp / "dst", a, dst_form="huggingface", verify=verify, fsync=False,
         **options,
     )  # fmt: skip
-    if 1 < nodes <= world().size:
+    if 1 < nodes <= world().size and not verify:
         assert (planned.bytes_read, planned.bytes_sent) == (report.bytes_read, report.bytes_sent)
     assert rankxform.verify(tmp / "src", tmp / "dst", a, **options).same
     found = whole(tmp / "dst")
@@ -173,6 +176,45 @@ def test_an_adapter_that_crosses_between_nodes_fits_the_memory(tmp, monkeypatch)
             **options,
         )  # fmt: skip
     world().Barrier()  # process 0 removes the empty folder
+    assert not list((tmp / "dst").glob("*.safetensors"))
+
+
+def _lacks_one(plan):
+    return replace(plan, transfers=plan.transfers[:-1])
+
+
+def _has_one_twice(plan):
+    return replace(plan, transfers=[*plan.transfers, plan.transfers[-1]])
+
+
+def _leaves_too_little(plan):
+    return replace(plan, nbytes=0)
+
+
+@pytest.mark.world(sizes=(3,))
+@pytest.mark.parametrize("change", [_lacks_one, _has_one_twice, _leaves_too_little])
+def test_an_adapter_that_is_not_brought_as_it_is_needed_is_refused(change, tmp, monkeypatch):
+    bits = np.random.default_rng(8)
+    arrays = {"up.weight": words(bits.normal(0, 1, (64, 32)), "Float32")}
+    lora = adapter_of("mcore", {"up": (64, 32)}, "Float32", 4, bits)
+    if world().rank == 0:
+        write(tmp, arrays, dict.fromkeys(arrays, "Float32"), 4, 1, 1)
+        write(tmp / "lora", lora, dict.fromkeys(lora, "Float32"), 4, 1, 1)
+    world().Barrier()
+    as_nodes(monkeypatch, 2, 3)
+    options = {"lora": str(tmp / "lora" / "src"), "lora_strategy": str(tmp / "lora" / "strategy"),
+               "lora_alpha": 1, "lora_rank": 4, "dst_form": "huggingface", "read_method": "ranges",
+               "fsync": False, "comm": world()}  # fmt: skip
+    planned = work._plan_operands
+
+    def changed(conversion, assignment, process):
+        plan = planned(conversion, assignment, process)
+        return change(plan) if plan is not None and plan.transfers else plan
+
+    monkeypatch.setattr(work, "_plan_operands", changed)
+    text = "would hold" if change is _leaves_too_little else "is not brought the factors"
+    with pytest.raises(RankxformError, match=f"the plan is wrong: process . {text}"):
+        rankxform.transform(tmp / "src", tmp / "dst", tmp / "strategy", verify=True, **options)
     assert not list((tmp / "dst").glob("*.safetensors"))
 
 
