@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import field
 from functools import cached_property, partial
 from math import prod
 from pathlib import Path
@@ -55,13 +56,15 @@ class OutputFile:
     """One destination file: its name, its layout, and whether this process owns it.
 
     A process that writes later slices of a file does not own it, and does not create, finish or
-    publish it. equal: other final names whose files are to hold the same bytes.
+    publish it. equal: other final names whose files are to hold the same bytes. on_written: gets
+    the places of all bytes that are written, and the bytes.
     """
 
     final: Path
     layout: FileLayout
     is_created_here: bool = True
     equal: tuple[Path, ...] = ()
+    on_written: OnWritten | None = field(default=None, compare=False)
 
     @cached_property
     def part(self) -> Path:
@@ -72,6 +75,9 @@ class OutputFile:
     def output_paths(self) -> tuple[Path, ...]:
         """All names that the bytes get."""
         return self.final, *self.equal
+
+
+OnWritten = Callable[[int, Buffer], object]
 
 
 def part_of(final: Path) -> Path:
@@ -92,10 +98,12 @@ class PageWriter:
     """
 
     def __init__(
-        self, path: Path, descriptors: Descriptors, buffer: Buffer, is_write_behind: bool = False
-    ) -> None:
+        self, output: OutputFile, descriptors: Descriptors, buffer: Buffer,
+        is_write_behind: bool = False,
+    ) -> None:  # fmt: skip
         """With `is_write_behind`, written data goes to the device while the work continues."""
-        self._path, self._descriptors, self._buffer = path, descriptors, buffer
+        self._path, self._on_written = output.part, output.on_written
+        self._descriptors, self._buffer = descriptors, buffer
         self._start = self._fill = 0
         self._behind, self._begun = is_write_behind, 0
         self.written = 0
@@ -148,6 +156,9 @@ class PageWriter:
         """Write what is in the buffer and `data` behind it."""
         fd, nbytes = self._descriptors.get(self._path), self._fill + len(data)
         write_from(fd, self._path, self._start, self._buffer[: self._fill], data)
+        if self._on_written is not None:
+            self._on_written(self._start, self._buffer[: self._fill])
+            self._on_written(self._start + self._fill, data)
         self.written += nbytes
         if self._behind and self.written - self._begun >= _BEHIND:
             pending_bytes = self.written - self._begun
@@ -166,7 +177,7 @@ def file_sinks(
     buffers = memoryview(bytearray(room * len(outputs)))
     rooms = (buffers[i * room : (i + 1) * room] for i in range(len(outputs)))
     return {
-        file: FileSink(output.layout, PageWriter(output.part, parts, buffer, is_write_behind))
+        file: FileSink(output.layout, PageWriter(output, parts, buffer, is_write_behind))
         for (file, output), buffer in zip(outputs.items(), rooms)
     }
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from rankxform.errors import FormatError, UsageError
 from rankxform.publish.options import SUMS
-from rankxform.storage.posix import AnyPath
+from rankxform.storage.posix import AnyPath, Buffer
 from rankxform.storage.store import address_of, store_at
 from rankxform.values import NamedTuple
 
@@ -38,6 +38,25 @@ def new_digest(kind: str) -> Any:
         text = "--digests xxh3 needs the package xxhash, which is not installed"
         raise UsageError(text, "pip install xxhash", "--digests sha256") from None
     return xxh3_64()
+
+
+class WrittenDigest:
+    """Of a file that one process writes, from its first byte to its last, its digest."""
+
+    def __init__(self, kind: str) -> None:
+        self._digest, self._nbytes = new_digest(kind), 0
+
+    def add(self, offset: int, data: Buffer) -> None:
+        """Take bytes that were written; what does not follow on the last ones ends it."""
+        if data:
+            self._nbytes = self._nbytes if offset == self._nbytes else -1
+        if self._nbytes >= 0:
+            self._digest.update(data)
+            self._nbytes += len(data)
+
+    def of_file(self, nbytes: int) -> str | None:
+        """Return the digest if it is of a whole file, of so many bytes; otherwise None."""
+        return str(self._digest.hexdigest()) if self._nbytes == nbytes else None
 
 
 class StatedDigests(NamedTuple):

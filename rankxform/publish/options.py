@@ -65,7 +65,8 @@ class PublishOptions:
     )  # fmt: skip
     digests: str | None = option(
         None, GROUP_RUN, "write SHA256SUMS or XXH3SUMS beside the manifest, which sha256sum -c or "
-        "xxhsum -c check; reads files back", kind=choice_of(tuple(SUMS)), verbs=("transform",),
+        "xxhsum -c check; reads back what is not written in order", kind=choice_of(tuple(SUMS)),
+        verbs=("transform",),
     )  # fmt: skip
     keep_fingerprints: bool = option(
         False, GROUP_RUN, "if every byte is the same, keep fingerprints in DST's manifest, as "

@@ -30,7 +30,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from posixpath import relpath
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from rankxform.display.text import format_size
 from rankxform.engine.checksum import MODULUS, IntegrityChecker
@@ -96,6 +96,9 @@ from .model_files import check_model_files, new_copies, stale
 from .node_folders import NodeFolder, Placement, find_placement
 from .target import Conversion, Target
 
+if TYPE_CHECKING:
+    from rankxform.publish.digests import WrittenDigest
+
 
 def equal_files(
     request: Request, planner: Planner, files: Sequence[int], folders: Iterable[Collection[int]]
@@ -151,6 +154,7 @@ class FolderDestination(Destination):
         self.outputs: Mapping[int, OutputFile] = {}  # destination files of this process
         self._compared_count = 0  # complete files that were compared with their fingerprints
         self._digests: Mapping[Path, str] = {}  # of files in this folder, if they were asked for
+        self._written_digests: Mapping[int, WrittenDigest] = {}  # of files that are written here
         self._undigested: Sequence[str] = ()  # names of other runs' files that have none
         self._bytes_digested = 0  # that this process read back for these
         self._journal: Journal | None = None
@@ -377,7 +381,23 @@ class FolderDestination(Destination):
             from rankxform.engine.coverage import Coverage
 
             coverage = Coverage.of(self.target.planner, self._slices_here)
-        return write_parts(work, inputs, self.outputs, on_progress, self.journal, checker, coverage)
+        outputs = self._summed_outputs() if self.request.digests is not None else self.outputs
+        return write_parts(work, inputs, outputs, on_progress, self.journal, checker, coverage)
+
+    def _summed_outputs(self) -> Mapping[int, OutputFile]:
+        """Return what is written here, with digests of what comes in order; a checksum that
+        follows later is none of it."""
+        from rankxform.publish.digests import WrittenDigest
+
+        if not self.request.crc:
+            kind = self.request.digests or ""
+            self._written_digests = {file: WrittenDigest(kind) for file in self._files_created_here}
+        return {
+            file: replace(output, on_written=self._written_digests[file].add)
+            if file in self._written_digests
+            else output
+            for file, output in self.outputs.items()
+        }
 
     # -- published --------------------------------------------------------------------------------
 
@@ -405,8 +425,8 @@ class FolderDestination(Destination):
         team.bcast(lambda: self._finish(published_stats))
 
     def _sum_files(self, on_progress: OnProgress) -> dict[Path, str]:
-        """Read files back, and return their digests: what this process made, and its share of what
-        was there before."""
+        """Return digests of what this process made, and of its share of what was there before: as
+        it was written, if that was in order, otherwise read back."""
         from rankxform.publish.digests import digest_at
 
         def count(nbytes: int) -> None:
@@ -414,8 +434,11 @@ class FolderDestination(Destination):
             on_progress(nbytes)
 
         digests, paths = dict[Path, str](), self.target.paths
-        for output in self._files_created_here.values():
-            digest = digest_at(self.request.digests or "", output.final, count)
+        for file, output in self._files_created_here.items():
+            summed = self._written_digests.get(file)
+            digest = summed.of_file(output.layout.size) if summed is not None else None
+            if digest is None:
+                digest = digest_at(self.request.digests or "", output.final, count)
             digests |= dict.fromkeys(output.output_paths, digest)
         number = self.root.processes.index(self._rank)
         kept_files = sorted(self.state.complete_files & {*self.root.files})
@@ -610,7 +633,8 @@ class FolderDestination(Destination):
         if kind is None:
             return foreign
         nbytes = sum(team.allgather(lambda: self._bytes_digested))
-        text = f"{SUMS[kind]}: {format_size(nbytes)} were read back for it"
+        how = f"{format_size(nbytes)} were read back for it" if nbytes else "summed while written"
+        text = f"{SUMS[kind]}: {how}"
         changed_names = [
             name for names in team.allgather(lambda: self._undigested) for name in names
         ]

@@ -15,7 +15,7 @@ import pytest
 import rankxform
 from rankxform.display.text import as_text
 from rankxform.errors import FormatError, StorageError, UsageError
-from rankxform.publish.digests import digest_of, format_sums, parse_sums
+from rankxform.publish.digests import WrittenDigest, digest_of, format_sums, parse_sums
 from rankxform.publish.options import SUMS
 from tests import reference
 from tests.checkpoints import DATA
@@ -28,9 +28,9 @@ HF = DATA / "hf_qwen3/hf"
 PROGRAMS = {"sha256": "sha256sum", "xxh3": "xxhsum"}
 
 
-def make_job(tmp):
+def make_job(tmp, kind="safetensors"):
     """Return what `transform` is called with."""
-    src = reference.write_checkpoint(tmp / "src", SRC, PARAMS, kind="safetensors")
+    src = reference.write_checkpoint(tmp / "src", SRC, PARAMS, kind=kind)
     sides = (("a.ckpt", SRC), ("b.ckpt", DST))
     return src, tmp / "dst", *(reference.write_strategy(tmp / n, side) for n, side in sides)
 
@@ -68,11 +68,46 @@ def test_the_program_that_people_have_agrees(kind, tmp):
     world().Barrier()
     paths = tmp / "src", tmp / "dst", tmp / "a.ckpt", tmp / "b.ckpt"
     report = rankxform.transform(*paths, comm=world(), digests=kind, fsync=False)
-    assert any("were read back" in notice for notice in report.notices)
+    how = "summed while written" if world().size == 1 else "3.22 kB were read back for it"
+    assert f"{SUMS[kind]}: {how}" in report.notices
     if world().rank == 0:
         assert agrees(tmp / "dst", kind) == (True, 6)
         verdict = rankxform.verify(tmp / "dst")
         assert verdict.same and verdict.checked == "digests"
+
+
+@pytest.mark.parametrize("options", [{"crc": True}, {"format": "safetensors"}, {"ranks": [1]}])
+@pytest.mark.world(sizes=(2, 5))
+def test_what_is_not_written_in_order_by_one_process_is_read_back(options, tmp):
+    """A checksum that comes later, slices in another order, one file that all write."""
+    if world().rank == 0:
+        make_job(tmp, "ckpt" if "crc" in options else "safetensors")
+    world().Barrier()
+    paths = tmp / "src", tmp / "dst", tmp / "a.ckpt", tmp / "b.ckpt"
+    report = rankxform.transform(
+        *paths, comm=world(), digests="sha256", fsync=False, read_method="two-phase", **options
+    )
+    if options != {"format": "safetensors"}:
+        assert any("were read back" in notice for notice in report.notices)
+    if world().rank == 0:
+        assert agrees(tmp / "dst", "sha256") == (True, 1 if "ranks" in options else 6)
+
+
+def test_bytes_that_do_not_follow_on_the_last_ones_end_a_digest():
+    def summed(*writes):
+        digest = WrittenDigest("sha256")
+        for offset, data in writes:
+            digest.add(offset, memoryview(data))
+        return digest.of_file(4)
+
+    whole = digest_of("sha256", b"abcd")
+    assert summed((0, b"ab"), (2, b""), (2, b"cd")) == whole
+    assert summed((0, b"abcd"), (9, b"")) == whole
+    for writes in (
+        [(0, b"ab")], [(0, b"ab"), (3, b"cd")], [(1, b"abcd")], [(0, b"ab"), (0, b"ab"), (2, b"cd")],
+        [(0, b"abcd"), (0, b"abcd")], [(2, b"cd"), (0, b"ab"), (2, b"cd")],
+    ):  # fmt: skip
+        assert summed(*writes) is None
 
 
 @pytest.mark.parametrize("kind", SUMS)
