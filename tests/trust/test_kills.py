@@ -101,12 +101,12 @@ def busy(tmp_path_factory):
     return place, calls
 
 
-def command(place, processes, dst, **settings):
+def command(place, processes, dst, method="auto", **settings):
     options = place.options
     line = [
         *mpirun(processes), sys.executable, "-m", "tests.trust.victim", "transform", place.src, dst,
         "--src-strategy", options["src_strategy"], "--dst-strategy", options["dst_strategy"],
-        "--link", options["link"], "--crc",
+        "--link", options["link"], "--crc", "--read-method", method,
     ]  # fmt: skip
     more = {name: str(value) for name, value in settings.items()}
     with own_tmp() as tmp:
@@ -142,12 +142,14 @@ def test_random_kills_under_mpirun(seed, busy):
             "VICTIM_CALL": rng.randint(1, calls[processes][process]),
             "VICTIM_WHOM": rng.choice(("one", "all", "launcher")),
         }
-        command(place, processes, dst, **settings)
+        methods = [rng.choice(("auto", "two-phase")) for _ in range(2)]
+        command(place, processes, dst, methods[0], **settings)
         clear_away(f"VICTIM_ID={mark}".encode())
         place.check_unfinished(dst)
         others = rng.choice([n for n in (1, 2, 3, 4) if n != processes])
-        code, output = command(place, others, dst, VICTIM_ID="none", VICTIM_CALL=0, VICTIM_WHOM="")
-        assert code == 0, (settings, output)
+        none = {"VICTIM_ID": "none", "VICTIM_CALL": 0, "VICTIM_WHOM": ""}
+        code, output = command(place, others, dst, methods[1], **none)
+        assert code == 0, (settings, methods, output)
         place.check_finished(dst)
 
 
