@@ -7,7 +7,9 @@ it begins. It prints, as JSON, seconds from barrier to barrier by way. A single 
 the processes. Every copy goes to new files.
 
 With ``--once``, as many bytes as a conversion needs are read from SOURCE's files, and as many
-written as FOLDER's files have: what no conversion of these files can be faster than.
+written as FOLDER's files have: what no conversion of these files can be faster than. With
+``--cast N`` that many values of Float32 are cast to BFloat16 besides, with ``--exchange N`` the axes
+of matrices of so many bytes are exchanged, of 16-bit values: in memory that stays in the cache.
 """
 
 from __future__ import annotations
@@ -19,6 +21,8 @@ import shutil
 import time
 from pathlib import Path
 
+import ml_dtypes
+import numpy as np
 from mpi4py import MPI
 
 WAYS = {"128 KiB": 128 << 10, "256 KiB": 256 << 10, "1 MiB": 1 << 20, "copy_file_range": 0}
@@ -97,12 +101,34 @@ def write(reader, ratio, target, offset, nbytes, fsync):
     os.close(out)
 
 
+def cast(count):
+    """Cast so many values from Float32 to BFloat16, in cache."""
+    values = np.linspace(-1, 1, 1 << 17, dtype=np.float32)
+    words = np.empty(1 << 17, ml_dtypes.bfloat16)
+    for _ in range(-(-count >> 17)):
+        words[...] = values
+
+
+def exchange(nbytes):
+    """Exchange the axes of matrices of so many bytes, of 16-bit values, in squares that stay in
+    the cache."""
+    rows = np.zeros((512, 2048), np.uint16)
+    columns, room = np.empty(rows.shape[::-1], np.uint16), np.empty((128, 128), np.uint16)
+    for _ in range(-(-nbytes // rows.nbytes)):
+        for i in range(0, 512, 128):
+            for j in range(0, 2048, 128):
+                room[...] = rows[i : i + 128, j : j + 128]
+                columns[j : j + 128, i : i + 128] = room.T
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("target", type=Path)
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--once", nargs=2)
+    for work in ("--cast", "--exchange"):
+        parser.add_argument(work, type=int, default=0)
     for flag in ("--cold", "--fsync"):
         parser.add_argument(flag, action="store_true")
     told = parser.parse_args()
@@ -133,6 +159,9 @@ def main():
                 write(reader, ratio, target, offset, nbytes, told.fsync)
             else:
                 copy(path, target, offset, nbytes, WAYS[way], told.fsync)
+        if way == ONCE:
+            cast(told.cast // comm.size)
+            exchange(told.exchange // comm.size)
         comm.Barrier()
         seconds[way] = time.perf_counter() - began
     if comm.rank == 0:

@@ -2,7 +2,8 @@
 
 ``python -m benchmarks.operations {export,import,experts,cast} [--repeat 5] [--processes 2]
 [--today]`` runs, in turn, rankxform and the fastest plain copy of what it wrote
-(`benchmarks.limit`), warm and without fsync, and prints medians, ratios and peak memory.
+(`benchmarks.limit`), warm and without fsync, and prints medians, ratios and peak memory. The floor
+reads once what is needed, writes, and casts or exchanges axes at the speed of memory in the cache.
 
 export: a Qwen3-shaped model of 2 GiB in BFloat16, 8 ranks (mp4 dp2), to a Hugging Face folder.
 import: back. experts: a Qwen3-MoE-shaped model likewise. cast: mixed-1g to BFloat16.
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import shutil
 import statistics
 import subprocess
@@ -24,7 +26,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.cases import make
+from benchmarks.cases import make, mixed
 from benchmarks.memory import BARE, watch
 from benchmarks.move import limit, prepare, rankxform
 from tests import reference
@@ -172,6 +174,21 @@ def today(here, src, strategy):
     return {"unify": seconds[0], "script": seconds[1], "peak": max(peaks)}
 
 
+def needed_bytes(output):
+    """Return how many bytes of the source a run needed, by what it printed."""
+    number, unit = re.search(r"the ([\d.]+) ([kMG]?B) that the slices need", output).groups()
+    return int(float(number) * {"B": 1, "kB": 1e3, "MB": 1e6, "GB": 1e9}[unit])
+
+
+def work_of(kind):
+    """Return what else no conversion of a case can do without."""
+    if kind == "cast":
+        return "--cast", str(sum(int(np.prod(shape)) for shape, _ in mixed(1).params.values()))
+    params, _ = model(EXPERTS) if kind == "experts" else ({}, [])
+    matrices = [2 * int(np.prod(s)) for name, (s, _) in params.items() if ".experts." in name]
+    return "--exchange", str(sum(matrices))
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("case", choices=("export", "import", "experts", "cast"))
@@ -182,18 +199,23 @@ def main():
     told = parser.parse_args()
     here, src, (a, b), options = case(told.case, told.folder, told.today)
     dst, n = str(here / "dst"), told.processes
-    moves, wholes, limits = [], [], []
+    moves, wholes, limits, floors = [], [], [], []
     for run in range(told.repeat + 1):  # the first is not counted
         for old in (dst, here / "copy"):  # else the device is still busy with it in the next run
             shutil.rmtree(old, ignore_errors=True)
         prepare(cold=False)
         move, whole, output = rankxform(src, dst, a, b, n, *options, "--no-fsync")
-        found = min(limit(dst, str(here / "copy"), n).values())
-        print(f"# move {move:.3f} whole {whole:.3f} copy {found:.3f}", file=sys.stderr)
+        once = ("--once", src, str(needed_bytes(output)), *work_of(told.case))
+        copies = limit(dst, str(here / "copy"), n, *once)
+        floor = copies.pop("read once")
+        found = min(copies.values())
+        text = f"# move {move:.3f} whole {whole:.3f} copy {found:.3f} floor {floor:.3f}"
+        print(text, file=sys.stderr)
         if run:
             moves.append(move)
             wholes.append(whole)
             limits.append(found)
+            floors.append(floor)
     shutil.rmtree(here / "copy", ignore_errors=True)
     shutil.rmtree(dst, ignore_errors=True)
     bare = watch([*mpirun(n), sys.executable, "-c", BARE], b"time.sleep(0.5)")[-1]
@@ -205,6 +227,8 @@ def main():
         "case": told.case, "processes": n, "move": statistics.median(moves),
         "whole": statistics.median(wholes), "copy": statistics.median(limits),
         "of_copy": statistics.median(limits) / statistics.median(moves),
+        "floor": statistics.median(floors),
+        "of_floor": statistics.median(floors) / statistics.median(moves),
         "peak_above_bare": peak,
     }  # fmt: skip
     if told.today:

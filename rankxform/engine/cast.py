@@ -21,8 +21,9 @@ from rankxform.formats.container import FLOAT8, FLOATS, NOT_MINDSPORES, TEXT
 if TYPE_CHECKING:
     from .schedule import Words
 
-    CastFunction = Callable[[Words, Words], None]
-    """Writes the values of the second array into the first, of the same shape."""
+    CastFunction = Callable[[Words, Words], bool]
+    """Writes the values of the second array into the first, of the same shape; tells whether it is
+    seen on the way that each is finite."""
 
 FLOAT16, BFLOAT16, EXACT = "Float16", "BFloat16", "Float64"
 """Types of 16 bits, and the one in which steps work, which has all others' values."""
@@ -54,7 +55,8 @@ _SQUARE = 128
 _QUIET_NAN = np.uint16(0x7FC0)
 _HALF_NAN, _HALF_SIGN = np.uint16(0x7E00), np.uint16(0x8000)
 _UNSIGNED = np.uint16(0x7FFF)
-_INFINITE, _MINUS_INFINITE, _HALF_INFINITE = 0x7F80, 0xFF80, 0x7C00
+_SIGN, _INFINITE = 0x8000, 0x7F80
+_INFINITE_BITS = {FLOAT16: 0x7C00, BFLOAT16: _INFINITE}
 
 
 def transport_dtype(dtype: str) -> np.dtype[Any]:
@@ -98,29 +100,28 @@ def blockwise(convert: CastFunction | None) -> CastFunction:
     Squares of the two last axes are first copied into the cache as they lie in memory.
     """
 
-    def convert_blocks(dst_words: Words, src_words: Words) -> None:
+    def convert_blocks(dst_words: Words, src_words: Words) -> bool:
         inner = src_words.ndim >= 2 and min(src_words.shape[-2:]) > 1
         if inner and abs(src_words.strides[-2]) < abs(src_words.strides[-1]):
             if src_words.ndim > 2:
                 for dst_row, src_row in zip(dst_words, src_words):
                     convert_blocks(dst_row, src_row)
-                return
+                return False
             rows, columns = src_words.shape
             for i in range(0, rows, _SQUARE):
                 for j in range(0, columns, _SQUARE):
                     part = src_words[i : i + _SQUARE, j : j + _SQUARE]
                     square = np.ascontiguousarray(part.T).T
                     (convert or _copy)(dst_words[i : i + _SQUARE, j : j + _SQUARE], square)
-        elif convert:
-            convert(dst_words, src_words)
-        else:
-            dst_words[...] = src_words
+            return False
+        return (convert or _copy)(dst_words, src_words)
 
     return convert_blocks
 
 
-def _copy(dst_words: Words, src_words: Words) -> None:
+def _copy(dst_words: Words, src_words: Words) -> bool:
     dst_words[...] = src_words
+    return False
 
 
 def _plain(source: np.dtype[Any], dst: str, src: str) -> CastFunction:
@@ -135,9 +136,10 @@ def _plain(source: np.dtype[Any], dst: str, src: str) -> CastFunction:
     return _copy_values
 
 
-def _copy_values(dst_words: Words, src_words: Words) -> None:
+def _copy_values(dst_words: Words, src_words: Words) -> bool:
     with np.errstate(over="ignore", invalid="ignore"):
         dst_words[...] = src_words
+    return False
 
 
 @cache
@@ -149,18 +151,22 @@ def bfloat16() -> np.dtype[Any]:
     return brain
 
 
-def _to_bfloat16(dst_words: Words, src_values: Words) -> None:
+def _to_bfloat16(dst_words: Words, src_values: Words) -> bool:
     with np.errstate(over="ignore", invalid="ignore"):
         dst_words.view(bfloat16())[...] = src_values
-    if _has_nan(dst_words):
-        dst_words[_is_nan(dst_words)] = _QUIET_NAN
+    if _is_finite(dst_words):
+        return True
+    dst_words[_is_nan(dst_words)] = _QUIET_NAN
+    return False
 
 
-def _from_bfloat16(dst_values: Words, src_words: Words) -> None:
+def _from_bfloat16(dst_values: Words, src_words: Words) -> bool:
     with np.errstate(over="ignore", invalid="ignore"):
         dst_values[...] = src_words.view(bfloat16())
-    if _has_nan(src_words):
-        dst_values[_is_nan(src_words)] = np.nan
+    if _is_finite(src_words):
+        return dst_values.dtype.itemsize > src_words.dtype.itemsize  # Float16 ends earlier
+    dst_values[_is_nan(src_words)] = np.nan
+    return False
 
 
 def _single(words: Words) -> Words:
@@ -170,10 +176,12 @@ def _single(words: Words) -> Words:
     return values
 
 
-def _has_nan(words: Words) -> bool:
-    """Tell whether there is a NaN among words of BFloat16; no array is made."""
-    signed = words.view("<i2")
-    return bool(words.size and (signed.max() > _INFINITE or words.max() > _MINUS_INFINITE))
+def _is_finite(words: Words, dtype: str = BFLOAT16) -> bool:
+    """Tell whether values of a type of 16 bits are finite; no array is made."""
+    if not words.size:
+        return True
+    bits, signed, unsigned = _INFINITE_BITS[dtype], words.view("<i2"), words.view("<u2")
+    return bool(signed.max() < bits and unsigned.max() < bits + _SIGN)
 
 
 def _is_nan(words: Words) -> Words:
@@ -192,29 +200,33 @@ def _from_table(dtype: str) -> CastFunction:
     codes = np.arange(256, dtype=np.uint8)
     values = codes.view(getattr(ml_dtypes, _FLOAT8[dtype])).astype(np.float64)
 
-    def convert(dst_words: Words, src_words: Words) -> None:
+    def convert(dst_words: Words, src_words: Words) -> bool:
         dst_words[...] = values[src_words]
+        return False
 
     return convert
 
 
-def _to_half(dst_words: Words, src_words: Words) -> None:
+def _to_half(dst_words: Words, src_words: Words) -> bool:
     with np.errstate(over="ignore", invalid="ignore"):
         dst_words[...] = src_words
-    if src_words.size and np.isnan(src_words.max()):
-        wrong = src_words != src_words
-        sign = np.where(np.signbit(src_words[wrong]), _HALF_SIGN, np.uint16(0))
-        dst_words.view("<u2")[wrong] = sign | _HALF_NAN
+    if _is_finite(dst_words, FLOAT16):
+        return True
+    wrong = src_words != src_words
+    sign = np.where(np.signbit(src_words[wrong]), _HALF_SIGN, np.uint16(0))
+    dst_words.view("<u2")[wrong] = sign | _HALF_NAN
+    return False
 
 
 def not_finite(words: Words, dtype: str) -> Words | None:
     """Return where values of a floating type are infinite or NaN; None if none is."""
-    if dtype in (FLOAT16, BFLOAT16):
-        infinity_bits = _HALF_INFINITE if dtype == FLOAT16 else _INFINITE
-        mask = (words.view("<u2") & _UNSIGNED) >= infinity_bits
-    else:
-        mask = ~np.isfinite(words)
-    return mask if mask.any() else None
+    if dtype not in _INFINITE_BITS:
+        is_finite = np.isfinite(words)
+        return None if is_finite.all() else ~is_finite
+    if _is_finite(words, dtype):
+        return None
+    wrong: Words = (words.view("<u2") & _UNSIGNED) >= _INFINITE_BITS[dtype]
+    return wrong
 
 
 def became_infinite(dst_words: Words, src_words: Words, wrong: Words, dtype: str) -> bool:
@@ -224,9 +236,7 @@ def became_infinite(dst_words: Words, src_words: Words, wrong: Words, dtype: str
     """
     dst_values, src_values = dst_words[wrong], src_words[wrong]
     if dtype in (FLOAT16, BFLOAT16):
-        endless = (dst_values.view("<u2") & _UNSIGNED) == (
-            _HALF_INFINITE if dtype == FLOAT16 else _INFINITE
-        )
+        endless = (dst_values.view("<u2") & _UNSIGNED) == _INFINITE_BITS[dtype]
     else:
         endless = np.isinf(dst_values)
     if src_values.dtype == "<u2":  # BFloat16
@@ -234,7 +244,7 @@ def became_infinite(dst_words: Words, src_words: Words, wrong: Words, dtype: str
     return bool((endless & np.isfinite(src_values)).any())
 
 
-def _to_integer(dst_words: Words, src_words: Words, src: str, dst: str) -> None:
+def _to_integer(dst_words: Words, src_words: Words, src: str, dst: str) -> bool:
     """Truncate, where every value has one in the type. Raises CheckpointError."""
     limits = np.iinfo(dst_words.dtype)
     with np.errstate(invalid="ignore"):
@@ -245,3 +255,4 @@ def _to_integer(dst_words: Words, src_words: Words, src: str, dst: str) -> None:
         value = src_words[~good].flat[0]
         raise CheckpointError(f"{src} {value!r} is no value of {dst}", "leave the type as it is")
     dst_words[...] = truncated
+    return False

@@ -136,7 +136,8 @@ def correlation(a: Any, b: Any) -> float:
     return float((a * b).sum()) / norm if np.isfinite(norm) and norm else 0.0
 
 
-_BLOCK = 1 << 16
+_BLOCK, _CAST_BLOCK = 1 << 16, 1 << 17
+"""Elements that stay in the cache together: in Float64, and of both types of a cast."""
 _LARGEST = {"Float16": "65504", "BFloat16": "3.39e38", "Float32": "3.40e38", "Float64": "1.80e308"}
 _WIDER = {"Float16": ("--dtype bf16", "--dtype fp32"), "BFloat16": ("--dtype fp32",)}
 
@@ -194,17 +195,25 @@ class Copier:
                 self._look_at(parameter, dst_words, src_words)
                 continue
             assert convert is not None
-            for rows in _row_blocks(src_words):
-                convert(dst_words[rows], src_words[rows])
-                self._look_at(parameter, dst_words[rows], src_words[rows])
+            if parameter.dtype == parameter.src_dtype:
+                convert(dst_words, src_words)
+                continue
+            for rows in _row_blocks(src_words, _CAST_BLOCK):
+                part, src_part = dst_words[rows], src_words[rows]
+                self._look_at(parameter, part, src_part, is_finite=convert(part, src_part))
 
-    def _look_at(self, parameter: Parameter, dst_words: Words, src_words: Words) -> None:
-        """See that no finite value has become infinite, and note what else is no number."""
+    def _look_at(
+        self, parameter: Parameter, dst_words: Words, src_words: Words, is_finite: bool = False
+    ) -> None:
+        """See that no finite value has become infinite, and note what else is no number.
+
+        is_finite: whether it is known that each of `dst_words` is.
+        """
         name, dtype = parameter.name, parameter.dtype
         if dtype not in FLOATS:
             return
         stats = self.values.get(name, ValueStats())
-        wrong = not_finite(dst_words, dtype)
+        wrong = None if is_finite else not_finite(dst_words, dtype)
         if wrong is not None and became_infinite(dst_words, src_words, wrong, dtype):
             is_cast = parameter.src_dtype != dtype
             tries = [*_WIDER.get(dtype, ()), *([f"--keep-dtype {quote(name)}"] if is_cast else [])]
@@ -232,7 +241,7 @@ class Copier:
             return
         # in blocks that stay in the cache; products and factors are exact to half an ulp of the
         # result
-        for rows in _row_blocks(src_words):
+        for rows in _row_blocks(src_words, _BLOCK):
             part = src_words[rows]
             values = np.empty(part.shape, np.float64)
             exact(values, part)
@@ -362,12 +371,12 @@ def multiply_matrices(b: Any, a: Any) -> Any:
     return np.einsum("ik,kj->ij", b, a)[:, :columns]
 
 
-def _row_blocks(words: Words) -> Iterator[Any]:
-    """Yield which rows of an array stay in the cache together; all of it where there are none."""
+def _row_blocks(words: Words, elements: int) -> Iterator[Any]:
+    """Yield which rows of an array make so many elements; all of it where there are none."""
     if not words.ndim:
         yield ...
         return
-    rows = max(1, _BLOCK // max(1, words[:1].size))
+    rows = max(1, elements // max(1, words[:1].size))
     for first_row in range(0, len(words), rows):
         yield slice(first_row, first_row + rows)
 

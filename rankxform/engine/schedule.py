@@ -320,8 +320,7 @@ def _views_of(copies: Sequence[Copy], buffers: Sequence[Bytes], repeat: int) -> 
 
 
 SMALL_TILE = 4 << 20
-_CONVERTED_TILE = 1 << 20
-"""Bytes of a tile that stays in the cache, and of one whose values are changed there."""
+"""Bytes of a tile that stays in the cache."""
 _LEAST_DIRECT = 64 << 10
 """Bytes of a store whose blocks may be shared with the source."""
 CHECKSUM_BYTES = 8
@@ -452,6 +451,7 @@ class Schedule:
             self._is_local
             and (
                 splits
+                or self._convert
                 or all(  # only rows are sharded, so that nothing needs copying
                     box.shape[1:] == self._grid.box(src_cell).shape[1:] == self._all[cell].shape[1:]
                     for (src_cell, cell), box in self._boxes.items()
@@ -459,8 +459,6 @@ class Schedule:
             )
         ):
             room = min(room, SMALL_TILE)
-        if self._is_local and self._convert:
-            room = min(room, _CONVERTED_TILE)
         limit = max(1, room // max(self._item, self._src_item))
         edges = [*self._boxes.values(), *self._all.values()] if self._in_memory else ()
         yield from split_into_tiles(self._shape, region, self._groups, limit, edges)
