@@ -31,6 +31,7 @@ from dataclasses import field, replace
 from functools import cached_property
 from typing import Any, TypeVar
 
+from rankxform.formats.container import item_size
 from rankxform.geometry.box import bounding_boxes
 from rankxform.geometry.tiling import Cell, Grid, overlaps
 from rankxform.layout.strategy import WholeStrategy
@@ -92,7 +93,7 @@ class PendingExchange:
 
 @dataclass(frozen=True)
 class PendingExchanges:
-    """What must be exchanged, and by process the bytes that it reads for itself."""
+    """What must be exchanged, and by process the bytes that it reads for itself and writes."""
 
     requests: Sequence[PendingExchange]
     loads: Sequence[float]
@@ -128,13 +129,16 @@ def find_exchanges(
 def _add_own(
     transfers: TransferGroup, group: ExchangeGroup | None, loads: list[float], counter: ReadCounter
 ) -> None:
-    """Add what each process reads for itself of a transfer group, whoever reads for others."""
+    """Add what each process reads for itself of a transfer group, whoever reads for others, and
+    what it writes."""
     src, dst, item = transfers.src, transfers.grid, transfers.item
-    number = len(transfers.parameters)
+    number, dst_item = len(transfers.parameters), item_size(transfers.first.dtype)
     cells_of: dict[int, list[Cell]] = {}
     for cell, files_by_process in transfers.receivers.items():
-        for process in files_by_process:
+        nbytes = dst.box(cell).size * dst_item * number
+        for process, files in files_by_process.items():
             cells_of.setdefault(process, []).append(cell)
+            loads[process] += nbytes * len(files)
     receivers_by_cell: dict[Cell, set[int]] = {}
     for src_cell, requirement in group.required if group is not None else ():
         receivers_by_cell.setdefault(src_cell, set()).update(requirement.receivers)
@@ -281,9 +285,10 @@ def assign_readers(
 ) -> list[Exchange]:
     """Return the exchanges, with their readers, in the order in which they are made.
 
-    Where several processes could read the same bytes, reading times are balanced by their `speeds`
-    (default: equal), with what each reads for itself; see `rankxform.planning.assign.balance`. The
-    forwarder rotates over parameters that are sharded alike.
+    Where several processes could read the same bytes, times are balanced by their `speeds`
+    (default: equal), with what each reads for itself and writes; see
+    `rankxform.planning.assign.balance`. The forwarder rotates over parameters that are sharded
+    alike.
     """
     requests = pending_exchanges.requests
     if order is not None:

@@ -376,3 +376,18 @@ def test_disks_of_nodes_are_read_evenly_and_no_byte_twice_on_one(tmp_path):
     )
     assert sum(read) == once + 4 * on_each
     assert max(read) <= 1.03 * sum(read) / 16
+
+
+def test_who_writes_more_reads_less_for_others(tmp_path):
+    """Two nodes have all; the first writes two files of four, the third has none and writes one."""
+    names = [f"w{n}" for n in range(8)]
+    plan = of(tmp_path, ([2], WHOLE), ([4], WHOLE), names)
+    reach = Reach((0, 1, 2), (frozenset({0}), frozenset({1}), frozenset()))
+    files_of = (0, 1), (2,), (3,)
+    assignment = [[SliceRange(file, 0, len(names)) for file in files] for files in files_of]
+    senders = [
+        exchange.senders[cell][2][0]
+        for exchange in exchanges_of(plan, assignment, reach)
+        for cell in exchange.senders
+    ]
+    assert senders == [1] * len(names)
