@@ -40,11 +40,11 @@ class CoveredSink:
         else:
             self._begin(name, start, len(data))
 
-    def share(self, name: str, start: int, source: Position, nbytes: int) -> bool:
-        is_shared = self._sink.share(name, start, source, nbytes)
-        if is_shared:
+    def share(self, name: str, start: int, source: Position, nbytes: int) -> int:
+        shared_bytes = self._sink.share(name, start, source, nbytes)
+        if shared_bytes:
             self._begin(name, start, nbytes)
-        return is_shared
+        return shared_bytes
 
     def finish(self) -> None:
         self._begin("", 0, 0)

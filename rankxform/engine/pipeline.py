@@ -320,8 +320,9 @@ class Sink(Protocol):
     def put(self, name: str, start: int, data: Buffer) -> None:
         """Take content of `name` from its content byte `start` on."""
 
-    def share(self, name: str, start: int, source: Position, nbytes: int) -> bool:
-        """Take content as `put` does, by sharing blocks of a file; tell whether that was done."""
+    def share(self, name: str, start: int, source: Position, nbytes: int) -> int:
+        """Take content as `put` does, by sharing blocks of a file; return how many bytes are
+        shared, 0 if nothing was taken."""
 
     def finish(self) -> None:
         """Write out what is still buffered; once, after the last `put`. Raises StorageError."""
@@ -331,7 +332,8 @@ class Sink(Protocol):
 class Traffic:
     """What one process moved: bytes read from source files, written to sinks, and sent; and the
     seconds it took to read, to exchange, to copy in memory, and to write. notices: what to know of
-    the files that were read; values: of values that were changed, by parameter."""
+    the files that were read; values: of values that were changed, by parameter. shared: written
+    bytes that are blocks of the source's files."""
 
     read: int = 0
     written: int = 0
@@ -339,6 +341,7 @@ class Traffic:
     seconds: dict[str, float] = field(default_factory=dict)
     notices: tuple[str, ...] = ()
     values: Mapping[str, ValueStats] = field(default_factory=dict)
+    shared: int = 0
 
     def __add__(self, other: Traffic) -> Traffic:
         seconds = {
@@ -348,6 +351,7 @@ class Traffic:
         return Traffic(
             self.read + other.read, self.written + other.written, self.sent + other.sent, seconds,
             self.notices + other.notices, {**self.values, **other.values},
+            self.shared + other.shared,
         )  # fmt: skip
 
 
@@ -419,6 +423,7 @@ def execute(
         pipeline.seconds | scheduling,
         notices,
         copier.values,
+        pipeline.shared,
     )
 
 
@@ -474,7 +479,7 @@ class Pipeline:
         self._on_complete, self._checker, self._messenger = on_complete, checker, messenger
         self._copy = copier
         self.in_flight: deque[_TileInFlight] = deque()
-        self.sent = self.placed = 0
+        self.sent = self.placed = self.shared = 0
         self._repeats = ArenaReuse()
         self.seconds = {"read": 0.0, "exchange": 0.0, "copy": 0.0, "write": 0.0}
 
@@ -502,9 +507,12 @@ class Pipeline:
             start = write.start + repeat * write.step
             place, nbytes = sources.place(file, src_name, first), len(write.data)
             sinks = [self._sinks[dst_file] for dst_file in transfer.targets[write.cell]]
-            unshared_sinks = [
-                sink for sink in sinks if not (place and sink.share(name, start, place, nbytes))
-            ]
+            unshared_sinks = []
+            for sink in sinks:
+                shared_bytes = sink.share(name, start, place, nbytes) if place else 0
+                self.shared += shared_bytes
+                if not shared_bytes:
+                    unshared_sinks.append(sink)
             shared = perf_counter()
             if unshared_sinks:
                 sources.read(file, src_name, first, fetch.room, fetch.sparse)

@@ -238,14 +238,14 @@ class FileSink:
             tail = self._tails[name].with_crc(self._crcs.pop(name).whole)
             self._writer.put(span.offset + span.nbytes, memoryview(tail))
 
-    def share(self, name: str, start: int, source: Position, nbytes: int) -> bool:
+    def share(self, name: str, start: int, source: Position, nbytes: int) -> int:
         spans, (src, path, first) = self._spans[name], source
         if len(spans) > 1 or not self._shares:
-            return False
+            return 0
         offset = spans[0].offset + start
         part = shareable_blocks(first, offset, nbytes)
         if not part:
-            return False
+            return 0
         middle = src, path, first + part.start
         self._shares = self._writer.share(offset + part.start, middle, len(part))
         if self._shares:
@@ -253,7 +253,7 @@ class FileSink:
                 end = memoryview(bytearray(b - a))
                 read_into(src, path, first + a, end)
                 self.put(name, start + a, end)
-        return self._shares
+        return len(part) if self._shares else 0
 
     def finish(self) -> None:
         self._writer.flush()
@@ -304,8 +304,8 @@ class ArraySink:
             self._bytes[name] = self._new_memory(self._sizes[name])
         return self._bytes[name]
 
-    def share(self, name: str, start: int, source: Position, nbytes: int) -> bool:
-        return False
+    def share(self, name: str, start: int, source: Position, nbytes: int) -> int:
+        return 0
 
     def finish(self) -> None:
         """Nothing is kept back."""
@@ -458,8 +458,8 @@ class ComparingSink:
             if not _equal(part, room):
                 self._note(name, start + offset, part, room)
 
-    def share(self, name: str, start: int, source: Position, nbytes: int) -> bool:
-        return False
+    def share(self, name: str, start: int, source: Position, nbytes: int) -> int:
+        return 0
 
     def finish(self) -> None:
         """Nothing is kept back."""

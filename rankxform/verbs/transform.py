@@ -74,6 +74,7 @@ class Report(Result):
     bytes_needed: int  # distinct bytes of the source that were needed
     bytes_written: int  # bytes of destination files that were written, with their headers
     bytes_sent: int  # content sent from one process to another
+    bytes_shared: int  # part of `bytes_written` whose blocks are the source's files' too
     # Patterns of the parameters that were read whole to compare ranks.
     compared_names: tuple[str, ...]
     seconds: float  # of the whole call
@@ -146,6 +147,9 @@ class Report(Result):
         memory = f"{format_size(self.peak_memory_bytes)} a process"
         read_text = read_and_needed(self.bytes_read, self.bytes_needed)
         yield lines("read", f"{read_text}{sent}; peak memory {memory}")
+        if self.bytes_shared:
+            text = f"{format_size(self.bytes_shared)} of {format_size(self.bytes_written)} written"
+            yield lines("shared", f"{text}: blocks of the source's files, not copied")
         if self.places:
             yield lines("places", *(place.in_words for place in self.places))
         if self.strategy:
@@ -259,6 +263,7 @@ def report_of(outcome: Outcome, team: Team) -> Report:
         bytes_needed=bytes_needed,
         bytes_written=outcome.bytes_written,
         bytes_sent=sum(process.traffic.sent for process in outcome.processes),
+        bytes_shared=sum(process.traffic.shared for process in outcome.processes),
         bytes_before=stored.bytes_before,
         bytes_fetched=None if None in fetched else sum(filter(None, fetched)),
         bytes_compared=target.evidence.nbytes,

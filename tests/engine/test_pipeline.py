@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import rankxform
+from rankxform.display.text import as_text
 from rankxform.formats.container import CONTAINERS
 from rankxform.planning.reads import Costs
 from rankxform.storage import posix as files
@@ -199,7 +200,7 @@ def test_predicted_bytes_are_those_that_are_read(tmp_path):
 @pytest.mark.parametrize("shared", [0, 1, 5, 1000])
 def test_what_is_shared_and_what_is_not_are_counted_once(shared, tmp_path, monkeypatch):
     """A file system that stops sharing in the middle, as one that runs out of room does."""
-    left = [shared]
+    left, sizes = [shared], []
 
     def share(source, target, nbytes):
         left[0] -= 1
@@ -208,6 +209,7 @@ def test_what_is_shared_and_what_is_not_are_counted_once(shared, tmp_path, monke
         (src, _, start), (dst, _, at) = source, target
         assert start % 4096 == at % 4096 == nbytes % 4096 == 0
         os.pwrite(dst, os.pread(src, nbytes, start), at)
+        sizes.append(nbytes)
         return True
 
     monkeypatch.setattr("rankxform.engine.sinks.share_blocks", share)
@@ -226,3 +228,5 @@ def test_what_is_shared_and_what_is_not_are_counted_once(shared, tmp_path, monke
     assert done.bytes_written == sum(Path(path).stat().st_size for path in done.files)
     assert total <= done.bytes_read <= total + 12
     assert left[0] < shared or not shared
+    assert done.bytes_shared == sum(sizes)
+    assert ("blocks of the source's files" in as_text(done)) == bool(sizes)
