@@ -332,8 +332,7 @@ class Sink(Protocol):
 class Traffic:
     """What one process moved: bytes read from source files, written to sinks, and sent; and the
     seconds it took to read, to exchange, to copy in memory, and to write. notices: what to know of
-    the files that were read; values: of values that were changed, by parameter. shared: written
-    bytes that are blocks of the source's files."""
+    the files that were read; values: of values that were changed, by parameter."""
 
     read: int = 0
     written: int = 0
@@ -341,7 +340,7 @@ class Traffic:
     seconds: dict[str, float] = field(default_factory=dict)
     notices: tuple[str, ...] = ()
     values: Mapping[str, ValueStats] = field(default_factory=dict)
-    shared: int = 0
+    shared: int = 0  # written bytes whose blocks are the source's files'
 
     def __add__(self, other: Traffic) -> Traffic:
         seconds = {
