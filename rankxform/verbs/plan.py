@@ -24,6 +24,7 @@ from rankxform.formats.container import content_bytes
 from rankxform.layout.names import layers_by_stage, patterns
 from rankxform.layout.states import state_of_name
 from rankxform.planning.assign import Assignment, Due, Writers, assignment_of
+from rankxform.planning.bound import bound_of
 from rankxform.planning.budget import MemoryBudget
 from rankxform.planning.catalog import Catalog
 from rankxform.planning.certificate import PlanProof
@@ -596,6 +597,10 @@ class SimulationResult(Result):
     methods: tuple[MethodUse, ...]  # how files are read
     costs: Mapping[str, float]  # those that were assumed
     predicted_seconds: float  # from the finished plan to the last file
+    # What no other division of the work could be faster than, and what is busy for so long.
+    bound_seconds: float
+    bound_by: str
+    balance: float  # `bound_seconds` over `predicted_seconds`
     seconds_of_processes: tuple[float, ...]  # what each process would take by itself
     seconds_of_networks: tuple[float, ...]  # of each node
     between_nodes: tuple[NodeTraffic, ...]  # by pair of nodes
@@ -624,6 +629,8 @@ class SimulationResult(Result):
             f"about {format_seconds(self.predicted_seconds)}: the busiest process "
             f"{format_seconds(busiest)}, the busiest node's network {format_seconds(network)}",
         )
+        bound = f"bound {format_seconds(self.bound_seconds)}, {self.bound_by}"
+        yield lines("balance", f"{self.balance:.0%}: {bound}")
         if self.boxes_proved is not None:
             yield lines("proved", proof_in_words(self.boxes_proved))
         if level > QUIET:
@@ -704,6 +711,8 @@ def _simulated(
     memory = UploadMemory.of(request.buffers, -(-len(totals) // cluster.processes))
     requests = StoreRequests.of(simulation, [t.written for t in totals.values()], memory)
     spread = {names[n]: three for n, three in spread_of(simulation.workloads).items()}
+    predicted_seconds = max(simulation.total, requests.seconds(costs))
+    bound = bound_of(planner, work.assignment, work.reach, work.writers, costs)
     least, mean, largest = ({n: three[i] for n, three in spread.items()} for i in range(3))
     outcome = SimulationResult(
         src=source.where.path,
@@ -717,7 +726,10 @@ def _simulated(
         read_method=request.read_method,
         methods=simulation.methods,
         costs=vars(costs),
-        predicted_seconds=max(simulation.total, requests.seconds(costs)),
+        predicted_seconds=predicted_seconds,
+        bound_seconds=bound.seconds,
+        bound_by=bound.resource,
+        balance=bound.seconds / predicted_seconds if predicted_seconds else 1.0,
         seconds_of_processes=simulation.seconds,
         seconds_of_networks=simulation.network,
         between_nodes=simulation.between,
