@@ -263,12 +263,11 @@ def _init(cls: type, fields: tuple[dataclasses.Field[Any], ...]) -> Any:
     defaults = {field.name: field.default for field in fields if field.default is not missing}
     factories = {f.name: f.default_factory for f in fields if f.default_factory is not missing}
     has_post_init, all_names = hasattr(cls, "__post_init__"), frozenset(names)
-    # By number of arguments the defaults of all others, where there are any.
-    tails = {
-        number: {name: defaults[name] for name in names if name not in positional[:number]}
-        for number in range(count + 1)
-        if all(name in defaults for name in names if name not in positional[:number])
-    }
+    tails: dict[int, dict[str, Any]] = {}  # by number of arguments the defaults of all others
+    for number in range(count, -1, -1) if count == len(names) else ():
+        tails[number] = {name: defaults[name] for name in positional[number:]}
+        if number and positional[number - 1] not in defaults:
+            break
 
     def __init__(self: Any, *args: Any, **keywords: Any) -> None:
         values = self.__dict__
