@@ -219,7 +219,9 @@ class IntegrityChecker:
 
     For every parameter the fingerprints of all regions that were read for some destination slice
     are summed before they are assembled, and those of the slices afterwards, from the buffers
-    that are written. Both sums must agree. The slices' are kept, by destination file. A message to
+    that are written. Both sums must agree. What is written from where it was read is summed once,
+    when it is read: a fault of memory after that is found in the file, by its fingerprint. The
+    slices' sums are kept, by destination file. A message to
     another process gets a checksum of its own, under a seed that all processes know.
     """
 
@@ -229,11 +231,17 @@ class IntegrityChecker:
         self._after: dict[int, dict[Any, int]] = {}
         self._ready: dict[tuple[int, int], Any] = {}
         self._kept = 0
+        self._in_place: list[int] = []  # of the tile under way, if it is written where it was read
         self.sums: dict[int, int] = {}
 
     def read(self, transfer: Transfer, work: TileWork, repeat: int, copy: Copier) -> None:
         """Add what was read for a tile, and lies in the arena."""
         total = self._before.get(id(transfer), 0)
+        self._in_place = []
+        if _is_in_place(transfer, work):
+            self._in_place = [self._sum(transfer, work, repeat, r) for r in work.targets]
+            self._before[id(transfer)] = total + sum(self._in_place)
+            return
         for source in work.sources:
             if transfer.parameter.composed_sharding is not None:
                 total += self._sum_of_piece(transfer, work, source, copy)
@@ -246,7 +254,10 @@ class IntegrityChecker:
         """Add what was assembled for the tile's write of this number."""
         if not work.targets:  # slices without elements
             return
-        fingerprint = self._sum(transfer, work, repeat, work.targets[number])
+        if self._in_place:
+            fingerprint = self._in_place[number]
+        else:
+            fingerprint = self._sum(transfer, work, repeat, work.targets[number])
         cell, sums = work.writes[number].cell, self._after.setdefault(id(transfer), {})
         sums[cell] = sums.get(cell, 0) + fingerprint
 
@@ -349,6 +360,13 @@ class IntegrityChecker:
         """Return the sums since the last call, by file."""
         sums, self.sums = self.sums, {}
         return sums
+
+
+def _is_in_place(transfer: Transfer, work: TileWork) -> bool:
+    """Tell whether what a tile writes is what was read, where it was read: it has one sum."""
+    if transfer.parameter.composed_sharding is not None or work.convert is not None:
+        return False
+    return not any(write.copies for write in work.writes)
 
 
 def file_fingerprint(
