@@ -108,11 +108,13 @@ def blockwise(convert: CastFunction | None) -> CastFunction:
                     convert_blocks(dst_row, src_row)
                 return False
             rows, columns = src_words.shape
+            room = np.empty((_SQUARE, _SQUARE), src_words.dtype)
             for i in range(0, rows, _SQUARE):
                 for j in range(0, columns, _SQUARE):
-                    part = src_words[i : i + _SQUARE, j : j + _SQUARE]
-                    square = np.ascontiguousarray(part.T).T
-                    (convert or _copy)(dst_words[i : i + _SQUARE, j : j + _SQUARE], square)
+                    part = src_words[i : i + _SQUARE, j : j + _SQUARE].T
+                    square = room[: len(part), : part.shape[1]]
+                    square[...] = part
+                    (convert or _copy)(dst_words[i : i + _SQUARE, j : j + _SQUARE], square.T)
             return False
         return (convert or _copy)(dst_words, src_words)
 
