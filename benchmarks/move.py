@@ -2,8 +2,9 @@
 
 ``python -m benchmarks.move CASE [--kind safetensors] [--cold] [--fsync] [--repeat 5] [--processes 2]
 [--link hard] [--src-form checkpoint2] [--dst-form huggingface]`` runs, in turn, the limit (`benchmarks.limit`) and rankxform, under the same mpirun, and
-prints the medians, the ranges and the ratio of the medians; `of_once` is that to a second
-limit: reading each needed byte once and writing the output's bytes. Warm: no fsync on either side. ``--cold`` drops
+prints the medians, the ranges and the ratio of the medians; `of_once` is that to the
+floor: reading each needed byte once and writing the output's bytes, hard links once, with what
+checksums take. Warm: no fsync on either side. ``--cold`` drops
 the page cache before each run (as root) and syncs on both sides; ``--fsync`` only syncs. What a dry
 run predicted for the move is printed beside it.
 """
@@ -55,6 +56,12 @@ def limit(folder, target, processes, *options):
     line = [*mpirun(processes), sys.executable, "-m", "benchmarks.limit", folder, target, *options]
     done = subprocess.run(line, env=environment(), capture_output=True, text=True, check=True)
     return json.loads(done.stdout)
+
+
+def needed_bytes(output):
+    """Return how many bytes of the source a run needed, by what it printed."""
+    number, unit = re.search(r"the ([\d.]+) (.?B) that the slices need", output).groups()
+    return int(float(number) * UNITS[unit])
 
 
 def prepare(cold, nbytes=0):
@@ -109,6 +116,7 @@ def measure(
     src, a = in_form(src_form, src, a, f"{folder}/{name}-{kind}/{src_form}")
     form, b = options_of(dst_form, b)
     options = form if cold or fsync else (*form, "--no-fsync")
+    options = (*options, "--link", link) if link else options
     same = ["--cold"] * cold + ["--fsync"] * (cold or fsync)
     ours, wholes, limits, onces, guesses, output = [], [], [], [], [], ""
     for run in range(repeat + 1):  # the first is not counted
@@ -117,17 +125,10 @@ def measure(
         guess = predicted(src, dst, a, b, processes, *options)
         prepare(cold)
         move, whole, output = rankxform(src, dst, a, b, processes, *options)
-        if link:
-            reference = f"{dst}-unlinked"
-            shutil.rmtree(reference, ignore_errors=True)
-            os.rename(dst, reference)
-            prepare(cold)
-            move, whole, output = rankxform(src, dst, a, b, processes, *options, "--link", link)
-        else:
-            reference = dst
-        needed = re.search(r"read +([\d.]+) (.?B),", output)
-        once = ["--once", src, str(int(float(needed[1]) * UNITS[needed[2]]))]
-        found = limit(reference, copy, processes, *same, "--first", str(run), *once)
+        once = ["--once", src, str(needed_bytes(output))]
+        if dst_form == "dcp":  # whose entries have a CRC-32
+            once += ["--checksum", str(sum(p.stat().st_size for p in Path(dst).glob("*.distcp")))]
+        found = limit(dst, copy, processes, *same, "--first", str(run), *once)
         least = found.pop(ONCE)
         if run:
             ours.append(move)
@@ -141,7 +142,6 @@ def measure(
         )
     move, least, once = map(statistics.median, (ours, limits, onces))
     shutil.rmtree(dst, ignore_errors=True)
-    shutil.rmtree(f"{dst}-unlinked", ignore_errors=True)
     return {
         "case": name, "about": case.about, "kind": kind, "cold": cold, "fsync": cold or fsync, "bytes": case.output,
         "processes": processes, "move": move, "whole": statistics.median(wholes), "limit": least,

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 import shutil
 import statistics
 import subprocess
@@ -28,7 +27,7 @@ import numpy as np
 
 from benchmarks.cases import make, mixed
 from benchmarks.memory import BARE, watch
-from benchmarks.move import limit, prepare, rankxform
+from benchmarks.move import ONCE, limit, needed_bytes, prepare, rankxform
 from tests import reference
 from tests.mpi_launch import environment, mpirun
 
@@ -174,12 +173,6 @@ def today(here, src, strategy):
     return {"unify": seconds[0], "script": seconds[1], "peak": max(peaks)}
 
 
-def needed_bytes(output):
-    """Return how many bytes of the source a run needed, by what it printed."""
-    number, unit = re.search(r"the ([\d.]+) ([kMG]?B) that the slices need", output).groups()
-    return int(float(number) * {"B": 1, "kB": 1e3, "MB": 1e6, "GB": 1e9}[unit])
-
-
 def work_of(kind):
     """Return what else no conversion of a case can do without."""
     if kind == "cast":
@@ -207,7 +200,7 @@ def main():
         move, whole, output = rankxform(src, dst, a, b, n, *options, "--no-fsync")
         once = ("--once", src, str(needed_bytes(output)), *work_of(told.case))
         copies = limit(dst, str(here / "copy"), n, *once)
-        floor = copies.pop("read once")
+        floor = copies.pop(ONCE)
         found = min(copies.values())
         text = f"# move {move:.3f} whole {whole:.3f} copy {found:.3f} floor {floor:.3f}"
         print(text, file=sys.stderr)
