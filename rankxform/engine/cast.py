@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from .schedule import Words
 
     CastFunction = Callable[[Words, Words], bool]
-    """Writes the values of the second array into the first, of the same shape; tells whether it is
-    seen on the way that each is finite."""
+    """Writes the values of the second array into the first, of the same shape. True: all that was
+    written is finite; False: that is not known."""
 
 FLOAT16, BFLOAT16, EXACT = "Float16", "BFloat16", "Float64"
 """Types of 16 bits, and the one in which steps work, which has all others' values."""
@@ -103,10 +103,11 @@ def blockwise(convert: CastFunction | None) -> CastFunction:
     def convert_blocks(dst_words: Words, src_words: Words) -> bool:
         inner = src_words.ndim >= 2 and min(src_words.shape[-2:]) > 1
         if inner and abs(src_words.strides[-2]) < abs(src_words.strides[-1]):
+            is_finite = True
             if src_words.ndim > 2:
                 for dst_row, src_row in zip(dst_words, src_words):
-                    convert_blocks(dst_row, src_row)
-                return False
+                    is_finite &= convert_blocks(dst_row, src_row)
+                return is_finite
             rows, columns = src_words.shape
             room = np.empty((_SQUARE, _SQUARE), src_words.dtype)
             for i in range(0, rows, _SQUARE):
@@ -114,8 +115,9 @@ def blockwise(convert: CastFunction | None) -> CastFunction:
                     part = src_words[i : i + _SQUARE, j : j + _SQUARE].T
                     square = room[: len(part), : part.shape[1]]
                     square[...] = part
-                    (convert or _copy)(dst_words[i : i + _SQUARE, j : j + _SQUARE], square.T)
-            return False
+                    dst_square = dst_words[i : i + _SQUARE, j : j + _SQUARE]
+                    is_finite &= (convert or _copy)(dst_square, square.T)
+            return is_finite
         return (convert or _copy)(dst_words, src_words)
 
     return convert_blocks
@@ -166,7 +168,7 @@ def _from_bfloat16(dst_values: Words, src_words: Words) -> bool:
     with np.errstate(over="ignore", invalid="ignore"):
         dst_values[...] = src_words.view(bfloat16())
     if _is_finite(src_words):
-        return dst_values.dtype.itemsize > src_words.dtype.itemsize  # Float16 ends earlier
+        return dst_values.dtype != np.float16  # whose largest value is smaller
     dst_values[_is_nan(src_words)] = np.nan
     return False
 

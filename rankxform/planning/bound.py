@@ -8,11 +8,13 @@ evenly among all processes.
 from __future__ import annotations
 
 from rankxform.formats.container import item_size
+from rankxform.geometry.pieces import PieceTiling
 from rankxform.values import NamedTuple
 
 from .assign import Assignment, Writers
 from .plan import Planner, TransferGroup, transfer_groups
 from .reads import Costs
+from .simulate import Workload
 from .transfers import Reach
 
 
@@ -23,28 +25,15 @@ class Bound(NamedTuple):
     resource: str
 
 
-class _NodeWork:
-    """Bytes that the processes of a node must move, whoever of them does it."""
-
-    def __init__(self) -> None:
-        self.read = self.written = self.received = self.sent = 0
-
-    def seconds(self, costs: Costs) -> float:
-        """Return how long one process would take, without what crosses the network."""
-        crossing = self.received + self.sent
-        written_seconds = self.written / costs.write + self.written / costs.copy
-        return self.read / costs.read + written_seconds + crossing / costs.copy
-
-
 def bound_of(
     planner: Planner, assignment: Assignment, reach: Reach, writers: Writers, costs: Costs
 ) -> Bound:
     """Return the bound for the files that `assignment` makes, by process.
 
-    reach: of the source's files.
+    reach: of the source's files. Bytes are counted as a simulation counts them, without latencies.
     """
-    node, of_all = reach.node, _NodeWork()
-    by_node = [_NodeWork() for _ in reach.files]
+    node, of_all = reach.node, Workload()
+    by_node = [Workload() for _ in reach.files]  # whichever of its processes does it
     is_fixed = not writers.reach.is_full  # on which node a file is written
     for transfers in transfer_groups(planner, assignment):
         item = item_size(transfers.first.dtype) * len(transfers.parameters)
@@ -69,8 +58,8 @@ def _add_reads(
     transfers: TransferGroup,
     reach: Reach,
     is_fixed: bool,
-    by_node: list[_NodeWork],
-    of_all: _NodeWork,
+    by_node: list[Workload],
+    of_all: Workload,
 ) -> None:
     """Add what must be read, at least what one process needs of each source slice, and what must
     cross between nodes.
@@ -79,6 +68,8 @@ def _add_reads(
     """
     item = transfers.item * len(transfers.parameters)
     for cell, elements_by_process in transfers.needs.items():
+        if isinstance(transfers.src, PieceTiling) and transfers.src.piece(cell).is_broadcast:
+            continue  # a few elements are read for many
         nbytes = item * max(elements_by_process.values())
         of_all.read += nbytes
         if reach.is_full:

@@ -116,7 +116,7 @@ def find_exchanges(
     counter, placed_requests = ReadCounter(policy.method), []
     for transfers in transfer_groups(planner, assignment):
         group = _group(planner, transfers, reach, policy, counter)
-        _add_own(transfers, group, loads, counter)
+        _add_own(transfers, group, loads, counter, policy.writing)
         if group is not None:
             placed_requests += [
                 (place, PendingExchange(parameter, planner.replica(parameter), group))
@@ -127,15 +127,16 @@ def find_exchanges(
 
 
 def _add_own(
-    transfers: TransferGroup, group: ExchangeGroup | None, loads: list[float], counter: ReadCounter
-) -> None:
+    transfers: TransferGroup, group: ExchangeGroup | None, loads: list[float],
+    counter: ReadCounter, writing: float,
+) -> None:  # fmt: skip
     """Add what each process reads for itself of a transfer group, whoever reads for others, and
-    what it writes."""
+    what it writes, a byte of which counts as so many that are read."""
     src, dst, item = transfers.src, transfers.grid, transfers.item
     number, dst_item = len(transfers.parameters), item_size(transfers.first.dtype)
     cells_of: dict[int, list[Cell]] = {}
     for cell, files_by_process in transfers.receivers.items():
-        nbytes = dst.box(cell).size * dst_item * number
+        nbytes = dst.box(cell).size * dst_item * number * writing
         for process, files in files_by_process.items():
             cells_of.setdefault(process, []).append(cell)
             loads[process] += nbytes * len(files)

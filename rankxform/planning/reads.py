@@ -244,6 +244,11 @@ class Costs:
         """Bytes that could be read in the latency of a read."""
         return max(_LEAST_LATENCY, self.read_latency * self.read)
 
+    @property
+    def writing(self) -> float:
+        """What a byte costs to write over what one costs to read."""
+        return self.read / self.write + self.read / self.copy
+
     def overlapped(self, reading: float, sending: float) -> float:
         """Return the seconds for both at once, given what each would take by itself."""
         return max(reading, sending) + (1 - self.overlap) * min(reading, sending)
@@ -313,6 +318,7 @@ class ReadPolicy:
     method: ReadMethod
     costs: Costs | None = None
     may_exchange: bool = False
+    writing: float = 0.0  # what a byte costs to write over what one costs to read; 0 in memory
 
 
 @dataclass(frozen=True)

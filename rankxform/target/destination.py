@@ -76,6 +76,9 @@ class Destination(ABC):
     """Whether files take their bytes from the first to the last. What a process has to do is then
     done file by file, so that `left` had best be whole files."""
 
+    is_memory: ClassVar[bool] = False
+    """Whether content stays in memory, where writing costs nothing beside reading."""
+
     files_at_once: int | None = None
     """How many files a process had best fill at a time; None: any number, in any order."""
 
@@ -253,6 +256,7 @@ class ArrayDestination(Destination):
     arrays: by name, in the order of the rank's file, once they are published.
     """
 
+    is_memory = True
     arrays: Mapping[str, Any]
     rank_requests: tuple[RankRequest, ...]
 

@@ -22,7 +22,7 @@ from rankxform.formats.container import Schema
 from rankxform.layout.names import CONSUMED, format_ranges, summarize_names
 from rankxform.layout.states import COUNTERS, UNLISTED_BY_COMPILERS, is_never_saved, state_of_name
 from rankxform.layout.strategy import SHARD_PREFIX, Strategy, WholeStrategy
-from rankxform.operations.base import OperationChain, ScaledRows, Tensor
+from rankxform.operations.base import BlockScale, OperationChain, ScaledRows, Tensor
 from rankxform.operations.rename import AS_STORED, rules_without_match
 from rankxform.operations.select import (
     NOT_WEIGHTS,
@@ -85,6 +85,7 @@ class TargetDraft(NamedTuple):
     tensors: Sequence[Tensor]  # what the operations make of the source's
     selection: Selection
     dst: Strategy
+    adapter: Source | None = None  # that is added
 
     @property
     def request(self) -> Request:
@@ -440,16 +441,19 @@ def gate_and_up_lie_as_jobs_have_them(draft: TargetDraft) -> Iterator[Finding]:
 @rule(PLAN)
 def operations_fit(draft: TargetDraft) -> Iterator[Finding]:
     """Adapters and maps fit what they are applied to."""
-    source = draft.source
+    places = [draft.source] if draft.adapter is None else [draft.source, draft.adapter]
     sources = [part for tensor in draft.tensors_written for part in tensor.sources]
-    needs_rows = any(isinstance(part.step, ScaledRows) for part in sources)
-    if needs_rows and not source.reach.is_full:
-        yield Finding(
-            Message(
-                "--lora: DoRA needs whole rows, and not every process sees all files of the source",
-                ("merge this adapter with PEFT",),
+    if not all(place.reach.is_full for place in places):
+        if any(isinstance(part.step, ScaledRows) for part in sources):
+            both = " and the adapter" if draft.adapter is not None else ""
+            text = (
+                "--lora: DoRA needs whole rows, and not every process sees all files of the source"
             )
-        )
+            yield Finding(Message(text + both, ("merge this adapter with PEFT",)))
+        elif draft.adapter is not None and any(isinstance(p.step, BlockScale) for p in sources):
+            text = "--lora: the source has scales of its blocks, and not every process sees all "
+            try_ = "put the source and the adapter where all nodes see them"
+            yield Finding(Message(f"{text}files of both", (try_,)))
     names = [*dict.fromkeys(part.name for part in sources)]
     for operation in draft.operations.compositions:
         yield from operation.findings(names)

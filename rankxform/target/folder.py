@@ -430,7 +430,7 @@ class FolderDestination(Destination):
         from rankxform.publish.digests import digest_at
 
         def count(nbytes: int) -> None:
-            self._bytes_digested += nbytes
+            self._count_digested(nbytes)
             on_progress(nbytes)
 
         digests, paths = dict[Path, str](), self.target.paths
@@ -446,6 +446,9 @@ class FolderDestination(Destination):
             digests[paths[file]] = digest_at(self.request.digests or "", paths[file], count)
         return digests
 
+    def _count_digested(self, nbytes: int) -> None:
+        self._bytes_digested += nbytes
+
     def _digests_of(
         self, copied_names: Iterable[str], names: Iterable[str]
     ) -> Mapping[str, Iterable[bytes]]:
@@ -457,7 +460,7 @@ class FolderDestination(Destination):
         digests = {str(path.relative_to(place)): d for path, d in self._digests.items()}
         for name in (*names, *copied_names):
             if name not in digests:
-                digests[name] = digest_at(kind, place / name, lambda _: None)
+                digests[name] = digest_at(kind, place / name, self._count_digested)
         return {SUMS[kind]: [format_sums(kind, digests)]}
 
     def _read_back(self, written: Sequence[Mapping[Path, FileStat]], team: Team) -> None:

@@ -258,7 +258,7 @@ def _make_target(
     selection = select_parameters(
         catalog, dst, operations, unmatched, ranks, tensors, dst_listed_states
     )
-    draft = TargetDraft(resolved, source, operations, tensors, selection, dst)
+    draft = TargetDraft(resolved, source, operations, tensors, selection, dst, adapter)
     findings = [*source.findings, *run_rules(PLAN, [findings_of_target], draft, request.accepts)]
     companions, own_names = resolved.companions, frozenset[str]()
     if resolved.own_companions is not None:

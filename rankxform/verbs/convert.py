@@ -146,8 +146,9 @@ def plan_moves(conversion: Conversion, destination: Destination, team: Team) -> 
     with adding_suggestions(conversion.resolved, conversion.source, team):
         at_once = 1 if destination.is_ascending else destination.files_at_once
         work = plan_work(
-            conversion, destination.left, team, at_once, is_ascending=destination.is_ascending
-        )
+            conversion, destination.left, team, at_once, is_ascending=destination.is_ascending,
+            in_memory=destination.is_memory,
+        )  # fmt: skip
     if conversion.request.verify and destination.due is not None:
         from .proof import prove_plan
 

@@ -222,10 +222,11 @@ def simulate_cluster(conversion: Conversion, cluster: Cluster) -> PredictedWork:
     groups = linked_files(conversion, writers)
     assignment = assignment_of(planner, [*groups], writers)
     costs, method = request.costs or Costs(), READ_METHODS[request.read_method]
-    policy = ReadPolicy(method, costs)
+    policy = ReadPolicy(method, costs, writing=costs.writing)
     if request.read_method == AUTO:
         method = method.with_latency(costs.latency_bytes)
-        policy = ReadPolicy(method, costs, may_exchange=nodes > 1 and reach.is_full)
+        may_exchange = nodes > 1 and reach.is_full
+        policy = ReadPolicy(method, costs, may_exchange, costs.writing)
     # An adapter is taken to be where all nodes see it.
     operands = None if target.adapter else (source.require_catalog(), reach)
     exchanges = assign_readers(find_exchanges(planner, assignment, reach, policy), reach)

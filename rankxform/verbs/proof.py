@@ -30,7 +30,6 @@ from rankxform.planning.exchange import (
     Peers,
     Routes,
     WorkPlan,
-    order_transfers,
     routes_of,
 )
 from rankxform.planning.plan import Planner
@@ -110,12 +109,17 @@ def _totals_of_moves(
     planner: Planner, assignment: Assignment, moves: OperandPlan
 ) -> Iterator[Totals]:
     """Yield by process the sums of what brings it its operands."""
-    seed, catalog, reach = SystemRandom().getrandbits(61), moves.planner.catalog, moves.reach
+    catalog, reach = moves.planner.catalog, moves.reach
+    certificate = Certificate(catalog, reach, SystemRandom().getrandbits(61))
+    covered, parts = ExchangeCoverage(moves.exchanges), dict[int, list[Transfer]]()
+    for exchange in moves.exchanges:
+        for process, part in exchange.parts.items():
+            parts.setdefault(process, []).append(part)
     for process, slice_ranges in enumerate(assignment):
         operands = needed_operands(planner, slice_ranges, catalog)
         separate = moves.planner.transfers(moves.assignment[process], reach.of(process))
-        transfers = order_transfers(process, separate, moves.exchanges)
-        yield operand_totals(Certificate(catalog, reach, seed), process, operands, transfers)
+        transfers = [*covered.local(process, separate), *parts.get(process, ())]
+        yield operand_totals(certificate, process, operands, transfers)
 
 
 AllRoutes = Mapping[int, Routes]
@@ -217,8 +221,8 @@ def needed_operands(
             for step in planner.parameter(name).steps:
                 names.update(step.operands if step is not None else ())
     operands = [parameter for parameter in catalog.parameters if parameter.src_name in names]
-    if len(operands) < len(names):
-        raise wrong(f"{sorted(names)[0]}, or another of {len(names):,} factors, is in no file")
+    if lacking := names - {operand.src_name for operand in operands}:
+        raise wrong(f"{min(lacking)}, which slices need, is in no file of the adapter or source")
     return operands
 
 
@@ -228,17 +232,17 @@ def operand_totals(
 ) -> Totals:  # fmt: skip
     """Compare what a process is brought first with the `operands` that it needs, whole.
 
-    certificate: of nothing yet. Raises RankxformError where they differ.
+    certificate: of operands alone. Raises RankxformError where they differ.
     """
-    shares = Shares()
+    shares, before = Shares(), certificate.totals
     for transfer in transfers:
         certificate.add(transfer.parameter, share_of(certificate, process, transfer, shares))
     layouts = {operand: whole_layout(len(operand.shape)) for operand in operands}
     certificate.add_expected(certificate.groups_of(layouts), 0, 0)
-    assembled, expected, messages, boxes = certificate.totals
+    assembled, expected, messages, _ = (b - a for a, b in zip(before, certificate.totals))
     if (assembled - expected) % PRIME:
         raise wrong(f"process {process} is not brought the factors that its slices need")
-    return Totals(0, 0, messages, boxes)
+    return Totals(0, 0, messages, certificate.totals.boxes - before.boxes)
 
 
 def proof_of(totals: Sequence[Totals]) -> PlanProof:

@@ -67,11 +67,13 @@ def plan_work(
     files_at_once: int | None = None,
     *,
     is_ascending: bool = False,
+    in_memory: bool = False,
 ) -> WorkPlan:
     """Return what this process has to do if process p makes ``assignment[p]``. Collective.
 
     In the order of destination files, as far as can be, and no more than `files_at_once` where
-    nothing is exchanged; strictly so if `is_ascending`. Raises UsageError where that cannot be.
+    nothing is exchanged; strictly so if `is_ascending`. in_memory: whether it stays there. Raises
+    UsageError where that cannot be.
     """
     at_once = files_at_once or 0  # 0: any number
     source, planner = conversion.source, conversion.planner
@@ -91,6 +93,7 @@ def plan_work(
         memory -= max(team.allgather(lambda: operand_bytes))
         first = replace(first, memory=memory)
     policy, speeds = choose_policy(conversion, assignment, separate, team)
+    policy = replace(policy, writing=0.0) if in_memory else policy
     requests, most_files = (
         PendingExchanges((), ()),
         max(len({part.file for part in parts}) for parts in assignment),
@@ -200,7 +203,7 @@ def choose_policy(
     request, source, planner = conversion.request, conversion.source, conversion.planner
     reach, method = source.reach, READ_METHODS[request.read_method]
     costs = None if request.costs and request.costs.of_stores_alone else request.costs
-    policy = ReadPolicy(method, costs)
+    policy = ReadPolicy(method, costs, writing=costs.writing if costs else 1.0)
     imagined = request.shapes is not None and costs is None
     if request.read_method != AUTO or imagined:
         return policy, []
@@ -219,7 +222,8 @@ def choose_policy(
     speeds = list[float]()
     if costs is None:
         costs, speeds = measure_costs(source, team, network=exchanges)
-    return ReadPolicy(method.with_latency(costs.latency_bytes), costs, exchanges), speeds
+    method = method.with_latency(costs.latency_bytes)
+    return ReadPolicy(method, costs, exchanges, policy.writing), speeds
 
 
 def _measured_speeds(source: Source, team: Team) -> list[float]:

@@ -11,6 +11,8 @@ import pytest
 
 import rankxform
 from rankxform.errors import RankxformError, UsageError
+from rankxform.planning.transfers import Reach
+from rankxform.source import copies
 from rankxform.verbs import work
 from tests import reference, reference_forms
 from tests.mpi.conftest import as_nodes
@@ -216,6 +218,42 @@ def test_an_adapter_that_is_not_brought_as_it_is_needed_is_refused(change, tmp, 
     with pytest.raises(RankxformError, match=f"the plan is wrong: process . {text}"):
         rankxform.transform(tmp / "src", tmp / "dst", tmp / "strategy", verify=True, **options)
     assert not list((tmp / "dst").glob("*.safetensors"))
+
+
+@pytest.mark.world(sizes=(2,))
+@pytest.mark.parametrize("private", ["src", "lora"])
+@pytest.mark.parametrize("kind", ["scales of its blocks", "DoRA needs whole rows"])
+def test_operands_in_source_and_adapter_take_files_that_all_see(kind, private, tmp, monkeypatch):
+    bits = np.random.default_rng(4)
+    is_dora = kind.startswith("DoRA")
+    base = {
+        n: ("Float32", words(bits.normal(0, 1, (16, 24)), "Float32")) for n in ("m.weight", "n")
+    }
+    if not is_dora:
+        base["q.weight"] = "F8_E4M3", bits.integers(0, 100, (256, 256)).astype("u1")
+        base["q.weight_scale_inv"] = "Float32", np.full((2, 2), 1.5, "<f4").view("<u4")
+    lora = adapter_of("peft", {"m": (16, 24)}, "Float32", 2, bits)
+    if is_dora:
+        lora["base_model.model.m.lora_magnitude_vector"] = words(np.ones(16), "Float32")
+    stated = {"peft_type": "LORA", "r": 2, "lora_alpha": 6, "bias": "none", "use_dora": is_dora}
+    if world().rank == 0:
+        reference_forms.write_huggingface(tmp / "src", base, 2)
+        tensors = {n: ("Float32", a) for n, a in lora.items()}
+        reference.write_safetensors(tmp / "lora" / "adapter_model.safetensors", tensors)
+        (tmp / "lora" / "adapter_config.json").write_text(json.dumps(stated))
+    world().Barrier()
+    as_nodes(monkeypatch, 2, 0)
+    find_reach = copies.find_reach
+
+    def reach_of(team, paths, *others):
+        reach, findings = find_reach(team, paths, *others)
+        is_private = f"/{private}/" in str(next(iter(paths.values())))
+        return (reach, findings) if is_private else (Reach.full(reach.node, paths), findings)
+
+    monkeypatch.setattr(copies, "find_reach", reach_of)
+    options = {"dst_form": "huggingface", "dtype": "bf16", "lora": str(tmp / "lora")}
+    with pytest.raises(RankxformError, match=f"--lora: .*{kind}.*not (all|every) process"):
+        rankxform.transform(tmp / "src", tmp / "dst", comm=world(), **options)
 
 
 @pytest.mark.world(sizes=(2, 3))

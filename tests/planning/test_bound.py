@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 
 import pytest
@@ -11,6 +12,9 @@ from rankxform.planning.bound import bound_of
 from rankxform.planning.reads import READ_METHODS, Costs, ReadPolicy
 from rankxform.planning.simulate import simulate_work
 from rankxform.planning.transfers import Reach
+from rankxform.request import Request
+from rankxform.transport import SerialTeam
+from rankxform.verbs.plan import Cluster, simulate
 from tests.planning.test_exchange import AUTO, ROW, TWO_PHASE, WHOLE, exchanges_of, of, random_work
 
 COSTS = Costs(read=2.0, write=1.0, network=4.0, copy=4.0, read_latency=0.0, latency=0.0)
@@ -37,6 +41,18 @@ def test_no_plan_is_faster(seed, tmp_path):
         writers = Writers(Reach(node, tuple(map(frozenset, places))))
         bound = bound_of(plan, assignment, reach, writers, costs)
         assert 0 < bound.seconds <= total * (1 + 1e-9), bound
+
+
+def test_what_is_repeated_is_no_more_than_is_read(tmp_path):
+    """The last of 8 rows fills a vocabulary of 4,096."""
+    shapes = {"model.embed_tokens.weight": {"shape": [8, 1024]}, "a.weight": {"shape": [8, 8]}}
+    (tmp_path / "shapes.json").write_text(json.dumps(shapes))
+    request = Request(
+        "", None, None, None, shapes=str(tmp_path / "shapes.json"), vocab=4096,
+        vocab_fill="repeat-last", costs=Costs(read=1e6, write=1e11, copy=1e11),
+    )  # fmt: skip
+    result = simulate(request, SerialTeam(), Cluster(2, 1))[2]
+    assert 0 < result.balance <= 1
 
 
 def test_even_work_on_one_file_system_reaches_it(tmp_path):

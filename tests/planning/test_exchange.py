@@ -54,7 +54,8 @@ def spread(nodes, ranks, each=1):
     return Reach(node, tuple(frozenset(range(n * per, (n + 1) * per)) for n in range(nodes)))
 
 
-AUTO, TWO_PHASE = ReadPolicy(READ_METHODS["auto"]), ReadPolicy(READ_METHODS["two-phase"])
+AUTO = ReadPolicy(READ_METHODS["auto"], writing=1.0)
+TWO_PHASE = ReadPolicy(READ_METHODS["two-phase"])
 
 
 def exchanges_of(plan, assignment, reach, policy=AUTO):

@@ -137,8 +137,9 @@ def test_ranks_of_other_runs_are_listed_too(job):
     dst = job[1]
     rankxform.transform(*job, ranks=[0, 1], digests="sha256", fsync=False)
     assert agrees(dst, "sha256") == (True, 2)
-    rankxform.transform(*job, ranks=[2, 3, 4, 5], digests="sha256", fsync=False)
+    report = rankxform.transform(*job, ranks=[2, 3, 4, 5], digests="sha256", fsync=False)
     assert agrees(dst, "sha256") == (True, 6)
+    assert any("were read back" in notice for notice in report.notices)  # the other two
     (dst / "rank_3/checkpoint_3.safetensors").unlink()
     rankxform.transform(*job, ranks=[3], digests="sha256", fsync=False)
     assert agrees(dst, "sha256") == (True, 6)
