@@ -40,7 +40,7 @@ class MemoryBudget(NamedTuple):
         in_flight = max(2, min(most, arenas // _ARENA_IN_FLIGHT)) if exchanges else 1
         arena = min(_LARGEST_ARENA, max(arenas // in_flight, _LEAST_ARENA))
         announced = total // 2 if is_announced else 0
-        return cls(total, arenas, arena, in_flight, announced, total // 4)
+        return cls(total, arenas, arena, in_flight, announced, total - arenas - announced)
 
     @property
     def large_arena(self) -> int:

@@ -187,7 +187,9 @@ def write_parts(
     """
     parts = part_descriptors()
     is_durable = journal is not None and journal.durable
-    room = MemoryBudget.of(work.memory, exchanges=work.exchanges).file_buffer(len(outputs))
+    is_announced = bool(inputs.sources.ahead)
+    budget = MemoryBudget.of(work.memory, exchanges=work.exchanges, is_announced=is_announced)
+    room = budget.file_buffer(len(outputs))
     file_writers = file_sinks(outputs, parts, room, is_durable)
     sinks = coverage.over(file_writers) if coverage else file_writers
     if journal:

@@ -31,7 +31,7 @@ def test_tiles(total, use, arena, in_flight, announced):
     assert (budget.arena, budget.in_flight, budget.announced) == (arena, in_flight, announced)
 
 
-@pytest.mark.parametrize(("files", "size"), [(1, 64 * KIB), (256, 64 * KIB), (1024, 16 * KIB),
+@pytest.mark.parametrize(("files", "size"), [(1, 64 * KIB), (256, 64 * KIB), (1024, 32 * KIB),
                                             (100_000, 4 * KIB)])  # fmt: skip
 def test_buffers_of_files(files, size):
     assert MemoryBudget.of(64 * MIB, **ALONE).file_buffer(files) == size
