@@ -220,8 +220,8 @@ def main():
         "case": told.case, "processes": n, "move": statistics.median(moves),
         "whole": statistics.median(wholes), "copy": statistics.median(limits),
         "of_copy": statistics.median(limits) / statistics.median(moves),
-        "floor": statistics.median(floors),
-        "of_floor": statistics.median(floors) / statistics.median(moves),
+        "floor": min(floors),
+        "of_floor": min(floors) / statistics.median(moves),
         "peak_above_bare": peak,
     }  # fmt: skip
     if told.today:
