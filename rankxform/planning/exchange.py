@@ -93,10 +93,12 @@ class PendingExchange:
 
 @dataclass(frozen=True)
 class PendingExchanges:
-    """What must be exchanged, and by process the bytes that it reads for itself and writes."""
+    """What must be exchanged, and by process the bytes that it reads for itself, and writes, as so
+    many that are read."""
 
     requests: Sequence[PendingExchange]
-    loads: Sequence[float]
+    read: Sequence[float]
+    written: Sequence[float] = ()
 
 
 def find_exchanges(
@@ -109,37 +111,34 @@ def find_exchanges(
     If the policy's method exchanges, each distinct byte is read by one process for all. Raises
     CheckpointError if no file has what is needed.
     """
-    loads = [0.0] * len(assignment)
+    read, written = ([0.0] * len(assignment) for _ in range(2))
     may_exchange = policy.method.exchanges or policy.may_exchange
     if len(assignment) == 1 or (reach.is_full and not may_exchange):
-        return PendingExchanges((), loads)
+        return PendingExchanges((), read, written)
     counter, placed_requests = ReadCounter(policy.method), []
     for transfers in transfer_groups(planner, assignment):
         group = _group(planner, transfers, reach, policy, counter)
-        _add_own(transfers, group, loads, counter, policy.writing)
+        _add_own(transfers, group, read, counter)
+        _add_written(transfers, written, policy.writing)
         if group is not None:
             placed_requests += [
                 (place, PendingExchange(parameter, planner.replica(parameter), group))
                 for place, parameter in transfers.parameters
             ]
     ordered = sorted(placed_requests, key=lambda placed: placed[0])
-    return PendingExchanges([request for _, request in ordered], loads)
+    return PendingExchanges([request for _, request in ordered], read, written)
 
 
 def _add_own(
-    transfers: TransferGroup, group: ExchangeGroup | None, loads: list[float],
-    counter: ReadCounter, writing: float,
-) -> None:  # fmt: skip
-    """Add what each process reads for itself of a transfer group, whoever reads for others, and
-    what it writes, a byte of which counts as so many that are read."""
+    transfers: TransferGroup, group: ExchangeGroup | None, loads: list[float], counter: ReadCounter
+) -> None:
+    """Add what each process reads for itself of a transfer group, whoever reads for others."""
     src, dst, item = transfers.src, transfers.grid, transfers.item
-    number, dst_item = len(transfers.parameters), item_size(transfers.first.dtype)
+    number = len(transfers.parameters)
     cells_of: dict[int, list[Cell]] = {}
     for cell, files_by_process in transfers.receivers.items():
-        nbytes = dst.box(cell).size * dst_item * number * writing
-        for process, files in files_by_process.items():
+        for process in files_by_process:
             cells_of.setdefault(process, []).append(cell)
-            loads[process] += nbytes * len(files)
     receivers_by_cell: dict[Cell, set[int]] = {}
     for src_cell, requirement in group.required if group is not None else ():
         receivers_by_cell.setdefault(src_cell, set()).update(requirement.receivers)
@@ -153,6 +152,15 @@ def _add_own(
         for src_cell, box in bounding_boxes(copies).items():
             if process not in receivers_by_cell.get(src_cell, ()):
                 loads[process] += number * counter.of_box(src, src_cell, box, item).nbytes
+
+
+def _add_written(transfers: TransferGroup, loads: list[float], writing: float) -> None:
+    """Add what each process writes of a transfer group, a byte as so many that are read."""
+    cost = item_size(transfers.first.dtype) * len(transfers.parameters) * writing
+    for cell, files_by_process in transfers.receivers.items() if writing else ():
+        nbytes = transfers.grid.box(cell).size * cost
+        for process, files in files_by_process.items():
+            loads[process] += nbytes * len(files)
 
 
 def bytes_with_several_readers(pending_exchanges: PendingExchanges, reach: Reach) -> float:
@@ -275,6 +283,10 @@ def _receivers_among(receivers: Receivers, members: set[int]) -> Receivers:
     return member_receivers
 
 
+_FEW_PIECES = 64
+"""Of a process: with more, what cannot be divided evens out."""
+
+
 # -- who reads, and when ------------------------------------------------------------------------
 
 
@@ -292,12 +304,12 @@ def assign_readers(
     alike.
     """
     requests = pending_exchanges.requests
+    if not requests:
+        return []
     if order is not None:
         requests = sorted(requests, key=lambda request: order(request.parameter))
     speeds = speeds or [1.0] * len(reach.node)
-    chosen_of = _choose_readers(
-        requests, WorkAssigner(balance(_amounts(requests), speeds, pending_exchanges.loads))
-    )
+    chosen_of = _balanced_readers(requests, pending_exchanges, speeds)
     endpoint_cache: dict[object, tuple[Receivers, Senders]] = {}
     fan_out: dict[ExchangeGroup, int] = {}
     names_by_sharding: dict[object, dict[str, int]] = {}  # by name, in their order
@@ -319,6 +331,32 @@ def assign_readers(
             Exchange(parameter, request.grid, *endpoint_cache[key], reach.node, forwarder)
         )
     return _in_order(exchanges)
+
+
+def _balanced_readers(
+    requests: Sequence[PendingExchange], pending: PendingExchanges, speeds: Sequence[float]
+) -> list[tuple[int, ...]]:
+    """Return for each request the readers, so that the busiest process is done early.
+
+    Pieces cannot be divided: where they are few, what is balanced without what is written may end
+    earlier, and the better of the two is taken.
+    """
+    amounts, read, written = _amounts(requests), pending.read, pending.written
+    loads = [sum(both) for both in zip(read, written)] or read
+    chosen_of = _choose_readers(requests, WorkAssigner(balance(amounts, speeds, loads)))
+    pieces = sum(len(request.group.required) for request in requests)
+    if not any(written) or pieces > _FEW_PIECES * len(speeds):
+        return chosen_of
+
+    def longest(readers_of: Sequence[tuple[int, ...]]) -> float:
+        total = [*loads]
+        for request, readers in zip(requests, readers_of):
+            for reader, nbytes in zip(readers, request.group.nbytes):
+                total[reader] += nbytes
+        return float(max(load / speed for load, speed in zip(total, speeds)))
+
+    others = _choose_readers(requests, WorkAssigner(balance(amounts, speeds, read)))
+    return min(chosen_of, others, key=longest)
 
 
 def _choose_readers(

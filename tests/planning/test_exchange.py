@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from itertools import product
 from math import inf
 
@@ -14,6 +15,7 @@ from rankxform.planning import plan as planning_plan
 from rankxform.planning import transfers
 from rankxform.planning.assign import WorkAssigner, Writers, assignment_of, balance
 from rankxform.planning.exchange import (
+    _balanced_readers,
     assign_readers,
     estimate_reads,
     find_exchanges,
@@ -392,3 +394,22 @@ def test_who_writes_more_reads_less_for_others(tmp_path):
         for cell in exchange.senders
     ]
     assert senders == [1] * len(names)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_the_busiest_process_is_done_no_later_for_what_is_written(seed, tmp_path):
+    """Pieces that cannot be divided make a balance of all work worse than one of reads, at times."""
+    plan, assignment, reach, _ = random_work(tmp_path, random.Random(seed))
+    pending = find_exchanges(plan, assignment, reach, AUTO)
+    requests, speeds = pending.requests, [1.0] * len(assignment)
+
+    def longest(readers_of):
+        total = [sum(both) for both in zip(pending.read, pending.written)]
+        for request, readers in zip(requests, readers_of):
+            for reader, nbytes in zip(readers, request.group.nbytes):
+                total[reader] += nbytes
+        return max(total)
+
+    without_writes = replace(pending, written=[0.0] * len(assignment))
+    chosen, others = (_balanced_readers(requests, p, speeds) for p in (pending, without_writes))
+    assert longest(chosen) <= longest(others)
