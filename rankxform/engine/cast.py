@@ -239,7 +239,7 @@ def became_infinite(dst_words: Words, src_words: Words, wrong: Words, dtype: str
     wrong: where values of `dst_words`, of type `dtype`, are not finite.
     """
     dst_values, src_values = dst_words[wrong], src_words[wrong]
-    if dtype in (FLOAT16, BFLOAT16):
+    if dtype in _INFINITE_BITS:
         endless = (dst_values.view("<u2") & _UNSIGNED) == _INFINITE_BITS[dtype]
     else:
         endless = np.isinf(dst_values)

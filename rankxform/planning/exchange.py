@@ -98,7 +98,7 @@ class PendingExchanges:
 
     requests: Sequence[PendingExchange]
     read: Sequence[float]
-    written: Sequence[float] = ()
+    written: Sequence[float]
 
 
 def find_exchanges(
@@ -342,7 +342,7 @@ def _balanced_readers(
     earlier, and the better of the two is taken.
     """
     amounts, read, written = _amounts(requests), pending.read, pending.written
-    loads = [sum(both) for both in zip(read, written)] or read
+    loads = [sum(both) for both in zip(read, written)]
     chosen_of = _choose_readers(requests, WorkAssigner(balance(amounts, speeds, loads)))
     pieces = sum(len(request.group.required) for request in requests)
     if not any(written) or pieces > _FEW_PIECES * len(speeds):

@@ -392,12 +392,11 @@ class FolderDestination(Destination):
         if not self.request.crc:
             kind = self.request.digests or ""
             self._written_digests = {file: WrittenDigest(kind) for file in self._files_created_here}
-        return {
-            file: replace(output, on_written=self._written_digests[file].add)
-            if file in self._written_digests
-            else output
-            for file, output in self.outputs.items()
+        summed_outputs = {
+            file: replace(self.outputs[file], on_written=digest.add)
+            for file, digest in self._written_digests.items()
         }
+        return {**self.outputs, **summed_outputs}
 
     # -- published --------------------------------------------------------------------------------
 

@@ -210,7 +210,8 @@ def add_files(certificate: Certificate, planner: Planner, due: Due, files: Itera
 def needed_operands(
     planner: Planner, slice_ranges: Iterable[SliceRange], catalog: Catalog
 ) -> list[Parameter]:
-    """Return the tensors that the steps of some slices take, such as an adapter's factors.
+    """Return the tensors that the steps of some slices take, such as an adapter's factors; worked
+    out here apart from `operand_moves`, which is what is proved.
 
     catalog: of the checkpoint that holds them. Raises RankxformError where it does not.
     """

@@ -95,7 +95,7 @@ def plan_work(
     policy, speeds = choose_policy(conversion, assignment, separate, team)
     policy = replace(policy, writing=0.0) if in_memory else policy
     requests, most_files = (
-        PendingExchanges((), ()),
+        PendingExchanges((), (), ()),
         max(len({part.file for part in parts}) for parts in assignment),
     )
     exchanges_anyway = READ_METHODS[request.read_method].exchanges or not reach.is_full

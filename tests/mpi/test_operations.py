@@ -160,18 +160,23 @@ def test_an_adapter_is_added_within_half_an_ulp(family, dtype, nodes, tmp, monke
         assert (np.abs(have - want) <= 0.5 * ulp(want, dtype) * (1 + 2**-12)).all(), name
 
 
-@pytest.mark.world(sizes=(3,))
-def test_an_adapter_that_crosses_between_nodes_fits_the_memory(tmp, monkeypatch):
+def adapter_on_two_nodes(tmp, monkeypatch, shape, rank):
+    """Write a matrix and an adapter, on disks of two nodes; return the options that add it."""
     bits = np.random.default_rng(8)
-    arrays = {"up.weight": words(bits.normal(0, 1, (2048, 256)), "Float32")}
-    lora = adapter_of("mcore", {"up": (2048, 256)}, "Float32", 128, bits)
+    arrays = {"up.weight": words(bits.normal(0, 1, shape), "Float32")}
+    lora = adapter_of("mcore", {"up": shape}, "Float32", rank, bits)
     if world().rank == 0:
         write(tmp, arrays, dict.fromkeys(arrays, "Float32"), 4, 1, 1)
         write(tmp / "lora", lora, dict.fromkeys(lora, "Float32"), 4, 1, 1)
     world().Barrier()
     as_nodes(monkeypatch, 2, 3)
-    options = {"lora": str(tmp / "lora" / "src"), "lora_strategy": str(tmp / "lora" / "strategy"),
-               "lora_alpha": 1, "lora_rank": 128, "comm": world()}  # fmt: skip
+    places = {"lora": str(tmp / "lora" / "src"), "lora_strategy": str(tmp / "lora" / "strategy")}
+    return {**places, "lora_alpha": 1, "lora_rank": rank, "comm": world()}
+
+
+@pytest.mark.world(sizes=(3,))
+def test_an_adapter_that_crosses_between_nodes_fits_the_memory(tmp, monkeypatch):
+    options = adapter_on_two_nodes(tmp, monkeypatch, (2048, 256), 128)
     with pytest.raises(UsageError, match="process 0 needs 1,179,648 bytes.*; raise --memory to 3M"):
         rankxform.transform(
             tmp / "src", tmp / "dst", tmp / "strategy", memory=1 << 20, dst_form="huggingface",
@@ -196,17 +201,8 @@ def _leaves_too_little(plan):
 @pytest.mark.world(sizes=(3,))
 @pytest.mark.parametrize("change", [_lacks_one, _has_one_twice, _leaves_too_little])
 def test_an_adapter_that_is_not_brought_as_it_is_needed_is_refused(change, tmp, monkeypatch):
-    bits = np.random.default_rng(8)
-    arrays = {"up.weight": words(bits.normal(0, 1, (64, 32)), "Float32")}
-    lora = adapter_of("mcore", {"up": (64, 32)}, "Float32", 4, bits)
-    if world().rank == 0:
-        write(tmp, arrays, dict.fromkeys(arrays, "Float32"), 4, 1, 1)
-        write(tmp / "lora", lora, dict.fromkeys(lora, "Float32"), 4, 1, 1)
-    world().Barrier()
-    as_nodes(monkeypatch, 2, 3)
-    options = {"lora": str(tmp / "lora" / "src"), "lora_strategy": str(tmp / "lora" / "strategy"),
-               "lora_alpha": 1, "lora_rank": 4, "dst_form": "huggingface", "read_method": "ranges",
-               "fsync": False, "comm": world()}  # fmt: skip
+    options = adapter_on_two_nodes(tmp, monkeypatch, (64, 32), 4)
+    options |= {"dst_form": "huggingface", "read_method": "ranges", "fsync": False}
     planned = work._plan_operands
 
     def changed(conversion, assignment, process):
