@@ -95,8 +95,12 @@ class Coverage:
             self._total -= self._files[file] * sums[id(contents)][0]
 
     def over(self, sinks: Mapping[int, Sink]) -> dict[int, Sink]:
-        """Return sinks of which is noted what is put."""
-        return {file: CoveredSink(sink, self._files[file], self) for file, sink in sinks.items()}
+        """Return sinks of which is noted what is put; of one that files share, for all of them."""
+        weights = dict[Sink, int]()
+        for file, sink in sinks.items():
+            weights[sink] = weights.get(sink, 0) + self._files[file]
+        covered = {sink: CoveredSink(sink, weight, self) for sink, weight in weights.items()}
+        return {file: covered[sink] for file, sink in sinks.items()}
 
     def add(self, weight: int, name: str, start: int, nbytes: int) -> None:
         """Note a range of a slice. weight: its file's."""

@@ -47,6 +47,8 @@ if TYPE_CHECKING:
     from .schedule import Bytes, View
 
 
+_REPORTED_BYTES = 256 << 10
+"""Bytes after which progress is told, or what is asked for noticed: tiles may be far smaller."""
 _MANY_TILES = 64
 _MANY_SCHEDULES = 256
 
@@ -243,8 +245,7 @@ class ArenaReuse:
     """Tells which tiles need no reads, because the tile before has left in the arena what they
     need; it is told of all tiles, in order."""
 
-    def __init__(self) -> None:
-        self._left: object = None
+    _left: object = None
 
     def forget(self) -> None:
         """Take note that the arena holds something else."""
@@ -308,24 +309,24 @@ class Messenger(Protocol):
 
 
 class Sink(Protocol):
-    """Where the content of one destination file's slices goes.
+    """Where the content of one destination file's slices goes, or of files that get the same.
 
     Parts of a slice ascend but for those of an exchange, whose tiles are interleaved.
     """
 
     @property
     def bytes_put(self) -> int:
-        """Bytes put so far."""
+        """Bytes put so far, into one file."""
 
     def put(self, name: str, start: int, data: Buffer) -> None:
         """Take content of `name` from its content byte `start` on."""
 
     def share(self, name: str, start: int, source: Position, nbytes: int) -> int:
         """Take content as `put` does, by sharing blocks of a file; return how many bytes are
-        shared, 0 if nothing was taken."""
+        shared by all of its files, 0 if nothing was taken."""
 
     def finish(self) -> None:
-        """Write out what is still buffered; once, after the last `put`. Raises StorageError."""
+        """Write out what is still buffered, if anything is. Raises StorageError."""
 
 
 @dataclass(frozen=True)
@@ -430,8 +431,11 @@ def _tiles_in_order(work: WorkPlan, schedules: ScheduleCache) -> Iterator[Tile]:
     """Yield the tiles of transfers in order, and with each transfer's end one that says so."""
     single_groups = ([transfer] for transfer in work.transfers)
     for row_group in single_groups if work.ascending else group_by_shared_rows(work.transfers):
-        for tiles in zip_longest(*map(schedules.tiles, row_group)):
-            yield from filter(None, tiles)
+        if len(row_group) == 1:
+            yield from schedules.tiles(row_group[0])
+        else:
+            for tiles in zip_longest(*map(schedules.tiles, row_group)):
+                yield from filter(None, tiles)
         yield from map(Tile, row_group)
 
 
@@ -475,10 +479,11 @@ class Pipeline:
         copier: Copier,
     ) -> None:
         self._sinks, self._sources, self._on_progress = sinks, sources, on_progress
+        self._sinks_of_files: dict[tuple[int, ...], Iterable[Sink]] = {}
         self._on_complete, self._checker, self._messenger = on_complete, checker, messenger
         self._copy = copier
         self.in_flight: deque[_TileInFlight] = deque()
-        self.sent = self.placed = self.shared = 0
+        self.sent = self.placed = self.shared = self._unreported = 0
         self._repeats = ArenaReuse()
         self.seconds = {"read": 0.0, "exchange": 0.0, "copy": 0.0, "write": 0.0}
 
@@ -505,9 +510,9 @@ class Pipeline:
             first = fetch.start + tile.shift + repeat * fetch.step
             start = write.start + repeat * write.step
             place, nbytes = sources.place(file, src_name, first), len(write.data)
-            sinks = [self._sinks[dst_file] for dst_file in transfer.targets[write.cell]]
+            files = transfer.targets[write.cell]
             unshared_sinks = []
-            for sink in sinks:
+            for sink in self._sinks_of_files.get(files) or self._distinct_sinks(files):
                 shared_bytes = sink.share(name, start, place, nbytes) if place else 0
                 self.shared += shared_bytes
                 if not shared_bytes:
@@ -522,7 +527,7 @@ class Pipeline:
                 sink.put(name, start, write.data)
             self.seconds["read"] += read - shared
             self.seconds["write"] += shared - began + perf_counter() - read
-            written_bytes += nbytes * len(sinks)
+            written_bytes += nbytes * len(files)
         self._on_progress(written_bytes)
 
     def start(self, tile: Tile, work: TileWork) -> None:
@@ -600,7 +605,7 @@ class Pipeline:
 
     def _store(self, tile: Tile, work: TileWork) -> None:
         checker, transfer, repeat = self._checker, tile.transfer, tile.repeat
-        name, targets, sinks = transfer.parameter.name, transfer.targets, self._sinks
+        name, targets, sinks = transfer.parameter.name, transfer.targets, self._sinks_of_files
         if checker:
             checker.read(transfer, work, repeat, self._copy)
         began = perf_counter()
@@ -608,24 +613,34 @@ class Pipeline:
         written_bytes = 0
         for number, write in enumerate(work.writes):
             cell, start, step, data, copies, places, placed = write
-            self._copy(transfer.parameter, work.convert, copies, places)
+            if copies:
+                self._copy(transfer.parameter, work.convert, copies, places)
             if checker:
                 checker.put(transfer, work, repeat, number)
             copied = perf_counter()
             self.placed += placed
-            written_bytes += placed or len(data) * len(targets[cell])
+            files = targets[cell]
+            written_bytes += placed or len(data) * len(files)
             if not placed:
-                for file in targets[cell]:
-                    sinks[file].put(name, start + repeat * step, data)
+                for sink in sinks.get(files) or self._distinct_sinks(files):
+                    sink.put(name, start + repeat * step, data)
             written = perf_counter()
             copying += copied - began
             writing += written - copied
             began = written
         self.seconds["copy"] += copying
         self.seconds["write"] += writing
-        self._on_progress(written_bytes)
+        self._unreported += written_bytes
+        if self._unreported >= _REPORTED_BYTES:
+            self._on_progress(self._unreported)
+            self._unreported = 0
         if self._messenger:
             self._messenger.progress()
+
+    def _distinct_sinks(self, files: tuple[int, ...]) -> Iterable[Sink]:
+        """Return the sinks of files, once where they share one; kept by the files."""
+        sinks = self._sinks_of_files[files] = dict.fromkeys(self._sinks[file] for file in files)
+        return sinks
 
     def end(self, transfer: Transfer) -> None:
         """Take note that no more tiles of `transfer` will be started."""
@@ -641,6 +656,7 @@ class Pipeline:
 
     def finish(self) -> None:
         """Finish all sinks."""
+        self._on_progress(self._unreported)
         began = perf_counter()
         for sink in self._sinks.values():
             sink.finish()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import field
 from functools import cached_property, partial
 from math import prod
@@ -26,6 +26,7 @@ from rankxform.formats.container import (
     spans_of_range,
 )
 from rankxform.geometry.box import Box
+from rankxform.planning.transfers import Transfer
 from rankxform.statements import Finding, Where, as_difference
 from rankxform.storage.posix import (
     Buffer,
@@ -91,18 +92,19 @@ def part_descriptors() -> Descriptors:
 
 
 class PageWriter:
-    """Writes by position into one file, in calls that start and end on page boundaries.
+    """Writes by position into files that get the same bytes, in calls that start and end on page
+    boundaries.
 
     Small neighbouring pieces are gathered in the buffer; of a large one only the ends that share
-    a page with something else go through it.
+    a page with something else go through it. Ranks that hold replicas have such files.
     """
 
     def __init__(
-        self, output: OutputFile, descriptors: Descriptors, buffer: Buffer,
+        self, outputs: Sequence[OutputFile], descriptors: Descriptors, buffer: Buffer,
         is_write_behind: bool = False,
     ) -> None:  # fmt: skip
         """With `is_write_behind`, written data goes to the device while the work continues."""
-        self._path, self._on_written = output.part, output.on_written
+        self._outputs = [(output.part, output.on_written) for output in outputs]
         self._descriptors, self._buffer = descriptors, buffer
         self._start = self._fill = 0
         self._behind, self._begun = is_write_behind, 0
@@ -138,13 +140,14 @@ class PageWriter:
         self._buffer[:tail] = data[bulk:]
         self._start, self._fill = offset + bulk, tail
 
-    def share(self, offset: int, source: Position, nbytes: int) -> bool:
-        """Share whole blocks of another file at `offset`; tell whether the file system can."""
-        fd = self._descriptors.get(self._path)
-        if not share_blocks(source, (fd, self._path, offset), nbytes):
-            return False
+    def share(self, offset: int, source: Position, nbytes: int) -> int:
+        """Share whole blocks of another file at `offset`; return how many bytes all files share
+        with it, 0 where the file system cannot."""
+        for path, _ in self._outputs:
+            if not share_blocks(source, (self._descriptors.get(path), path, offset), nbytes):
+                return 0
         self.written += nbytes
-        return True
+        return nbytes * len(self._outputs)
 
     def flush(self) -> None:
         if self._fill:
@@ -154,51 +157,77 @@ class PageWriter:
 
     def _write(self, data: Buffer) -> None:
         """Write what is in the buffer and `data` behind it."""
-        fd, nbytes = self._descriptors.get(self._path), self._fill + len(data)
-        write_from(fd, self._path, self._start, self._buffer[: self._fill], data)
-        if self._on_written is not None:
-            self._on_written(self._start, self._buffer[: self._fill])
-            self._on_written(self._start + self._fill, data)
+        nbytes, filled = self._fill + len(data), self._buffer[: self._fill]
         self.written += nbytes
-        if self._behind and self.written - self._begun >= _BEHIND:
-            pending_bytes = self.written - self._begun
-            start_writing(fd, self._start + nbytes - pending_bytes, pending_bytes)
+        pending_bytes = self.written - self._begun
+        is_started = self._behind and pending_bytes >= _BEHIND
+        for path, on_written in self._outputs:
+            fd = self._descriptors.get(path)
+            write_from(fd, path, self._start, filled, data)
+            if on_written is not None:
+                on_written(self._start, filled)
+                on_written(self._start + self._fill, data)
+            if is_started:
+                start_writing(fd, self._start + nbytes - pending_bytes, pending_bytes)
+        if is_started:
             self._begun = self.written
 
 
+def files_made_alike(
+    outputs: Mapping[int, OutputFile], transfers: Iterable[Transfer]
+) -> list[list[int]]:
+    """Return the ids of `outputs`, together those that get the same bytes from all `transfers`."""
+    targets_by_identity = dict.fromkeys(transfer.targets for transfer in transfers)
+    file_groups = {files for targets in targets_by_identity for files in targets.values()}
+    numbers_by_file: dict[int, list[int]] = {file: [] for file in outputs}
+    for number, files in enumerate(file_groups):
+        for file in files:
+            numbers_by_file[file].append(number)
+    files_by_content: dict[object, list[int]] = {}
+    for file, output in outputs.items():
+        key = id(output.layout), tuple(numbers_by_file[file])
+        files_by_content.setdefault(key, []).append(file)
+    return [*files_by_content.values()]
+
+
 def file_sinks(
-    outputs: Mapping[int, OutputFile], parts: Descriptors, room: int, is_write_behind: bool
+    outputs: Mapping[int, OutputFile],
+    made_alike: Sequence[Sequence[int]],
+    parts: Descriptors,
+    room: int,
+    is_write_behind: bool,
 ) -> dict[int, FileSink]:
-    """Return a sink for each of `outputs`, by destination file.
+    """Return the sinks of `outputs`, by destination file; files that are `made_alike` share one.
 
     room: bytes of each one's buffer. With `is_write_behind` the device writes while the work goes
     on, for files that are synced in the end.
     """
-    buffers = memoryview(bytearray(room * len(outputs)))
-    rooms = (buffers[i * room : (i + 1) * room] for i in range(len(outputs)))
-    return {
-        file: FileSink(output.layout, PageWriter(output, parts, buffer, is_write_behind))
-        for (file, output), buffer in zip(outputs.items(), rooms)
-    }
+    buffers, sinks = memoryview(bytearray(room * len(made_alike))), dict[int, FileSink]()
+    for number, files in enumerate(made_alike):
+        buffer = buffers[number * room : (number + 1) * room]
+        writer = PageWriter([outputs[file] for file in files], parts, buffer, is_write_behind)
+        sinks |= dict.fromkeys(files, FileSink(outputs[files[0]].layout, writer))
+    return sinks
 
 
 class FileWriter(Protocol):
-    """Where the bytes of one file go, by their places in it."""
+    """Where the bytes of one file, or of equal ones, go, by their places in it."""
 
-    written: int  # bytes so far
+    written: int  # bytes so far, of one file
 
     def put(self, offset: int, data: Buffer, head: Buffer = _NOTHING) -> None:
         """Take `data` for `offset`, and `head` for right before it."""
 
-    def share(self, offset: int, source: Position, nbytes: int) -> bool:
-        """Take blocks of another file for `offset`, if that is possible; tell whether it is."""
+    def share(self, offset: int, source: Position, nbytes: int) -> int:
+        """Take blocks of another file for `offset`, if that is possible; return how many bytes all
+        files share with it."""
 
     def flush(self) -> None:
         """Write what is held back."""
 
 
 class FileSink:
-    """One destination file while it is written (`rankxform.engine.pipeline.Sink`)."""
+    """One destination file, or equal ones, while it is written (`engine.pipeline.Sink`)."""
 
     def __init__(self, layout: FileLayout, writer: FileWriter) -> None:
         self._spans, self._heads, self._tails = layout.spans, layout.heads, layout.tails
@@ -247,13 +276,14 @@ class FileSink:
         if not part:
             return 0
         middle = src, path, first + part.start
-        self._shares = self._writer.share(offset + part.start, middle, len(part))
+        shared_bytes = self._writer.share(offset + part.start, middle, len(part))
+        self._shares = shared_bytes > 0
         if self._shares:
             for a, b in ((0, part.start), (part.stop, nbytes)):
                 end = memoryview(bytearray(b - a))
                 read_into(src, path, first + a, end)
                 self.put(name, start + a, end)
-        return len(part) if self._shares else 0
+        return shared_bytes
 
     def finish(self) -> None:
         self._writer.flush()

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from rankxform.engine.checksum import MODULUS, IntegrityChecker
 from rankxform.engine.pipeline import Traffic, WorkInputs, execute
-from rankxform.engine.sinks import OutputFile, file_sinks, part_descriptors
+from rankxform.engine.sinks import OutputFile, file_sinks, files_made_alike, part_descriptors
 from rankxform.errors import RankxformError, StorageError
 from rankxform.planning.budget import MemoryBudget
 from rankxform.planning.catalog import IdsByCell
@@ -185,12 +185,12 @@ def write_parts(
     full what is in buffers by then takes the room that the journal held. With one that is durable
     the device writes while the work goes on.
     """
-    parts = part_descriptors()
+    parts, made_alike = part_descriptors(), files_made_alike(outputs, work.transfers)
     is_durable = journal is not None and journal.durable
     is_announced = bool(inputs.sources.ahead)
     budget = MemoryBudget.of(work.memory, exchanges=work.exchanges, is_announced=is_announced)
-    room = budget.file_buffer(len(outputs))
-    file_writers = file_sinks(outputs, parts, room, is_durable)
+    room = budget.file_buffer(len(made_alike))
+    file_writers = file_sinks(outputs, made_alike, parts, room, is_durable)
     sinks = coverage.over(file_writers) if coverage else file_writers
     if journal:
         journal.take_room(room * len(sinks))

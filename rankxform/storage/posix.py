@@ -191,9 +191,9 @@ def _descriptor_limit() -> int:
 
 def read_into(fd: int, path: AnyPath, offset: int, target: Buffer) -> None:
     """Fill `target` from byte `offset` on. Raises CheckpointError where the file ends before."""
-    done = 0
-    while done < len(target):
-        part = target[done : done + SYSCALL_BYTES]
+    done, nbytes = 0, len(target)
+    while done < nbytes:
+        part = target[done : done + SYSCALL_BYTES] if done or nbytes > SYSCALL_BYTES else target
         try:
             got = os.preadv(fd, [part], offset + done)
         except OSError as error:
@@ -203,7 +203,7 @@ def read_into(fd: int, path: AnyPath, offset: int, target: Buffer) -> None:
         if not got:
             raise CheckpointError(
                 f"ends at byte {offset + done}, where its headers place data up to "
-                f"{offset + len(target)}; it was changed while it was read",
+                f"{offset + nbytes}; it was changed while it was read",
                 where=path,
             )
         done += got

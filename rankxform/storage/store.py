@@ -417,7 +417,7 @@ class PosixRangeReader(RangeReader):
 
     def version(self, path: str, sparse: bool = False) -> FileVersion:
         with raising_storage_errors(path, "look at"):
-            return _version(os.fstat(self._descriptor(path, sparse)))
+            return _version(os.fstat((self._sparse if sparse else self._files).get(path)))
 
     def version_now(self, path: str) -> FileVersion | None:
         try:
@@ -428,10 +428,7 @@ class PosixRangeReader(RangeReader):
             raise StorageError.of(error, path, "look at") from error
 
     def read(self, path: str, offset: int, room: Buffer, sparse: bool = False) -> None:
-        read_into(self._descriptor(path, sparse), path, offset, room)
-
-    def _descriptor(self, path: str, sparse: bool) -> int:
-        return (self._sparse if sparse else self._files).get(path)
+        read_into((self._sparse if sparse else self._files).get(path), path, offset, room)
 
     def position(self, path: str, offset: int) -> Position | None:
         return self._files.get(path), path, offset

@@ -465,7 +465,7 @@ def open_work_inputs(
             )
         first = work.operands if work is not None else None
         if first is None:
-            yield WorkInputs(sources, messenger, Operands(tensors))
+            yield WorkInputs(sources, messenger, Operands(tensors) if tensors else None)
             operand_reader.check_unchanged()
             return
         parameters = (transfer.parameter for transfer in first.transfers if transfer.targets)

@@ -60,7 +60,7 @@ class ContainerTests:
         with output.part.open("wb") as file:
             file.truncate(layout.size)
         descriptors = part_descriptors()
-        sink = file_sinks({0: output}, descriptors, 64 << 10, False)[0]
+        sink = file_sinks({0: output}, [[0]], descriptors, 64 << 10, False)[0]
         for name, start, data in parts:
             if data or start == 0:
                 sink.put(name, start, memoryview(data))

@@ -125,8 +125,8 @@ class PartWriter:
         """Return whether the part with this byte was begun, and is not full."""
         return bisect_right(self._starts, offset) in self._open
 
-    def share(self, offset: int, source: Position, nbytes: int) -> bool:
-        return False
+    def share(self, offset: int, source: Position, nbytes: int) -> int:
+        return 0
 
     def flush(self) -> None:
         """See that all parts that were begun were full, and sent."""

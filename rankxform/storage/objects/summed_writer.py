@@ -72,8 +72,8 @@ class SummedWriter:
             if self._is_alone and len(self.sums) == len(self._starts):
                 self.complete(self.sums)
 
-    def share(self, offset: int, source: Position, nbytes: int) -> bool:
-        return False
+    def share(self, offset: int, source: Position, nbytes: int) -> int:
+        return 0
 
     def complete(self, sums: Mapping[int, SpanSum]) -> None:
         """Put the checksum, if its part is this process's. sums: of all spans."""
