@@ -74,23 +74,28 @@ from rankxform.values import NamedTuple, dataclass, no_garbage_collection
 from .evidence import with_evidence
 from .proof import prove_all
 from .transform import omitted
-from .work import choose_policy
+from .work import choose_policy, measure_costs
 
 
 def predict(conversion: Conversion, work: PredictedWork, team: Team) -> tuple[float, Costs]:
-    """Measure storage on every process at once, and predict how long the move will take.
+    """Measure storage on every process at once, and the network if bytes cross it, and predict how
+    long the move will take. Collective.
 
     Returns the seconds from the finished plan to the last file, and what was measured on the
     process that takes longest. Writes and removes a file of 64 MiB a process.
     """
-    speeds = measure_speeds(conversion, team)
+    speeds, simulation = measure_speeds(conversion, team), work.simulation
     costs = work.policy.costs or Costs()
+    bytes_crossing = max(simulation.network) * simulation.costs.network
+    is_measured = work.policy.may_exchange or conversion.request.costs is not None
+    if bytes_crossing and not is_measured:
+        costs, _ = measure_costs(conversion.source, team)
     seconds = [
         workload.seconds(replace(costs, read=speed.read, write=speed.write))
-        for workload, speed in zip(work.simulation.workloads, speeds)
+        for workload, speed in zip(simulation.workloads, speeds)
     ]
     longest = max(range(len(seconds)), key=seconds.__getitem__)
-    return costs.overlapped(seconds[longest], max(work.simulation.network)), speeds[longest]
+    return costs.overlapped(seconds[longest], bytes_crossing / costs.network), speeds[longest]
 
 
 def measure_speeds(conversion: Conversion, team: Team) -> list[Costs]:

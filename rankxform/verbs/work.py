@@ -254,10 +254,10 @@ def _significant(speeds: Sequence[float]) -> list[float]:
 
 
 def measure_costs(source: Source, team: Team, *, network: bool = True) -> tuple[Costs, list[float]]:
-    """Read a little on every process, and, with `network`, send and copy a little. Collective.
+    """Read a little on every process that sees a file, and, with `network`, send and copy a little.
+    Collective.
 
-    With `network`, all processes must see all of the source. Also how fast each process reads, in
-    bytes a second; 0 if it sees no file.
+    Also how fast each process reads, in bytes a second; 0 if it sees no file.
     """
     from rankxform.storage.bandwidth import ReadTimer, measure_copying
 
@@ -277,17 +277,16 @@ def measure_costs(source: Source, team: Team, *, network: bool = True) -> tuple[
         )
         if not network:
             return Costs(read, read_latency=latency), speeds
-        assert timer is not None
         copy = min(team.allgather(measure_copying))
         costs = Costs(read, copy=copy, read_latency=latency)
         return _network(costs, timer, speeds[team.rank], team), speeds
 
 
-def _network(costs: Costs, timer: ReadTimer, speed: float, team: Team) -> Costs:
+def _network(costs: Costs, timer: ReadTimer | None, speed: float, team: Team) -> Costs:
     """Measure what every node sends to the next while it receives, the latency of a message, and
     how much of that goes on beside reading. Collective.
 
-    speed: of this process, in bytes that it reads a second.
+    timer: reads a file, if this process sees one. speed: in bytes that it reads a second then.
     """
     nodes = team.nodes
     leader, node = nodes.is_leader(team.rank), nodes.node_of[team.rank]
@@ -312,7 +311,8 @@ def _network(costs: Costs, timer: ReadTimer, speed: float, team: Team) -> Costs:
                 p2p.send(after, send_buffer[:nbytes]),
             ]
             for _ in range(0, extra_read_bytes if number >= 0 else 0, _TILE):
-                timer.read_more(_TILE)
+                if timer is not None:
+                    timer.read_more(_TILE)
                 p2p.progress()
             p2p.wait_all(messages, on_progress)
         return (perf_counter() - began) / rounds
@@ -323,14 +323,18 @@ def _network(costs: Costs, timer: ReadTimer, speed: float, team: Team) -> Costs:
     def measure_overlap(on_progress: OnProgress) -> float | None:
         """Return how much of the shorter of reading and sending the longer hides."""
         if not leader:
-            timer.read_more(rounds * _MESSAGE)
+            if timer is not None:
+                timer.read_more(rounds * _MESSAGE)
+            return None
+        seconds = exchange(_MESSAGE, on_progress, _MESSAGE, rounds)
+        if not speed:
             return None
         reading = _MESSAGE / speed
-        seconds = exchange(_MESSAGE, on_progress, _MESSAGE, rounds)
         return min(1.0, max(-1.0, (reading + full - seconds) / min(reading, full)))
 
     sent = [timing for timing in team.allgather_work(time_messages) if timing is not None]
     full, empty = max(timing[0] for timing in sent), max(timing[1] for timing in sent)
     rounds = max(1, min(_ROUNDS, int(_BOTH_SECONDS / (_MESSAGE / costs.read + full))))
     hidden = [overlap for overlap in team.allgather_work(measure_overlap) if overlap is not None]
-    return replace(costs, network=_MESSAGE / full, latency=empty, overlap=sum(hidden) / len(hidden))
+    overlap = sum(hidden) / len(hidden) if hidden else costs.overlap
+    return replace(costs, network=_MESSAGE / full, latency=empty, overlap=overlap)
