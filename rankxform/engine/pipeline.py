@@ -236,9 +236,14 @@ def _overlap(a: Piece, b: Piece) -> bool:
     return rows.start[0] < other_rows.stop[0] and other_rows.start[0] < rows.stop[0]
 
 
-# Files are not announced: POSIX_FADV_WILLNEED 16 or 48 MiB ahead was tried, and a cold read of 2
-# GB by two processes took 2.5 s either way, because the system reads ahead itself. Where each
-# read takes 30 ms and 64 may be in flight, only announcing keeps as many in flight.
+# Files are announced to the system (POSIX_FADV_WILLNEED) only where a process attends to messages
+# too: while a read waits for a device, its messages do not move on. Eight nodes that sent 50 MB
+# each over slow links, from slow disks, took 5.2 s, and 4.5 s so; the links alone take 4.1 s.
+# Without messages a cold read of 2 GB by two processes took 2.5 s either way, because the system
+# reads ahead itself. Where each read takes 30 ms and 64 may be in flight, only announcing keeps as
+# many in flight.
+_BYTES_AHEAD_OF_MESSAGES, _LEAST_AHEAD = 16 << 20, 64 << 10
+"""Bytes that are announced and not read, at most; bytes of a read that is worth it."""
 
 
 class ArenaReuse:
@@ -266,8 +271,11 @@ class ArenaReuse:
         return is_in_arena
 
 
-def coming_reads(tiles: Iterable[Tile], in_memory: InMemory | None) -> Iterator[TensorRead]:
-    """Yield what tiles read, in order; slices in memory are taken as a whole."""
+def coming_reads(
+    tiles: Iterable[Tile], in_memory: InMemory | None, least_bytes: int = 0
+) -> Iterator[TensorRead]:
+    """Yield what tiles read, in order, but for smaller reads; slices in memory are taken as a
+    whole."""
     repeats, taken = ArenaReuse(), None
     for tile in tiles:
         transfer = tile.transfer
@@ -282,9 +290,9 @@ def coming_reads(tiles: Iterable[Tile], in_memory: InMemory | None) -> Iterator[
         for cell, start, step, room, _, run, stride in work.fetches:
             file, first = transfer.readers[cell], start + tile.shift + tile.repeat * step
             entry, nbytes = transfer.parameter.entry(cell, file), len(room)
-            if not run:
+            if not run and nbytes >= least_bytes:
                 yield TensorRead(file, entry, first, nbytes)
-            for number in range(nbytes // run if run else 0):
+            for number in range(nbytes // run if run >= max(1, least_bytes) else 0):
                 yield TensorRead(file, entry, first + number * stride, run)
 
 
@@ -399,9 +407,15 @@ def execute(
     pipeline = Pipeline(sinks, sources, on_progress, on_complete, checker, messenger, copier)
     scheduling = {"plan": 0.0}
     tiles = _tiles_in_order(work, schedules)
-    if sources.ahead:
+    beside_messages = messenger is not None and not sources.ahead
+    if sources.ahead or (beside_messages and sources.ahead_of_messages):
         tiles, coming = tee(tiles)
-        sources.expect(coming_reads(coming, in_memory), budget.announced, on_progress)
+        sources.expect(
+            coming_reads(coming, in_memory, _LEAST_AHEAD if beside_messages else 0),
+            budget.announced or _BYTES_AHEAD_OF_MESSAGES,
+            on_progress,
+            beside_messages=beside_messages,
+        )
     for tile, tile_work in _work_out(tiles, in_memory, scheduling):
         if tile_work is None:
             pipeline.end(tile.transfer)

@@ -27,6 +27,7 @@ from .posix import (
     Buffer,
     Descriptors,
     Position,
+    advise,
     open_for_reading,
     range_reader,
     read_bytes,
@@ -177,6 +178,7 @@ class RangeReader(ABC):
     """
 
     ahead: int = 0  # number of announced reads in flight, at most; 0: none is announced
+    ahead_of_messages: int = 0  # the same, for a process that attends to messages between reads
     keeps_announced: bool = True  # whether what is announced takes memory until it is read
     is_memory: bool = False  # whether content lies in memory, so that `memory_of` returns it
     # Files of which only one version is read, whatever gets its name meanwhile.
@@ -195,7 +197,8 @@ class RangeReader(ABC):
         """Begin to read a range; `read` is called for it after those announced before it.
 
         What fails is raised when it is read. The caller bounds how much is announced and not read.
-        A system that reads ahead by itself gains nothing (docs/decisions.md, "Tiles").
+        A system that reads ahead by itself gains nothing, but for processes that wait for messages
+        too (docs/decisions.md, "Tiles").
         """
 
     def announces_within(self, nbytes: int) -> None:  # noqa: B027
@@ -410,6 +413,11 @@ class PosixRangeReader(RangeReader):
 
     What is sparse is read through a descriptor of its own, on which the system reads nothing ahead.
     """
+
+    ahead_of_messages = 64
+
+    def announce(self, path: str, offset: int, nbytes: int) -> None:
+        advise(self._files.get(path), os.POSIX_FADV_WILLNEED, offset, nbytes)
 
     def __init__(self) -> None:
         self._files = Descriptors(os.O_RDONLY)

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import rankxform
+from rankxform.storage.store import PosixRangeReader
 from tests import reference
 from tests.cases import Case, random_case, unevenly_sharded
 from tests.mpi.conftest import as_nodes, prepare
@@ -134,6 +135,31 @@ def test_a_failure_in_an_exchange_leaves_nothing_on_its_way(tmp, monkeypatch):
     monkeypatch.setattr(os, "preadv", real)
     rankxform.transform(src, tmp / "dst", a, b, **options)
     assert reference.wrong_slices(tmp / "dst", case.dst, case.params) == []
+
+
+@pytest.mark.world(sizes=(3,))
+@pytest.mark.parametrize("method", ["two-phase", "ranges"])
+def test_reads_of_some_size_are_announced_to_the_system_where_there_are_messages(
+    tmp, monkeypatch, method
+):
+    """A read that waits for a device would hold messages up."""
+    case = shard(([3], ROW), ([3], COLUMN), (240, 3072))
+    src, a, b = prepare(case, tmp)
+    announced, read, real = [], [], PosixRangeReader.read
+
+    def noted(ranges, path, offset, room, sparse=False):
+        read.append((path, offset, len(room)))
+        real(ranges, path, offset, room, sparse)
+
+    monkeypatch.setattr(
+        PosixRangeReader, "announce", lambda ranges, *place: announced.append(place)
+    )
+    monkeypatch.setattr(PosixRangeReader, "read", noted)
+    rankxform.transform(src, tmp / "dst", a, b, comm=world(), fsync=False, read_method=method)
+    assert reference.wrong_slices(tmp / "dst", case.dst, case.params) == []
+    of_content = [place for place in read if place[2] >= 64 << 10]
+    assert announced == (of_content if method == "two-phase" else [])
+    assert of_content or method == "ranges"
 
 
 @pytest.mark.world(sizes=(2, 5))
