@@ -20,8 +20,10 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import field
 from functools import cached_property
+from heapq import merge
 from itertools import chain, cycle, tee, zip_longest
 from math import prod
+from operator import itemgetter
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -80,6 +82,10 @@ class TilePlan:
         return self._bound[arena]
 
 
+Step = tuple[TilePlan, int, float]
+"""A tile's plan, the number of its repetition, and where in an exchange it is done, from 0 to 1."""
+
+
 class Tile(NamedTuple):
     """A tile of a transfer, worked out when it is needed."""
 
@@ -117,15 +123,26 @@ class ScheduleCache:
         self._budget = budget
         self._arenas = [arena(budget.arena) for _ in range(budget.in_flight)]
         self._arena_numbers = cycle(range(budget.in_flight))
-        self._kept: dict[object, tuple[Sequence[tuple[TilePlan, int]], int]] = {}
+        self._kept: dict[object, tuple[Sequence[Step], int]] = {}
 
     def tiles(self, transfer: Transfer) -> Iterator[Tile]:
         """Yield the tiles of a transfer, in order, each for the next of the arenas."""
         steps, shift = self._steps_of(transfer)
-        for plan, repeat in steps:
+        for plan, repeat, _ in steps:
             yield Tile(transfer, plan, repeat, next(self._arena_numbers), shift)
 
-    def _steps_of(self, transfer: Transfer) -> tuple[Iterable[tuple[TilePlan, int]], int]:
+    def tiles_in_turn(self, transfers: Sequence[Transfer]) -> Iterator[Tile]:
+        """Yield the tiles of parts in exchanges, those of all in proportion; a process that has no
+        part in one of them has the others' tiles in the same order."""
+
+        def placed(transfer: Transfer) -> Iterator[tuple[float, Transfer, TilePlan, int]]:
+            for plan, repeat, position in self._steps_of(transfer)[0]:
+                yield position, transfer, plan, repeat
+
+        for _, transfer, plan, repeat in merge(*map(placed, transfers), key=itemgetter(0)):
+            yield Tile(transfer, plan, repeat, next(self._arena_numbers))
+
+    def _steps_of(self, transfer: Transfer) -> tuple[Iterable[Step], int]:
         """Return a transfer's tiles, each with its repetition, and how many bytes further on in
         the source they are."""
         parameter, exchange = transfer.parameter, transfer.exchange
@@ -166,15 +183,15 @@ class ScheduleCache:
         large = self._budget.large_arena
         return arena(large) if large > self._budget.arena else self._arenas[0]
 
-    def _steps(self, schedule: Schedule) -> Iterator[tuple[TilePlan, int]]:
+    def _steps(self, schedule: Schedule) -> Iterator[Step]:
         plans = dict[int, TilePlan]()  # by the id of the tiles, which the plan keeps
         arenas = self._arenas
         if schedule.permutes and len(arenas) == 1:
             arenas = [self._large_arena]
-        for tile_run, repeat in schedule.repeats(len(arenas[0])):
+        for tile_run, repeat, position in schedule.repeats(len(arenas[0])):
             if id(tile_run) not in plans:
                 plans[id(tile_run)] = TilePlan(schedule, tile_run, arenas)
-            yield plans[id(tile_run)], repeat
+            yield plans[id(tile_run)], repeat, position
             if repeat + 1 == tile_run.count:
                 del plans[id(tile_run)]
 
@@ -206,19 +223,26 @@ def _place_in_stack(transfer: Transfer) -> tuple[object, int] | None:
 _MOST = 4
 
 
-def group_by_shared_rows(transfers: Iterable[Transfer]) -> Iterator[list[Transfer]]:
+def group_in_turn(transfers: Iterable[Transfer]) -> Iterator[list[Transfer]]:
     """Yield transfers in their order: those that are made in turn as one list."""
-    row_group: list[Transfer] = []
+    group: list[Transfer] = []
     for transfer in transfers:
-        if row_group and not (len(row_group) < _MOST and _share_rows(row_group[-1], transfer)):
-            yield row_group
-            row_group = []
-        row_group.append(transfer)
-    if row_group:
-        yield row_group
+        if group and not _is_in_turn(group, transfer):
+            yield group
+            group = []
+        group.append(transfer)
+    if group:
+        yield group
 
 
-def _share_rows(a: Transfer, b: Transfer) -> bool:
+def _is_in_turn(group: Sequence[Transfer], b: Transfer) -> bool:
+    """Tell whether a transfer is of one position in an exchange with others, or is made of rows of
+    one source with them."""
+    a = group[-1]
+    if a.exchange is not None and b.exchange is not None:
+        return a.exchange.position == b.exchange.position
+    if len(group) == _MOST:
+        return False
     composed_a, composed_b = a.parameter.composed_sharding, b.parameter.composed_sharding
     if composed_a is None or composed_b is None or a.exchange or b.exchange:
         return False
@@ -444,13 +468,15 @@ def execute(
 def _tiles_in_order(work: WorkPlan, schedules: ScheduleCache) -> Iterator[Tile]:
     """Yield the tiles of transfers in order, and with each transfer's end one that says so."""
     single_groups = ([transfer] for transfer in work.transfers)
-    for row_group in single_groups if work.ascending else group_by_shared_rows(work.transfers):
-        if len(row_group) == 1:
-            yield from schedules.tiles(row_group[0])
+    for group in single_groups if work.ascending else group_in_turn(work.transfers):
+        if len(group) == 1:
+            yield from schedules.tiles(group[0])
+        elif group[0].exchange is not None:
+            yield from schedules.tiles_in_turn(group)
         else:
-            for tiles in zip_longest(*map(schedules.tiles, row_group)):
+            for tiles in zip_longest(*map(schedules.tiles, group)):
                 yield from filter(None, tiles)
-        yield from map(Tile, row_group)
+        yield from map(Tile, group)
 
 
 def _work_out(

@@ -463,8 +463,9 @@ class Schedule:
         edges = [*self._boxes.values(), *self._all.values()] if self._in_memory else ()
         yield from split_into_tiles(self._shape, region, self._groups, limit, edges)
 
-    def repeats(self, arena: int) -> Iterator[tuple[TileRun, int]]:
-        """Yield tiles with the number of their repetition, in the order in which to do them.
+    def repeats(self, arena: int) -> Iterator[tuple[TileRun, int, float]]:
+        """Yield tiles with the number of their repetition, in the order in which to do them, and
+        where they stand in it, from 0 to 1.
 
         `arena` is in bytes. The order is the same on every process of an exchange; tiles in which
         this process has no part are left out.
@@ -476,7 +477,7 @@ class Schedule:
         if self._is_local:
             for tile_run in self.tiles(arena):
                 for repeat in range(tile_run.count):
-                    yield tile_run, repeat
+                    yield tile_run, repeat, 0.0
             return
         receivers = RowIndex((self._exchange.receivers[c], box) for c, box in self._all.items())
         senders = self._rows((p, c, self._grid.box(c)) for c, p in self._exchange.senders.items())
@@ -499,13 +500,13 @@ class Schedule:
             for number, queue in enumerate(queues.values())
             for position, (middle, tile_repeat) in enumerate(interleave(queue))
         ]
-        for *_, (tile_run, repeat) in sorted(placed, key=lambda slot: slot[:3]):
+        for middle, *_, (tile_run, repeat) in sorted(placed, key=lambda slot: slot[:3]):
             first = tile_run.first
             local_part = next(self._passing.over(first), None) or next(
                 self._wanting.over(first), None
             )
             if local_part or not first.size:
-                yield tile_run, repeat
+                yield tile_run, repeat, middle
 
     # -- one tile ---------------------------------------------------------------------------------
 

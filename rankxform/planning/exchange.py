@@ -434,7 +434,9 @@ def _in_order(exchanges: Sequence[Exchange]) -> list[Exchange]:
     """Order exchanges so that all who read or write have something to do until the end.
 
     Those of the same readers and receivers stay in their order, and such queues are interleaved in
-    proportion to their length.
+    proportion to their length. Neighbours that nobody sends for twice get one position: they are
+    made in turn. Replicas on several nodes are sent by each node for some tensors, and a large
+    tensor after the other, the links of one node at a time would be busy.
     """
     queues: dict[object, list[tuple[int, Exchange]]] = {}
     for exchange in exchanges:
@@ -452,7 +454,19 @@ def _in_order(exchanges: Sequence[Exchange]) -> list[Exchange]:
         for queue_position, (middle, exchange) in enumerate(interleave(queue)):
             placed.append((middle, number, queue_position, exchange))
     placed.sort(key=lambda slot: slot[:3])
-    return [replace(exchange, position=position) for position, *_, exchange in placed]
+    ordered, start, senders_in_turn = list[Exchange](), 0.0, set[int]()
+    for position, *_, exchange in placed:
+        senders = {
+            sender
+            for senders_by_process in exchange.senders.values()
+            for process, (sender, _) in senders_by_process.items()
+            if sender != process
+        }
+        if not senders_in_turn.isdisjoint(senders) or not ordered:
+            start, senders_in_turn = position, set()
+        senders_in_turn |= senders
+        ordered.append(replace(exchange, position=start))
+    return ordered
 
 
 def interleave(queue: Sequence[tuple[int, T]]) -> Iterator[tuple[float, T]]:

@@ -42,7 +42,8 @@ class Exchange:
     node: tuple[int, ...]  # by process its node
     # Which of a node's processes that want the same piece receives it for all, modulo their number.
     forwarder: int = 0
-    position: float = 0.0  # when it is made, from 0 to 1 of the whole
+    # When it is made, from 0 to 1 of the whole; the tiles of those of one position in turn.
+    position: float = 0.0
 
     @property
     def nbytes(self) -> int:
