@@ -433,22 +433,19 @@ def _senders(request: PendingExchange, readers: Sequence[int], reach: Reach) -> 
 def _in_order(exchanges: Sequence[Exchange]) -> list[Exchange]:
     """Order exchanges so that all who read or write have something to do until the end.
 
-    Those of the same readers and receivers stay in their order, and such queues are interleaved in
+    Those of the same senders and receivers stay in their order, and such queues are interleaved in
     proportion to their length. Neighbours that nobody sends for twice get one position: they are
     made in turn. Replicas on several nodes are sent by each node for some tensors, and a large
     tensor after the other, the links of one node at a time would be busy.
     """
     queues: dict[object, list[tuple[int, Exchange]]] = {}
     for exchange in exchanges:
-        readers = frozenset(
-            p
-            for senders_by_process in exchange.senders.values()
-            for p, _ in senders_by_process.values()
-        )
         receivers = frozenset(
             p for files_by_process in exchange.receivers.values() for p in files_by_process
         )
-        queues.setdefault((readers, receivers), []).append((exchange.nbytes, exchange))
+        queues.setdefault((_senders_to_others(exchange), receivers), []).append(
+            (exchange.nbytes, exchange)
+        )
     placed = []
     for number, queue in enumerate(queues.values()):
         for queue_position, (middle, exchange) in enumerate(interleave(queue)):
@@ -456,17 +453,22 @@ def _in_order(exchanges: Sequence[Exchange]) -> list[Exchange]:
     placed.sort(key=lambda slot: slot[:3])
     ordered, start, senders_in_turn = list[Exchange](), 0.0, set[int]()
     for position, *_, exchange in placed:
-        senders = {
-            sender
-            for senders_by_process in exchange.senders.values()
-            for process, (sender, _) in senders_by_process.items()
-            if sender != process
-        }
+        senders = _senders_to_others(exchange)
         if not senders_in_turn.isdisjoint(senders) or not ordered:
             start, senders_in_turn = position, set()
         senders_in_turn |= senders
         ordered.append(replace(exchange, position=start))
     return ordered
+
+
+def _senders_to_others(exchange: Exchange) -> frozenset[int]:
+    """Return the processes that read for others."""
+    return frozenset(
+        sender
+        for senders_by_process in exchange.senders.values()
+        for process, (sender, _) in senders_by_process.items()
+        if sender != process
+    )
 
 
 def interleave(queue: Sequence[tuple[int, T]]) -> Iterator[tuple[float, T]]:

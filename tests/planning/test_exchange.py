@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
-from itertools import product
+from graphlib import TopologicalSorter
+from itertools import pairwise, product
 from math import inf
 
 import pytest
 
+from rankxform.engine.pipeline import ScheduleCache, _tiles_in_order
 from rankxform.geometry.box import Box
 from rankxform.geometry.tiling import overlaps
 from rankxform.planning import plan as planning_plan
 from rankxform.planning import transfers
 from rankxform.planning.assign import WorkAssigner, Writers, assignment_of, balance
+from rankxform.planning.budget import MemoryBudget
 from rankxform.planning.exchange import (
+    WorkPlan,
     _balanced_readers,
     assign_readers,
     estimate_reads,
@@ -379,6 +383,53 @@ def test_disks_of_nodes_are_read_evenly_and_no_byte_twice_on_one(tmp_path):
     )
     assert sum(read) == once + 4 * on_each
     assert max(read) <= 1.03 * sum(read) / 16
+
+
+def test_tensors_that_other_nodes_send_are_made_in_turn(tmp_path):
+    """Each of four nodes wants all rows of what two nodes have, and two others too."""
+    names = [f"w{n}" for n in range(6)]
+    plan, reach = of(tmp_path, ([2, 2], COLUMN), ([4], ROW), names), spread(4, 4)
+    exchanges = exchanges_of(plan, assigned(plan, 4, 4), reach)
+    senders = [
+        {reader for by in one.senders.values() for to, (reader, _) in by.items() if reader != to}
+        for one in exchanges
+    ]
+    assert senders == [{0, 1}, {2, 3}] * 3
+    positions = [one.position for one in exchanges]
+    assert positions == sorted(positions) and positions[::2] == positions[1::2]
+    assert len(set(positions)) == 3
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_all_processes_have_tiles_in_one_order(seed, tmp_path):
+    """Whatever they have no part in: an order that two see differently would be a deadlock."""
+    rng = random.Random(seed)
+    if seed % 2:
+        plan, assignment, reach, always = random_work(tmp_path, rng)
+    else:
+        counts = rng.choice([[2, 2], [4, 2], [2, 4]])
+        names = [f"w{n}" for n in range(rng.randint(2, 9))]
+        plan = of(tmp_path, (counts, COLUMN), ([rng.choice([2, 3, 6])], ROW), names, (24, 32))
+        reach, always = spread(counts[0] * counts[1], counts[0] * counts[1]), False
+        assignment = assigned(plan, plan.dst.ranks, len(reach.node))
+    policy = TWO_PHASE if always else AUTO
+    exchanges = exchanges_of(plan, assignment, reach, policy)
+    budget, before, several = MemoryBudget(0, 0, 3072, 3, 0, 0), {}, 0
+    for process, slices in enumerate(assignment):
+        work = order_transfers(process, plan.transfers(slices, reach.of(process)), exchanges)
+        cache = ScheduleCache(budget, policy.method)
+        tiles = [
+            (tile.transfer.parameter.name, tile.transfer.exchange.position,
+             tile.plan._alike.first.shifted(tile.plan._alike.axis, tile.repeat * tile.plan._alike.step))
+            for tile in _tiles_in_order(WorkPlan(work, policy, True, 0), cache)
+            if tile.plan is not None and tile.transfer.exchange is not None
+        ]  # fmt: skip
+        assert len({*tiles}) == len(tiles)
+        several += len(tiles) > len({name for name, *_ in tiles})
+        for first, second in pairwise(tiles):
+            before.setdefault(second, set()).add(first)
+    assert len([*TopologicalSorter(before).static_order()]) >= len(before)  # raises for a cycle
+    assert several or seed % 2
 
 
 def test_who_writes_more_reads_less_for_others(tmp_path):
