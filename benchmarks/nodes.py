@@ -15,17 +15,26 @@ slices lie on another node, or on a storage host alone.
 reading forced, and with the one that is chosen; the choice over the best. A storage host serves
 its disk by sshfs, and every node has a page cache of its own for it, empty at the start.
 
+``python -m benchmarks.nodes simulate [--rate 200mbit] [--disk 40e6]``: 8 nodes with slow links and disks that
+read slowly (block devices whose reads the kernel limits), empty caches; the move over what `plan --simulate`
+says of the same cluster with these costs.
+
 Medians of `--repeat` runs; bytes are counted by the nodes' network interfaces.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import os
 import re
 import shutil
 import statistics
+import subprocess
 import sys
-from contextlib import ExitStack, contextmanager
+import tempfile
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
 
 from tests import reference
 from tests.hosts.machines import LOCAL, NETWORK, Hosts
@@ -34,6 +43,7 @@ ROW, COLUMN, WHOLE = [0, -1], [-1, 0], [-1, -1]
 SHAPE, PARAMETERS = (1536, 9216), 8
 NBYTES = SHAPE[0] * SHAPE[1] * 4
 WAYS = ("auto", "ranges", "sieving", "two-phase")
+DISK = Path("/tmp/rx-disk")
 OWN, ONE, SERVER = "own disks", "one disk that all see", "storage host"
 FAST, STORAGE, SLOW = "none", "storage", "all"
 
@@ -149,6 +159,83 @@ def rate_of(options):
     return float(re.match(r"\d+", options.rate)[0]) * 1e6 / 8
 
 
+NODES, _CONTENT = 8, 1448 / 1514  # part of a full packet that is content
+SIMULATED = {
+    "columns to rows": (([16], COLUMN), ([16], ROW)),
+    "the same rows": (([16], ROW), ([16], ROW)),
+    "16 to 24 ranks, rows": (([16], ROW), ([24], ROW)),
+    "rows to 2 replicas of columns": (([16], ROW), ([2, 8], COLUMN)),
+    "2 replicas of columns to rows": (([2, 8], COLUMN), ([16], ROW)),
+    "rows to whole": (([16], ROW), ([8], WHOLE)),
+}
+
+
+def simulate(hosts, options):
+    """A disk's reads and a link are slow, so that what two cores do for eight nodes is hidden."""
+    network, worst = rate_of(options) * _CONTENT, 1.0
+    print("| layout | simulated | move | over simulated | bound by |\n|---|---:|---:|---:|---|")
+    for layout, sides in SIMULATED.items():
+        if options.only not in layout:
+            continue
+        _, strategies = make(hosts, *sides, OWN, parameters=options.parameters)
+        shapes = hosts.shared / "shapes.json"
+        names = [f"w{n}" for n in range(options.parameters)]
+        shapes.write_text(
+            json.dumps({name: {"shape": SHAPE, "dtype": "Float32"} for name in names})
+        )
+        found = json.loads(run(
+            sys.executable, "-m", "rankxform", "plan", "--shapes", shapes, *strategies,
+            "--simulate", NODES, "--nodes", NODES, "--src-placement", "node", "--dst-placement", "node",
+            "--costs", f"read={options.disk},write={20 * options.disk},network={network}", "--json",
+        ))  # fmt: skip
+        with slow_disks(hosts, options.disk) as (where, empty), hosts.slow(options.rate):
+            seconds = []
+            for _ in range(options.repeat):
+                empty()
+                seconds.append(convert(hosts, 1, where, strategies)[0])
+        move, simulated = statistics.median(seconds), found["predicted_seconds"]
+        over = move / simulated
+        worst = max(worst, over, 1 / over)
+        print(f"| {layout} | {simulated:.2f} s | {move:.2f} s | {over:.2f} | {found['bound_by']} |")
+    print(f"at most {worst:.2f} apart")
+
+
+@contextmanager
+def slow_disks(hosts, rate):
+    """Move the nodes' sources to block devices of which each reads `rate` bytes a second at most;
+    yield where they are, and how to empty the caches. This process is limited too."""
+    group, devices = Path("/sys/fs/cgroup/blkio") / f"rx{os.getpid()}", []
+    group.mkdir()
+    images = Path(tempfile.mkdtemp(prefix="rx-disks-", dir="/dev/shm"))
+    try:
+        for name in hosts.names:
+            image, source = images / name, hosts.disk(name) / "src"
+            nbytes = sum(path.stat().st_size for path in source.rglob("*") if path.is_file())
+            image.touch()
+            os.truncate(image, nbytes * 11 // 10 + (64 << 20))
+            run("mkfs.ext4", "-q", "-d", source, image)
+            devices.append(run("losetup", "--find", "--show", image).strip())
+            run(*hosts.on(name, "mkdir", "-p", DISK))
+            run(*hosts.on(name, "mount", "-o", "ro", devices[-1], DISK))
+            number = os.stat(devices[-1]).st_rdev
+            limit = f"{os.major(number)}:{os.minor(number)} {int(rate)}"
+            (group / "blkio.throttle.read_bps_device").write_text(limit)
+        (group / "cgroup.procs").write_text(str(os.getpid()))
+        yield DISK, lambda: Path("/proc/sys/vm/drop_caches").write_text("3")
+    finally:
+        (group.parent / "cgroup.procs").write_text(str(os.getpid()))
+        for name, device in zip(hosts.names, devices):
+            subprocess.run([*map(str, hosts.on(name, "umount", DISK))], check=False)
+            subprocess.run(["losetup", "--detach", device], check=False)
+        shutil.rmtree(images)
+        with suppress(OSError):
+            group.rmdir()
+
+
+def run(*command):
+    return subprocess.run([*map(str, command)], check=True, capture_output=True, text=True).stdout
+
+
 LONG = (96, 147456)
 LAYOUTS = {
     "the same rows": (([6], ROW), ([6], ROW), SHAPE),
@@ -210,17 +297,21 @@ def main():
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("what", choices=("link", "slow", "lost", "choice"))
+    parser.add_argument("what", choices=("link", "slow", "lost", "choice", "simulate"))
     parser.add_argument("--rate", default="800mbit")
+    parser.add_argument("--disk", type=float, default=40e6, help="simulate: bytes a second")
     parser.add_argument("--parameters", type=int, default=PARAMETERS, help="link: of 57 MB each")
     parser.add_argument("--percent", type=int, default=20)
     parser.add_argument(
-        "--only", default="", help="choice: only cases with this in 'layout, source, slow links'"
+        "--only",
+        default="",
+        help="choice, simulate: only cases with this in 'layout, source, slow links'",
     )
     parser.add_argument("--repeat", type=int, default=3)
     options = parser.parse_args()
-    with Hosts(3) as hosts:
-        {"link": link, "slow": slow, "lost": lost, "choice": choice}[options.what](hosts, options)
+    ways = {"link": link, "slow": slow, "lost": lost, "choice": choice, "simulate": simulate}
+    with Hosts(NODES if options.what == "simulate" else 3) as hosts:
+        ways[options.what](hosts, options)
 
 
 if __name__ == "__main__":

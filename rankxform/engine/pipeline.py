@@ -23,7 +23,6 @@ from functools import cached_property
 from heapq import merge
 from itertools import chain, cycle, tee, zip_longest
 from math import prod
-from operator import itemgetter
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -135,11 +134,8 @@ class ScheduleCache:
         """Yield the tiles of parts in exchanges, those of all in proportion; a process that has no
         part in one of them has the others' tiles in the same order."""
 
-        def placed(transfer: Transfer) -> Iterator[tuple[float, Transfer, TilePlan, int]]:
-            for plan, repeat, position in self._steps_of(transfer)[0]:
-                yield position, transfer, plan, repeat
-
-        for _, transfer, plan, repeat in merge(*map(placed, transfers), key=itemgetter(0)):
+        streams = (zip(cycle([transfer]), self._steps_of(transfer)[0]) for transfer in transfers)
+        for transfer, (plan, repeat, _) in merge(*streams, key=lambda step: step[1][2]):
             yield Tile(transfer, plan, repeat, next(self._arena_numbers))
 
     def _steps_of(self, transfer: Transfer) -> tuple[Iterable[Step], int]:
