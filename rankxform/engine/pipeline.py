@@ -133,7 +133,6 @@ class ScheduleCache:
     def tiles_in_turn(self, transfers: Sequence[Transfer]) -> Iterator[Tile]:
         """Yield the tiles of parts in exchanges, those of all in proportion; a process that has no
         part in one of them has the others' tiles in the same order."""
-
         streams = (zip(cycle([transfer]), self._steps_of(transfer)[0]) for transfer in transfers)
         for transfer, (plan, repeat, _) in merge(*streams, key=lambda step: step[1][2]):
             yield Tile(transfer, plan, repeat, next(self._arena_numbers))
@@ -426,7 +425,8 @@ def execute(
     copier = Copier(operands)
     pipeline = Pipeline(sinks, sources, on_progress, on_complete, checker, messenger, copier)
     scheduling = {"plan": 0.0}
-    tiles = _tiles_in_order(work, schedules)
+    # Arrays are taken as a whole, one tensor after the other, and let go of.
+    tiles = _tiles_in_order(work, schedules, in_turn=not sources.is_memory)
     beside_messages = messenger is not None and not sources.ahead
     if sources.ahead or (beside_messages and sources.ahead_of_messages):
         tiles, coming = tee(tiles)
@@ -461,14 +461,21 @@ def execute(
     )
 
 
-def _tiles_in_order(work: WorkPlan, schedules: ScheduleCache) -> Iterator[Tile]:
-    """Yield the tiles of transfers in order, and with each transfer's end one that says so."""
+def _tiles_in_order(
+    work: WorkPlan, schedules: ScheduleCache, *, in_turn: bool = True
+) -> Iterator[Tile]:
+    """Yield the tiles of transfers in order, and with each transfer's end one that says so.
+
+    in_turn: whether those of exchanges with one position are mixed; the same on all processes.
+    """
     single_groups = ([transfer] for transfer in work.transfers)
     for group in single_groups if work.ascending else group_in_turn(work.transfers):
         if len(group) == 1:
             yield from schedules.tiles(group[0])
-        elif group[0].exchange is not None:
+        elif group[0].exchange is not None and in_turn:
             yield from schedules.tiles_in_turn(group)
+        elif group[0].exchange is not None:
+            yield from chain.from_iterable(map(schedules.tiles, group))
         else:
             for tiles in zip_longest(*map(schedules.tiles, group)):
                 yield from filter(None, tiles)

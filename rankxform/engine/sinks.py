@@ -158,8 +158,7 @@ class PageWriter:
     def _write(self, data: Buffer) -> None:
         """Write what is in the buffer and `data` behind it."""
         nbytes, filled = self._fill + len(data), self._buffer[: self._fill]
-        self.written += nbytes
-        pending_bytes = self.written - self._begun
+        pending_bytes = self.written + nbytes - self._begun
         is_started = self._behind and pending_bytes >= _BEHIND
         for path, on_written in self._outputs:
             fd = self._descriptors.get(path)
@@ -169,6 +168,7 @@ class PageWriter:
                 on_written(self._start + self._fill, data)
             if is_started:
                 start_writing(fd, self._start + nbytes - pending_bytes, pending_bytes)
+        self.written += nbytes
         if is_started:
             self._begun = self.written
 

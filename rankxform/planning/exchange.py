@@ -12,8 +12,9 @@ it. So no process tells another what to do, and no message says what it holds.
    neighbours that need it. A pair (source cell, destination cell) is sent to a node once; if
    several of its processes need it, one of them, in rotation, forwards it.
 2. **One order.** All processes take exchanges, and their tiles, in the same order. Exchanges with
-   the same readers and receivers stay in file order; these queues are interleaved in proportion to
-   their lengths. Otherwise one node after the other would read, and most links would be idle.
+   the same senders and receivers stay in file order; these queues are interleaved in proportion to
+   their lengths. Neighbours whose senders are different processes are mixed tile by tile, but for
+   slices in memory. Otherwise one node after the other would send, and most links would be idle.
 3. **Who reads** is one of the processes whose node has a file with the cell. Loads are balanced by
    descent on the sum of load squared over speed (`planning.assign`): on 384 nodes with disks of
    their own the busiest of 3,072 processes reads 1.02 times what the fullest disk requires.
@@ -434,9 +435,9 @@ def _in_order(exchanges: Sequence[Exchange]) -> list[Exchange]:
     """Order exchanges so that all who read or write have something to do until the end.
 
     Those of the same senders and receivers stay in their order, and such queues are interleaved in
-    proportion to their length. Neighbours that nobody sends for twice get one position: they are
-    made in turn. Replicas on several nodes are sent by each node for some tensors, and a large
-    tensor after the other, the links of one node at a time would be busy.
+    proportion to their length. Neighbours whose senders are different processes get one position,
+    and are made in turn: where several nodes have replicas, each sends some tensors, and if a large
+    one were made after the other, the links of one node at a time would be busy.
     """
     queues: dict[object, list[tuple[int, Exchange]]] = {}
     for exchange in exchanges:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import errno
 import os
 from importlib import import_module
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import rankxform
+from rankxform.engine.pipeline import Pipeline
+from rankxform.planning.transfers import Reach
 from rankxform.storage.store import PosixRangeReader
 from tests import reference
 from tests.cases import Case, random_case, unevenly_sharded
@@ -160,6 +163,30 @@ def test_reads_of_some_size_are_announced_to_the_system_where_there_are_messages
     of_content = [place for place in read if place[2] >= 64 << 10]
     assert announced == (of_content if method == "two-phase" else [])
     assert of_content or method == "ranges"
+
+
+@pytest.mark.world(sizes=(4,))
+@pytest.mark.parametrize("verify", [False, True])
+def test_tensors_that_other_nodes_send_are_mixed(tmp, monkeypatch, verify):
+    """Four nodes have a shard each, of two that every slice is on."""
+    case = shard(([2, 2], COLUMN), ([4], ROW), (960, 512))
+    src, a, b = prepare(case, tmp)
+    monkeypatch.setattr(transport_mpi, "this_node", lambda host: (f"n{world().rank}", ""))
+    reach = Reach((0, 1, 2, 3), tuple(frozenset({rank}) for rank in range(4)))
+    copies = import_module("rankxform.source.copies")
+    monkeypatch.setattr(copies, "find_reach", lambda *_, **__: (reach, []))
+    begun, start = [], Pipeline.start
+
+    def noted(pipeline, tile, work):
+        begun.append(tile.transfer.parameter.name)
+        start(pipeline, tile, work)
+
+    monkeypatch.setattr(Pipeline, "start", noted)
+    options = {"comm": world(), "fsync": False, "memory": 1 << 20, "verify": verify}
+    rankxform.transform(src, tmp / "dst", a, b, **options)
+    assert reference.wrong_slices(tmp / "dst", case.dst, case.params) == []
+    turns = sum(name != following for name, following in pairwise(begun))
+    assert turns > len(case.params)  # one less if they are made one after the other
 
 
 @pytest.mark.world(sizes=(2, 5))

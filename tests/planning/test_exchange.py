@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 from graphlib import TopologicalSorter
-from itertools import pairwise, product
+from itertools import groupby, pairwise, product
 from math import inf
 
 import pytest
@@ -426,6 +426,9 @@ def test_all_processes_have_tiles_in_one_order(seed, tmp_path):
         ]  # fmt: skip
         assert len({*tiles}) == len(tiles)
         several += len(tiles) > len({name for name, *_ in tiles})
+        in_a_row = _tiles_in_order(WorkPlan(work, policy, True, 0), cache, in_turn=False)
+        transfer_ids = [id(tile.transfer) for tile in in_a_row if tile.plan is not None]
+        assert len([*groupby(transfer_ids)]) == len({*transfer_ids})
         for first, second in pairwise(tiles):
             before.setdefault(second, set()).add(first)
     assert len([*TopologicalSorter(before).static_order()]) >= len(before)  # raises for a cycle
