@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 
 _REPORTED_BYTES = 256 << 10
-"""Bytes after which progress is told, or what is asked for noticed: tiles may be far smaller."""
+"""Bytes after which progress is told, and a request to stop noticed; tiles may be far smaller."""
 _MANY_TILES = 64
 _MANY_SCHEDULES = 256
 
@@ -257,12 +257,12 @@ def _overlap(a: Piece, b: Piece) -> bool:
 
 # Files are announced to the system (POSIX_FADV_WILLNEED) only where a process attends to messages
 # too: while a read waits for a device, its messages do not move on. Eight nodes that sent 50 MB
-# each over slow links, from slow disks, took 5.2 s, and 4.5 s so; the links alone take 4.1 s.
-# Without messages a cold read of 2 GB by two processes took 2.5 s either way, because the system
-# reads ahead itself. Where each read takes 30 ms and 64 may be in flight, only announcing keeps as
-# many in flight.
-_BYTES_AHEAD_OF_MESSAGES, _LEAST_AHEAD = 16 << 20, 64 << 10
-"""Bytes that are announced and not read, at most; bytes of a read that is worth it."""
+# each over slow links, from slow disks, took 5.2 s, and 4.5 s so, with 4 reads ahead as with 48;
+# the links alone take 4.1 s. Without messages a cold read of 2 GB by two processes took 2.5 s
+# either way, because the system reads ahead itself. Of objects each read takes 30 ms, and only
+# announcing keeps 64 in flight.
+_TILES_AHEAD, _LEAST_AHEAD = 4, 64 << 10
+"""Tiles whose reads are announced to the system; bytes of a read that is worth it."""
 
 
 class ArenaReuse:
@@ -290,11 +290,8 @@ class ArenaReuse:
         return is_in_arena
 
 
-def coming_reads(
-    tiles: Iterable[Tile], in_memory: InMemory | None, least_bytes: int = 0
-) -> Iterator[TensorRead]:
-    """Yield what tiles read, in order, but for smaller reads; slices in memory are taken as a
-    whole."""
+def coming_reads(tiles: Iterable[Tile], in_memory: InMemory | None) -> Iterator[TensorRead]:
+    """Yield what tiles read, in order; slices in memory are taken as a whole."""
     repeats, taken = ArenaReuse(), None
     for tile in tiles:
         transfer = tile.transfer
@@ -309,9 +306,9 @@ def coming_reads(
         for cell, start, step, room, _, run, stride in work.fetches:
             file, first = transfer.readers[cell], start + tile.shift + tile.repeat * step
             entry, nbytes = transfer.parameter.entry(cell, file), len(room)
-            if not run and nbytes >= least_bytes:
+            if not run:
                 yield TensorRead(file, entry, first, nbytes)
-            for number in range(nbytes // run if run >= max(1, least_bytes) else 0):
+            for number in range(nbytes // run if run else 0):
                 yield TensorRead(file, entry, first + number * stride, run)
 
 
@@ -427,15 +424,11 @@ def execute(
     scheduling = {"plan": 0.0}
     # Arrays are taken as a whole, one tensor after the other, and let go of.
     tiles = _tiles_in_order(work, schedules, in_turn=not sources.is_memory)
-    beside_messages = messenger is not None and not sources.ahead
-    if sources.ahead or (beside_messages and sources.ahead_of_messages):
+    if sources.ahead:
         tiles, coming = tee(tiles)
-        sources.expect(
-            coming_reads(coming, in_memory, _LEAST_AHEAD if beside_messages else 0),
-            budget.announced or _BYTES_AHEAD_OF_MESSAGES,
-            on_progress,
-            beside_messages=beside_messages,
-        )
+        sources.expect(coming_reads(coming, in_memory), budget.announced, on_progress)
+    elif messenger is not None and in_memory is None:
+        tiles = _announced_to_system(tiles, sources)
     for tile, tile_work in _work_out(tiles, in_memory, scheduling):
         if tile_work is None:
             pipeline.end(tile.transfer)
@@ -480,6 +473,19 @@ def _tiles_in_order(
             for tiles in zip_longest(*map(schedules.tiles, group)):
                 yield from filter(None, tiles)
         yield from map(Tile, group)
+
+
+def _announced_to_system(tiles: Iterator[Tile], sources: SourceReader) -> Iterator[Tile]:
+    """Yield tiles; what the next few read is announced."""
+    coming = deque[Tile]()
+    for tile in tiles:
+        for read in coming_reads([tile], None):
+            if read.nbytes >= _LEAST_AHEAD:
+                sources.announce_to_system(read)
+        coming.append(tile)
+        if len(coming) > _TILES_AHEAD:
+            yield coming.popleft()
+    yield from coming
 
 
 def _work_out(
@@ -674,7 +680,7 @@ class Pipeline:
         self.seconds["copy"] += copying
         self.seconds["write"] += writing
         self._unreported += written_bytes
-        if self._unreported >= _REPORTED_BYTES:
+        if self._unreported >= _REPORTED_BYTES or not work.writes:
             self._on_progress(self._unreported)
             self._unreported = 0
         if self._messenger:
@@ -700,6 +706,7 @@ class Pipeline:
     def finish(self) -> None:
         """Finish all sinks."""
         self._on_progress(self._unreported)
+        self._unreported = 0
         began = perf_counter()
         for sink in self._sinks.values():
             sink.finish()

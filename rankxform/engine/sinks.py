@@ -58,7 +58,7 @@ class OutputFile:
 
     A process that writes later slices of a file does not own it, and does not create, finish or
     publish it. equal: other final names whose files are to hold the same bytes. on_written: gets
-    the places of all bytes that are written, and the bytes.
+    the places of all bytes that are written, and the bytes; after a failed write some come again.
     """
 
     final: Path

@@ -30,6 +30,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import field, replace
 from functools import cached_property
+from math import inf, nextafter
 from typing import Any, TypeVar
 
 from rankxform.formats.container import item_size
@@ -440,11 +441,13 @@ def _in_order(exchanges: Sequence[Exchange]) -> list[Exchange]:
     one were made after the other, the links of one node at a time would be busy.
     """
     queues: dict[object, list[tuple[int, Exchange]]] = {}
+    senders_by_id = {id(exchange.senders): exchange.senders for exchange in exchanges}
+    to_others = {key: _senders_to_others(senders) for key, senders in senders_by_id.items()}
     for exchange in exchanges:
         receivers = frozenset(
             p for files_by_process in exchange.receivers.values() for p in files_by_process
         )
-        queues.setdefault((_senders_to_others(exchange), receivers), []).append(
+        queues.setdefault((to_others[id(exchange.senders)], receivers), []).append(
             (exchange.nbytes, exchange)
         )
     placed = []
@@ -452,21 +455,27 @@ def _in_order(exchanges: Sequence[Exchange]) -> list[Exchange]:
         for queue_position, (middle, exchange) in enumerate(interleave(queue)):
             placed.append((middle, number, queue_position, exchange))
     placed.sort(key=lambda slot: slot[:3])
-    ordered, start, senders_in_turn = list[Exchange](), 0.0, set[int]()
+    ordered, start, count, senders_in_turn = list[Exchange](), -1.0, 0, frozenset[int]()
     for position, *_, exchange in placed:
-        senders = _senders_to_others(exchange)
-        if not senders_in_turn.isdisjoint(senders) or not ordered:
-            start, senders_in_turn = position, set()
-        senders_in_turn |= senders
+        senders = to_others[id(exchange.senders)]
+        is_in_turn = senders and senders_in_turn and senders_in_turn.isdisjoint(senders)
+        if not is_in_turn or count == _MOST_IN_TURN:
+            start = position if position > start else nextafter(start, inf)
+            count, senders_in_turn = 0, frozenset()
+        count, senders_in_turn = count + 1, senders_in_turn | senders
         ordered.append(replace(exchange, position=start))
     return ordered
 
 
-def _senders_to_others(exchange: Exchange) -> frozenset[int]:
+_MOST_IN_TURN = 16
+"""Exchanges of one position: a process has the tiles of all at hand, and none is done before."""
+
+
+def _senders_to_others(senders: Senders) -> frozenset[int]:
     """Return the processes that read for others."""
     return frozenset(
         sender
-        for senders_by_process in exchange.senders.values()
+        for senders_by_process in senders.values()
         for process, (sender, _) in senders_by_process.items()
         if sender != process
     )

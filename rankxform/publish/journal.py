@@ -51,8 +51,8 @@ _ENTRY = 256 << 10
 """Room for the entry that is written when the device is full."""
 
 JOURNAL_SECONDS = 5.0
-"""Between two entries of a journal: what is lost at most when a run is killed, beside the tensor
-that is being moved."""
+"""Between two entries of a journal: what is lost at most when a run is killed, beside the tensors
+that are being moved."""
 _ENTRY_SECONDS, _MOST_TIMES = 0.05, 6.0
 """An entry may take a hundredth of that time; where it takes longer, entries are rarer, down to so
 many times the seconds between two."""
@@ -189,7 +189,7 @@ def write_parts(
     is_durable = journal is not None and journal.durable
     is_announced = bool(inputs.sources.ahead)
     budget = MemoryBudget.of(work.memory, exchanges=work.exchanges, is_announced=is_announced)
-    room = budget.file_buffer(len(made_alike))
+    room = budget.file_buffer(len(outputs))
     file_writers = file_sinks(outputs, made_alike, parts, room, is_durable)
     sinks = coverage.over(file_writers) if coverage else file_writers
     if journal:

@@ -145,9 +145,8 @@ class SourceReader:
 
     paths, indexes: by file. recheck: called with the id of a file of which something was changed
     that may not concern its content; raises CheckpointError if it does. nbytes: read so far. ahead:
-    how many reads may be in flight if they are announced; 0 where that gains nothing.
-    ahead_of_messages: the same, where messages are attended to between reads. is_memory: whether
-    all files lie in memory.
+    how many reads may be in flight if they are announced; 0 where that gains nothing. is_memory:
+    whether all files lie in memory.
     """
 
     def __init__(
@@ -167,10 +166,7 @@ class SourceReader:
         self._flight: deque[tuple[TensorRead, int]] = deque()
         self._memory = self._free_requests = self._free_bytes = 0
         self.nbytes = 0
-        readers = self._ranges.values()
-        self.ahead = max((ranges.ahead for ranges in readers), default=0)
-        self.ahead_of_messages = max((ranges.ahead_of_messages for ranges in readers), default=0)
-        self._beside_messages = False
+        self.ahead = max((ranges.ahead for ranges in self._ranges.values()), default=0)
         self.is_memory = bool(kinds) and all(ranges.is_memory for ranges in self._ranges.values())
 
     def read(self, file: int, name: str, start: int, room: Buffer, sparse: bool = False) -> None:
@@ -193,27 +189,17 @@ class SourceReader:
         if self._flight:
             self._passed(TensorRead(file, name, start, len(room)))
 
-    def expect(
-        self,
-        coming: Iterator[TensorRead],
-        memory: int,
-        on_wait: OnProgress,
-        *,
-        beside_messages: bool = False,
-    ) -> None:
+    def expect(self, coming: Iterator[TensorRead], memory: int, on_wait: OnProgress) -> None:
         """Announce what `read` will be called for, all of it and in this order.
 
         As many are in flight as the storage can have, and no more of their bytes than `memory`.
-        on_wait: is called while a read takes long, and may raise. beside_messages: whether messages
-        are attended to between reads.
+        on_wait: is called while a read takes long, and may raise.
         """
-        self._beside_messages = beside_messages
         self._coming, self._next = coming, next(coming, None)
         all_at_once = not any(ranges.keeps_announced for ranges in self._ranges.values())
         if all_at_once:
             memory = sys.maxsize
-        self._memory = self._free_bytes = memory
-        self._free_requests = self.ahead_of_messages if beside_messages else self.ahead
+        self._memory, self._free_requests, self._free_bytes = memory, self.ahead, memory
         for ranges in self._ranges.values():
             ranges.announces_within(memory)
             ranges.on_wait = on_wait
@@ -226,8 +212,7 @@ class SourceReader:
         while (read := self._next) is not None:
             ranges, path, index = self._opened(read.file)
             spans = list(spans_of_range(index.spans(read.entry), read.start, read.nbytes))
-            most = ranges.ahead_of_messages if self._beside_messages else ranges.ahead
-            if len(spans) <= most and read.nbytes <= self._memory:
+            if len(spans) <= ranges.ahead and read.nbytes <= self._memory:
                 if len(spans) > self._free_requests or read.nbytes > self._free_bytes:
                     return
                 for span in spans:
@@ -236,6 +221,12 @@ class SourceReader:
                 self._free_requests -= len(spans)
                 self._free_bytes -= read.nbytes
             self._next = next(self._coming, None)
+
+    def announce_to_system(self, read: TensorRead) -> None:
+        """Let the file system, if it can, begin to read what `read` will soon be called for."""
+        ranges, path, index = self._opened(read.file)
+        for span in spans_of_range(index.spans(read.entry), read.start, read.nbytes):
+            ranges.announce_to_system(path, span.offset, span.nbytes)
 
     def _passed(self, read: TensorRead) -> None:
         """Announce more, if this was the first in flight; other reads are not announced."""

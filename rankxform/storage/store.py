@@ -178,7 +178,6 @@ class RangeReader(ABC):
     """
 
     ahead: int = 0  # number of announced reads in flight, at most; 0: none is announced
-    ahead_of_messages: int = 0  # the same, for a process that attends to messages between reads
     keeps_announced: bool = True  # whether what is announced takes memory until it is read
     is_memory: bool = False  # whether content lies in memory, so that `memory_of` returns it
     # Files of which only one version is read, whatever gets its name meanwhile.
@@ -197,9 +196,12 @@ class RangeReader(ABC):
         """Begin to read a range; `read` is called for it after those announced before it.
 
         What fails is raised when it is read. The caller bounds how much is announced and not read.
-        A system that reads ahead by itself gains nothing, but for processes that wait for messages
-        too (docs/decisions.md, "Tiles").
+        A system that reads ahead by itself gains nothing (docs/decisions.md, "Tiles").
         """
+
+    def announce_to_system(self, path: str, offset: int, nbytes: int) -> None:  # noqa: B027
+        """Let a system that reads ahead by itself begin to read a range: a hint, for processes that
+        attend to messages too."""
 
     def announces_within(self, nbytes: int) -> None:  # noqa: B027
         """Take note how many bytes will be announced and not read, at most."""
@@ -414,11 +416,6 @@ class PosixRangeReader(RangeReader):
     What is sparse is read through a descriptor of its own, on which the system reads nothing ahead.
     """
 
-    ahead_of_messages = 64
-
-    def announce(self, path: str, offset: int, nbytes: int) -> None:
-        advise(self._files.get(path), os.POSIX_FADV_WILLNEED, offset, nbytes)
-
     def __init__(self) -> None:
         self._files = Descriptors(os.O_RDONLY)
         self._sparse = Descriptors(os.O_RDONLY, os.POSIX_FADV_RANDOM)
@@ -437,6 +434,9 @@ class PosixRangeReader(RangeReader):
 
     def read(self, path: str, offset: int, room: Buffer, sparse: bool = False) -> None:
         read_into((self._sparse if sparse else self._files).get(path), path, offset, room)
+
+    def announce_to_system(self, path: str, offset: int, nbytes: int) -> None:
+        advise(self._files.get(path), os.POSIX_FADV_WILLNEED, offset, nbytes)
 
     def position(self, path: str, offset: int) -> Position | None:
         return self._files.get(path), path, offset

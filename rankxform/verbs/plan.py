@@ -87,8 +87,9 @@ def predict(conversion: Conversion, work: PredictedWork, team: Team) -> tuple[fl
     speeds, simulation = measure_speeds(conversion, team), work.simulation
     costs = work.policy.costs or Costs()
     bytes_crossing = max(simulation.network) * simulation.costs.network
-    is_measured = work.policy.may_exchange or conversion.request.costs is not None
-    if bytes_crossing and not is_measured:
+    asked_costs = conversion.request.costs
+    is_given = asked_costs is not None and not asked_costs.of_stores_alone
+    if bytes_crossing and not (work.policy.may_exchange or is_given):
         costs, _ = measure_costs(conversion.source, team)
     seconds = [
         workload.seconds(replace(costs, read=speed.read, write=speed.write))

@@ -269,7 +269,7 @@ def measure_costs(source: Source, team: Team, *, network: bool = True) -> tuple[
         costs_by_process = team.allgather(
             lambda: timer.speed(*(_TOGETHER if network else ())) if timer else None
         )
-        measured_costs = [c for c in costs_by_process if c is not None]
+        measured_costs = [c for c in costs_by_process if c is not None] or [Costs()]
         speeds = [c.read if c else 0.0 for c in costs_by_process]
         read, latency = (
             sum(column) / len(measured_costs)

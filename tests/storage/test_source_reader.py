@@ -75,23 +75,13 @@ def test_as_much_is_in_flight_as_may_be_and_every_read_gets_its_bytes(
     assert storage.announced == sum(one.nbytes <= memory for one in wanted)
 
 
-@pytest.mark.parametrize("beside_messages", [False, True])
-def test_files_are_announced_to_the_system_beside_messages_alone(
-    file, monkeypatch, beside_messages
-):
+def test_a_file_is_announced_to_the_system_where_it_lies(file, monkeypatch):
     announced, start = [], index_file(file).offsets[0]
     monkeypatch.setattr(
         "rankxform.storage.store.advise", lambda *words: announced.append(words[1:])
     )
-    wanted = [TensorRead(0, "w", first, 64) for first in range(0, 256, 64)]
     with SourceReader({0: str(file)}, {0: index_file(file)}) as sources:
-        assert (sources.ahead, sources.ahead_of_messages) == (0, 64)
-        sources.expect(iter(wanted), 128, print, beside_messages=beside_messages)
-        for number, one in enumerate(wanted):
-            in_flight = min(number + 2, 4) if beside_messages else 0  # 128 bytes of them
-            assert announced == [
-                (os.POSIX_FADV_WILLNEED, start + coming.start, 64) for coming in wanted[:in_flight]
-            ]
-            room = memoryview(bytearray(64))
-            sources.read(0, "w", one.start, room)
-            assert bytes(room) == DATA.tobytes()[one.start :][:64]
+        sources.announce_to_system(TensorRead(0, "w", 8, 64))
+        assert sources.ahead == 0
+        sources.expect(iter([TensorRead(0, "w", 8, 64)]), 128, print)  # which it is not
+    assert announced == [(os.POSIX_FADV_WILLNEED, start + 8, 64)]
