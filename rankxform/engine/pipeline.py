@@ -48,8 +48,8 @@ if TYPE_CHECKING:
     from .schedule import Bytes, View
 
 
-_REPORTED_BYTES = 256 << 10
-"""Bytes after which progress is told, and a request to stop noticed; tiles may be far smaller."""
+_REPORT_SECONDS = 0.01
+"""After so long progress is told, and a request to stop noticed; tiles may take microseconds."""
 _MANY_TILES = 64
 _MANY_SCHEDULES = 256
 
@@ -533,6 +533,7 @@ class Pipeline:
         self._copy = copier
         self.in_flight: deque[_TileInFlight] = deque()
         self.sent = self.placed = self.shared = self._unreported = 0
+        self._next_report = 0.0
         self._repeats = ArenaReuse()
         self.seconds = {"read": 0.0, "exchange": 0.0, "copy": 0.0, "write": 0.0}
 
@@ -680,9 +681,9 @@ class Pipeline:
         self.seconds["copy"] += copying
         self.seconds["write"] += writing
         self._unreported += written_bytes
-        if self._unreported >= _REPORTED_BYTES or not work.writes:
+        if began >= self._next_report:
             self._on_progress(self._unreported)
-            self._unreported = 0
+            self._unreported, self._next_report = 0, began + _REPORT_SECONDS
         if self._messenger:
             self._messenger.progress()
 
