@@ -257,8 +257,8 @@ def _overlap(a: Piece, b: Piece) -> bool:
 
 # Files are announced to the system (POSIX_FADV_WILLNEED) only where a process attends to messages
 # too: while a read waits for a device, its messages do not move on. Eight nodes that sent 50 MB
-# each over slow links, from slow disks, took 5.2 s, and 4.5 s so, with 4 reads ahead as with 48;
-# the links alone take 4.1 s. Without messages a cold read of 2 GB by two processes took 2.5 s
+# each over slow links, from slow disks, took 5.2 s, and 4.6 to 4.9 s so, with 4 tiles ahead as with
+# 32; the links alone take 4.1 s. Without messages a cold read of 2 GB by two processes took 2.5 s
 # either way, because the system reads ahead itself. Of objects each read takes 30 ms, and only
 # announcing keeps 64 in flight.
 _TILES_AHEAD, _LEAST_AHEAD = 4, 64 << 10
