@@ -20,7 +20,6 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import field
 from functools import cached_property
-from heapq import merge
 from itertools import chain, cycle, tee, zip_longest
 from math import prod
 from time import perf_counter
@@ -133,6 +132,8 @@ class ScheduleCache:
     def tiles_in_turn(self, transfers: Sequence[Transfer]) -> Iterator[Tile]:
         """Yield the tiles of parts in exchanges, those of all in proportion; a process that has no
         part in one of them has the others' tiles in the same order."""
+        from heapq import merge
+
         streams = (zip(cycle([transfer]), self._steps_of(transfer)[0]) for transfer in transfers)
         for transfer, (plan, repeat, _) in merge(*streams, key=lambda step: step[1][2]):
             yield Tile(transfer, plan, repeat, next(self._arena_numbers))
