@@ -44,7 +44,7 @@ class Box:
     @property
     def size(self) -> int:
         """Number of elements."""
-        return prod(self.shape)
+        return prod(map(sub, self.stop, self.start))
 
     def intersect(self, other: Box) -> Box | None:
         """Return the common region, or None where there is none.

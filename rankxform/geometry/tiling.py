@@ -120,8 +120,8 @@ class Grid(_AsStored):
     def box(self, cell: Cell) -> Box:
         """Return the region of `cell`."""
         return Box(
-            tuple(edges[i] for edges, i in zip(self.edges, cell)),
-            tuple(edges[i + 1] for edges, i in zip(self.edges, cell)),
+            tuple([edges[i] for edges, i in zip(self.edges, cell)]),
+            tuple([edges[i + 1] for edges, i in zip(self.edges, cell)]),
         )
 
     def cells_over(self, box: Box) -> Iterator[Cell]:

@@ -9,9 +9,10 @@ their bytes once.
 
 from __future__ import annotations
 
+from array import array
 from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from itertools import accumulate, pairwise
 
 from rankxform.formats.container import content_bytes, item_size
@@ -119,9 +120,13 @@ def _assign(
     best: Assignment = []
     lowest = 0.0
     for split in (_whole_files, _split_files, _by_parameter):
-        candidate = split(planner, ordered, sizes, processes)
-        cost = max(map(cost_of, candidate))
-        if not best or cost * _TOLERANCE < lowest:
+        candidate, cost = list[list[SliceRange]](), 0.0
+        for slice_ranges in split(planner, ordered, sizes, processes):
+            candidate.append(slice_ranges)
+            cost = max(cost, cost_of(slice_ranges))
+            if best and cost * _TOLERANCE >= lowest:
+                break  # what is left of it need not be made
+        else:
             best, lowest = candidate, cost
         if lowest <= _TOLERANCE * lower_bound:
             break
@@ -290,59 +295,53 @@ class _Costs:
 
 def _whole_files(
     _: Planner, files: Sequence[int], sizes: Mapping[int, list[int]], processes: int
-) -> Assignment:
-    runs = partition_evenly([sum(sizes[file]) for file in files], processes)
-    return [[SliceRange(files[i], 0, len(sizes[files[i]])) for i in run] for run in runs]
+) -> Iterator[list[SliceRange]]:
+    for run in partition_evenly([sum(sizes[file]) for file in files], processes):
+        yield [SliceRange(files[i], 0, len(sizes[files[i]])) for i in run]
 
 
 def _split_files(
     _: Planner, files: Sequence[int], sizes: Mapping[int, list[int]], processes: int
-) -> Assignment:
+) -> Iterator[list[SliceRange]]:
     starts = [0, *accumulate(len(sizes[file]) for file in files)]
-    runs = partition_evenly([size for file in files for size in sizes[file]], processes)
-    assignment: Assignment = []
-    for run in runs:
+    for run in partition_evenly([size for file in files for size in sizes[file]], processes):
         first = bisect_right(starts, run.start) - 1
         stop = bisect_left(starts, run.stop, first)
-        assignment.append(
-            [
-                SliceRange(file, max(run.start - start, 0), min(run.stop, end) - start)
-                for file, start, end in zip(files[first:stop], starts[first:], starts[first + 1 :])
-                if max(run.start, start) < min(run.stop, end)
-            ]
-        )
-    return assignment
+        yield [
+            SliceRange(file, max(run.start - start, 0), min(run.stop, end) - start)
+            for file, start, end in zip(files[first:stop], starts[first:], starts[first + 1 :])
+            if max(run.start, start) < min(run.stop, end)
+        ]
 
 
 def _by_parameter(
     planner: Planner, files: Sequence[int], sizes: Mapping[int, list[int]], processes: int
-) -> Assignment:
+) -> Iterator[list[SliceRange]]:
     """Give each process a run of the parameters, in all files of a pipeline stage."""
     files_by_names: dict[tuple[str, ...], list[int]] = {}
     for file in sorted(files):
         files_by_names.setdefault(tuple(planner.layouts_of_file(file)), []).append(file)
     pieces = [(group, i) for names, group in files_by_names.items() for i in range(len(names))]
     weights = [sum(sizes[file][i] for file in group) for group, i in pieces]
-    return [
-        _slice_ranges(
+    for run in partition_evenly(weights, processes):
+        yield _slice_ranges(
             sorted((file, pieces[position][1]) for position in run for file in pieces[position][0])
         )
-        for run in partition_evenly(weights, processes)
-    ]
 
 
 _SLICE_COST = 4096
 """Bytes that could be moved in the time that a slice takes beside its bytes."""
 
 
-def _slice_ranges(pieces: Sequence[tuple[int, int]]) -> list[SliceRange]:
-    slice_ranges: list[SliceRange] = []
-    for file, i in pieces:
-        if slice_ranges and (slice_ranges[-1].file, slice_ranges[-1].stop) == (file, i):
-            slice_ranges[-1] = SliceRange(file, slice_ranges[-1].first, i + 1)
+def _slice_ranges(slices: Iterable[tuple[int, int]]) -> list[SliceRange]:
+    """Return (file, position) as runs."""
+    runs: list[list[int]] = []
+    for file, position in slices:
+        if runs and runs[-1][0] == file and runs[-1][2] == position:
+            runs[-1][2] += 1
         else:
-            slice_ranges.append(SliceRange(file, i, i + 1))
-    return slice_ranges
+            runs.append([file, position, position + 1])
+    return [SliceRange(*run) for run in runs]
 
 
 def partition_evenly(weights: Sequence[int], processes: int) -> list[range]:
@@ -355,7 +354,9 @@ def partition_evenly(weights: Sequence[int], processes: int) -> list[range]:
     >>> partition_evenly([9, 1, 1, 1], 2)
     [range(0, 1), range(1, 4)]
     """
-    sums = [0, *accumulate(weights)]
+    # As machine words, for they may be those of a million slices.
+    all_sums, is_large = accumulate(weights, initial=0), sum(weights) >> 63
+    sums: Sequence[int] = [*all_sums] if is_large else array("q", all_sums)
     low, high = max(weights, default=0), sums[-1]
     while low < high:
         limit = (low + high) // 2

@@ -31,11 +31,13 @@ def bound_of(
     """Return the bound for the files that `assignment` makes, by process.
 
     reach: of the source's files. Bytes are counted as a simulation counts them, without latencies.
+    Raises CheckpointError if no file holds a slice that is needed.
     """
     node, of_all = reach.node, Workload()
     by_node = [Workload() for _ in reach.files]  # whichever of its processes does it
     is_fixed = not writers.reach.is_full  # on which node a file is written
     for transfers in transfer_groups(planner, assignment):
+        planner.require_holders(transfers)
         item = item_size(transfers.first.dtype) * len(transfers.parameters)
         for cell, files_by_process in transfers.receivers.items():
             nbytes = transfers.grid.box(cell).size * item

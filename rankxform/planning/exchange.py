@@ -202,9 +202,7 @@ def _group(
 ) -> ExchangeGroup | None:
     """Sort out who receives, who reads for itself, and what is required of others."""
     needs, files_by_cell = transfers.needs, transfers.files
-    for cell in needs:
-        if not files_by_cell.get(cell):
-            planner.raise_missing_slice(transfers.first, cell)
+    planner.require_holders(transfers)
     always = policy.method.exchanges
     if policy.may_exchange and policy.costs and not always:
         estimate = estimate_io(transfers, reach.node, counter)

@@ -132,6 +132,7 @@ class Planner:
         self._src_stages: dict[int, list[int]] = {}
         self._files: dict[tuple[int, frozenset[str] | None], dict[str, Layout]] = {}
         self._slices: dict[object, list[tuple[Parameter, Shape]]] = {}
+        self._bytes: dict[int, int] = {}
         self._targets: dict[object, IdsByCell] = {}
         self._readers: dict[object, Readers] = {}
         self._held: dict[object, IdsByCell] = {}
@@ -232,6 +233,13 @@ class Planner:
                 if (parameter := self.parameter(name))
             ]
         return self._slices[key]
+
+    def content_bytes(self, file: int) -> int:
+        """Return the bytes of a file's tensors."""
+        slices = self.slices(file)
+        if id(slices) not in self._bytes:  # one list for all files with the same
+            self._bytes[id(slices)] = sum(content_bytes(p.dtype, shape) for p, shape in slices)
+        return self._bytes[id(slices)]
 
     def tensors(self, file: int) -> list[TensorSpec]:
         """Return what a file holds, in file order."""
@@ -438,6 +446,12 @@ class Planner:
         assert cell not in parameter.sharding.files
         src_parameters = self.selection.sources(self.catalog)
         raise missing_slices_error(self.catalog, src_parameters, {})
+
+    def require_holders(self, transfers: TransferGroup) -> None:
+        """Raise CheckpointError if no file holds a slice that a transfer group needs."""
+        for cell in transfers.needs:
+            if not transfers.files.get(cell):
+                self.raise_missing_slice(transfers.first, cell)
 
     def file_for_own_values(self, parameter: Parameter, file: int) -> int:
         """Return whose copy of ranks' own values a destination file gets, as MindSpore does.

@@ -385,13 +385,15 @@ def estimate_io(
             for node_number in nodes:
                 by_node[node_number] = by_node.get(node_number, 0) + box.size
     once = _volume(counter.of_cells(src, dst, tuple(transfers.receivers), item))
-    separate = crossing = IoVolume()
-    for cells in cells_of.values():
-        separate += _volume(counter.of_cells(src, dst, cells, item))
-    for by_node in elements_by_cell.values():
-        for elements in by_node.values():
-            nbytes = elements * item * (len(by_node) - 1) // len(by_node)
-            crossing += IoVolume(nbytes, messages_of(nbytes))
+    separate = _volume(
+        read for cells in cells_of.values() for read in counter.of_cells(src, dst, cells, item)
+    )
+    sent_bytes = [
+        elements * item * (len(by_node) - 1) // len(by_node)
+        for by_node in elements_by_cell.values()
+        for elements in by_node.values()
+    ]
+    crossing = IoVolume(sum(sent_bytes), sum(map(messages_of, sent_bytes)))
     return IoEstimate(separate, once, crossing)
 
 

@@ -20,7 +20,6 @@ from rankxform.display.text import (
 )
 from rankxform.engine.sinks import part_of
 from rankxform.errors import UsageError
-from rankxform.formats.container import content_bytes
 from rankxform.layout.names import layers_by_stage, patterns
 from rankxform.layout.states import state_of_name
 from rankxform.planning.assign import Assignment, Due, Writers, assignment_of
@@ -579,12 +578,8 @@ def room_of(conversion: Conversion) -> DiskSpace | None:
     bytes_by_inode = {
         status.st_ino: status.st_blocks * 512 for path in names if (status := status_of_name(path))
     }
-    stored_bytes = 0
-    for file in stored:
-        stored_bytes += sum(content_bytes(p.dtype, shape) for p, shape in planner.slices(file))
-    return DiskSpace(
-        target.folder, stored_bytes, free_bytes(target.folder) + sum(bytes_by_inode.values())
-    )
+    free = free_bytes(target.folder) + sum(bytes_by_inode.values())
+    return DiskSpace(target.folder, sum(map(planner.content_bytes, stored)), free)
 
 
 @dataclass(frozen=True, repr=False)
@@ -714,9 +709,9 @@ def _simulated(
     request, source, target = conversion.request, conversion.source, conversion.target
     planner, costs = target.planner, request.costs or Costs()
     names = {n: n if n in _COUNTS else f"bytes_{n}" for n in vars(simulation.workloads[0])}
-    totals = planner.file_totals([*work.groups])
-    memory = UploadMemory.of(request.buffers, -(-len(totals) // cluster.processes))
-    requests = StoreRequests.of(simulation, [t.written for t in totals.values()], memory)
+    bytes_by_file = [planner.content_bytes(file) for file in work.groups]
+    memory = UploadMemory.of(request.buffers, -(-len(bytes_by_file) // cluster.processes))
+    requests = StoreRequests.of(simulation, bytes_by_file, memory)
     spread = {names[n]: three for n, three in spread_of(simulation.workloads).items()}
     predicted_seconds = max(simulation.total, requests.seconds(costs))
     bound = bound_of(planner, work.assignment, work.reach, work.writers, costs)

@@ -10,6 +10,7 @@ import shutil
 import pytest
 
 from tests.cli.test_main import PARAMS, command, place, right
+from tests.place import Place
 
 __all__ = ["place"]
 
@@ -84,3 +85,15 @@ def test_a_plan_says_the_command_that_does_it(place):
         code, output = command(*shlex.split(line))
         assert code == 0 and right(place) and ("2 processes" in output) == ("=2" in line)
         shutil.rmtree(place.dst)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [(), ("--nodes", 2), ("--read-method", "ranges"), ("--nodes", 2, "--src-placement", "node")],
+)
+def test_a_simulation_of_a_source_that_lacks_a_shard_is_refused(options, tmp_path):
+    rows = [{"w": ([ranks], [0, -1], 0, 0)} for ranks in (4, 2)]
+    place = Place(tmp_path, rows[:1], rows[1:], {"w": ((8, 6), "Float32")})
+    shutil.rmtree(place.src / "rank_3")  # which process 0 needs nothing of
+    code, output = command("plan", place.src, *place.strategies, "--simulate", 2, *options)
+    assert code == 3 and "rank 3 has no file" in output
