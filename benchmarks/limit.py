@@ -1,14 +1,14 @@
 """The fastest plain copy of some files' bytes by the processes of one mpirun.
 
-``mpirun -n P python -m benchmarks.limit FOLDER TARGET [--fsync] [--first N] [--once SOURCE BYTES]`` copies
+``mpirun -n P python -m benchmarks.limit FOLDER TARGET [--fsync] [--first N] [--once SOURCE READ WRITTEN]`` copies
 all checkpoint files below FOLDER, each process its share by bytes, once for each way: read and
 write in blocks of 128 KiB, 256 KiB and 1 MiB, and copy_file_range; ``--first`` says with which way
 it begins. It prints, as JSON, seconds from barrier to barrier by way. A single file is shared among
 the processes. Every copy goes to new files.
 
-With ``--once``, as many bytes as a conversion needs are read from SOURCE's files, and as many
-written as FOLDER's files have (hard links once), in blocks of each of these sizes; the fastest is
-the floor: what no conversion of these files can be faster than. With ``--cast N`` that many values
+With ``--once``, so many bytes are read from SOURCE's files, and so many written to files of FOLDER's
+names, in blocks of each of these sizes; the fastest is the floor: what no conversion that must read
+and write as many can be faster than. With ``--cast N`` that many values
 of Float32 are cast to BFloat16 besides, with ``--exchange N`` the axes of matrices of so many bytes
 are exchanged, of 16-bit values, with ``--checksum N`` so many bytes are summed by CRC-32: in memory
 that stays in the cache.
@@ -139,7 +139,7 @@ def main():
     parser.add_argument("folder", type=Path)
     parser.add_argument("target", type=Path)
     parser.add_argument("--first", type=int, default=0)
-    parser.add_argument("--once", nargs=2)
+    parser.add_argument("--once", nargs=3)
     for work in ("--cast", "--exchange", "--checksum"):
         parser.add_argument(work, type=int, default=0)
     for flag in ("--cold", "--fsync"):
@@ -169,8 +169,9 @@ def main():
         for path, offset, nbytes in mine:
             target = told.target / path.relative_to(told.folder)
             if way in BLOCKS:
-                ratio = int(told.once[1]) / total
-                write(reader, ratio, target, offset, nbytes, told.fsync)
+                read, written = map(int, told.once[1:])
+                ratio = read / max(1, written)
+                write(reader, ratio, target, offset, nbytes * written // total, told.fsync)
             else:
                 copy(path, target, offset, nbytes, WAYS[way], told.fsync)
         if way in BLOCKS:

@@ -3,8 +3,8 @@
 ``python -m benchmarks.move CASE [--kind safetensors] [--cold] [--fsync] [--repeat 5] [--processes 2]
 [--link hard] [--src-form checkpoint2] [--dst-form huggingface]`` runs, in turn, the limit (`benchmarks.limit`) and rankxform, under the same mpirun, and
 prints the medians, the ranges and the ratio of the medians; `of_once` is that to the
-floor, the least of all runs: reading each needed byte once and writing the output's bytes, hard
-links once, with what checksums take. Warm: no fsync on either side. ``--cold`` drops
+floor, the least of all runs: reading each needed byte once and writing the output's, equal files
+once and no blocks of the source's, with what checksums take. Warm: no fsync on either side. ``--cold`` drops
 the page cache before each run (as root) and syncs on both sides; ``--fsync`` only syncs. What a dry
 run predicted for the move is printed beside it.
 """
@@ -58,10 +58,16 @@ def limit(folder, target, processes, *options):
     return json.loads(done.stdout)
 
 
-def needed_bytes(output):
-    """Return how many bytes of the source a run needed, by what it printed."""
-    number, unit = re.search(r"the ([\d.]+) (.?B) that the slices need", output).groups()
-    return int(float(number) * UNITS[unit])
+def floor_options(src, output):
+    """Return what tells `benchmarks.limit` the bytes that a run had to read and write, by what it
+    printed: none of blocks that are the source's, and equal files once."""
+    sizes = []
+    for pattern in ("the (SIZE) that the slices need", "^done +(SIZE)", "^shared +(SIZE) of"):
+        found = re.search(pattern.replace("SIZE", r"[\d.,]+ .?B"), output, re.MULTILINE)
+        number, unit = found[1].split() if found else ("0", "B")
+        sizes.append(int(float(number.replace(",", "")) * UNITS[unit]))
+    needed, written, shared = sizes
+    return ["--once", src, str(max(0, needed - shared)), str(max(0, written - shared))]
 
 
 def prepare(cold, nbytes=0):
@@ -125,7 +131,7 @@ def measure(
         guess = predicted(src, dst, a, b, processes, *options)
         prepare(cold)
         move, whole, output = rankxform(src, dst, a, b, processes, *options)
-        once = ["--once", src, str(needed_bytes(output))]
+        once = floor_options(src, output)
         if dst_form == "dcp":  # whose entries have a CRC-32
             once += ["--checksum", str(sum(p.stat().st_size for p in Path(dst).glob("*.distcp")))]
         found = limit(dst, copy, processes, *same, "--first", str(run), *once)

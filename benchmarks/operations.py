@@ -27,7 +27,7 @@ import numpy as np
 
 from benchmarks.cases import make, mixed
 from benchmarks.memory import BARE, watch
-from benchmarks.move import ONCE, limit, needed_bytes, prepare, rankxform
+from benchmarks.move import ONCE, floor_options, limit, prepare, rankxform
 from tests import reference
 from tests.mpi_launch import environment, mpirun
 
@@ -198,7 +198,7 @@ def main():
             shutil.rmtree(old, ignore_errors=True)
         prepare(cold=False)
         move, whole, output = rankxform(src, dst, a, b, n, *options, "--no-fsync")
-        once = ("--once", src, str(needed_bytes(output)), *work_of(told.case))
+        once = (*floor_options(src, output), *work_of(told.case))
         copies = limit(dst, str(here / "copy"), n, *once)
         floor = copies.pop(ONCE)
         found = min(copies.values())
