@@ -1,12 +1,12 @@
 """Conversions with operations on the way, against the plain copy of their output.
 
-``python -m benchmarks.operations {export,import,experts,cast} [--repeat 5] [--processes 2]
+``python -m benchmarks.operations {export,import,experts,experts-import,cast} [--repeat 5] [--processes 2]
 [--today]`` runs, in turn, rankxform and the fastest plain copy of what it wrote
 (`benchmarks.limit`), warm and without fsync, and prints medians, ratios and peak memory. The floor
 reads once what is needed, writes, and casts or exchanges axes at the speed of memory in the cache.
 
 export: a Qwen3-shaped model of 2 GiB in BFloat16, 8 ranks (mp4 dp2), to a Hugging Face folder.
-import: back. experts: a Qwen3-MoE-shaped model likewise. cast: mixed-1g to BFloat16.
+import: back. experts, experts-import: a Qwen3-MoE-shaped model likewise. cast: mixed-1g to BFloat16.
 ``--today`` compares export, of Float32 tensors (MindSpore 2.10 does not read BFloat16 with numpy 2),
 with MindSpore's unified_safetensors and a script of whole tensors in numpy, as users have it today
 (MindSpore must be installed).
@@ -93,14 +93,15 @@ def case(kind, folder, today=False):
     if kind == "cast":
         _, src, a, b = make("mixed-1g", folder)
         return Path(src).parent, src, (a, b), ["--dtype", "bf16"]
-    name, table = ("qwen3-moe", "qwen3_moe") if kind == "experts" else ("qwen3", "qwen3")
+    of_experts = kind.startswith("experts")
+    name, table = ("qwen3-moe", "qwen3_moe") if of_experts else ("qwen3", "qwen3")
     if today:
         here, src, a = made(folder, "qwen3-f32", {**DENSE, "num_hidden_layers": 9}, "Float32")
     else:
-        here, src, a = made(folder, name, EXPERTS if kind == "experts" else DENSE, "BFloat16")
+        here, src, a = made(folder, name, EXPERTS if of_experts else DENSE, "BFloat16")
     options = ["--map", table, "--config", str(here / "config.json")]
     export = [*options, "--dst-form", "huggingface", "--max-shard", "600MB"]
-    if kind != "import":
+    if not kind.endswith("import"):
         return here, str(src), (str(a), None), export
     if not (here / "hf").exists():
         rankxform(str(src), str(here / "hf"), str(a), None, 2, *export)
@@ -177,14 +178,14 @@ def work_of(kind):
     """Return what else no conversion of a case can do without."""
     if kind == "cast":
         return "--cast", str(sum(int(np.prod(shape)) for shape, _ in mixed(1).params.values()))
-    params, _ = model(EXPERTS) if kind == "experts" else ({}, [])
+    params, _ = model(EXPERTS) if kind.startswith("experts") else ({}, [])
     matrices = [2 * int(np.prod(s)) for name, (s, _) in params.items() if ".experts." in name]
     return "--exchange", str(sum(matrices))
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("case", choices=("export", "import", "experts", "cast"))
+    parser.add_argument("case", choices=("export", "import", "experts", "experts-import", "cast"))
     parser.add_argument("--folder", default="/tmp/rankxform-bench")
     parser.add_argument("--repeat", type=int, default=5)
     parser.add_argument("--processes", type=int, default=2)

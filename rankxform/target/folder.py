@@ -35,14 +35,20 @@ from typing import TYPE_CHECKING, TypeVar
 from rankxform.display.text import format_size
 from rankxform.engine.checksum import MODULUS, IntegrityChecker
 from rankxform.engine.pipeline import Traffic, WorkInputs
-from rankxform.engine.sinks import OutputFile, add_checksum, part_descriptors, part_of
+from rankxform.engine.sinks import (
+    OutputFile,
+    add_checksum,
+    files_made_alike,
+    part_descriptors,
+    part_of,
+)
 from rankxform.errors import DifferenceError, RankxformError, StoppedError, StorageError, UsageError
 from rankxform.formats.container import container_suffixes, content_bytes
 from rankxform.layout.names import first_texts
 from rankxform.planning.assign import Assignment, Due, assignment_of, remaining
 from rankxform.planning.exchange import WorkPlan
 from rankxform.planning.plan import Planner
-from rankxform.planning.transfers import SliceRange
+from rankxform.planning.transfers import SliceRange, Transfer
 from rankxform.publish.files import (
     FileStat,
     can_reflink,
@@ -154,7 +160,7 @@ class FolderDestination(Destination):
         self.outputs: Mapping[int, OutputFile] = {}  # destination files of this process
         self._compared_count = 0  # complete files that were compared with their fingerprints
         self._digests: Mapping[Path, str] = {}  # of files in this folder, if they were asked for
-        self._written_digests: Mapping[int, WrittenDigest] = {}  # of files that are written here
+        self._written_digests: dict[int, WrittenDigest] = {}  # of files that are written here
         self._undigested: Sequence[str] = ()  # names of other runs' files that have none
         self._bytes_digested = 0  # that this process read back for these
         self._journal: Journal | None = None
@@ -381,22 +387,24 @@ class FolderDestination(Destination):
             from rankxform.engine.coverage import Coverage
 
             coverage = Coverage.of(self.target.planner, self._slices_here)
-        outputs = self._summed_outputs() if self.request.digests is not None else self.outputs
+        outputs = self.outputs
+        if self.request.digests is not None:
+            outputs = self._summed_outputs(work.transfers)
         return write_parts(work, inputs, outputs, on_progress, self.journal, checker, coverage)
 
-    def _summed_outputs(self) -> Mapping[int, OutputFile]:
-        """Return what is written here, with digests of what comes in order; a checksum that
-        follows later is none of it."""
+    def _summed_outputs(self, transfers: Sequence[Transfer]) -> Mapping[int, OutputFile]:
+        """Return what is written here, with digests of what comes in order, one for all files that
+        get the same; a checksum that follows later is none of it."""
         from rankxform.publish.digests import WrittenDigest
 
-        if not self.request.crc:
-            kind = self.request.digests or ""
-            self._written_digests = {file: WrittenDigest(kind) for file in self._files_created_here}
-        summed_outputs = {
-            file: replace(self.outputs[file], on_written=digest.add)
-            for file, digest in self._written_digests.items()
-        }
-        return {**self.outputs, **summed_outputs}
+        outputs = {**self.outputs}
+        for files in files_made_alike(outputs, transfers) if not self.request.crc else ():
+            created_files = [file for file in files if file in self._files_created_here]
+            digest = WrittenDigest(self.request.digests or "")
+            self._written_digests |= dict.fromkeys(created_files, digest)
+            for file in created_files[:1]:
+                outputs[file] = replace(outputs[file], on_written=digest.add)
+        return outputs
 
     # -- published --------------------------------------------------------------------------------
 

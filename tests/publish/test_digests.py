@@ -109,6 +109,23 @@ def test_bytes_that_do_not_follow_on_the_last_ones_end_a_digest():
         assert summed(*writes) is None
 
 
+def test_replicas_that_are_made_together_are_summed_once(tmp_path, monkeypatch):
+    def add(digest, offset, data, add=WrittenDigest.add):
+        summed.append(len(data))
+        return add(digest, offset, data)
+
+    summed = []
+    monkeypatch.setattr(WrittenDigest, "add", add)
+    rows = [{name: ([2, 3], [-1, 0], 0, 0) for name in PARAMS}]  # each slice in two files
+    src, dst, a, _ = make_job(tmp_path)
+    b = reference.write_strategy(tmp_path / "rows.ckpt", rows)
+    report = rankxform.transform(src, dst, a, b, digests="sha256", fsync=False)
+    assert "SHA256SUMS: summed while written" in report.notices
+    assert agrees(dst, "sha256") == (True, 6)
+    sizes = [path.stat().st_size for path in dst.rglob("*.safetensors")]
+    assert sum(summed) == sum(sizes) / 2
+
+
 @pytest.mark.parametrize("kind", SUMS)
 def test_all_small_files_but_the_manifest_are_listed(kind, tmp_path):
     dst = tmp_path / "dst"
