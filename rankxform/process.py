@@ -119,9 +119,9 @@ def fetched() -> int | None:
     return None
 
 
-def usable_cores() -> int:
-    """Return how many cores this process may use."""
-    return len(os.sched_getaffinity(0))
+def usable_cores() -> list[int]:
+    """Return the numbers of the cores that this process may use, in order."""
+    return sorted(os.sched_getaffinity(0))
 
 
 NAMES = ("SIGTERM", "SIGINT", "SIGUSR1", "SIGHUP")

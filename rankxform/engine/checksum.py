@@ -15,8 +15,8 @@ lets that grow by a factor of 33 at most.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from functools import lru_cache
+from collections.abc import Callable, Mapping
+from functools import lru_cache, partial
 from math import gcd, prod
 from typing import TYPE_CHECKING, Any
 
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from rankxform.storage.source_reader import SourceReader
 
     from .copier import Copier
+    from .helper_thread import HelperThread
     from .sinks import ExpectedSlice
 
     Bytes = npt.NDArray[np.uint8]
@@ -50,8 +51,14 @@ MODULUS = 1 << 64
 _WORD = 4
 _UNIT = 1 << 16
 _SMALL = 16 << 10
+_WORTH_HELP = 128 << 10
+"""Bytes from which on another thread sums."""
 _KEPT = 16 << 20
 _BLOCK = 4 << 20
+
+
+_Places = list[tuple[dict[Any, int], object]]
+"""Sums by key to which a fingerprint is to be added, each with its key."""
 
 
 class Fingerprint:
@@ -225,30 +232,36 @@ class IntegrityChecker:
     another process gets a checksum of its own, under a seed that all processes know.
     """
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, helper: HelperThread | None = None) -> None:
+        """`helper` sums large regions while they are assembled and written."""
         self._prints, self._messages = Fingerprint(seed), Fingerprint(0)
+        self._helper = helper
+        # Of what it was given: what waits for it, and where it is added.
+        self._due: list[tuple[Callable[[], int], _Places]] = []
         self._before: dict[int, int] = {}  # by the id of a transfer that is under way
         self._after: dict[int, dict[Any, int]] = {}
         self._ready: dict[tuple[int, int], Any] = {}
         self._kept = 0
-        self._in_place: list[int] = []  # of the tile under way, if it is written where it was read
+        # Of the tile under way, if it is written where it was read.
+        self._in_place: list[int | _Places] = []
         self.sums: dict[int, int] = {}
 
     def read(self, transfer: Transfer, work: TileWork, repeat: int, copy: Copier) -> None:
         """Add what was read for a tile, and lies in the arena."""
-        total = self._before.get(id(transfer), 0)
         self._in_place = []
         if _is_in_place(transfer, work):
-            self._in_place = [self._sum(transfer, work, repeat, r) for r in work.targets]
-            self._before[id(transfer)] = total + sum(self._in_place)
+            self._in_place = [self._begin(transfer, work, repeat, r) for r in work.targets]
+            for fingerprint in self._in_place:
+                self._add(fingerprint, self._before, id(transfer))
             return
         for source in work.sources:
             if transfer.parameter.composed_sharding is not None:
-                total += self._sum_of_piece(transfer, work, source, copy)
+                self._add(
+                    self._sum_of_piece(transfer, work, source, copy), self._before, id(transfer)
+                )
             else:
-                total += self._sum(transfer, work, repeat, source)
-        total += self._sum_of_value(transfer, work)
-        self._before[id(transfer)] = total
+                self._add(self._begin(transfer, work, repeat, source), self._before, id(transfer))
+        self._add(self._sum_of_value(transfer, work), self._before, id(transfer))
 
     def put(self, transfer: Transfer, work: TileWork, repeat: int, number: int) -> None:
         """Add what was assembled for the tile's write of this number."""
@@ -257,9 +270,35 @@ class IntegrityChecker:
         if self._in_place:
             fingerprint = self._in_place[number]
         else:
-            fingerprint = self._sum(transfer, work, repeat, work.targets[number])
+            fingerprint = self._begin(transfer, work, repeat, work.targets[number])
         cell, sums = work.writes[number].cell, self._after.setdefault(id(transfer), {})
-        sums[cell] = sums.get(cell, 0) + fingerprint
+        self._add(fingerprint, sums, cell)
+
+    def wait(self) -> None:
+        """Add what the helper sums; only then may memory that was read or put change."""
+        for result_of, places in self._due:
+            fingerprint = result_of()
+            for sums, key in places:
+                sums[key] = sums.get(key, 0) + fingerprint
+        self._due.clear()
+
+    def _begin(
+        self, transfer: Transfer, work: TileWork, repeat: int, region: Region
+    ) -> int | _Places:
+        """Return the fingerprint of a region; or where to add it, if the helper works it out."""
+        nbytes = region.part.size * item_size(transfer.parameter.dtype)
+        if self._helper is None or nbytes < _WORTH_HELP:
+            return self._sum(transfer, work, repeat, region)
+        places: _Places = []
+        call = partial(self._sum, transfer, work, repeat, region)
+        self._due.append((self._helper.start(call), places))
+        return places
+
+    def _add(self, fingerprint: int | _Places, sums: dict[Any, int], key: object) -> None:
+        if isinstance(fingerprint, int):
+            sums[key] = sums.get(key, 0) + fingerprint
+        else:
+            fingerprint.append((sums, key))
 
     def append_checksum(self, message: Buffer, name: str) -> None:
         """Write its checksum at the end of a message with content of `name`."""

@@ -675,10 +675,14 @@ class Pipeline:
             if not placed:
                 for sink in sinks.get(files) or self._distinct_sinks(files):
                     sink.put(name, start + repeat * step, data)
+            if checker and copies:  # the next write may be assembled in the same place
+                checker.wait()
             written = perf_counter()
             copying += copied - began
             writing += written - copied
             began = written
+        if checker:
+            checker.wait()
         self.seconds["copy"] += copying
         self.seconds["write"] += writing
         self._unreported += written_bytes

@@ -78,7 +78,9 @@ class OutputFile:
         return self.final, *self.equal
 
 
-OnWritten = Callable[[int, Buffer], object]
+OnWritten = Callable[[int, Sequence[Buffer]], "Callable[[], object] | None"]
+"""Called with the place of buffers that are about to be written one after the other. What it
+returns is called when they are: only then may the buffers change."""
 
 
 def part_of(final: Path) -> Path:
@@ -162,10 +164,10 @@ class PageWriter:
         is_started = self._behind and pending_bytes >= _BEHIND
         for path, on_written in self._outputs:
             fd = self._descriptors.get(path)
+            begun = on_written and on_written(self._start, (filled, data))
             write_from(fd, path, self._start, filled, data)
-            if on_written is not None:
-                on_written(self._start, filled)
-                on_written(self._start + self._fill, data)
+            if begun:
+                begun()
             if is_started:
                 start_writing(fd, self._start + nbytes - pending_bytes, pending_bytes)
         self.written += nbytes

@@ -8,15 +8,19 @@ change.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from hashlib import sha256
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rankxform.errors import FormatError, UsageError
 from rankxform.publish.options import SUMS
 from rankxform.storage.posix import AnyPath, Buffer
 from rankxform.storage.store import address_of, store_at
 from rankxform.values import NamedTuple
+
+if TYPE_CHECKING:
+    from rankxform.engine.helper_thread import HelperThread
 
 SHA256, XXH3 = SUMS
 _BLOCK = 4 << 20
@@ -46,13 +50,21 @@ class WrittenDigest:
     def __init__(self, kind: str) -> None:
         self._digest, self._nbytes = new_digest(kind), 0
 
-    def add(self, offset: int, data: Buffer) -> None:
-        """Take bytes that were written; what does not follow on the last ones ends it."""
-        if data:
+    def add(self, offset: int, buffers: Sequence[Buffer]) -> None:
+        """Take bytes that are written, one buffer after the other; what does not follow on the last
+        ones ends it."""
+        for data in filter(None, buffers):
             self._nbytes = self._nbytes if offset == self._nbytes else -1
-        if self._nbytes >= 0:
-            self._digest.update(data)
-            self._nbytes += len(data)
+            if self._nbytes >= 0:
+                self._digest.update(data)
+                self._nbytes += len(data)
+            offset += len(data)
+
+    def add_beside(
+        self, helper: HelperThread, offset: int, buffers: Sequence[Buffer]
+    ) -> Callable[[], object]:
+        """Take them in a thread of its own; return what waits for it."""
+        return helper.start(partial(self.add, offset, buffers))
 
     def of_file(self, nbytes: int) -> str | None:
         """Return the digest if it is of a whole file, of so many bytes; otherwise None."""

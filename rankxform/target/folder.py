@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -49,6 +49,7 @@ from rankxform.planning.assign import Assignment, Due, assignment_of, remaining
 from rankxform.planning.exchange import WorkPlan
 from rankxform.planning.plan import Planner
 from rankxform.planning.transfers import SliceRange, Transfer
+from rankxform.process import usable_cores
 from rankxform.publish.files import (
     FileStat,
     can_reflink,
@@ -103,6 +104,7 @@ from .node_folders import NodeFolder, Placement, find_placement
 from .target import Conversion, Target
 
 if TYPE_CHECKING:
+    from rankxform.engine.helper_thread import HelperThread
     from rankxform.publish.digests import WrittenDigest
 
 
@@ -140,6 +142,14 @@ def plan_output_files(
     return outputs_by_file
 
 
+def _has_idle_core(team: Team) -> bool:
+    """Tell whether the cores of this process are two or more for each process that shares them.
+    Collective."""
+    cores = usable_cores()
+    shared = team.nodes.node_of[team.rank], cores[0], len(cores)
+    return len(cores) >= 2 * team.allgather(lambda: shared).count(shared)
+
+
 T = TypeVar("T")
 
 
@@ -164,6 +174,7 @@ class FolderDestination(Destination):
         self._undigested: Sequence[str] = ()  # names of other runs' files that have none
         self._bytes_digested = 0  # that this process read back for these
         self._journal: Journal | None = None
+        self._is_helped = False  # whether a thread sums beside this process
 
     @property
     def journal(self) -> Journal:
@@ -359,6 +370,8 @@ class FolderDestination(Destination):
         spare = team.allgather(
             lambda: folder.make_room(self._in_root(sizes), continued_files) if folder else 0
         )
+        if self.request.verify or self.request.digests is not None:
+            self._is_helped = _has_idle_core(team)
         journal_spare = spare[self.root.processes[0]] // (2 * len(self.root.processes))
         self._journal = team.agree(lambda: self._create_parts(team.rank, journal_spare))
 
@@ -381,18 +394,29 @@ class FolderDestination(Destination):
 
     def fill(self, work: WorkPlan, inputs: WorkInputs, on_progress: OnProgress) -> Traffic:
         """Carry out this process's work, and note what is complete."""
-        checker = IntegrityChecker(self.state.seed) if self.request.verify else None
-        coverage = None
-        if checker:
-            from rankxform.engine.coverage import Coverage
-
-            coverage = Coverage.of(self.target.planner, self._slices_here)
+        checker = coverage = None
         outputs = self.outputs
-        if self.request.digests is not None:
-            outputs = self._summed_outputs(work.transfers)
-        return write_parts(work, inputs, outputs, on_progress, self.journal, checker, coverage)
+        with self._helper() as helper:
+            if self.request.digests is not None:
+                outputs = self._summed_outputs(work.transfers, helper)
+            if self.request.verify:
+                from rankxform.engine.coverage import Coverage
 
-    def _summed_outputs(self, transfers: Sequence[Transfer]) -> Mapping[int, OutputFile]:
+                checker = IntegrityChecker(self.state.seed, helper)
+                coverage = Coverage.of(self.target.planner, self._slices_here)
+            return write_parts(work, inputs, outputs, on_progress, self.journal, checker, coverage)
+
+    def _helper(self) -> AbstractContextManager[HelperThread | None]:
+        """Return a thread that sums beside this process, if a core is idle."""
+        if not self._is_helped:
+            return nullcontext()
+        from rankxform.engine.helper_thread import helper_thread
+
+        return helper_thread()
+
+    def _summed_outputs(
+        self, transfers: Sequence[Transfer], helper: HelperThread | None
+    ) -> Mapping[int, OutputFile]:
         """Return what is written here, with digests of what comes in order, one for all files that
         get the same; a checksum that follows later is none of it."""
         from rankxform.publish.digests import WrittenDigest
@@ -403,7 +427,8 @@ class FolderDestination(Destination):
             digest = WrittenDigest(self.request.digests or "")
             self._written_digests |= dict.fromkeys(created_files, digest)
             for file in created_files[:1]:
-                outputs[file] = replace(outputs[file], on_written=digest.add)
+                add = digest.add if helper is None else partial(digest.add_beside, helper)
+                outputs[file] = replace(outputs[file], on_written=add)
         return outputs
 
     # -- published --------------------------------------------------------------------------------

@@ -176,7 +176,7 @@ class Report(Result):
         words = [from_here(word) if word.startswith("/") else word for word in self.next]
         yield lines("next", join(words))
         is_slow = self.processes == 1 and self.seconds > _LONG_SECONDS
-        if is_slow and (core_count := usable_cores()) > 1:
+        if is_slow and (core_count := len(usable_cores())) > 1:
             faster = f"rankxform transform -n {core_count} ... would use all {core_count} cores"
             yield lines("faster", faster)
 

@@ -95,8 +95,8 @@ def test_what_is_put_once_is_in_all_files_that_are_made_together(tmp_path):
     outputs = {}
     for file in seen:
 
-        def count(offset, data, file=file):
-            seen[file] += len(data)
+        def count(offset, buffers, file=file):
+            seen[file] += sum(map(len, buffers))
 
         outputs[file] = OutputFile(tmp_path / f"{file}.ckpt", layout, on_written=count)
         outputs[file].part.touch()

@@ -96,7 +96,7 @@ def test_bytes_that_do_not_follow_on_the_last_ones_end_a_digest():
     def summed(*writes):
         digest = WrittenDigest("sha256")
         for offset, data in writes:
-            digest.add(offset, memoryview(data))
+            digest.add(offset, [memoryview(data)])
         return digest.of_file(4)
 
     whole = digest_of("sha256", b"abcd")
@@ -110,9 +110,9 @@ def test_bytes_that_do_not_follow_on_the_last_ones_end_a_digest():
 
 
 def test_replicas_that_are_made_together_are_summed_once(tmp_path, monkeypatch):
-    def add(digest, offset, data, add=WrittenDigest.add):
-        summed.append(len(data))
-        return add(digest, offset, data)
+    def add(digest, offset, buffers, add=WrittenDigest.add):
+        summed.extend(map(len, buffers))
+        return add(digest, offset, buffers)
 
     summed = []
     monkeypatch.setattr(WrittenDigest, "add", add)

@@ -7,13 +7,16 @@ import json
 import random
 import shutil
 import sys
+import threading
 
 import numpy as np
 import pytest
 
 import rankxform
 from rankxform.engine import checksum as fingerprint
+from rankxform.engine.helper_thread import HelperThread
 from rankxform.publish import folder_records
+from rankxform.target import folder
 from tests import reference
 from tests.cases import random_case
 from tests.mpi_launch import environment, mpirun, run
@@ -75,6 +78,45 @@ def test_a_fault_between_the_buffers_is_found_and_named(first, tmp_path, monkeyp
                 shutil.rmtree(tmp / "dst")
         rankxform.transform(src, tmp / "dst", a, b, fsync=False, verify=True)
         assert rankxform.verify(tmp / "dst").differences == ()
+
+
+@pytest.mark.sampled
+@pytest.mark.parametrize("first", range(0, 40, 10))
+def test_a_thread_that_sums_beside_a_process_finds_the_same(first, tmp_path, monkeypatch):
+    monkeypatch.setattr(fingerprint, "_WORTH_HELP", 0)
+    monkeypatch.setattr(folder, "_has_idle_core", lambda _: True)
+    real, start, began = fingerprint.IntegrityChecker.put, HelperThread.start, []
+    monkeypatch.setattr(HelperThread, "start", lambda *args: began.append(args) or start(*args))
+    for seed in range(first, first + 10):
+        case, tmp = random_case(seed, stages=((1, 1),)), tmp_path / str(seed)
+        src = reference.write_checkpoint(tmp / "src", case.src, case.params, case.extras)
+        a, b = (
+            stages and reference.write_strategy(tmp / f"{n}.ckpt", stages)
+            for n, stages in (("a", case.src), ("b", case.dst))
+        )
+        began.clear()
+        rankxform.transform(src, tmp / "dst", a, b, fsync=False, verify=True)
+        assert rankxform.verify(tmp / "dst").differences == ()
+        assert began
+        hit = []
+
+        def put(self, transfer, work, repeat, number, hit=hit):
+            target = work.targets[number] if work.targets else None
+            if work.writes[number].copies and target.part.size and not hit:
+                hit.append(transfer.parameter.name)
+                item = reference.ITEM[transfer.parameter.dtype]
+                corrupt(target, work, repeat, item, random.Random(0))
+            real(self, transfer, work, repeat, number)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(fingerprint.IntegrityChecker, "put", put)
+            try:
+                rankxform.transform(src, tmp / "dst2", a, b, fsync=False, verify=True)
+            except rankxform.DifferenceError as error:
+                assert str(error).startswith(repr(hit[0])), f"seed {seed}"
+            else:
+                assert not hit, f"seed {seed}: a fault in {hit[0]} was not found"
+        assert "rankxform sums" not in {thread.name for thread in threading.enumerate()}
 
 
 def test_an_honest_run_passes_in_little_memory(tmp_path):
