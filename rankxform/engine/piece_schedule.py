@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import reduce
+from itertools import pairwise
 from math import prod
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -206,6 +207,8 @@ class PieceSchedule(Schedule):
         limit, edges = max(1, room // max(self._item, self._src_item)), []
         if self._in_source_order:
             edges = [self._pieces_of.destination_box(c, box) for c, box in self._wanted.items()]
+        elif self._many_axes:
+            edges = self._rows_of_whole_pieces(groups, limit)
         tile_runs = (
             TileRun(tile, tile_run.axis, 1)
             for tile_run in split_into_tiles(self._shape, region, groups, limit, edges)
@@ -213,6 +216,36 @@ class PieceSchedule(Schedule):
         )
         # One that needs what the tile before has read follows it, and reads nothing.
         yield from sorted(tile_runs, key=self._first_row) if self._in_source_order else tile_runs
+
+    def _rows_of_whole_pieces(self, groups: Sequence[Sequence[Box]], limit: int) -> list[Box]:
+        """Return boxes of rows, each of as many whole pieces as fit into a tile; the same on all
+        processes.
+
+        Where axes are exchanged, a part of a piece would be read in columns, in short runs.
+        """
+        boxes = [self._pieces_of.destination_box(c, box) for (c, _), box in self._boxes.items()]
+        if not self._shape or not boxes:
+            return []
+
+        def cost(first: int, stop: int) -> int:
+            return max(
+                sum(
+                    max(0, min(stop, box.stop[0]) - max(first, box.start[0])) * prod(box.shape[1:])
+                    for box in group
+                )
+                for group in groups
+            )
+
+        edges = sorted({edge for box in boxes for edge in (box.start[0], box.stop[0])})
+        cuts = [edges[0]]
+        for edge, next_edge in pairwise(edges):
+            if edge > cuts[-1] and cost(cuts[-1], next_edge) > limit:
+                cuts.append(edge)
+        whole = Box.whole(self._shape)
+        return [
+            Box((first, *whole.start[1:]), (stop, *whole.stop[1:]))
+            for first, stop in pairwise([*cuts, edges[-1]])
+        ]
 
     def _first_row(self, tile_run: TileRun) -> tuple[int, int]:
         """Return from which row of which source a tile reads; (-1, 0): from none."""

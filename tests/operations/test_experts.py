@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import warnings
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 
 import rankxform
 from rankxform.errors import RankxformError
+from rankxform.storage.source_reader import SourceReader
 from tests import reference, reference_forms
 from tests.checkpoints import DATA
 
@@ -172,3 +174,44 @@ def test_what_is_no_layer_of_experts_is_refused(why, tmp_path):
     with pytest.raises(RankxformError, match=text) as raised:
         converted(src, tmp_path / "dst", experts=experts)
     assert raised.value.tries and not (tmp_path / "dst").exists()
+
+
+def test_experts_are_read_whole_where_they_fit(tmp_path, monkeypatch):
+    """MindFormers keeps experts transposed, one below the other; a tile that ended within one
+    would need columns of it."""
+    config = {
+        "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "hidden_size": 256,
+        "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 4, "num_experts": 8,
+        "moe_intermediate_size": 128, "num_hidden_layers": 1, "vocab_size": 4,
+    }  # fmt: skip
+    layer, hidden = "decoder.layers.0.", 256
+    shapes = {
+        "embedding.word_embeddings.weight": (4, hidden), "output_layer.weight": (4, hidden),
+        f"{layer}self_attention.linear_qkv.weight": (24, hidden),
+        f"{layer}self_attention.linear_proj.weight": (hidden, 8),
+        f"{layer}self_attention.q_layernorm.weight": (4,),
+        f"{layer}self_attention.k_layernorm.weight": (4,),
+        f"{layer}input_layernorm.weight": (hidden,), f"{layer}pre_mlp_layernorm.weight": (hidden,),
+        f"{layer}mlp.router.weight": (8, hidden), "decoder.final_layernorm.weight": (hidden,),
+        f"{layer}mlp.experts.weight1": (8 * hidden, 256),
+        f"{layer}mlp.experts.weight2": (8 * 128, hidden),
+    }  # fmt: skip
+    params = {name: (shape, "Float32") for name, shape in shapes.items()}
+    strategy = [{name: ([1], [-1] * len(shape), 0, 0) for name, shape in shapes.items()}]
+    src = reference.write_checkpoint(tmp_path / "src", strategy, params, None, "safetensors")
+    a = reference.write_strategy(tmp_path / "a.ckpt", strategy)
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    options = {
+        "map": "qwen3_moe",
+        "config": str(tmp_path / "config.json"),
+        "qkv": "grouped",
+        "fsync": False,
+    }
+    rankxform.transform(src, tmp_path / "hf", a, None, dst_form="huggingface", **options)
+    reads = []
+    read_runs = SourceReader.read_runs
+    monkeypatch.setattr(SourceReader, "read_runs", lambda *a: reads.append(a) or read_runs(*a))
+    # 512 KiB for what is read, which is almost two experts of weight1, and four of weight2.
+    rankxform.transform(tmp_path / "hf", tmp_path / "dst", None, a, memory=2 << 20, **options)
+    assert reads == []
+    assert reference.wrong_slices(tmp_path / "dst", strategy, params, "safetensors") == []
