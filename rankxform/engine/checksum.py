@@ -52,7 +52,9 @@ _WORD = 4
 _UNIT = 1 << 16
 _SMALL = 16 << 10
 _WORTH_HELP = 128 << 10
-"""Bytes from which on another thread sums."""
+"""Bytes from which on another thread sums, as to wake it takes time; above `_SMALL`, for what is
+kept of small regions is no other thread's."""
+
 _KEPT = 16 << 20
 _BLOCK = 4 << 20
 

@@ -35,21 +35,25 @@ class HelperThread:
             call, outcome = started
             try:
                 outcome.put(call())
-            except Exception as error:
+            except BaseException as error:  # or its process would wait for ever
                 outcome.put(error)
 
 
 def _result_of(outcome: SimpleQueue[Any]) -> Any:
     result = outcome.get()
-    if isinstance(result, Exception):
+    if isinstance(result, BaseException):
         raise result
     return result
 
 
 @contextmanager
-def helper_thread() -> Iterator[HelperThread]:
-    """Provide a thread for a while."""
-    helper = HelperThread()
+def helper_thread() -> Iterator[HelperThread | None]:
+    """Provide a thread for a while; None where the system allows no more of them."""
+    try:
+        helper = HelperThread()
+    except RuntimeError:
+        yield None
+        return
     try:
         yield helper
     finally:

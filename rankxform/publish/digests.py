@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 SHA256, XXH3 = SUMS
 _BLOCK = 4 << 20
+_WORTH_HELP = 128 << 10
+"""Bytes from which on another thread sums, as to wake it takes time."""
 _DIGITS = {SHA256: 64, XXH3: 16}
 _LINE = re.compile(r"(?P<escaped>\\?)(?:XXH3_)?(?P<digest>[0-9a-fA-F]+) [ *](?:\./)?(?P<name>.+)")
 _TAGGED = re.compile(
@@ -62,8 +64,11 @@ class WrittenDigest:
 
     def add_beside(
         self, helper: HelperThread, offset: int, buffers: Sequence[Buffer]
-    ) -> Callable[[], object]:
-        """Take them in a thread of its own; return what waits for it."""
+    ) -> Callable[[], object] | None:
+        """Take them in a thread of its own, if that is worth it; return what waits for it."""
+        if sum(map(len, buffers)) < _WORTH_HELP:
+            self.add(offset, buffers)
+            return None
         return helper.start(partial(self.add, offset, buffers))
 
     def of_file(self, nbytes: int) -> str | None:

@@ -8,6 +8,7 @@ import random
 import shutil
 import sys
 import threading
+from hashlib import sha256
 
 import numpy as np
 import pytest
@@ -84,6 +85,7 @@ def test_a_fault_between_the_buffers_is_found_and_named(first, tmp_path, monkeyp
 @pytest.mark.parametrize("first", range(0, 40, 10))
 def test_a_thread_that_sums_beside_a_process_finds_the_same(first, tmp_path, monkeypatch):
     monkeypatch.setattr(fingerprint, "_WORTH_HELP", 0)
+    monkeypatch.setattr("rankxform.publish.digests._WORTH_HELP", 0)
     monkeypatch.setattr(folder, "_has_idle_core", lambda _: True)
     real, start, began = fingerprint.IntegrityChecker.put, HelperThread.start, []
     monkeypatch.setattr(HelperThread, "start", lambda *args: began.append(args) or start(*args))
@@ -95,9 +97,12 @@ def test_a_thread_that_sums_beside_a_process_finds_the_same(first, tmp_path, mon
             for n, stages in (("a", case.src), ("b", case.dst))
         )
         began.clear()
-        rankxform.transform(src, tmp / "dst", a, b, fsync=False, verify=True)
-        assert rankxform.verify(tmp / "dst").differences == ()
-        assert began
+        dst, options = tmp / "dst", {"fsync": False, "verify": True}
+        rankxform.transform(src, dst, a, b, digests="sha256", **options)
+        assert began and rankxform.verify(dst).differences == ()
+        for line in (dst / "SHA256SUMS").read_text().splitlines():
+            digest, name = line.split("  ")
+            assert digest == sha256((dst / name).read_bytes()).hexdigest()
         hit = []
 
         def put(self, transfer, work, repeat, number, hit=hit):
@@ -111,12 +116,24 @@ def test_a_thread_that_sums_beside_a_process_finds_the_same(first, tmp_path, mon
         with monkeypatch.context() as patch:
             patch.setattr(fingerprint.IntegrityChecker, "put", put)
             try:
-                rankxform.transform(src, tmp / "dst2", a, b, fsync=False, verify=True)
+                rankxform.transform(src, tmp / "dst2", a, b, **options)
             except rankxform.DifferenceError as error:
                 assert str(error).startswith(repr(hit[0])), f"seed {seed}"
             else:
                 assert not hit, f"seed {seed}: a fault in {hit[0]} was not found"
         assert "rankxform sums" not in {thread.name for thread in threading.enumerate()}
+
+
+def test_where_no_thread_can_be_started_a_process_sums_by_itself(tmp_path, monkeypatch):
+    class NoThread(threading.Thread):
+        def start(self):
+            raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(folder, "_has_idle_core", lambda _: True)
+    monkeypatch.setattr("rankxform.engine.helper_thread.Thread", NoThread)
+    place = make_place(tmp_path)
+    place.transform(verify=True, digests="sha256")
+    assert place.good and rankxform.verify(place.dst).same
 
 
 def test_an_honest_run_passes_in_little_memory(tmp_path):
