@@ -281,7 +281,7 @@ class IntegrityChecker:
         for result_of, places in self._due:
             fingerprint = result_of()
             for sums, key in places:
-                sums[key] = sums.get(key, 0) + fingerprint
+                self._add(fingerprint, sums, key)
         self._due.clear()
 
     def _begin(

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import reduce
-from itertools import pairwise
+from itertools import accumulate, chain, pairwise
 from math import prod
+from operator import mul, sub
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
@@ -227,24 +228,27 @@ class PieceSchedule(Schedule):
         if not self._shape or not boxes:
             return []
 
-        def cost(first: int, stop: int) -> int:
-            return max(
-                sum(
-                    max(0, min(stop, box.stop[0]) - max(first, box.start[0])) * prod(box.shape[1:])
-                    for box in group
-                )
-                for group in groups
-            )
-
-        edges = sorted({edge for box in boxes for edge in (box.start[0], box.stop[0])})
-        cuts = [edges[0]]
-        for edge, next_edge in pairwise(edges):
-            if edge > cuts[-1] and cost(cuts[-1], next_edge) > limit:
-                cuts.append(edge)
+        edges = sorted(
+            {edge for box in chain(boxes, *groups) for edge in (box.start[0], box.stop[0])}
+        )
+        numbers = {edge: number for number, edge in enumerate(edges)}
+        costs_by_group = []  # of all rows before each edge
+        for group in groups:
+            changes = [0] * len(edges)  # of what a row costs
+            for box in group:
+                row = prod(box.shape[1:])
+                changes[numbers[box.start[0]]] += row
+                changes[numbers[box.stop[0]]] -= row
+            rows = map(sub, edges[1:], edges)
+            costs_by_group.append([*accumulate(map(mul, accumulate(changes), rows), initial=0)])
+        cuts = [0]
+        for number in range(1, len(edges) - 1):
+            if max(costs[number + 1] - costs[cuts[-1]] for costs in costs_by_group) > limit:
+                cuts.append(number)
         whole = Box.whole(self._shape)
         return [
-            Box((first, *whole.start[1:]), (stop, *whole.stop[1:]))
-            for first, stop in pairwise([*cuts, edges[-1]])
+            Box((edges[first], *whole.start[1:]), (edges[stop], *whole.stop[1:]))
+            for first, stop in pairwise([*cuts, len(edges) - 1])
         ]
 
     def _first_row(self, tile_run: TileRun) -> tuple[int, int]:
